@@ -1,0 +1,95 @@
+# Every target that needs Python first makes .venv, once, and again when pyproject.toml or constraints.txt changes.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+BIN := .venv/bin
+READY := .venv/.ready
+JOBS ?= 2
+SEED ?= 1
+
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+# Half a suite may hold no tests yet: pytest's exit code 5 is no failure.
+NONE_IS_FINE := || [ $$? -eq 5 ]
+SPREAD := -n $(JOBS) --dist loadgroup
+
+# A name on PATH is not yet a Python: version managers leave stubs that do not run, distributions leave out ensurepip.
+SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+
+$(READY): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+	    if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "Heapline needs Python 3.11 or newer with venv: install one, or say which: make PYTHON=/path/to/python3"; \
+	    exit 1; \
+	  fi; \
+	  echo "Making .venv with $$($$found --version) …"; \
+	  $$found -m venv --clear .venv || exit 1; \
+	fi
+	@echo "Installing Heapline and its tools into .venv …"
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.PHONY: help
+help: ## List what make can do
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup
+setup: $(READY) ## Make .venv and install everything into it
+
+.PHONY: run
+run: $(READY) ## Set up, then show the queue surviving kill -9 (heapline demo)
+	@$(BIN)/heapline demo
+
+.PHONY: lint
+lint: $(READY) ## Lint, formatting, types and the import rule
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(READY) ## Rewrite the code in the house's format
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+.PHONY: check
+check: lint ## Before every commit, under a minute: lint and unit tests
+	$(PYTEST) $(SPREAD) tests/unit $(NONE_IS_FINE)
+
+.PHONY: test
+test: lint ## What CI runs: lint and every test but the soak
+	$(PYTEST) $(SPREAD) tests $(NONE_IS_FINE)
+
+.PHONY: soak
+soak: $(READY) ## The long proofs: whatever is marked soak, with Hypothesis' long profile
+	$(PYTEST) -m soak --hypothesis-profile=soak tests $(NONE_IS_FINE)
+
+.PHONY: sim
+sim: $(READY) ## One run of the simulator: make sim SEED=42
+	$(BIN)/python -m heapline.testing.simulate --seed $(SEED)
+
+.PHONY: bench
+bench: $(READY) ## Measure the core next to its baselines
+	$(BIN)/python -m benchmarks core
+
+.PHONY: bench-quick
+bench-quick: $(READY) ## The same in under 45 seconds, on smaller sizes
+	$(BIN)/python -m benchmarks core --quick
+
+.PHONY: docs-test
+docs-test: $(READY) ## Run the code that README and docs show
+	$(PYTEST) tests/acceptance/test_docs.py
+
+.PHONY: constraints
+constraints: $(READY) ## Pin what is installed now in constraints.txt
+	@{ head -n 1 constraints.txt; $(PIP) freeze --exclude-editable | sort -f; } > constraints.new
+	@mv constraints.new constraints.txt && touch $(READY)
+
+.PHONY: clean
+clean: ## Remove .venv and everything that was generated
+	rm -rf .venv dist build .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,16 @@
+"""Every figure next to its baseline, measured in the same run: `python -m benchmarks core --quick`.
+
+A benchmark is a module here with a generator `run(quick: bool)`, or `run(quick: bool, directory: Path)` if it needs a
+real disk; the directory is empty and removed afterwards. It yields one dict per figure:
+
+    name      what was measured, unique in its suite
+    value     the figure, in `unit`
+    baseline  the other thing, measured in the same run in the same unit; None where there is none
+    ratio     how ours compares with the baseline; None without one
+    target    what is to be reached, as people write it: "≥ 10×", "≤ 40 bytes"; None if only reported
+    met       whether it was; None if there is no target
+    better    optional, "higher" or "lower": which way the ratio improves. Without it higher, unless the target bounds
+              the ratio from above: "≤ 1.5×"
+
+Machines differ and are shared, so ratios are what is compared between runs (`ratios.json`), never figures.
+"""

@@ -1,0 +1,82 @@
+"""`python -m benchmarks SUITE`: which modules run, and in which form their rows are shown."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from rich.console import Console
+
+from benchmarks import harness, ratios, report
+from benchmarks.harness import Row
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Heapline next to its baselines.")
+    parser.add_argument("suite", choices=sorted(harness.SUITES), help="which benchmarks to run")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes; the whole suite in under 45 s")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="only this module of the suite; may be repeated"
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="one object a line: " + ", ".join(report.JSON_KEYS))
+    shape.add_argument(
+        "--markdown", action="store_true", help="a table for docs/benchmarks.md, with the machine's facts"
+    )
+    parser.add_argument("--save", action="store_true", help="keep this run's ratios in benchmarks/ratios.json")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio regressed or a module failed")
+    options = parser.parse_args(arguments)
+    known = [harness.short_name(module) for module in harness.SUITES[options.suite]]
+    unknown = set(options.only or ()) - set(known)
+    if unknown:
+        parser.error(f"{options.suite} has no {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+    return options
+
+
+def run(options: argparse.Namespace, console: Console) -> list[Row]:
+    """Run the modules one after another, telling on the console which; JSON lines go out as they come."""
+    rows = []
+    with console.status("") as status:
+        for module in harness.SUITES[options.suite]:
+            short = harness.short_name(module)
+            if options.only and short not in options.only:
+                continue
+            status.update(f"{short} …")
+            for row in harness.run_module(module, quick=options.quick):
+                rows.append(row)
+                status.update(f"{short} … {row.name}: {report.figure(row.value, row.unit)}")
+                if row.error:
+                    tell(console, f"error: {row.error}")
+                if options.json:
+                    print(report.json_line(row), flush=True)
+    return rows
+
+
+def tell(console: Console, trouble: str) -> None:
+    console.print(trouble, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    options = parse()
+    console = Console(stderr=True)
+    began = time.monotonic()
+    rows = run(options, console)
+    key = ratios.key_of(options.suite, options.quick)
+    kept = ratios.load(key)
+    if options.markdown:
+        command = f"`python -m benchmarks {options.suite}{' --quick' if options.quick else ''}`"
+        print(report.markdown(rows, kept, command))
+    elif not options.json:
+        report.print_table(rows, kept, Console())
+    regressed = [row for row in rows if ratios.regressed_from(row, kept) is not None]
+    for row in regressed:
+        tell(console, f"regression: {row.name} is at {row.ratio:.3g}×, was {kept[row.name]:.3g}×")
+    if options.save:
+        ratios.save(key, rows)
+    console.print(f"{len(rows)} figures in {time.monotonic() - began:.0f} s", style="dim")
+    return int(options.check and bool(regressed or any(row.error for row in rows)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

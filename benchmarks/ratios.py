@@ -1,0 +1,41 @@
+"""Remembers the ratios of an earlier run, so that a regression shows. Quick runs are compared with quick runs only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.harness import Row
+
+KEPT = Path(__file__).with_name("ratios.json")
+
+#: A ratio may get this much worse before it is called a regression: shared machines vary by as much.
+TOLERANCE = 0.30
+
+
+def key_of(suite: str, quick: bool) -> str:
+    return f"{suite}-quick" if quick else suite
+
+
+def load(key: str, path: Path = KEPT) -> dict[str, float]:
+    kept: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return kept.get(key, {})
+
+
+def save(key: str, rows: Iterable[Row], path: Path = KEPT) -> None:
+    """Keep these rows' ratios; those of rows that did not run stay as they were."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    fresh = {row.name: float(f"{row.ratio:.4g}") for row in rows if row.ratio is not None}
+    kept[key] = {**kept.get(key, {}), **fresh}
+    path.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def regressed_from(row: Row, kept: dict[str, float]) -> float | None:
+    """The kept ratio, if this row's is worse by more than the tolerance."""
+    before = kept.get(row.name)
+    if before is None or row.ratio is None:
+        return None
+    keep = 1 - TOLERANCE
+    worse = row.ratio < before * keep if row.better == "higher" else row.ratio * keep > before
+    return before if worse else None

@@ -1,0 +1,37 @@
+"""Heapline: a durable, partitioned priority and time queue.
+
+>>> import heapline
+>>> async def main():
+...     async with heapline.open("data") as hl:
+...         await hl.create_topic("jobs")
+...         await hl.enqueue("jobs", b"hello", priority=5)
+...         for m in await hl.pop("jobs"):
+...             await m.ack()
+"""
+
+from heapline.broker import Broker
+from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
+from heapline.engine import open, open_sync
+from heapline.errors import (
+    BadName, BadRequest, Closed, ConflictError, CorruptionError, DeadlineExceeded, DirectoryLocked, HeaplineError,
+    IdempotencyConflict, JournalCorrupt, LeaseLost, MessageLeased, MessageNotFound, PayloadTooLarge, RecordCorrupt,
+    RequestError, ResourceExhausted, SnapshotCorrupt, StaleEpoch, StaleSequence, StorageFull, TopicExists,
+    TopicNotFound, TopicReloading, UnavailableError, UnknownFormat,
+)  # fmt: skip
+from heapline.model import (
+    DlqFilter, Enqueued, LeaseRef, LogEvent, LogFrame, Message, MessageInfo, Outgoing, PartitionStats, TopicInfo,
+    TopicStats,
+)  # fmt: skip
+from heapline.producer import Producer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aging", "Backoff", "BadName", "BadRequest", "Broker", "BrokerConfig", "Closed", "ConflictError",
+    "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "DlqFilter", "Enqueued", "HeaplineError",
+    "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo",
+    "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge", "Producer", "RecordCorrupt",
+    "RequestError", "ResourceExhausted", "SnapshotCorrupt", "StaleEpoch", "StaleSequence", "StorageFull",
+    "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "UnavailableError",
+    "UnknownFormat", "aging", "open", "open_sync",
+]  # fmt: skip

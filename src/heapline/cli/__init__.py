@@ -1,0 +1,1 @@
+"""The command line: the only room that reads flags and prints for people. `main.app` is the `heapline` command."""

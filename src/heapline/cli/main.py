@@ -1,0 +1,82 @@
+"""The `heapline` command: which subcommands there are, and nothing of what they do.
+
+Each subcommand lives in a module of its own beside this one and is imported only when it is asked for, so that
+`heapline --version` stays quick and a subcommand may need an extra that is not installed. A module offers either a
+typer app called `app` (a group of commands) or a function of the subcommand's own name (a single command).
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command as build_command
+
+from heapline.errors import HeaplineError
+
+#: Subcommands in the order in which a newcomer meets them; `name` is the module `heapline.cli.name`.
+SUBCOMMANDS = ("demo", "journal")
+
+
+class Subcommands(TyperGroup):
+    """Finds subcommands by name; a module that is not there is a command that does not exist."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in SUBCOMMANDS if find_spec(f"heapline.cli.{name}")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"heapline.cli.{cmd_name}")
+        if hasattr(module, "app"):
+            command = build_command(module.app)
+        else:
+            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            single.command()(getattr(module, cmd_name))
+            command = build_command(single)
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        """Heapline's errors are written for people: they need no traceback."""
+        try:
+            return super().invoke(ctx)
+        except HeaplineError as error:
+            typer.secho(f"{type(error).__name__}: {error}", err=True, fg="red")
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    name="heapline",
+    cls=Subcommands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_show_locals=False,  # payloads may be secret
+    epilog="Every command explains itself: [bold]heapline COMMAND --help[/bold]",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"heapline {version('heapline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def heapline(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """A durable priority and time queue: [bold]what should be done next?[/bold]
+
+    See it survive a crash:  [cyan]heapline demo[/cyan]
+
+    Look into a data directory:  [cyan]heapline journal verify data[/cyan]
+    """

@@ -1,0 +1,139 @@
+"""What can be set: the config of a topic (part of the data) and of a broker (one process's own).
+
+`TopicConfig` is what everyone who serves the topic must agree on; it is stored with the topic.
+`BrokerConfig` is one process's own affair and is never stored. Only `cli/` reads flags and environment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from heapline.errors import BadName, BadRequest
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+DEFAULT_NAMESPACE = "default"
+
+PARTITIONS_MAX = 1024  # 10 bits of an id
+PAYLOAD_BYTES_MAX = (4 << 20) - (128 << 10)  # a frame is at most 4 MiB − 64 KiB, so that any replicated log can carry it
+MAX_RETRIES_MAX = 250  # attempts are 8 bits of a position
+SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 1 << 20, 1 << 30
+
+
+class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a failed message waits: ``min(max, base · factor^(attempts−1))``, spread by ±jitter.
+
+    >>> Backoff(base=5.0, max=60.0)
+    Backoff(base=5.0, factor=2.0, max=60.0, jitter=0.2)
+    """
+
+    base: float = 1.0  # seconds before the first retry; 0 = at once
+    factor: float = 2.0  # growth per attempt; 1 = constant
+    max: float = 600.0  # seconds, the longest wait
+    jitter: float = 0.2  # share of the wait that is random, so that failures do not come back in step; 0 = none
+
+    def validate(self) -> None:
+        if not (0 <= self.base <= self.max and self.factor >= 1 and 0 <= self.jitter <= 1 and math.isfinite(self.max)):
+            raise BadRequest(f"{self} is not a back-off: need 0 <= base <= max, factor >= 1 and 0 <= jitter <= 1")
+
+
+class Aging(msgspec.Struct, frozen=True, tag="aging", forbid_unknown_fields=True):
+    """Waiting messages grow more urgent by `rate` units of priority per second."""
+
+    rate: float
+
+
+def aging(rate: float) -> Aging:
+    return Aging(rate)
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["min", "max"] = "min"  # which priority is served first: the smallest or the largest. Fixed.
+    partitions: int = 1  # 1 to 1024. Order holds over all of them; more of them spread keys.
+    k: int = 1  # a popped message is among the k best; 1 = exact order
+    ordering: Literal["strict"] | Aging = "strict"  # strict, or aging(rate): waiting makes more urgent. Fixed.
+    streams: bool = True  # record which messages fell due, so that groups can follow the topic as a stream. Fixed.
+    visibility_default: float = 30.0  # seconds a popped message is leased when the pop does not say
+    lease_max: float = 12 * 3600.0  # seconds from its pop past which a lease cannot be extended
+    max_retries_default: int = 16  # deliveries after the first before a message is dead; 0 to 250
+    backoff: Backoff = Backoff()  # waits between retries
+    dlq: bool = True  # keep dead messages in the dead-letter queue; False = drop them, recorded
+    retention: float = 0.0  # seconds to keep the journal of messages that are gone; 0 = until reclaimed
+    dedup_window: float = 24 * 3600.0  # seconds that sequences and idempotency keys are remembered
+    max_payload_bytes: int = 1 << 20  # a larger payload is refused; at most 4 MiB − 128 KiB
+    max_inflight: int = 0  # leased messages at once; 0 = no limit
+    max_backlog: int = 0  # ready + delayed messages; 0 = no limit
+    segment_bytes: int = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
+    fsync: Literal["commit", "interval", "os"] = "commit"  # the last two give up the durability promises
+    fsync_interval: float = 0.05  # seconds between syncs when fsync is "interval"
+    tick: float = 0.1  # seconds; how late a timer may be when idle; 0.01 to 1
+
+    def validate(self) -> None:
+        self.backoff.validate()
+        _between("partitions", self.partitions, 1, PARTITIONS_MAX)
+        _between("k", self.k, 1, 1 << 31)
+        _between("visibility_default", self.visibility_default, 0.001, self.lease_max)
+        _between("max_retries_default", self.max_retries_default, 0, MAX_RETRIES_MAX)
+        _between("retention", self.retention, 0, 100 * 366 * 86400)
+        _between("dedup_window", self.dedup_window, 0, 366 * 86400)
+        _between("max_payload_bytes", self.max_payload_bytes, 1, min(PAYLOAD_BYTES_MAX, self.segment_bytes // 2))
+        _between("max_inflight", self.max_inflight, 0, 1 << 31)
+        _between("max_backlog", self.max_backlog, 0, 1 << 40)
+        _between("segment_bytes", self.segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+        _between("fsync_interval", self.fsync_interval, 0.001, 60)
+        _between("tick", self.tick, 0.01, 1.0)
+        if self.segment_bytes % 4096:
+            raise BadRequest(f"segment_bytes={self.segment_bytes} must be a multiple of 4096")
+        if isinstance(self.ordering, Aging) and not (0 < self.ordering.rate <= 1e6):
+            raise BadRequest(f"aging({self.ordering.rate}): the rate must be over 0 and at most 1e6 units per second")
+
+
+#: Fields that are settled when a topic is made: its keys, positions and log were laid out by them.
+FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "partitions")
+
+
+def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> TopicConfig:
+    """A validated config from keywords, over `base` (or the defaults)."""
+    known = TopicConfig.__struct_fields__
+    for name in fields:
+        if name not in known:
+            raise BadRequest(f"a topic has no setting {name!r}; it has {', '.join(known)}")
+    plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
+    try:
+        config = msgspec.convert(plain, TopicConfig)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"a topic's settings do not fit: {error}") from None
+    config.validate()
+    return config
+
+
+def parse_topic(name: str) -> tuple[str, str]:
+    """`namespace/name`, or just `name` in the default namespace."""
+    if not isinstance(name, str):
+        raise BadName("topic", repr(name))
+    namespace, slash, rest = name.partition("/")
+    if not slash:
+        namespace, rest = DEFAULT_NAMESPACE, name
+    if not NAME.match(namespace) or not NAME.match(rest):
+        raise BadName("topic", name)
+    return namespace, rest
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise BadRequest(f"{name}={value} is out of range: it must be {low} to {high}")
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cache_bytes: int = 64 << 20  # recent records kept in memory over all topics
+    uncommitted_bytes_max: int = 64 << 20  # bytes of a topic waiting for the disk before enqueues wait
+    uncommitted_wait: float = 10.0  # seconds an enqueue waits for that before ResourceExhausted
+    snapshot_bytes: int = 128 << 20  # journal bytes after which a topic is snapshotted
+    snapshot_interval: float = 600.0  # seconds after which a changed topic is snapshotted
+    fire_slice: int = 4096  # timers fired in one turn, so that a herd of them delays nothing else
+    rewrite_below: float = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
+    reclaim_interval: float = 5.0  # seconds between looks for segments to reclaim
+    spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none

@@ -1,0 +1,268 @@
+"""What can happen to messages, as columns: the vocabulary of the journal.
+
+Every event is one struct; its columns are int64 arrays with one entry per row (message). An event without messages
+takes one row. On disk an event is a msgpack array that starts with its tag, kind·16 + version.
+
+Ritual for changing an event (on-disk version): never edit a struct's fields in place. Add a struct with the next
+version in its tag, keep the old one and apply both, add a journal written by the old one to tests/fixtures.
+A reader that meets a tag it does not know refuses (`UnknownFormat`), it never skips.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from heapline.errors import UnknownFormat
+
+I64 = npt.NDArray[np.int64]
+Column = np.ndarray  # annotation of an int64 column in the structs below
+
+
+class Event(msgspec.Struct, array_like=True, gc=False):
+    """Base: every event knows how many rows (offsets) it takes."""
+
+    def rows(self) -> int:
+        return 1
+
+
+class IdEvent(Event, gc=False):
+    """An event whose rows are the messages in `ids`."""
+
+    ids: Column
+
+    def rows(self) -> int:
+        return len(self.ids)
+
+
+class ProducerRows(msgspec.Struct, array_like=True, gc=False):
+    """The part of an enqueue that one producer numbered: row numbers, sequences, payload fingerprints (uint32)."""
+
+    producer: str
+    epoch: int
+    answered_below: int
+    index: Column
+    seqs: Column
+    prints: bytes
+
+
+class KeyRows(msgspec.Struct, array_like=True, gc=False):
+    """The part of an enqueue that carries idempotency keys, as 16-byte hashes."""
+
+    index: Column
+    hashes: bytes
+    prints: bytes
+    scopes: bytes
+    expires: Column
+
+
+class Enqueued(Event, tag=0x011, gc=False):
+    """Messages came in; their rows stand in block `block` of the same unit, from row `start`."""
+
+    block: int
+    start: int
+    count: int
+    seq: int  # spine sequence of the first; those that are due at once are eligible from here
+    producers: list[ProducerRows] = []
+    keys: KeyRows | None = None
+
+    def rows(self) -> int:
+        return self.count
+
+
+class Grant(msgspec.Struct, array_like=True, gc=False):
+    """One pop's share of a lease event: the next `count` rows."""
+
+    count: int
+    deadline: int
+    holder: str | None
+    request_id: str | None
+
+
+class Leased(IdEvent, tag=0x021, gc=False):
+    """Each row's lease token is the row's own offset."""
+
+    attempts: bytes  # number of this delivery, a byte a row
+    grants: list[Grant]
+    at: int
+    seq: int
+    limit: int | None = None  # heap key under which the spine allowed it; None = no other partition had anything
+
+
+class LeaseExpired(IdEvent, tag=0x031, gc=False):
+    dues: Column  # when each is ready again
+
+
+class Acked(IdEvent, tag=0x041, gc=False):
+    tokens: Column
+
+
+class Nacked(IdEvent, tag=0x051, gc=False):
+    tokens: Column
+    dues: Column
+    reason: str | None
+
+
+class Released(IdEvent, tag=0x061, gc=False):
+    tokens: Column
+    seq: int
+
+
+class Extended(IdEvent, tag=0x071, gc=False):
+    tokens: Column
+    deadlines: Column
+
+
+class Fired(IdEvent, tag=0x081, gc=False):
+    """Delayed messages became due and took their place in the stream, in this order."""
+
+    positions: Column
+    wall: bool  # from the wall-time wheel
+    seq: int
+
+
+class FiredCount(Event, tag=0x091, gc=False):
+    """The same on a topic without streams: only how many, which is enough to replay."""
+
+    count: int
+    wall: bool
+    seq: int
+
+
+class DeadLettered(IdEvent, tag=0x0A1, gc=False):
+    reason: str
+    at: int
+    kept: bool  # False: the topic has no dead-letter queue and the message is gone
+
+
+class Replayed(IdEvent, tag=0x0B1, gc=False):
+    """Dead letters came back with no attempts. due 0 = ready at once; expires 0 = never."""
+
+    dues: Column
+    expires: Column
+    seq: int
+
+
+class DeadDeleted(IdEvent, tag=0x0C1, gc=False):
+    pass
+
+
+class Cancelled(IdEvent, tag=0x0D1, gc=False):
+    positions: Column
+    delayed: bytes  # a byte a row: 1 = it stood in a wheel, 0 = in the heap
+
+
+class Rescheduled(IdEvent, tag=0x0E1, gc=False):
+    positions: Column
+    delayed: bytes  # where it stood before, as above
+    priorities: Column
+    keys: Column
+    dues: Column  # 0 = ready at once
+    expires: Column  # 0 = never
+    wall: bool  # dues and expires are wall time
+    seq: int
+
+
+class Expired(IdEvent, tag=0x0F1, gc=False):
+    """The time-to-live of these ended. Those in `leased` are out with a worker and go when they come back."""
+
+    positions: Column
+    delayed: bytes  # where it stood, as above; 2 = it came back from a lease
+    leased: Column
+    at: int
+
+    def rows(self) -> int:
+        return len(self.ids) + len(self.leased)
+
+
+class Purged(Event, tag=0x101, gc=False):
+    """Everything ready and delayed in the partition went; `count` messages."""
+
+    count: int
+    at: int
+
+
+class Moved(Event, tag=0x111, gc=False):
+    """Records were rewritten into this unit's block so that their old segment can go."""
+
+    block: int
+    start: int
+    count: int
+
+    def rows(self) -> int:
+        return self.count
+
+
+class ProducerOpened(Event, tag=0x121, gc=False):
+    producer: str
+    epoch: int
+    partitions: int
+
+
+class ConfigChanged(Event, tag=0x131, gc=False):
+    config: bytes  # JSON
+
+
+class Paused(Event, tag=0x141, gc=False):
+    until: int | None  # wall ms
+
+
+class Resumed(Event, tag=0x151, gc=False):
+    pass
+
+
+class SnapshotMark(Event, tag=0x161, gc=False):
+    unit: int
+
+
+AnyEvent = (
+    Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
+    | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
+    | Paused | Resumed | SnapshotMark
+)  # fmt: skip
+
+#: Words for the kinds, as they stand in the log that people and Spark read.
+KIND_NAMES: dict[type, str] = {
+    Enqueued: "enqueued", Leased: "leased", LeaseExpired: "lease_expired", Acked: "acked", Nacked: "nacked",
+    Released: "released", Extended: "extended", Fired: "fired", FiredCount: "fired_count",
+    DeadLettered: "dead_lettered", Replayed: "replayed", DeadDeleted: "dead_deleted", Cancelled: "cancelled",
+    Rescheduled: "rescheduled", Expired: "expired", Purged: "purged", Moved: "moved",
+    ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
+    SnapshotMark: "snapshot_mark",
+}  # fmt: skip
+
+
+def _encode_column(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, dtype="<i8").tobytes()
+    raise TypeError(f"cannot encode {type(value)}")
+
+
+def _decode_column(kind: type, value: Any) -> I64:
+    if kind is np.ndarray and isinstance(value, bytes):
+        return np.frombuffer(value, dtype="<i8")
+    raise TypeError(f"cannot decode {kind}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_column)
+_decoder = msgspec.msgpack.Decoder(list[AnyEvent], dec_hook=_decode_column)
+EMPTY: I64 = np.zeros(0, dtype=np.int64)
+
+
+def encode_event(event: Any) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_events(data: bytes | memoryview, where: str) -> list[AnyEvent]:
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        tags = msgspec.msgpack.decode(data)
+        known = {cls.__struct_config__.tag for cls in KIND_NAMES}
+        for item in tags:
+            if isinstance(item, list) and item and item[0] not in known:
+                raise UnknownFormat(f"{where} (event kind {item[0]:#x})", int(item[0]) & 15) from error
+        raise

@@ -1,0 +1,114 @@
+"""Who holds which message, until when.
+
+A lease is a plain tuple (token, position, key, deadline, started, holder): hundreds of thousands are made a second.
+The token is the offset of the row that granted the lease, so no two leases of a partition ever share one.
+Deadlines stand in a small heap with one entry per grant, not per message; an entry whose leases have
+ended or were extended is simply passed over when its time comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+from heapline.core.position import attempts_of
+
+TOKEN: Final = 0
+POSITION: Final = 1
+KEY: Final = 2
+DEADLINE: Final = 3
+STARTED: Final = 4
+HOLDER: Final = 5
+Lease = tuple[int, int, int, int, int, str | None]
+
+#: How many pops are remembered by request id, so that a repeated pop returns the same leases.
+REQUESTS_MAX = 4096
+
+
+class LeaseTable:
+    def __init__(self) -> None:
+        self.by_id: dict[int, Lease] = {}
+        self._deadlines: list[tuple[int, int, list[int]]] = []
+        self._requests: dict[str, tuple[int, list[int]]] = {}  # request id -> (first token, ids)
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def grant(
+        self, ids: list[int], token: int, positions: list[int], keys: list[int], deadline: int, now: int,
+        holder: str | None, request_id: str | None,
+    ) -> None:  # fmt: skip
+        count = len(ids)
+        rows = zip(range(token, token + count), positions, keys, repeat(deadline), repeat(now), repeat(holder))
+        self.by_id.update(zip(ids, rows, strict=False))
+        heapq.heappush(self._deadlines, (deadline, token, ids))
+        if request_id is not None:
+            self._requests[request_id] = (token, ids)
+            if len(self._requests) > REQUESTS_MAX:
+                del self._requests[next(iter(self._requests))]
+
+    def holds(self, id: int, token: int) -> bool:
+        lease = self.by_id.get(id)
+        return lease is not None and lease[TOKEN] == token
+
+    def extend(self, ids: Sequence[int], deadlines: Sequence[int]) -> None:
+        for id, deadline in zip(ids, deadlines, strict=True):
+            token, position, key, _, started, holder = self.by_id[id]
+            self.by_id[id] = (token, position, key, deadline, started, holder)
+            heapq.heappush(self._deadlines, (deadline, token, [id]))
+
+    def take(self, ids: Iterable[int]) -> list[Lease]:
+        """End these leases; they must be held."""
+        return [self.by_id.pop(id) for id in ids]
+
+    def request(self, request_id: str) -> list[int]:
+        """The ids that an earlier pop of this name leased and that still stand under those leases."""
+        token, ids = self._requests.get(request_id, (0, []))
+        return [id for i, id in enumerate(ids) if self.holds(id, token + i)]
+
+    def next_deadline(self) -> int | None:
+        """When the first deadline may pass. Passed-over entries are dropped on the way."""
+        heap, by_id = self._deadlines, self.by_id
+        while heap:
+            deadline, _, ids = heap[0]
+            if any((lease := by_id.get(id)) is not None and lease[DEADLINE] <= deadline for id in ids):
+                return deadline
+            heapq.heappop(heap)
+        return None
+
+    def overdue(self, now: int, limit: int) -> list[int]:
+        """Ids whose deadline has passed, about `limit` of them, earliest grants first. Changes nothing."""
+        found: dict[int, None] = {}
+        heap = self._deadlines
+        seen: list[tuple[int, int, list[int]]] = []
+        while heap and heap[0][0] <= now and len(found) < limit:
+            entry = heapq.heappop(heap)
+            live = [id for id in entry[2] if (l := self.by_id.get(id)) is not None and l[DEADLINE] <= now]
+            if live:
+                found.update(dict.fromkeys(live))
+                seen.append(entry)
+        for entry in seen:
+            heapq.heappush(heap, entry)
+        return list(found)[:limit]
+
+    def replace_positions(self, moved: dict[int, int]) -> None:
+        for id, position in moved.items():
+            lease = self.by_id.get(id)
+            if lease is not None:
+                token, old, key, deadline, started, holder = lease
+                self.by_id[id] = (token, position | attempts_of(old), key, deadline, started, holder)
+
+    def to_state(self) -> list[Any]:
+        return [[(id, *lease) for id, lease in self.by_id.items()], [(k, *v) for k, v in self._requests.items()]]
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> LeaseTable:
+        table = cls()
+        for id, *lease in state[0]:
+            table.by_id[id] = tuple(lease)
+            table._deadlines.append((lease[DEADLINE], lease[TOKEN], [id]))
+        heapq.heapify(table._deadlines)
+        table._requests = {name: (token, list(ids)) for name, token, ids in state[1]}
+        return table

@@ -1,0 +1,362 @@
+"""One partition: decides what happens. `decide_*(…, now)` looks at the state and returns events; it changes nothing
+that an event does not also change (it may only drop entries that are stale). `apply` (core/state.py) carries them out.
+
+The caller applies the events of a decision at once, before it asks for the next decision, and makes them durable
+before it answers anybody. Randomness (jitter) and time are passed in; the partition knows no clock, disk or socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.config import TopicConfig
+from heapline.core.events import (
+    EMPTY, I64, Acked, AnyEvent, Cancelled, DeadDeleted, DeadLettered, Expired, Extended, Fired, FiredCount, Grant,
+    LeaseExpired, Leased, Nacked, Purged, Released, Replayed, Rescheduled,
+)  # fmt: skip
+from heapline.core.heap import Rows
+from heapline.core.leases import DEADLINE, POSITION, STARTED
+from heapline.core.live import LiveMap
+from heapline.core.order import Ordering
+from heapline.core.position import attempts_of
+from heapline.core.retry import backoffs_ms
+from heapline.core.state import DEAD, DELAYED, FROM_LEASE, LEASED, READY, PartitionState
+from heapline.core.wheel import Timers, TimingWheel
+from heapline.model import Now
+
+Draw = Callable[[int], npt.NDArray[np.float64]]
+LEASE_EXPIRED = "lease expired"
+GARBAGE_ROWS_MIN = 4096
+
+
+class Decision(NamedTuple):
+    events: list[AnyEvent]
+    lost: list[int] = []  # ids of leases that were not held
+
+
+class Found(NamedTuple):
+    """Where a living message stands."""
+
+    place: int
+    position: int
+    key: int
+    due: int  # 0 when ready
+    wall: bool
+
+
+class Partition(PartitionState):
+    def __init__(self, number: int, config: TopicConfig, live: LiveMap, now: Now, draw: Draw) -> None:
+        super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000))
+        self.config = config
+        self._draw = draw
+
+    # -- delivery --------------------------------------------------------------------------------------------------
+
+    def eligible(self, count: int) -> Rows:
+        """The first `count` messages that are ready, in order."""
+        if not self.stale:
+            return self.heap.peek(count)
+        look = count
+        while True:
+            rows = self.heap.peek(look)
+            good = self.good_ready(*rows)
+            stale_run = len(good) if not good.any() else int(np.argmax(good))
+            if stale_run:
+                self.heap.pop(stale_run)  # entries of messages that left by another door
+            elif int(good.sum()) >= count or len(rows.ids) < look:
+                return Rows(rows.keys[good][:count], rows.ids[good][:count], rows.positions[good][:count])
+            else:
+                look *= 2
+            if not len(self.heap):
+                return self.heap.peek(0)
+
+    def head(self) -> tuple[int, int] | None:
+        """(key, id) of the best ready message."""
+        if not self.stale:
+            return self.heap.head()
+        rows = self.eligible(1)
+        return (int(rows.keys[0]), int(rows.ids[0])) if len(rows.ids) else None
+
+    def decide_lease(self, rows: Rows, grants: list[Grant], now: Now, seq: int, limit: int | None = None) -> Leased:
+        """Lease the given rows, which `eligible` has just returned."""
+        attempts = np.minimum(attempts_of(rows.positions) + 1, 255).astype(np.uint8).tobytes()
+        return Leased(rows.ids, attempts, grants, now.steady, seq, limit)
+
+    def _held(self, ids: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """(held ids, their tokens, ids that are not held). An id given twice counts once."""
+        by_id = self.leases.by_id
+        good: dict[int, int] = {}
+        lost: list[int] = []
+        for id, token in zip(ids, tokens, strict=True):
+            lease = by_id.get(id)
+            if lease is not None and lease[0] == token:
+                good[id] = token
+            else:
+                lost.append(id)
+        return list(good), list(good.values()), lost
+
+    def decide_ack(self, ids: Sequence[int], tokens: Sequence[int]) -> Decision:
+        held, held_tokens, lost = self._held(ids, tokens)
+        if lost:
+            token_of = dict(zip(ids, tokens, strict=True))
+            lost = [id for id in lost if not self.gone.was_acked(id, token_of[id])]
+        if not held:
+            return Decision([], lost)
+        return Decision([Acked(_i64(held), _i64(held_tokens))], lost)
+
+    def decide_nack(
+        self, ids: Sequence[int], tokens: Sequence[int], now: Now, backoff_ms: int | None, reason: str | None
+    ) -> Decision:
+        held, held_tokens, lost = self._held(ids, tokens)
+
+        def failed(ids: I64, tokens: I64, dues: I64) -> AnyEvent:
+            return Nacked(ids, tokens, dues, reason)
+
+        return Decision(self._return(held, held_tokens, now, backoff_ms, reason or "nacked", failed), lost)
+
+    def decide_bury(
+        self, ids: Sequence[int], tokens: Sequence[int], now: Now, reason: str | None, keep: bool = False
+    ) -> Decision:
+        """`keep`: into the dead-letter queue even on a topic that has none."""
+        held, _, lost = self._held(ids, tokens)
+        if not held:
+            return Decision([], lost)
+        return Decision([DeadLettered(_i64(held), reason or "buried", now.steady, keep or self.config.dlq)], lost)
+
+    def decide_release(self, ids: Sequence[int], tokens: Sequence[int], now: Now, seq: int) -> Decision:
+        held, held_tokens, lost = self._held(ids, tokens)
+        events: list[AnyEvent] = []
+        lapsed = [id for id in held if id in self.lapsed] if self.lapsed else []
+        if lapsed:
+            events.append(self._lapse(lapsed, now))
+            held, held_tokens = _without(held, held_tokens, set(lapsed))
+        if held:
+            events.append(Released(_i64(held), _i64(held_tokens), seq))
+        return Decision(events, lost)
+
+    def decide_extend(self, ids: Sequence[int], tokens: Sequence[int], now: Now, extend_ms: int) -> Decision:
+        """Deadlines become now + extend_ms: never earlier than they were, never past lease_max from the pop."""
+        held, held_tokens, lost = self._held(ids, tokens)
+        if not held:
+            return Decision([], lost)
+        leases = [self.leases.by_id[id] for id in held]
+        cap = round(self.config.lease_max * 1000)
+        deadlines = [max(l[DEADLINE], min(now.steady + extend_ms, l[STARTED] + cap)) for l in leases]
+        return Decision([Extended(_i64(held), _i64(held_tokens), _i64(deadlines))], lost)
+
+    def _return(
+        self, ids: list[int], tokens: list[int], now: Now, backoff_ms: int | None, reason: str,
+        failed: Callable[[I64, I64, I64], AnyEvent],
+    ) -> list[AnyEvent]:  # fmt: skip
+        """Leased messages come back unprocessed: they expire, die, or wait for another try."""
+        if not ids:
+            return []
+        events: list[AnyEvent] = []
+        if self.lapsed:
+            lapsed = [id for id in ids if id in self.lapsed]
+            if lapsed:
+                events.append(self._lapse(lapsed, now))
+                ids, tokens = _without(ids, tokens, set(lapsed))
+        leases = [self.leases.by_id[id] for id in ids]
+        attempts = [attempts_of(l[POSITION]) for l in leases]
+        default = self.config.max_retries_default
+        worn = {id for id, tried in zip(ids, attempts, strict=True) if tried > self.limits.get(id, default)}
+        if worn:
+            events.append(DeadLettered(_i64([id for id in ids if id in worn]), reason, now.steady, self.config.dlq))
+            attempts = [a for id, a in zip(ids, attempts, strict=True) if id not in worn]
+            ids, tokens = _without(ids, tokens, worn)
+        if ids:
+            if backoff_ms is None:
+                waits = backoffs_ms(self.config.backoff, _i64(attempts), self._draw(len(ids)))
+            else:
+                waits = np.full(len(ids), backoff_ms, dtype=np.int64)
+            dues = np.where(waits > 0, now.steady + waits, 0)
+            events.append(failed(_i64(ids), _i64(tokens), dues))
+        return events
+
+    def _lapse(self, ids: list[int], now: Now) -> Expired:
+        positions = [self.leases.by_id[id][POSITION] for id in ids]
+        return Expired(_i64(ids), _i64(positions), bytes([FROM_LEASE]) * len(ids), EMPTY, now.steady)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def decide_tick(self, now: Now, limit: int, seq: Callable[[int], int]) -> list[AnyEvent]:
+        """What time alone brings about, at most about `limit` rows of each kind."""
+        overdue = self.leases.overdue(now.steady, limit)
+        if overdue:
+            tokens = [self.leases.by_id[id][0] for id in overdue]
+            return self._return(overdue, tokens, now, None, LEASE_EXPIRED, lambda i, t, d: LeaseExpired(i, d))
+        for wheel, wall, time in ((self.delays, False, now.steady), (self.calendar, True, now.wall)):
+            fired = self._fire(wheel, wall, time, limit, seq)
+            if fired is not None:
+                return [fired]
+        for wheel, wall, time in ((self.ttls, False, now.steady), (self.ttls_wall, True, now.wall)):
+            ended = self._end_of_life(wheel, wall, time, limit, now)
+            if ended is not None:
+                return [ended]
+        return []
+
+    def _fire(
+        self, wheel: TimingWheel, wall: bool, time: int, limit: int, seq: Callable[[int], int]
+    ) -> Fired | FiredCount | None:
+        while len(wheel):
+            rows = wheel.due(time, limit)
+            if not len(rows.ids):
+                return None
+            if self.stale:
+                good = self.good_delayed(rows, wall)
+                if not good.any():
+                    wheel.take(len(rows.ids))
+                    continue
+                rows = Timers(*(column[good] for column in rows))
+            count = len(rows.ids)
+            if self.config.streams:
+                return Fired(rows.ids, rows.positions, wall, seq(count))
+            return FiredCount(count, wall, seq(count))
+        return None
+
+    def _end_of_life(self, wheel: TimingWheel, wall: bool, time: int, limit: int, now: Now) -> Expired | None:
+        while len(wheel):
+            rows = wheel.due(time, limit)
+            if not len(rows.ids):
+                return None
+            wheel.take(len(rows.ids))
+            current = self.live.alive(rows.positions)
+            ids: list[int] = []
+            positions: list[int] = []
+            flags = bytearray()
+            leased: list[int] = []
+            for id, due, position in zip(
+                rows.ids[current].tolist(), rows.dues[current].tolist(), rows.positions[current].tolist(), strict=True
+            ):
+                touched = self.touched.get(id)
+                if id in self.dead or (
+                    touched is not None and (touched.expires != due or touched.expires_wall != wall)
+                ):
+                    continue
+                if id in self.leases.by_id:
+                    leased.append(id)
+                    continue
+                waits = touched.place == DELAYED if touched is not None else id in self.retrying
+                ids.append(id)
+                positions.append(position)
+                flags.append(waits)
+            if ids or leased:
+                return Expired(_i64(ids), _i64(positions), bytes(flags), _i64(leased), now.steady)
+        return None
+
+    def next_wake_in(self, now: Now) -> int | None:
+        """Milliseconds until time alone may change something; 0 = already; None = never."""
+        waits = []
+        deadline = self.leases.next_deadline()
+        if deadline is not None:
+            waits.append(deadline - now.steady)
+        for wheel, time in (
+            (self.delays, now.steady), (self.calendar, now.wall), (self.ttls, now.steady), (self.ttls_wall, now.wall),
+        ):  # fmt: skip
+            if len(wheel):
+                wake = wheel.next_wake()
+                if wake is not None:
+                    waits.append(wake - time)
+        return max(0, min(waits)) if waits else None
+
+    # -- by hand ---------------------------------------------------------------------------------------------------
+
+    def find(self, id: int) -> Found | None:
+        """Where a living message stands. Looks through heap and wheels: for rare calls."""
+        lease = self.leases.by_id.get(id)
+        if lease is not None:
+            return Found(LEASED, lease[POSITION], lease[2], 0, False)
+        dead = self.dead.get(id)
+        if dead is not None:
+            return Found(DEAD, dead.position, dead.key, 0, False)
+        touched = self.touched.get(id)
+        if touched is not None:
+            due = touched.due if touched.place == DELAYED else 0
+            return Found(touched.place, touched.position, touched.key, due, touched.wall)
+        entry = self.heap.find(id)
+        if entry is not None and self.live.is_alive(entry[2]):
+            return Found(READY, entry[2], entry[0], 0, False)
+        for wheel, wall in ((self.delays, False), (self.calendar, True)):
+            timer = wheel.find(id) if len(wheel) else None
+            if timer is not None and self.live.is_alive(timer[3]):
+                return Found(DELAYED, timer[3], timer[1], timer[0], wall)
+        return None
+
+    def decide_cancel(self, id: int, found: Found) -> Cancelled:
+        return Cancelled(_i64([id]), _i64([found.position]), bytes([found.place == DELAYED]))
+
+    def decide_reschedule(
+        self, id: int, found: Found, now: Now, seq: int, *, priority: int, enqueued_at: int,
+        due: int | None, wall: bool, expires: int,
+    ) -> Rescheduled:  # fmt: skip
+        """`due` None keeps the message's due time; `expires` is 0 or an instant on the same clock as the due time."""
+        if due is None:
+            due, wall = found.due, found.wall
+        elif due <= (now.wall if wall else now.steady):
+            due = 0
+        key = self.ordering.key(priority, enqueued_at)
+        return Rescheduled(
+            _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
+            _i64([due]), _i64([expires]), wall, seq,
+        )  # fmt: skip
+
+    def decide_purge(self, now: Now) -> Purged | None:
+        count = self.ready + self.delayed
+        return Purged(count, now.steady) if count else None
+
+    def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> Replayed:
+        return Replayed(_i64(ids), _i64(dues), _i64(expires), seq)
+
+    def decide_dlq_delete(self, ids: list[int]) -> DeadDeleted:
+        return DeadDeleted(_i64(ids))
+
+    # -- housekeeping ----------------------------------------------------------------------------------------------
+
+    def maintain(self, now: Now, budget: int) -> bool:
+        """A bounded piece of background work; True if more is left. Changes nothing that anyone can see."""
+        more = self.heap.maintain(budget)
+        for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
+            more = wheel.maintain(budget) or more
+        self.keys.expire(now.steady)
+        self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
+        self._sweep()
+        return more
+
+    def _sweep(self) -> None:
+        """Where more than half of the entries are of messages that went, drop those."""
+        living = self.ready + self.delayed + len(self.leases)
+        for wheel in (self.ttls, self.ttls_wall):
+            if len(wheel) > 2 * living + GARBAGE_ROWS_MIN:
+                wheel.keep(lambda rows: self.live.alive(rows.positions))
+        if self.stale > self.ready + self.delayed + GARBAGE_ROWS_MIN:
+            for wheel in (self.delays, self.calendar):
+                wheel.keep(lambda rows: self.live.alive(rows.positions))
+            went = [
+                run.ids[run.start :][~self.live.alive(run.positions[run.start :])] for run in self.heap.runs()
+            ]  # fmt: skip
+            self.heap.discard(np.unique(np.concatenate(went)) if went else EMPTY)
+
+    @property
+    def nbytes(self) -> int:
+        wheels = (self.delays, self.calendar, self.ttls, self.ttls_wall)
+        return self.heap.nbytes + sum(w.nbytes for w in wheels) + self.keys.nbytes + self.sequences.nbytes
+
+
+def ordering_of(config: TopicConfig) -> Ordering:
+    return Ordering(config.mode, None if isinstance(config.ordering, str) else config.ordering.rate)
+
+
+def _i64(values: Sequence[int]) -> I64:
+    return np.array(values, dtype=np.int64)
+
+
+def _without(ids: list[int], tokens: list[int], drop: set[int]) -> tuple[list[int], list[int]]:
+    kept = [(id, token) for id, token in zip(ids, tokens, strict=True) if id not in drop]
+    return [id for id, _ in kept], [token for _, token in kept]
+
+

@@ -1,0 +1,76 @@
+"""Where a message's record lies, packed into 63 bits beside what a pop must know without reading it.
+
+    segment (the rest) | place in the segment, in 16-byte steps | size class (5) | attempts (8)
+
+The split between segment and place follows the topic's segment size, so that a topic of 64 MiB
+segments can write 2²⁸ of them (16 EiB... of lifetime, not of disk) before the number ends.
+Attempts count deliveries so far. The size class bounds a message's bytes from above by half powers of
+two (128·2^(c/2)), so that a pop can bound its answer in bytes before it has read anything.
+Positions are plain int64 columns; every function here works on arrays and on ints alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+IntOrArray = TypeVar("IntOrArray", int, I64)
+
+ATTEMPTS_BITS = 8
+SIZE_BITS = 5
+ATTEMPTS_MAX = (1 << ATTEMPTS_BITS) - 1
+LOW_BITS = ATTEMPTS_BITS + SIZE_BITS
+ALIGN = 16
+_ATTEMPTS_MASK = ATTEMPTS_MAX
+_SIZE_MASK = (1 << SIZE_BITS) - 1
+
+#: Upper bound in bytes of each size class.
+SIZE_BOUNDS: I64 = np.floor(128 * 2 ** (np.arange(1 << SIZE_BITS) / 2)).astype(np.int64)
+
+
+def size_class(sizes: Any) -> I64:
+    """The class of each size; a size over the last bound takes the last class."""
+    found = np.searchsorted(SIZE_BOUNDS, sizes, side="left")
+    return np.minimum(found, _SIZE_MASK).astype(np.int64)
+
+
+def size_bound(positions: I64) -> I64:
+    return SIZE_BOUNDS[(positions >> ATTEMPTS_BITS) & _SIZE_MASK]
+
+
+def attempts_of(position: IntOrArray) -> IntOrArray:
+    return position & _ATTEMPTS_MASK
+
+
+def with_attempts(position: IntOrArray, attempts: int) -> IntOrArray:
+    return (position & ~_ATTEMPTS_MASK) | attempts
+
+
+class PositionLayout:
+    """The split of a position for one topic; fixed by its segment size when the topic is made."""
+
+    def __init__(self, segment_bytes: int) -> None:
+        self.place_bits = max(1, (segment_bytes // ALIGN - 1).bit_length())
+        self.segment_shift = LOW_BITS + self.place_bits
+        self._place_mask = (1 << self.place_bits) - 1
+
+    def pack(self, segment: int, byte_offsets: Any, size_classes: Any, attempts: Any = 0) -> Any:
+        places = byte_offsets // ALIGN
+        return (segment << self.segment_shift) | (places << LOW_BITS) | (size_classes << ATTEMPTS_BITS) | attempts
+
+    def segment(self, position: IntOrArray) -> IntOrArray:
+        return position >> self.segment_shift
+
+    def place(self, position: IntOrArray) -> IntOrArray:
+        """Byte offset in the segment, in steps of 16."""
+        return (position >> LOW_BITS) & self._place_mask
+
+    def byte_offset(self, position: IntOrArray) -> IntOrArray:
+        return self.place(position) * ALIGN
+
+    def spot(self, position: IntOrArray) -> IntOrArray:
+        """Segment and place without attempts and size: what identifies a record."""
+        return position >> LOW_BITS

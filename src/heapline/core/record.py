@@ -1,0 +1,36 @@
+"""The fixed row in front of every message's record, as a numpy dtype: 80 bytes, little endian.
+
+Version 1. Ritual for changing it: a new dtype beside this one, chosen by the unit's version byte; never edit this one.
+The row's own checksum and the payload's make a record readable on its own, without its unit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ROW = np.dtype(
+    [
+        ("crc", "<u4"),  # crc32c of the row from byte 4 on, then of the small part
+        ("payload_crc", "<u4"),
+        ("payload_at", "<u4"),  # distance in bytes from the row's start to its payload
+        ("payload_len", "<u4"),
+        ("small_at", "<u4"),  # distance to the small part: key, then headers as msgpack
+        ("small_len", "<u4"),
+        ("key_len", "<u2"),
+        ("flags", "<u2"),
+        ("max_retries", "<u2"),
+        ("reserved_1", "<u2"),
+        ("id", "<i8"),
+        ("priority", "<i8"),
+        ("enqueued_at", "<i8"),  # ms
+        ("due", "<i8"),  # ms; 0 = at once
+        ("ttl_ms", "<i8"),  # 0 = none
+        ("reserved_2", "<i8"),
+    ]
+)
+assert ROW.itemsize == 80
+
+FLAG_KEY = 1
+FLAG_HEADERS = 2
+FLAG_WALL = 4  # due is a moment of wall time
+DEFAULT_RETRIES = 0xFFFF  # the topic's max_retries_default

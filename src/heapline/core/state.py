@@ -1,0 +1,541 @@
+"""The state of one partition, and how each event changes it. Recovery is `apply` alone.
+
+Theory of operation
+-------------------
+A waiting message is one entry (key, id, position): in the heap when ready, in a wheel when delayed. A leased one
+stands in the lease table, a dead one in `dead`. Nothing else is kept per message, so ten million of them fit in memory.
+
+*Stale entries.* Taking an entry out of the middle of a heap or wheel would be dear, so a message that leaves by
+another door (cancelled, expired, rescheduled) leaves its entry behind. An entry is good only if its record is live
+(`LiveMap`) and, for a message in `touched`, if it is the current one. `touched` holds every live message whose place
+was ever changed by hand; it is forgotten when the message goes.
+Two equal entries of one touched message are interchangeable: whichever is met first moves the message on, and the
+other no longer matches.
+
+*Times to live* run in wheels of their own. A row there says "look at this message then"; whether it still matters is
+decided when it comes up.
+
+*Determinism.* An event names the messages in the order in which heap or wheel served them; `apply` takes the same
+number out and checks that they are the same. A journal that does not replay exactly is reported, never papered over.
+
+Time is passed in; `at` is the journal's (steady) time in ms. Positions are int64 (see core/position.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from heapline.core.events import (
+    EMPTY, I64, Acked, AnyEvent, Cancelled, DeadDeleted, DeadLettered, Enqueued, Expired, Extended, Fired, FiredCount,
+    LeaseExpired, Leased, Moved, Nacked, ProducerOpened, Purged, Released, Replayed, Rescheduled,
+)  # fmt: skip
+from heapline.core.gone import GoneMemory
+from heapline.core.heap import RunHeap
+from heapline.core.idempotency import KeyWindow
+from heapline.core.ids import IdMaker
+from heapline.core.leases import KEY, POSITION, Lease, LeaseTable
+from heapline.core.live import LiveMap
+from heapline.core.order import Ordering
+from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
+from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
+from heapline.core.sequences import SequenceWindow
+from heapline.core.wheel import Timers, TimingWheel
+from heapline.errors import CorruptionError
+
+READY, DELAYED, LEASED, DEAD = range(4)
+FROM_LEASE = 2  # in an event's `delayed` column: it stood neither in heap nor wheel
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Replay(CorruptionError):
+    """The journal does not replay: an event does not fit the state before it."""
+
+
+class Touched:
+    """Where a message that was rescheduled or replayed stands now."""
+
+    __slots__ = ("due", "expires", "expires_wall", "key", "place", "position", "priority", "wall")
+
+    def __init__(
+        self, place: int, key: int, position: int, due: int, wall: bool, expires: int, expires_wall: bool,
+        priority: int | None,
+    ) -> None:  # fmt: skip
+        self.place, self.key, self.position = place, key, position
+        self.due, self.wall = due, wall
+        self.expires, self.expires_wall = expires, expires_wall
+        self.priority = priority
+
+    def is_ready(self, key: int, position: int) -> bool:
+        return self.place == READY and self.key == key and self.position == position
+
+    def is_delayed(self, due: int, wall: bool, position: int) -> bool:
+        return self.place == DELAYED and self.due == due and self.wall == wall and self.position == position
+
+    def to_state(self) -> tuple[Any, ...]:
+        return (
+            self.place, self.key, self.position, self.due, self.wall, self.expires, self.expires_wall, self.priority
+        )  # fmt: skip
+
+
+class Dead(NamedTuple):
+    position: int
+    key: int
+    reason: str
+    at: int
+
+
+class PartitionState:
+    def __init__(self, number: int, ordering: Ordering, live: LiveMap, now: int, wall: int, tick_ms: int) -> None:
+        self.number = number
+        self.ordering = ordering
+        self.live = live
+        self.offset = 0  # of the next row
+        self.ids = IdMaker(number)
+        self.heap = RunHeap()
+        self.delays = TimingWheel(now, tick_ms)  # steady time: delays and back-off
+        self.calendar = TimingWheel(wall, tick_ms)  # wall time: deliver_at
+        self.ttls = TimingWheel(now, tick_ms)  # ends of life in steady time
+        self.ttls_wall = TimingWheel(wall, tick_ms)  # and in wall time
+        self.leases = LeaseTable()
+        self.dead: dict[int, Dead] = {}
+        self.touched: dict[int, Touched] = {}
+        self.reasons: dict[int, str] = {}  # why a living message last failed, where it was said
+        self.limits: dict[int, int] = {}  # max_retries of messages that brought their own
+        self.lapsed: set[int] = set()  # leased messages whose time to live has ended
+        self.retrying: set[int] = set()  # messages that wait for a retry
+        self.sequences = SequenceWindow()
+        self.keys = KeyWindow()
+        self.gone = GoneMemory()
+        self.ready = 0
+        self.delayed = 0
+
+    # -- entries ---------------------------------------------------------------------------------------------------
+
+    @property
+    def stale(self) -> int:
+        """How many entries in heap and wheels are left over."""
+        return len(self.heap) + len(self.delays) + len(self.calendar) - self.ready - self.delayed
+
+    def good_ready(self, keys: I64, ids: I64, positions: I64) -> Mask:
+        """Which of these heap entries, taken in this order, are messages that are ready."""
+        good = self.live.alive(positions)
+        if self.touched:
+            seen: set[int] = set()
+            for i, id in enumerate(ids.tolist()):
+                touched = self.touched.get(id)
+                if touched is not None:
+                    good[i] &= id not in seen and touched.is_ready(int(keys[i]), int(positions[i]))
+                    if good[i]:
+                        seen.add(id)
+        return good
+
+    def good_delayed(self, rows: Timers, wall: bool) -> Mask:
+        """The same for entries of a wheel."""
+        good = self.live.alive(rows.positions)
+        if self.touched:
+            seen: set[int] = set()
+            for i, id in enumerate(rows.ids.tolist()):
+                touched = self.touched.get(id)
+                if touched is not None:
+                    good[i] &= id not in seen and touched.is_delayed(int(rows.dues[i]), wall, int(rows.positions[i]))
+                    if good[i]:
+                        seen.add(id)
+        return good
+
+    def _place(self, ids: Sequence[int], place: int, positions: Sequence[int], dues: Sequence[int] | None = None) -> None:
+        """Keep `touched` true of messages that move; due times given here are steady."""
+        for i, id in enumerate(ids):
+            touched = self.touched.get(id)
+            if touched is not None:
+                touched.place, touched.position = place, positions[i]
+                if dues is not None:
+                    touched.due, touched.wall = dues[i], False
+                    touched.place = DELAYED if dues[i] else READY
+
+    def _take_ready(self, ids: I64) -> tuple[I64, I64]:
+        """Take exactly these messages off the heap's front; only stale entries may lie between them."""
+        clean = not self.stale
+        rows = self.heap.pop(len(ids))
+        if clean and np.array_equal(rows.ids, ids):
+            return rows.keys, rows.positions
+        parts: list[tuple[I64, I64]] = []
+        have = 0
+        while True:
+            if not len(rows.ids):
+                raise Replay(f"partition {self.number}: the journal leased messages that are not ready")
+            good = self.good_ready(rows.keys, rows.ids, rows.positions)
+            found = rows.ids[good]
+            if not np.array_equal(found, ids[have : have + len(found)]):
+                raise Replay(f"partition {self.number}: the journal leased others than those that were first")
+            # At once: an equal entry behind it is stale from here.
+            self._place(found.tolist(), LEASED, rows.positions[good].tolist())
+            parts.append((rows.keys[good], rows.positions[good]))
+            have += len(found)
+            if have == len(ids):
+                return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+            rows = self.heap.pop(len(ids) - have)
+
+    def _take_delayed(self, wheel: TimingWheel, wall: bool, count: int) -> Timers:
+        """Take the first `count` good rows off a wheel."""
+        clean = not self.stale
+        parts: list[Timers] = []
+        have = 0
+        while have < count:
+            rows = wheel.take(count - have)
+            if not len(rows.ids):
+                raise Replay(f"partition {self.number}: the journal fired timers that are not there")
+            if not clean:
+                good = self.good_delayed(rows, wall)
+                rows = Timers(*(column[good] for column in rows))
+                self._place(rows.ids.tolist(), READY, rows.positions.tolist())
+            parts.append(rows)
+            have += len(rows.ids)
+        return parts[0] if len(parts) == 1 else Timers(*(np.concatenate(c) for c in zip(*parts, strict=True)))
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def apply(self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None) -> None:
+        """Carry out one event. `rows` and `positions` are those of events that bring records."""
+        count = event.rows()
+        kind = type(event)
+        if kind is Enqueued:
+            self._enqueued(event, rows, positions, at)  # type: ignore[arg-type]
+        elif kind is Leased:
+            self._leased(event)  # type: ignore[arg-type]
+        elif kind is Acked:
+            self._acked(event, at)  # type: ignore[arg-type]
+        elif kind is Moved:
+            self._moved(rows, positions)  # type: ignore[arg-type]
+        else:
+            handler = _HANDLERS.get(kind)
+            if handler is not None:
+                handler(self, event, at)
+        self.offset += count
+
+    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int) -> None:
+        ids = np.ascontiguousarray(rows["id"])
+        dues = rows["due"]
+        enqueued_at = rows["enqueued_at"]
+        keys = self.ordering.keys(rows["priority"], enqueued_at)
+        self.ids.observe(int(ids[-1]))
+        self.live.add(positions)
+        waits = dues != 0
+        if not waits.any():
+            self.heap.push(keys, ids, positions)
+            self.ready += len(ids)
+        else:
+            self._insert_mixed(rows, keys, ids, positions, waits)
+        ttls = rows["ttl_ms"]
+        if ttls.any():
+            self._insert_ttls(rows, keys, ids, positions)
+        own = rows["max_retries"] != DEFAULT_RETRIES
+        if own.any():
+            self.limits.update(zip(ids[own].tolist(), rows["max_retries"][own].tolist(), strict=True))
+        for part in event.producers:
+            prints = np.frombuffer(part.prints, dtype=np.uint32)
+            self.sequences.record(part.producer, part.epoch, part.seqs, ids[part.index], prints, at)
+            self.sequences.answered(part.producer, part.epoch, part.answered_below)
+        if event.keys is not None:
+            part_keys = event.keys
+            hashes = [part_keys.hashes[i : i + 16] for i in range(0, len(part_keys.hashes), 16)]
+            self.keys.record(
+                hashes, ids[part_keys.index], np.frombuffer(part_keys.prints, dtype=np.uint32),
+                np.frombuffer(part_keys.scopes, dtype=np.int8), part_keys.expires,
+            )  # fmt: skip
+
+    def _insert_mixed(self, rows: Any, keys: I64, ids: I64, positions: I64, waits: Any) -> None:
+        now = ~waits
+        if now.any():
+            self.heap.push(keys[now], ids[now], positions[now])
+            self.ready += int(now.sum())
+        wall = (rows["flags"] & FLAG_WALL) != 0
+        for mask, wheel in ((waits & ~wall, self.delays), (waits & wall, self.calendar)):
+            if mask.any():
+                wheel.insert(np.ascontiguousarray(rows["due"][mask]), keys[mask], ids[mask], positions[mask])
+                self.delayed += int(mask.sum())
+
+    def _insert_ttls(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
+        due = np.where(rows["due"] != 0, rows["due"], rows["enqueued_at"])
+        wall = (rows["flags"] & FLAG_WALL) != 0
+        has = rows["ttl_ms"] != 0
+        for mask, wheel in ((has & ~wall, self.ttls), (has & wall, self.ttls_wall)):
+            if mask.any():
+                wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
+
+    def _leased(self, event: Leased) -> None:
+        keys, positions = self._take_ready(event.ids)
+        attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
+        ids, key_list = event.ids.tolist(), keys.tolist()
+        position_list = ((positions & ~0xFF) | attempts).tolist()
+        token, start = self.offset, 0
+        for grant in event.grants:
+            end = start + grant.count
+            self.leases.grant(
+                ids[start:end], token + start, position_list[start:end], key_list[start:end],
+                grant.deadline, event.at, grant.holder, grant.request_id,
+            )  # fmt: skip
+            start = end
+        self.ready -= len(ids)
+        if self.touched:
+            self._place(ids, LEASED, position_list)
+        self.keys.leased(event.ids)
+
+    def _acked(self, event: Acked, at: int) -> None:
+        leases = self.leases.take(event.ids.tolist())
+        self._depart(event.ids, _positions(leases), "acked", at, tokens=event.tokens)
+
+    def _depart(
+        self, ids: I64, positions: I64, how: str, at: int, tokens: I64 | None = None, reason: str | None = None
+    ) -> None:  # fmt: skip
+        """Messages are gone: forget all that is kept about them."""
+        self.live.remove(positions)
+        self.keys.gone(ids)
+        if self.touched or self.reasons or self.limits or self.lapsed or self.retrying:
+            for id in ids.tolist():
+                self.touched.pop(id, None)
+                self.reasons.pop(id, None)
+                self.limits.pop(id, None)
+                self.lapsed.discard(id)
+                self.retrying.discard(id)
+        self.gone.add(ids, how, at, tokens, reason)
+
+    def _wait_again(self, ids: I64, dues: I64, leases: Sequence[Lease]) -> None:
+        """Leased messages wait for a later delivery; due 0 = ready at once."""
+        keys, positions = _keys(leases), _positions(leases)
+        later = dues != 0
+        if later.all():
+            self.delays.insert(dues, keys, ids, positions)
+        else:
+            now = ~later
+            self.heap.push(keys[now], ids[now], positions[now])
+            if later.any():
+                self.delays.insert(dues[later], keys[later], ids[later], positions[later])
+        waiting = int(later.sum())
+        self.delayed += waiting
+        self.ready += len(ids) - waiting
+        self.retrying.update(ids[later].tolist())
+        if self.touched:
+            self._place(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
+
+    def _nacked(self, event: Nacked, at: int) -> None:
+        ids = event.ids.tolist()
+        self._wait_again(event.ids, event.dues, self.leases.take(ids))
+        if event.reason is not None:
+            self.reasons.update(dict.fromkeys(ids, event.reason))
+
+    def _lease_expired(self, event: LeaseExpired, at: int) -> None:
+        ids = event.ids.tolist()
+        self._wait_again(event.ids, event.dues, self.leases.take(ids))
+        self.reasons.update(dict.fromkeys(ids, "lease expired"))
+
+    def _released(self, event: Released, at: int) -> None:
+        leases = self.leases.take(event.ids.tolist())
+        positions = _positions(leases)
+        # A release counts no attempt: take this delivery back off the count.
+        positions = positions - (attempts_of(positions) > 0)
+        self.heap.push(_keys(leases), event.ids, positions)
+        self.ready += len(leases)
+        if self.touched:
+            self._place(event.ids.tolist(), READY, positions.tolist())
+
+    def _extended(self, event: Extended, at: int) -> None:
+        self.leases.extend(event.ids.tolist(), event.deadlines.tolist())
+
+    def _fired(self, event: Fired, at: int) -> None:
+        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, len(event.ids))
+        if not np.array_equal(rows.ids, event.ids):
+            raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
+        self._make_ready(rows)
+
+    def _fired_count(self, event: FiredCount, at: int) -> None:
+        self._make_ready(self._take_delayed(self.calendar if event.wall else self.delays, event.wall, event.count))
+
+    def _make_ready(self, rows: Timers) -> None:
+        self.heap.push(rows.keys, rows.ids, rows.positions)
+        self.delayed -= len(rows.ids)
+        self.ready += len(rows.ids)
+        if self.retrying:
+            self.retrying.difference_update(rows.ids.tolist())
+        if self.touched:
+            self._place(rows.ids.tolist(), READY, rows.positions.tolist())
+
+    def _dead_lettered(self, event: DeadLettered, at: int) -> None:
+        ids = event.ids.tolist()
+        leases = self.leases.take(ids)
+        if not event.kept:
+            self._depart(event.ids, _positions(leases), "dropped", event.at, reason=event.reason)
+            return
+        for id, lease in zip(ids, leases, strict=True):
+            self.dead[id] = Dead(lease[POSITION], lease[KEY], event.reason, event.at)
+            self.lapsed.discard(id)
+        self._place(ids, DEAD, [lease[POSITION] for lease in leases])
+
+    def _replayed(self, event: Replayed, at: int) -> None:
+        ids = event.ids.tolist()
+        dead = [self.dead.pop(id) for id in ids]
+        keys = np.array([d.key for d in dead], dtype=np.int64)
+        positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
+        later = event.dues != 0
+        now = ~later
+        self.heap.push(keys[now], event.ids[now], positions[now])
+        self.delays.insert(event.dues[later], keys[later], event.ids[later], positions[later])
+        lives = event.expires != 0
+        self.ttls.insert(event.expires[lives], keys[lives], event.ids[lives], positions[lives])
+        waiting = int(later.sum())
+        self.delayed += waiting
+        self.ready += len(ids) - waiting
+        may_have_ttl = len(self.ttls) + len(self.ttls_wall) > 0
+        for i, (id, due, expires) in enumerate(zip(ids, event.dues.tolist(), event.expires.tolist(), strict=True)):
+            self.reasons.pop(id, None)
+            touched = self.touched.get(id)
+            if touched is not None or may_have_ttl:  # else nothing of its past can be taken for the present
+                priority = None if touched is None else touched.priority
+                place = DELAYED if due else READY
+                self.touched[id] = Touched(
+                    place, int(keys[i]), int(positions[i]), due, False, expires, False, priority
+                )  # fmt: skip
+
+    def _dead_deleted(self, event: DeadDeleted, at: int) -> None:
+        dead = [self.dead.pop(id) for id in event.ids.tolist()]
+        self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
+
+    def _leave_waiting(self, delayed: bytes) -> None:
+        """Waiting messages leave by another door; their entries stay behind as stale."""
+        self.delayed -= delayed.count(1)
+        self.ready -= delayed.count(0)
+
+    def _cancelled(self, event: Cancelled, at: int) -> None:
+        self._leave_waiting(event.delayed)
+        self._depart(event.ids, event.positions, "cancelled", at)
+
+    def _expired(self, event: Expired, at: int) -> None:
+        self.lapsed.update(event.leased.tolist())
+        if not len(event.ids):
+            return
+        self._leave_waiting(event.delayed)
+        self.leases.take([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
+        self._depart(event.ids, event.positions, "expired", event.at)
+
+    def _rescheduled(self, event: Rescheduled, at: int) -> None:
+        self._leave_waiting(event.delayed)
+        for i, id in enumerate(event.ids.tolist()):
+            key, due, expires = int(event.keys[i]), int(event.dues[i]), int(event.expires[i])
+            position = int(event.positions[i])
+            if due:
+                (self.calendar if event.wall else self.delays).insert_one(due, key, id, position)
+                self.delayed += 1
+            else:
+                self.heap.push_one(key, id, position)
+                self.ready += 1
+            if expires:
+                (self.ttls_wall if event.wall else self.ttls).insert_one(expires, key, id, position)
+            self.retrying.discard(id)
+            place = DELAYED if due else READY
+            priority = int(event.priorities[i])
+            self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.wall, priority)
+
+    def _purged(self, event: Purged, at: int) -> None:
+        ids, positions = self.waiting()
+        if len(ids) != event.count:
+            raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
+        self.heap.clear()
+        self.delays.clear()
+        self.calendar.clear()
+        self.ready = self.delayed = 0
+        self._depart(ids, positions, "purged", event.at)
+
+    def waiting(self) -> tuple[I64, I64]:
+        """Ids and positions of everything ready and delayed."""
+        ids: list[I64] = []
+        positions: list[I64] = []
+        stale = self.stale > 0
+        for run in self.heap.runs():
+            s = run.start
+            keep: Any = self.good_ready(run.keys[s:], run.ids[s:], run.positions[s:]) if stale else slice(None)
+            ids.append(run.ids[s:][keep])
+            positions.append(run.positions[s:][keep])
+        for wheel, wall in ((self.delays, False), (self.calendar, True)):
+            for chunk in wheel.chunks():
+                s = chunk.start
+                rows = Timers(chunk.dues[s:], chunk.keys[s:], chunk.ids[s:], chunk.positions[s:])
+                keep = self.good_delayed(rows, wall) if stale else slice(None)
+                ids.append(rows.ids[keep])
+                positions.append(rows.positions[keep])
+        all_ids = np.concatenate(ids) if ids else EMPTY
+        all_positions = np.concatenate(positions) if positions else EMPTY
+        if stale and self.touched:  # equal entries of one touched message count once
+            all_ids, first = np.unique(all_ids, return_index=True)
+            all_positions = all_positions[first]
+        return all_ids, all_positions
+
+    def _moved(self, rows: Any, positions: I64) -> None:
+        """Records lie elsewhere now. Positions given carry no attempts; each entry keeps its own."""
+        ids = np.ascontiguousarray(rows["id"])
+        order = np.argsort(ids)
+        ids, positions = ids[order], positions[order]
+        old = self.positions_of(ids)
+        alive = old >= 0
+        ids, positions = ids[alive], positions[alive]
+        self.live.remove(old[alive])
+        self.live.add(positions)
+        self.heap.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
+        for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
+            wheel.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
+        by_id = dict(zip(ids.tolist(), positions.tolist(), strict=True))
+        self.leases.replace_positions(by_id)
+        for id in by_id.keys() & self.dead.keys():
+            dead = self.dead[id]
+            self.dead[id] = dead._replace(position=by_id[id] | attempts_of(dead.position))
+        for id in by_id.keys() & self.touched.keys():
+            touched = self.touched[id]
+            touched.position = by_id[id] | attempts_of(touched.position)
+
+    def positions_of(self, ids: I64) -> I64:
+        """Current positions (with attempts) of living messages; -1 for those that are gone. Ids are sorted."""
+        found = np.full(len(ids), -1, dtype=np.int64)
+
+        def look(entry_ids: I64, entry_positions: I64) -> None:
+            at = np.searchsorted(ids, entry_ids)
+            at[at == len(ids)] = 0
+            hit = (ids[at] == entry_ids) & self.live.alive(entry_positions)
+            found[at[hit]] = entry_positions[hit]
+
+        if not len(ids):
+            return found
+        for run in self.heap.runs():
+            look(run.ids[run.start :], run.positions[run.start :])
+        for wheel in (self.delays, self.calendar):
+            for chunk in wheel.chunks():
+                look(chunk.ids[chunk.start :], chunk.positions[chunk.start :])
+        for i, id in enumerate(ids.tolist()):
+            lease = self.leases.by_id.get(id)
+            dead = self.dead.get(id)
+            if lease is not None:
+                found[i] = lease[POSITION]
+            elif dead is not None:
+                found[i] = dead.position
+        return found
+
+    def _producer_opened(self, event: ProducerOpened, at: int) -> None:
+        self.sequences.open(event.producer, event.epoch, event.partitions, at)
+
+
+_HANDLERS: dict[type, Any] = {
+    Nacked: PartitionState._nacked, LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
+    Extended: PartitionState._extended, Fired: PartitionState._fired, FiredCount: PartitionState._fired_count,
+    DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
+    DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
+    Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
+    ProducerOpened: PartitionState._producer_opened,
+}  # fmt: skip
+
+
+def _positions(leases: Sequence[Lease]) -> I64:
+    return np.array([lease[POSITION] for lease in leases], dtype=np.int64)
+
+
+def _keys(leases: Sequence[Lease]) -> I64:
+    return np.array([lease[KEY] for lease in leases], dtype=np.int64)

@@ -1,0 +1,174 @@
+"""How chunks are kept together: a pile in no order, and the front, which serves its rows first to last.
+
+A pile is what a slot of the wheel holds. Small chunks of like size are merged by eights, so that single inserts
+neither leave an array per row behind nor cost more than a few copies each.
+The front is a pile plus its head: the first few thousand rows of it, drawn and put in final order ahead of need.
+Firing then costs by the rows fired, even if a million rows fall due in the same instant.
+Neither knows why a row is here or what the time is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from heapline.core.timer_chunks import DUE, I64, I64_MAX, Chunk, Mint, Timers, as_timers, draw
+
+#: Takes the live rows of a chunk and gives those to put in their place: the same array if nothing changes.
+Change = Callable[[I64], I64]
+
+_FULL = 64  # the tier of chunks that are not merged any more
+NO_ROWS: I64 = np.empty((4, 0), np.int64)
+NO_ROWS.flags.writeable = False
+NO_TIMERS = as_timers(NO_ROWS)
+
+
+def changed(chunk: Chunk, change: Change, mint: Mint) -> Chunk | None:
+    """The chunk after a change of its rows: itself, another, or None if no row is left."""
+    live = chunk.live()
+    rows = change(live)
+    if rows is live:
+        return chunk
+    return mint.chunk(rows) if rows.shape[1] else None
+
+
+class Pile:
+    """Chunks in no order, by tiers of size."""
+
+    __slots__ = ("mint", "tiers")
+
+    def __init__(self, mint: Mint) -> None:
+        self.mint = mint
+        self.tiers: dict[int, list[Chunk]] = {}
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for tier in self.tiers.values():
+            yield from tier
+
+    def __bool__(self) -> bool:
+        return bool(self.tiers)
+
+    def first(self) -> int:
+        return min(chunk.first for chunk in self)
+
+    def add(self, chunk: Chunk) -> None:
+        _, fan_bits, limit, _, _ = self.mint.sizes
+        fan = self.mint.fan
+        while 2 * (count := chunk.count) < limit:
+            number = (count.bit_length() - 1) // fan_bits
+            tier = self.tiers.get(number)
+            if tier is None:
+                self.tiers[number] = [chunk]
+                return
+            tier.append(chunk)
+            # The second condition keeps a merge, and so one insert, near `chunk_rows`.
+            if len(tier) < fan and (count * fan < limit or sum(c.count for c in tier) < limit):
+                return
+            del self.tiers[number]
+            chunk = self.mint.merge(tier)
+        self.tiers.setdefault(_FULL, []).append(chunk)
+
+    def pop_only(self) -> Chunk | None:
+        """Remove and return the only chunk, if there is just one."""
+        if len(self.tiers) != 1:
+            return None
+        (tier,) = self.tiers.values()
+        if len(tier) != 1:
+            return None
+        self.tiers = {}
+        return tier[0]
+
+    def pop_full(self) -> list[Chunk]:
+        """Remove and return the chunks that are not merged any more."""
+        return self.tiers.pop(_FULL, [])
+
+    def drop_empty(self) -> None:
+        tiers = {number: [chunk for chunk in tier if chunk.count] for number, tier in self.tiers.items()}
+        self.tiers = {number: tier for number, tier in tiers.items() if tier}
+
+    def rewrite(self, change: Change) -> None:
+        kept = [changed(chunk, change, self.mint) for chunk in self]
+        self.tiers = {}
+        for chunk in kept:
+            if chunk is not None:
+                self.add(chunk)
+
+
+class Front:
+    """Rows that have come up. Those in the head are strictly before those in the pile, in (due, id)."""
+
+    __slots__ = ("_head", "_mint", "_pile", "count")
+
+    def __init__(self, mint: Mint) -> None:
+        self._mint = mint
+        self._head: Chunk | None = None
+        self._pile = Pile(mint)
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if self._head is not None:
+            yield self._head
+        yield from self._pile
+
+    def first(self) -> int:
+        return self._head.first if self._head is not None else self._pile.first()
+
+    def add(self, chunk: Chunk) -> None:
+        if not self.count:
+            self._head = chunk
+            self.count = chunk.count
+            return
+        self.count += chunk.count
+        if self._head is not None and chunk.key_at(0) <= self._head.last_key():
+            self._pile.add(self._head)
+            self._head = None
+        self._pile.add(chunk)
+
+    def peek(self, limit: int, now: int) -> Timers:
+        """The first rows due at `now`, at most `limit`."""
+        if not self.count or limit <= 0:
+            return NO_TIMERS
+        head = self._filled(limit, now)
+        if head.first > now:
+            return NO_TIMERS
+        end = min(head.start + limit, head.rows.shape[1])
+        if head.rows.item(DUE, end - 1) > now:
+            end = int(head.rows[DUE].searchsorted(now, "right"))
+        return as_timers(head.rows[:, head.start : end])
+
+    def take(self, limit: int) -> I64:
+        """Remove and return the first rows: `limit`, or all if there are fewer."""
+        if not self.count:
+            return NO_ROWS
+        head = self._filled(limit, I64_MAX)
+        rows = head.pull(min(limit, head.count))
+        self.count -= rows.shape[1]
+        if not head.count:
+            self._head = None
+        return rows
+
+    def _filled(self, want: int, now: int) -> Chunk:
+        """The head, holding at least `want` rows or all that are due at `now`. There must be rows."""
+        head = self._head
+        if head is not None and (head.count >= want or head.last > now or not self._pile):
+            return head
+        only = self._pile.pop_only() if head is None else None
+        if only is None:
+            rows = draw(list(self._pile), max(want, self._mint.sizes.head_rows))
+            self._pile.drop_empty()
+            only = self._mint.chunk(rows if head is None else np.concatenate((head.live(), rows), axis=1))
+        self._head = only
+        return only
+
+    def release(self) -> list[Chunk]:
+        """Give all chunks away."""
+        chunks = list(self)
+        self._head, self._pile, self.count = None, Pile(self._mint), 0
+        return chunks
+
+    def rewrite(self, change: Change) -> None:
+        if self._head is not None:
+            self._head = changed(self._head, change, self._mint)
+        self._pile.rewrite(change)
+        self.count = sum(chunk.count for chunk in self)

@@ -1,0 +1,208 @@
+"""The timing wheel: which rows are due, first to last, at a cost that does not grow with the rows that wait.
+
+To its user it is a list of (due, key, id, position) sorted by due time and id, from whose front rows are taken.
+How it stays cheap is told in `timer_layout`; here are the calls. The wheel does not know the clock, nor what a key or
+a position means, nor whether a row is still wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.core.timer_chunks import (
+    DUE,
+    I64,
+    I64_MAX,
+    ID,
+    POSITION,
+    Chunk,
+    Mint,
+    Sizes,
+    Timers,
+    as_timers,
+    sort_rows,
+    stack,
+)
+from heapline.core.timer_layout import TimerLayout
+from heapline.core.timer_piles import NO_ROWS
+from heapline.errors import BadRequest
+
+__all__ = ["Chunk", "Timers", "TimingWheel"]
+
+TICK_MS_MIN, TICK_MS_MAX = 10, 1000
+
+
+class TimingWheel:
+    def __init__(self, now: int, tick_ms: int = 100, *, _sizes: Sizes | None = None) -> None:
+        if not TICK_MS_MIN <= tick_ms <= TICK_MS_MAX:
+            raise BadRequest(f"a tick of {tick_ms} ms: give one from {TICK_MS_MIN} to {TICK_MS_MAX} ms")
+        self.tick_ms = tick_ms
+        self._mint = Mint(_sizes or Sizes())
+        self._layout = TimerLayout(self._mint, tick_ms, now // tick_ms + 1)
+        self._now = now
+        self._count = 0
+        #: The earliest due time of all; None if it must be looked for.
+        self._first: int | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays held, consumed rows not yet freed among them."""
+        arrays = (chunk.rows if chunk.rows.base is None else chunk.rows.base for chunk in self._layout)
+        return sum({id(array): array.nbytes for array in arrays}.values())
+
+    def insert(self, dues: I64, keys: I64, ids: I64, positions: I64) -> None:
+        """Add rows, in any order; those due in the past come first like any other. The columns are copied."""
+        rows = stack(dues, keys, ids, positions)
+        count, most = rows.shape[1], self._mint.sizes.chunk_rows
+        for begin in range(0, count, most):
+            self._add(sort_rows(rows if count <= most else rows[:, begin : begin + most]))
+
+    def insert_one(self, due: int, key: int, id: int, position: int) -> None:
+        self._add(np.array(((due,), (key,), (id,), (position,)), np.int64))
+
+    def _add(self, rows: I64) -> None:
+        first = rows.item(DUE, 0)
+        if not self._count:
+            self._first = first
+        elif self._first is not None:
+            self._first = min(self._first, first)
+        self._count += rows.shape[1]
+        self._layout.place(rows)
+
+    def next_wake(self) -> int | None:
+        """When `due` may next return a row: at a whole tick, or if rows are due already, at their time."""
+        if not self._count:
+            return None
+        if self._first is None:
+            self._first = self._layout.first()
+        first = self._first
+        return first if first <= self._now else -(-first // self.tick_ms) * self.tick_ms
+
+    def due(self, now: int, limit: int) -> Timers:
+        """The first rows due at `now`, at most `limit`, in (due, id) order. They stay until taken."""
+        self._now = now
+        tick = now // self.tick_ms + 1
+        if tick > self._layout.tick:
+            self._layout.advance(tick)
+        else:
+            self._layout.go_back(tick)
+        return self._layout.front.peek(limit, min(now, I64_MAX))
+
+    def take(self, n: int) -> Timers:
+        """Remove and return the first n rows in (due, id) order, whatever the time; all if there are fewer."""
+        wanted = n = max(0, min(n, self._count))
+        parts, stride, front = [], 0, self._layout.front
+        while wanted:
+            if not front.count:
+                # Strides double, so that taking much from a sparse wheel does not go tick by tick.
+                self._layout.advance(self._layout.first() // self.tick_ms + 1 + stride)
+                stride = 2 * stride + 1
+            rows = front.take(wanted)
+            wanted -= rows.shape[1]
+            parts.append(rows)
+        self._count -= n
+        self._first = None
+        if len(parts) == 1:
+            return as_timers(parts[0])
+        return as_timers(np.concatenate(parts, axis=1) if parts else NO_ROWS)
+
+    def maintain(self, budget: int = 65536) -> bool:
+        """Do about `budget` rows of work that later calls would have to do; True if more is left."""
+        return self._layout.work_ahead(budget)
+
+    # -- by id, and in bulk: rare, and linear in the rows held
+
+    def find(self, id: int) -> tuple[int, int, int, int] | None:
+        """(due, key, id, position) of the row with this id; of the first in order, if there are several."""
+        found: list[tuple[int, int, int]] = []
+        for chunk in self._layout:
+            live = chunk.live()
+            at = np.flatnonzero(live[ID] == id)
+            found.extend((due, position, key) for due, key, _, position in live.take(at, axis=1).T.tolist())
+        if not found:
+            return None
+        due, position, key = min(found)
+        return due, key, id, position
+
+    def replace_positions(self, ids_sorted: I64, positions: I64, keep: int = 0) -> int:
+        """Give the rows with these ids new positions, but the bits in `keep` stay; how many rows were changed."""
+        replaced = 0
+
+        def change(rows: I64) -> I64:
+            nonlocal replaced
+            at, hits = _matches(rows[ID], ids_sorted)
+            if not hits.any():
+                return rows
+            replaced += int(np.count_nonzero(hits))
+            rows = rows.copy()
+            rows[POSITION, hits] = (positions[at[hits]] & ~keep) | (rows[POSITION, hits] & keep)
+            return sort_rows(rows)
+
+        self._layout.rewrite(change)
+        return replaced
+
+    def discard(self, ids_sorted: I64) -> int:
+        """Drop the rows with these ids; how many there were."""
+        return self.keep(lambda timers: ~_matches(timers.ids, ids_sorted)[1])
+
+    def keep(self, predicate: Callable[[Timers], npt.NDArray[np.bool_]]) -> int:
+        """Drop the rows for which the predicate is False; how many there were."""
+        dropped = 0
+
+        def change(rows: I64) -> I64:
+            nonlocal dropped
+            wanted = predicate(as_timers(rows))
+            if wanted.all():
+                return rows
+            kept = rows.compress(wanted, axis=1)
+            dropped += rows.shape[1] - kept.shape[1]
+            return kept
+
+        self._layout.rewrite(change)
+        self._count -= dropped
+        self._first = None
+        return dropped
+
+    def clear(self) -> list[Timers]:
+        """Remove everything, and return it in no order."""
+        held = [as_timers(chunk.live()) for chunk in self._layout]
+        self._layout = TimerLayout(self._mint, self.tick_ms, self._layout.tick)
+        self._count, self._first = 0, None
+        return held
+
+    # -- snapshots
+
+    def chunks(self) -> list[Chunk]:
+        """All rows, as chunks whose cursors stand still: what the wheel does later does not change them."""
+        return [Chunk(chunk.serial, chunk.rows, chunk.start) for chunk in self._layout]
+
+    @property
+    def next_serial(self) -> int:
+        """What the next chunk will be numbered. A snapshot that keeps it never sees a serial again after a restart."""
+        return self._mint.next_serial
+
+    @classmethod
+    def from_chunks(
+        cls, now: int, tick_ms: int, chunks: Iterable[Chunk], *, next_serial: int = 0, _sizes: Sizes | None = None
+    ) -> TimingWheel:
+        """A wheel of these rows. Chunks keep their serials until the wheel makes others of them."""
+        wheel = cls(now, tick_ms, _sizes=_sizes)
+        given = [Chunk(chunk.serial, chunk.rows, chunk.start) for chunk in chunks if chunk.count]
+        wheel._mint.next_serial = max(next_serial, *(chunk.serial + 1 for chunk in given), 0)
+        wheel._count = sum(chunk.count for chunk in given)
+        wheel._layout.restore(given)
+        return wheel
+
+
+def _matches(ids: I64, ids_sorted: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """For each id, where it would stand in `ids_sorted`, and whether it does."""
+    if not len(ids_sorted):
+        return np.zeros(len(ids), np.intp), np.zeros(len(ids), np.bool_)
+    at = np.minimum(ids_sorted.searchsorted(ids), len(ids_sorted) - 1)
+    return at, ids_sorted[at] == ids

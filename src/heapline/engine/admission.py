@@ -1,0 +1,401 @@
+"""Letting messages in: from enqueue calls to `Enqueued` events, as few and as large as one turn allows.
+
+Calls without an identity are joined, whoever made them: one block and one event per partition. A call with a producer
+or with idempotency keys is judged on its own, because what it repeats decides what of it goes in.
+Everything of one call goes into one unit, so an atomic batch is atomic by being written at once.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, STALE, fingerprint
+from heapline.core.events import Enqueued as EnqueuedEvent
+from heapline.core.events import I64, KeyRows, ProducerOpened, ProducerRows
+from heapline.core.idempotency import key_hash
+from heapline.core.partition import Partition
+from heapline.core.placement import place
+from heapline.engine.columns import SCOPES, Columns, join
+from heapline.engine.topic import Topic
+from heapline.errors import BadRequest, HeaplineError, IdempotencyConflict, ResourceExhausted, StaleEpoch, StaleSequence
+from heapline.journal.block import ROW_BYTES, Block, make_block
+from heapline.journal.journal import Journal
+from heapline.model import Enqueued, Now, Outgoing
+from heapline.ulid import to_ulid
+
+BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
+BATCH_BYTES_MAX = 15 << 20  # what one unit takes
+EVENT_BYTES_PER_ROW = 64  # an upper bound of what one row adds to an event: sequences, hashes, fingerprints
+
+
+class Identity(NamedTuple):
+    """Who numbered the messages of a call."""
+
+    producer_id: str
+    epoch: int
+    answered_below: int
+
+
+class EnqueueCall:
+    """One call of `enqueue` (`message`) or `enqueue_batch` (`columns`)."""
+
+    __slots__ = ("atomic", "columns", "future", "identity", "message", "nbytes")
+
+    def __init__(
+        self, future: Future[Any], *, message: Outgoing | None = None, columns: Columns | None = None,
+        atomic: bool = True, identity: Identity | None = None,
+    ) -> None:  # fmt: skip
+        self.future = future
+        self.message = message
+        self.columns = columns
+        self.atomic = atomic
+        self.identity = identity
+        if columns is not None:
+            self.nbytes = sum(map(len, columns.payloads)) + columns.count * 2 * ROW_BYTES
+            if columns.keys or columns.headers:
+                self.nbytes += sum(map(len, columns.small_parts()[0] or ()))
+        elif message is not None:
+            self.nbytes = len(message.payload) + 2 * ROW_BYTES
+            if message.key or message.headers:
+                self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
+
+    @property
+    def count(self) -> int:
+        return 1 if self.columns is None else self.columns.count
+
+    @property
+    def is_plain(self) -> bool:
+        if self.identity is not None:
+            return False
+        if self.columns is None:
+            return self.message is None or self.message.idempotency_key is None
+        return self.columns.tokens is None
+
+
+Answer = tuple["Future[Any]", Any]
+
+
+class Admission:
+    """Takes the enqueue calls of a turn; returns what to answer once all is durable."""
+
+    def __init__(self, topic: Topic, journal: Journal) -> None:
+        self._topic = topic
+        self._journal = journal
+        self._turn = 0  # whose turn it is among the partitions, for messages that name none
+        self.enqueued = 0
+        self.duplicates = 0
+
+    def admit(self, calls: Sequence[EnqueueCall], now: Now) -> list[Answer]:
+        answers: list[Answer] = []
+        limit = self._topic.config.max_backlog
+        backlog = self._topic.backlog if limit else 0
+        group: list[EnqueueCall] = []
+        group_bytes = 0
+        for call in calls:
+            if limit and backlog + call.count > limit:
+                answers.append((call.future, ResourceExhausted(f"max_backlog of topic {self._topic.name!r}", limit)))
+                continue
+            backlog += call.count
+            if not call.is_plain:
+                answers += self._admit_plain(group, now)
+                group, group_bytes = [], 0
+                answers.append((call.future, self._admit_identified(call, now)))
+                continue
+            if group and group_bytes + call.nbytes > BLOCK_BYTES_MAX:
+                answers += self._admit_plain(group, now)
+                group, group_bytes = [], 0
+            group.append(call)
+            group_bytes += call.nbytes
+        answers += self._admit_plain(group, now)
+        return answers
+
+    # -- calls without identity ------------------------------------------------------------------------------------
+
+    def _admit_plain(self, calls: list[EnqueueCall], now: Now) -> list[Answer]:
+        if not calls:
+            return []
+        columns, spans = _gather(calls)
+        parts = self._place(columns, spans)
+        ids = self._write(columns, parts, now).tolist()
+        answers: list[Answer] = []
+        for call, start, end in spans:
+            if call.columns is None:
+                answers.append((call.future, Enqueued(ids[start])))
+            else:
+                answers.append((call.future, [Enqueued(id) for id in ids[start:end]]))
+        return answers
+
+    def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64 | None:
+        """The partition of each message; None if there is but one. Messages of a call that name no key go together."""
+        count = len(self._topic.partitions)
+        if count == 1:
+            return None
+        parts = np.empty(columns.count, dtype=np.int64)
+        for _, start, end in spans:
+            self._turn = (self._turn + 1) % count
+            parts[start:end] = self._turn
+        if columns.keys is not None:
+            keyed = [i for i, key in enumerate(columns.keys) if key is not None]
+            parts[keyed] = place([columns.keys[i].encode() for i in keyed], count)
+        return parts
+
+    def _write(self, columns: Columns, parts: I64 | None, now: Now) -> I64:
+        """Write all messages as new ones; returns their ids."""
+        partitions = self._topic.partitions
+        ids = np.empty(columns.count, dtype=np.int64)
+        if parts is None:
+            shares: list[tuple[Partition, Any, Columns]] = [(partitions[0], slice(None), columns)]
+        else:
+            numbers = np.unique(parts).tolist()
+            if len(numbers) == 1:
+                shares = [(partitions[numbers[0]], slice(None), columns)]
+            else:
+                indexes = [np.flatnonzero(parts == number) for number in numbers]
+                shares = [
+                    (partitions[n], index, columns.subset(index.tolist()))
+                    for n, index in zip(numbers, indexes, strict=True)
+                ]
+        made = []
+        for partition, index, share in shares:
+            for piece, part in _pieces(index, share):
+                rows, smalls = part.fill(now.steady, now.wall)
+                rows["id"] = partition.ids.take(part.count, now.steady)
+                ids[piece] = rows["id"]
+                made.append((partition, rows, make_block(rows, smalls, part.payloads)))
+        self._emit(made, now)
+        return ids
+
+    def _emit(self, made: list[tuple[Partition, Any, Block]], now: Now, events: list[EnqueuedEvent] | None = None) -> None:
+        extra = sum(b.count for _, _, b in made) * EVENT_BYTES_PER_ROW if events else 0
+        total = sum(b.nbytes + 128 for _, _, b in made) + extra
+        self._topic.reserve(self._journal, total, now, blocks=len(made), frames=len(made))
+        for i, (partition, rows, block) in enumerate(made):
+            seq = self._topic.take_seq(len(rows))
+            event = events[i] if events else EnqueuedEvent(0, 0, len(rows), seq)
+            event.seq = seq
+            self._topic.emit_records(self._journal, partition, event, rows, block, now)
+            self.enqueued += len(rows)
+
+    # -- calls with identity ---------------------------------------------------------------------------------------
+
+    def _admit_identified(self, call: EnqueueCall, now: Now) -> Any:
+        """What to answer: a result, a list of results, or an exception."""
+        columns = call.columns or Columns([call.message])  # type: ignore[list-item]
+        try:
+            results = self._judge_and_write(call, columns, now)
+        except HeaplineError as error:
+            return error
+        return results if call.columns is not None else results[0]
+
+    def _judge_and_write(self, call: EnqueueCall, columns: Columns, now: Now) -> list[Enqueued]:
+        if call.identity is not None:
+            self._open_epoch(call.identity, now)
+        parts = self._place_identified(call, columns)
+        prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
+        shares = [
+            _Share(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now)
+            for n in np.unique(parts).tolist()
+        ]
+        errors = {row: error for share in shares for row, error in share.errors.items()}
+        if errors and call.atomic:
+            raise errors[min(errors)]
+        made, events = [], []
+        for share in shares:
+            if share.new.any():
+                rows, block, event = share.build(now)
+                made.append((share.partition, rows, block))
+                events.append(event)
+        if made:
+            self._emit(made, now, events)
+        results: list[Enqueued] = [Enqueued(0)] * columns.count
+        for share in shares:
+            for row, result in share.results():
+                results[row] = result
+                self.duplicates += result.duplicate
+        return results
+
+    def _open_epoch(self, identity: Identity, now: Now) -> None:
+        """A producer that brings its own epochs begins a new one by using it."""
+        known = max(p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions)
+        if identity.epoch < known:
+            raise StaleEpoch(identity.producer_id, identity.epoch, known)
+        if identity.epoch > known:
+            self.open_producer(identity.producer_id, identity.epoch, now)
+
+    def open_producer(self, producer_id: str, epoch: int | None, now: Now) -> int:
+        """Record an epoch (the next one, if none is given) in every partition."""
+        partitions = self._topic.partitions
+        if epoch is None:
+            epoch = max(p.sequences.epoch_of(producer_id) or 0 for p in partitions) + 1
+        self._topic.reserve(self._journal, 256 * len(partitions), now, blocks=0, frames=len(partitions))
+        for partition in partitions:
+            event = ProducerOpened(producer_id, epoch, len(partitions))
+            self._topic.emit(self._journal, partition, event, now)
+        return epoch
+
+    def _place_identified(self, call: EnqueueCall, columns: Columns) -> I64:
+        """By key; without one by idempotency key; without that by (producer, sequence): a retry lands where it was."""
+        count = len(self._topic.partitions)
+        if count == 1:
+            return np.zeros(columns.count, dtype=np.int64)
+        names: list[bytes] = []
+        for i in range(columns.count):
+            key = columns.keys[i] if columns.keys else None
+            token = columns.tokens[i] if columns.tokens else None
+            if key is not None:
+                names.append(key.encode())
+            elif token is not None:
+                names.append(b"idempotency\0" + token.encode())
+            elif call.identity is not None:
+                names.append(f"{call.identity.producer_id}\0{columns.seqs[i]}".encode())  # type: ignore[index]
+            else:
+                self._turn = (self._turn + 1) % count
+                names.append(f"turn\0{self._turn}".encode())
+        return place(names, count)
+
+
+class _Share:
+    """The part of an identified call that lies in one partition, judged against what that partition remembers."""
+
+    def __init__(
+        self, partition: Partition, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now
+    ) -> None:
+        self.partition = partition
+        self._index = index
+        self._columns = columns.subset(index.tolist())
+        self._prints = prints[index]
+        self._identity = call.identity
+        count = len(index)
+        self._status = np.zeros(count, dtype=np.int8)
+        self._first = np.full(count, -1, dtype=np.int64)
+        self._twin = np.full(count, -1, dtype=np.int64)
+        self.errors: dict[int, HeaplineError] = {}
+        self._ids = np.zeros(count, dtype=np.int64)
+        self._keyed = [i for i, t in enumerate(self._columns.tokens or ()) if t is not None]
+        self._hashes = [key_hash(self._columns.tokens[i]) for i in self._keyed]  # type: ignore[index]
+        self._judge(now)
+        self.new = self._status == NEW
+
+    def _judge(self, now: Now) -> None:
+        everything = np.arange(len(self._index))
+        if self._identity is not None:
+            seqs = np.array(self._columns.seqs, dtype=np.int64)
+            verdict = self.partition.sequences.check(
+                self._identity.producer_id, self._identity.epoch, seqs, self._prints
+            )  # fmt: skip
+            self._take(verdict, everything)
+        if self._keyed:
+            rows = np.array(self._keyed)
+            verdict = self.partition.keys.check(self._hashes, self._prints[rows], now.steady)
+            self._take(verdict, rows)
+        for row in np.flatnonzero((self._status == CONFLICT) | (self._status == STALE)).tolist():
+            self.errors[int(self._index[row])] = self._error(row)
+
+    def _take(self, verdict: Any, rows: I64) -> None:
+        """Lay a verdict over rows that are still new."""
+        if verdict.all_new:
+            return
+        for i, row in enumerate(rows.tolist()):
+            if self._status[row] == NEW and verdict.status[i] != NEW:
+                self._status[row] = verdict.status[i]
+                self._first[row] = verdict.first_ids[i]
+                if verdict.twins[i] >= 0:
+                    self._twin[row] = rows[verdict.twins[i]]
+
+    def _error(self, row: int) -> HeaplineError:
+        seq = None if self._identity is None else self._columns.seqs[row]  # type: ignore[index]
+        if self._status[row] == STALE:
+            assert self._identity is not None
+            producer = self._identity.producer_id
+            return StaleSequence(producer, seq or 0, self.partition.sequences.answered_below_of(producer))
+        token = self._columns.tokens[row] if self._columns.tokens else None
+        identity = f"idempotency key {token!r}" if token is not None else f"sequence {seq}"
+        first = int(self._first[row])
+        return IdempotencyConflict(identity, to_ulid(first) if first >= 0 else "(of the same batch)")
+
+    def build(self, now: Now) -> tuple[Any, Block, EnqueuedEvent]:
+        new = np.flatnonzero(self.new)
+        part = self._columns.subset(new.tolist())
+        rows, smalls = part.fill(now.steady, now.wall)
+        rows["id"] = self._ids[new] = self.partition.ids.take(len(new), now.steady)
+        event = EnqueuedEvent(0, 0, len(new), 0)
+        renumber = np.cumsum(self.new) - 1
+        if self._identity is not None:
+            seqs = np.array(part.seqs, dtype=np.int64)
+            event.producers = [
+                ProducerRows(*self._identity, np.arange(len(new)), seqs, self._prints[new].tobytes())
+            ]  # fmt: skip
+        keep = [(i, row) for i, row in enumerate(self._keyed) if self.new[row]]
+        if keep:
+            rows_keyed = np.array([row for _, row in keep])
+            window = round(self.partition.config.dedup_window * 1000)
+            scopes = [SCOPES[(self._columns.scopes[r] if self._columns.scopes else None) or "window"] for _, r in keep]
+            event.keys = KeyRows(
+                renumber[rows_keyed], b"".join(self._hashes[i] for i, _ in keep), self._prints[rows_keyed].tobytes(),
+                np.array(scopes, dtype=np.int8).tobytes(), np.full(len(keep), now.steady + window, dtype=np.int64),
+            )  # fmt: skip
+        return rows, make_block(rows, smalls, part.payloads), event
+
+    def results(self) -> list[tuple[int, Enqueued]]:
+        found: list[tuple[int, Enqueued]] = []
+        for row, where in enumerate(self._index.tolist()):
+            if where in self.errors:
+                found.append((where, Enqueued(0, error=self.errors[where])))
+            elif self._status[row] == DUPLICATE:
+                twin = int(self._twin[row])
+                first = int(self._ids[twin]) if twin >= 0 else int(self._first[row])
+                found.append((where, Enqueued(first, True)))
+            else:
+                found.append((where, Enqueued(int(self._ids[row]))))
+        return found
+
+
+def _gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, int, int]]]:
+    """All messages of these calls as columns, and which rows are whose."""
+    parts: list[Columns] = []
+    singles: list[Outgoing] = []
+    spans: list[tuple[EnqueueCall, int, int]] = []
+    at = 0
+    for call in calls:
+        if call.message is not None:
+            singles.append(call.message)
+        else:
+            if singles:
+                parts.append(Columns(singles))
+                singles = []
+            parts.append(call.columns)  # type: ignore[arg-type]
+        spans.append((call, at, at + call.count))
+        at += call.count
+    if singles:
+        parts.append(Columns(singles))
+    return join(parts), spans
+
+
+def _pieces(index: Any, columns: Columns) -> list[tuple[Any, Columns]]:
+    """Cut into blocks of at most BLOCK_BYTES_MAX. Nearly always one."""
+    sizes = [len(p) for p in columns.payloads]
+    if sum(sizes) + columns.count * 2 * ROW_BYTES <= BLOCK_BYTES_MAX:
+        return [(index, columns)]
+    rows = np.arange(columns.count) if isinstance(index, slice) else index
+    pieces: list[tuple[Any, Columns]] = []
+    start, total = 0, 0
+    for i, size in enumerate(sizes):
+        size += 2 * ROW_BYTES
+        if total + size > BLOCK_BYTES_MAX - (64 << 10) and i > start:
+            pieces.append((rows[start:i], columns.subset(range(start, i))))
+            start, total = i, 0
+        total += size
+    pieces.append((rows[start:], columns.subset(range(start, columns.count))))
+    return pieces
+
+
+def check_batch_bytes(nbytes: int) -> None:
+    if nbytes > BATCH_BYTES_MAX:
+        raise BadRequest(
+            f"an atomic batch of {nbytes} bytes is over the {BATCH_BYTES_MAX} that are written at once: "
+            "split it, or enqueue with atomic=False"
+        )

@@ -1,0 +1,208 @@
+"""Messages on their way in, as columns: checked once, then never touched one by one again.
+
+A batch becomes `Columns` in its caller's own turn, so a bad message is refused before anything else knows of it.
+Single messages are checked one by one and become columns together with all others of the same turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from heapline.config import MAX_RETRIES_MAX, TopicConfig
+from heapline.core.events import I64
+from heapline.core.record import DEFAULT_RETRIES, FLAG_HEADERS, FLAG_KEY, FLAG_WALL, ROW
+from heapline.errors import BadRequest, PayloadTooLarge
+from heapline.model import EPOCH, Outgoing
+
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+KEY_BYTES_MAX = 4096
+HEADERS_BYTES_MAX = 32 << 10
+SECONDS_MAX = 200 * 366 * 86400.0  # two centuries: longer is a mistake, and sums of times stay in range
+SCOPES = {"window": 0, "pending": 1, "until_ack": 2}
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Columns:
+    """A list of messages by field; a field that no message uses is None."""
+
+    __slots__ = (
+        "at", "count", "delays", "headers", "keys", "payloads", "priorities", "retries", "scopes", "seqs", "tokens",
+        "ttls",
+    )  # fmt: skip
+
+    def __init__(self, messages: Sequence[Outgoing]) -> None:
+        self.count = len(messages)
+        self.payloads = [m.payload for m in messages]
+        self.priorities = np.array([m.priority for m in messages], dtype=np.int64)
+        self.keys = _used([m.key for m in messages])
+        self.headers = _used([m.headers for m in messages])
+        self.delays = _used([m.delay for m in messages])
+        self.at = _used([m.deliver_at for m in messages])
+        self.ttls = _used([m.ttl for m in messages])
+        self.retries = _used([m.max_retries for m in messages])
+        self.tokens = _used([m.idempotency_key for m in messages])
+        self.scopes = _used([m.idempotency_scope for m in messages])
+        self.seqs = _used([m.seq for m in messages])
+
+    def small_parts(self) -> tuple[list[bytes] | None, Any, Any]:
+        """(small part of each message, key lengths, flags): key bytes, then headers as msgpack."""
+        if self.keys is None and self.headers is None:
+            return None, 0, 0
+        count = self.count
+        keys = [b"" if k is None else k.encode() for k in self.keys] if self.keys else [b""] * count
+        headers = [b"" if not h else _encode(dict(h)) for h in self.headers] if self.headers else [b""] * count
+        flags = np.zeros(count, dtype=np.uint16)
+        if self.keys:
+            flags |= np.array([k is not None for k in self.keys], dtype=np.uint16) * np.uint16(FLAG_KEY)
+        flags |= np.array([bool(h) for h in headers], dtype=np.uint16) * np.uint16(FLAG_HEADERS)
+        return [k + h for k, h in zip(keys, headers, strict=True)], [len(k) for k in keys], flags
+
+    def fill(self, steady: int, wall: int) -> tuple[np.ndarray[Any, Any], list[bytes] | None]:
+        """The record rows of these messages (but for ids), and their small parts."""
+        rows = np.zeros(self.count, dtype=ROW)
+        rows["priority"] = self.priorities
+        rows["enqueued_at"] = steady
+        smalls, rows["key_len"], rows["flags"] = self.small_parts()
+        if self.delays is not None:
+            waits = np.array([0 if d is None else round(d * 1000) for d in self.delays], dtype=np.int64)
+            rows["due"] = np.where(waits > 0, steady + waits, 0)
+        if self.at is not None:
+            moments: I64 = np.array([0 if a is None else to_ms(a) for a in self.at], dtype=np.int64)
+            later = moments > wall
+            rows["due"][later] = moments[later]
+            rows["flags"] |= later.astype(np.uint16) * np.uint16(FLAG_WALL)
+        if self.ttls is not None:
+            rows["ttl_ms"] = [0 if t is None else max(1, round(t * 1000)) for t in self.ttls]
+        rows["max_retries"] = DEFAULT_RETRIES
+        if self.retries is not None:
+            rows["max_retries"] = [DEFAULT_RETRIES if r is None else r for r in self.retries]
+        return rows, smalls
+
+    def subset(self, index: Sequence[int]) -> Columns:
+        part = Columns.__new__(Columns)
+        part.count = len(index)
+        part.priorities = self.priorities[index]
+        for name in ("payloads", "keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs"):
+            column = getattr(self, name)
+            setattr(part, name, None if column is None else [column[i] for i in index])
+        return part
+
+
+def join(parts: Sequence[Columns]) -> Columns:
+    """One after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Columns.__new__(Columns)
+    whole.count = sum(p.count for p in parts)
+    whole.priorities = np.concatenate([p.priorities for p in parts])
+    whole.payloads = [payload for p in parts for payload in p.payloads]
+    for name in ("keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs"):
+        columns = [getattr(p, name) for p in parts]
+        if all(c is None for c in columns):
+            setattr(whole, name, None)
+        else:
+            filled = [[None] * p.count if c is None else c for p, c in zip(parts, columns, strict=True)]
+            setattr(whole, name, [value for column in filled for value in column])
+    return whole
+
+
+def _used(column: list[Any]) -> list[Any] | None:
+    return None if column.count(None) == len(column) else column
+
+
+def to_ms(moment: datetime) -> int:
+    return round((moment - EPOCH).total_seconds() * 1000)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def check_one(message: Outgoing, config: TopicConfig, topic: str) -> None:
+    """Refuse what cannot be enqueued, saying what to do."""
+    payload = message.payload
+    if type(payload) is not bytes:
+        raise BadRequest(f"a payload is bytes, not {type(payload).__name__}: encode it first, for example as JSON")
+    if len(payload) > config.max_payload_bytes:
+        raise PayloadTooLarge(len(payload), config.max_payload_bytes, topic)
+    check_priority(message.priority)
+    if message.key is not None:
+        _check_text("key", message.key, KEY_BYTES_MAX)
+    if message.headers:
+        _check_headers(message.headers)
+    if message.delay is not None:
+        check_seconds("delay", message.delay)
+    if message.deliver_at is not None:
+        check_moment("deliver_at", message.deliver_at)
+        if message.delay is not None:
+            raise BadRequest("give delay or deliver_at, not both")
+    if message.ttl is not None:
+        check_seconds("ttl", message.ttl)
+        if message.ttl <= 0:
+            raise BadRequest("ttl must be over 0 seconds")
+    if message.max_retries is not None:
+        check_retries(message.max_retries)
+    if message.idempotency_key is not None:
+        _check_text("idempotency_key", message.idempotency_key, KEY_BYTES_MAX)
+    if message.idempotency_scope is not None and message.idempotency_scope not in SCOPES:
+        raise BadRequest(f"idempotency_scope is one of {', '.join(SCOPES)}, not {message.idempotency_scope!r}")
+    if message.seq is not None and not (type(message.seq) is int and 0 <= message.seq <= INT64_MAX):
+        raise BadRequest(f"seq is an int from 0 to 2^63−1, not {message.seq!r}")
+
+
+def check_priority(priority: Any) -> None:
+    if type(priority) is not int or not INT64_MIN <= priority <= INT64_MAX:
+        raise BadRequest(f"a priority is an int of 64 bits, not {priority!r}")
+
+
+def check_retries(retries: Any) -> None:
+    if type(retries) is not int or not 0 <= retries <= MAX_RETRIES_MAX:
+        raise BadRequest(f"max_retries is an int from 0 to {MAX_RETRIES_MAX}, not {retries!r}")
+
+
+def check_seconds(name: str, value: Any, low: float = 0.0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= SECONDS_MAX:
+        raise BadRequest(f"{name} is a number of seconds from {low:g} to {SECONDS_MAX:g}, not {value!r}")
+
+
+def check_moment(name: str, moment: Any) -> None:
+    if not isinstance(moment, datetime):
+        raise BadRequest(f"{name} is a datetime, not {moment!r}")
+    if moment.utcoffset() is None:
+        raise BadRequest(
+            f"{name}={moment.isoformat()} has no time zone: use one, for example datetime.now(UTC) + timedelta(hours=1)"
+        )
+    if not 0 <= to_ms(moment) <= SECONDS_MAX * 1000 + 1_704_067_200_000:
+        raise BadRequest(f"{name}={moment.isoformat()} is out of range")
+
+
+def _check_text(name: str, value: Any, limit: int) -> None:
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{name} is a non-empty str, not {value!r}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise BadRequest(f"{name} cannot be encoded as UTF-8") from None
+    if size > limit:
+        raise BadRequest(f"{name} is {size} bytes long; at most {limit} are allowed")
+
+
+def _check_headers(headers: Any) -> None:
+    try:
+        pairs = list(headers.items())
+    except AttributeError:
+        raise BadRequest(f"headers is a mapping of str to str, not {headers!r}") from None
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise BadRequest(f"headers are str to str: {name!r}: {value!r} is not; write numbers as text")
+    try:
+        size = len(_encode(dict(pairs)))
+    except UnicodeEncodeError:
+        raise BadRequest("headers cannot be encoded as UTF-8") from None
+    if size > HEADERS_BYTES_MAX:
+        raise BadRequest(f"headers take {size} bytes; at most {HEADERS_BYTES_MAX} are allowed")

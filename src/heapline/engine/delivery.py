@@ -1,0 +1,211 @@
+"""Handing messages out: which go to which pop, and what a popped message looks like.
+
+The pops of a turn are served together: the best messages over all partitions in one order, shared out in the
+order in which the pops came. A pop's answer needs two things, in either order: the lease made durable, and the records read.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from heapline.core.events import I64, Grant
+from heapline.core.heap import Rows
+from heapline.core.leases import DEADLINE, POSITION, TOKEN
+from heapline.core.partition import Partition
+from heapline.core.position import ATTEMPTS_MAX, size_bound
+from heapline.core.record import FLAG_HEADERS, FLAG_KEY
+from heapline.engine.topic import Topic
+from heapline.journal.journal import Journal
+from heapline.model import Message, Now
+
+if TYPE_CHECKING:
+    from heapline.broker import Broker
+
+_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+class PopCall:
+    """One pop: what it wants, and then what it got."""
+
+    __slots__ = (
+        "deadline", "future", "holder", "ids", "load", "max_bytes", "max_messages", "positions", "records",
+        "request_id", "timer", "tokens", "visibility_ms", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self, future: Future[Any], max_messages: int, max_bytes: int, visibility_ms: int, holder: str | None,
+        request_id: str | None, waits: bool,
+    ) -> None:  # fmt: skip
+        self.future = future
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.visibility_ms = visibility_ms
+        self.holder = holder
+        self.request_id = request_id
+        self.waits = waits
+        self.timer: Any = None
+        self.ids: list[int] = []
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.deadline: int | list[int] = 0
+        self.records: Any = None
+        self.load: Any = None
+
+
+class Delivery:
+    def __init__(self, topic: Topic, journal: Journal) -> None:
+        self._topic = topic
+        self._journal = journal
+        self.leased = 0
+
+    def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
+        """Lease messages to these pops; returns those that got some."""
+        again = [call for call in calls if call.request_id is not None and self._repeat(call)]
+        fresh = [call for call in calls if not call.ids]
+        room = self._room()
+        if not fresh or room <= 0:
+            return again
+        want = min(sum(call.max_messages for call in fresh), room)
+        partitions = [p for p in self._topic.partitions if p.ready]
+        if not partitions:
+            return again
+        if len(partitions) == 1:
+            self._serve_one(partitions[0], fresh, want, now)
+        else:
+            self._serve_many(partitions, fresh, want, now)
+        return again + [call for call in fresh if call.ids]
+
+    def _room(self) -> int:
+        limit = self._topic.config.max_inflight
+        return limit - self._topic.leased if limit else 1 << 40
+
+    def _repeat(self, call: PopCall) -> bool:
+        """A pop that was asked before gets the leases that it got then, if they still stand."""
+        deadlines = []
+        for partition in self._topic.partitions:
+            for id in partition.leases.request(call.request_id or ""):
+                lease = partition.leases.by_id[id]
+                call.ids.append(id)
+                call.tokens.append(lease[TOKEN])
+                call.positions.append(lease[POSITION])
+                deadlines.append(lease[DEADLINE])
+        call.deadline = deadlines
+        return bool(call.ids)
+
+    def _serve_one(self, partition: Partition, calls: Sequence[PopCall], want: int, now: Now) -> None:
+        rows = partition.eligible(want)
+        counts = share(size_bound(rows.positions), calls)
+        total = sum(counts)
+        if total < len(rows.ids):
+            rows = Rows(rows.keys[:total], rows.ids[:total], rows.positions[:total])
+        if total:
+            self._lease(partition, rows, calls, counts, now)
+
+    def _serve_many(self, partitions: Sequence[Partition], calls: Sequence[PopCall], want: int, now: Now) -> None:
+        found = [p.eligible(want) for p in partitions]
+        keys = np.concatenate([rows.keys for rows in found])
+        ids = np.concatenate([rows.ids for rows in found])
+        owner = np.repeat(np.arange(len(found)), [len(rows.ids) for rows in found])
+        order = np.lexsort((ids, keys))[:want]
+        positions = np.concatenate([rows.positions for rows in found])[order]
+        counts = share(size_bound(positions), calls)
+        total = sum(counts)
+        owner = owner[order][:total]
+        whose = np.repeat(np.arange(len(calls)), counts)
+        for i, partition in enumerate(partitions):
+            mine = whose[owner == i]
+            if len(mine):
+                rows = Rows(*(column[: len(mine)] for column in found[i]))
+                self._lease(partition, rows, calls, np.bincount(mine, minlength=len(calls)).tolist(), now)
+
+    def _lease(
+        self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now
+    ) -> None:
+        grants = [
+            Grant(count, now.steady + call.visibility_ms, call.holder, call.request_id)
+            for call, count in zip(calls, counts, strict=True) if count
+        ]  # fmt: skip
+        token = partition.offset
+        event = partition.decide_lease(rows, grants, now, self._topic.take_seq(len(rows.ids)))
+        self._topic.emit(self._journal, partition, event, now)
+        ids = rows.ids.tolist()
+        attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
+        positions = ((rows.positions & ~ATTEMPTS_MAX) | attempts).tolist()
+        start = 0
+        for call, count in zip(calls, counts, strict=True):
+            end = start + count
+            call.ids += ids[start:end]
+            call.tokens += range(token + start, token + end)
+            call.positions += positions[start:end]
+            call.deadline = now.steady + call.visibility_ms
+            start = end
+        self.leased += len(ids)
+
+
+def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
+    """How many of these messages, in order, each call gets: at most what it wants, in count and in bytes.
+
+    A call that gets any gets at least one, however large.
+    """
+    ends = np.cumsum(bounds)
+    counts = []
+    at, total = 0, len(bounds)
+    for call in calls:
+        if at >= total:
+            counts.append(0)
+            continue
+        before = int(ends[at - 1]) if at else 0
+        by_bytes = int(np.searchsorted(ends, before + call.max_bytes, side="right")) - at
+        count = min(call.max_messages, max(1, by_bytes), total - at)
+        counts.append(count)
+        at += count
+    return counts
+
+
+def build_messages(call: PopCall, topic: Topic, broker: Broker) -> list[Message]:
+    """The messages of a served pop, best first."""
+    records = call.records
+    rows = records.rows
+    priorities = rows["priority"].tolist()
+    enqueued = rows["enqueued_at"].tolist()
+    flags = rows["flags"].tolist()
+    payloads = records.payloads
+    deadlines = call.deadline if isinstance(call.deadline, list) else [call.deadline] * len(call.ids)
+    bad = records.bad
+    messages = []
+    name = topic.name
+    for i, id in enumerate(call.ids):
+        if i in bad:
+            continue
+        partition = id >> 12 & 1023
+        key = headers = None
+        if flags[i]:
+            key, headers = split_small(records.smalls[i], int(rows["key_len"][i]), flags[i])
+        touched = topic.partitions[partition].touched.get(id)
+        priority = priorities[i] if touched is None or touched.priority is None else touched.priority
+        messages.append(
+            Message(
+                broker, name, partition, id, call.tokens[i], payloads[i], priority,
+                call.positions[i] & ATTEMPTS_MAX, key, headers, enqueued[i], deadlines[i],
+            )  # fmt: skip
+        )
+    if len(topic.partitions) > 1:
+        _best_first(messages, topic)
+    return messages
+
+
+def _best_first(messages: list[Message], topic: Topic) -> None:
+    """Leases were given partition by partition; people expect the order of the whole topic."""
+    ordering = topic.partitions[0].ordering
+    messages.sort(key=lambda m: (ordering.key(m.priority, m._enqueued_ms), m.id))
+
+
+def split_small(small: bytes, key_len: int, flags: int) -> tuple[str | None, dict[str, str] | None]:
+    key = bytes(small[:key_len]).decode() if flags & FLAG_KEY else None
+    headers = _decode_headers(small[key_len:]) if flags & FLAG_HEADERS else None
+    return key, headers

@@ -1,0 +1,161 @@
+"""A topic's state as a snapshot: what is large and never changes as blobs, the rest as one msgpack value.
+
+`freeze` runs on the event loop and must be quick: it takes references to immutable runs and copies only small tables.
+`Frozen.encode` runs in an I/O thread. `thaw` builds the topic again.
+
+Version 1 of the state. Ritual for changing it: bump STATE_VERSION, keep `thaw` for the old one, add a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from heapline.core.gone import GoneMemory
+from heapline.core.heap import Run, RunHeap
+from heapline.core.idempotency import KeyWindow
+from heapline.core.leases import LeaseTable
+from heapline.core.partition import Partition
+from heapline.core.sequences import SequenceWindow
+from heapline.core.state import Dead, Touched
+from heapline.core.wheel import Chunk, TimingWheel
+from heapline.engine.topic import Topic
+from heapline.errors import SnapshotCorrupt, UnknownFormat
+
+STATE_VERSION = 1
+BLOB_ROWS_MIN = 4096  # shorter runs stand in the state itself
+WHEELS = ("delays", "calendar", "ttls", "ttls_wall")
+_RUN_COLUMNS = ("keys", "ids", "positions")
+_CHUNK_COLUMNS = ("dues", "keys", "ids", "positions")
+
+
+class Frozen:
+    """A captured state: plain values, and arrays that nobody changes any more."""
+
+    def __init__(self, state: list[Any], blobs: dict[str, list[Any]]) -> None:
+        self._state = state
+        self.blobs = blobs
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self._state, enc_hook=_encode_array)
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, np.integer):
+        return int(value)
+    raise TypeError(f"a snapshot cannot hold {type(value)}")
+
+
+class _Blobs:
+    """Names for large immutable runs. A run keeps its name for life, so that it is written once.
+
+    A serial is unique only within one run of the process; the unit makes a name unique for ever.
+    """
+
+    def __init__(self, names: dict[str, str], unit: int) -> None:
+        self._names = names
+        self._unit = unit
+        self.arrays: dict[str, list[Any]] = {}
+
+    def add(self, run_name: str, arrays: list[Any]) -> str:
+        name = self._names.setdefault(run_name, f"{run_name}-{self._unit}")
+        self.arrays[name] = arrays
+        return name
+
+
+def freeze(topic: Topic, unit: int) -> Frozen:
+    """Capture the state that the units up to `unit` lead to."""
+    blobs = _Blobs(topic.blob_names, unit)
+    partitions = [_freeze_partition(p, blobs) for p in topic.partitions]
+    live = topic.live.to_state()
+    return Frozen([STATE_VERSION, topic.next_seq, topic.paused, topic.paused_until, live, partitions], blobs.arrays)
+
+
+def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
+    return {
+        "offset": p.offset,
+        "last_id": p.ids.last,
+        "ready": p.ready,
+        "delayed": p.delayed,
+        "heap": [_freeze_run(r, f"heap-{p.number}-{r.serial}", _RUN_COLUMNS, blobs) for r in p.heap.runs()],
+        "wheels": {
+            name: [
+                _freeze_run(c, f"{name}-{p.number}-{c.serial}", _CHUNK_COLUMNS, blobs)
+                for c in getattr(p, name).chunks()
+            ]
+            for name in WHEELS
+        },
+        "leases": p.leases.to_state(),
+        "dead": [(id, *dead) for id, dead in p.dead.items()],
+        "touched": [(id, *touched.to_state()) for id, touched in p.touched.items()],
+        "reasons": list(p.reasons.items()),
+        "limits": list(p.limits.items()),
+        "lapsed": list(p.lapsed),
+        "retrying": list(p.retrying),
+        "sequences": p.sequences.to_state(),
+        "keys": p.keys.to_state(),
+        "gone": p.gone.to_state(),
+    }
+
+
+def _freeze_run(run: Any, name: str, columns: tuple[str, ...], blobs: _Blobs) -> list[Any]:
+    """[serial, start, rows, name of its blob or None, columns or None]"""
+    arrays = [getattr(run, column) for column in columns]
+    rows = len(arrays[0])
+    if rows >= BLOB_ROWS_MIN:
+        return [run.serial, run.start, rows, blobs.add(name, [np.ascontiguousarray(a) for a in arrays]), None]
+    return [run.serial, 0, rows - run.start, None, [a[run.start :] for a in arrays]]
+
+
+def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, wall: int, path: str) -> None:
+    """Put a snapshot's state into a fresh topic."""
+    try:
+        version, *rest = msgspec.msgpack.decode(state)
+        if version != STATE_VERSION:
+            raise UnknownFormat(path, version)
+        topic.next_seq, topic.paused, topic.paused_until, live, partitions = rest
+        topic.live.load_state(live)
+        if len(partitions) > len(topic.partitions):
+            raise SnapshotCorrupt(path, f"it has {len(partitions)} partitions, the topic {len(topic.partitions)}")
+        topic.blob_names = {name.rpartition("-")[0]: name for name in blobs}
+        for partition, saved in zip(topic.partitions, partitions, strict=False):
+            _thaw_partition(partition, saved, blobs, now, wall)
+    except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise SnapshotCorrupt(path, repr(error)) from error
+
+
+def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, memoryview], now: int, wall: int) -> None:
+    p.offset, p.ready, p.delayed = saved["offset"], saved["ready"], saved["delayed"]
+    if saved["last_id"]:
+        p.ids.observe(saved["last_id"])
+    p.heap = RunHeap.from_runs([Run(*_thaw_run(r, _RUN_COLUMNS, blobs)) for r in saved["heap"]])
+    for name in WHEELS:
+        chunks = [Chunk.of_columns(*_thaw_run(c, _CHUNK_COLUMNS, blobs)) for c in saved["wheels"][name]]
+        wheel: TimingWheel = getattr(p, name)
+        time = wall if name in ("calendar", "ttls_wall") else now
+        setattr(p, name, TimingWheel.from_chunks(time, wheel.tick_ms, chunks))
+    p.leases = LeaseTable.from_state(saved["leases"])
+    p.dead = {id: Dead(*rest) for id, *rest in saved["dead"]}
+    p.touched = {id: Touched(*rest) for id, *rest in saved["touched"]}
+    p.reasons = dict(saved["reasons"])
+    p.limits = dict(saved["limits"])
+    p.lapsed = set(saved["lapsed"])
+    p.retrying = set(saved["retrying"])
+    p.sequences = SequenceWindow.from_state(saved["sequences"])
+    p.keys = KeyWindow.from_state(saved["keys"])
+    p.gone = GoneMemory.from_state(saved["gone"])
+
+
+def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:
+    serial, start, rows, name, inline = saved
+    if name is None:
+        arrays = [np.frombuffer(data, dtype=np.int64) for data in inline]
+    else:
+        whole = np.frombuffer(blobs[name], dtype=np.int64).reshape(len(columns), rows)
+        arrays = list(whole)
+    return [serial, *arrays, start]

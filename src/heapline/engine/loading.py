@@ -1,0 +1,98 @@
+"""From a directory to a topic: the last good snapshot, then the journal's tail. Blocking; runs in an I/O thread.
+
+Opening a topic and reloading it after a failed write are the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from heapline.clock import Clock
+from heapline.config import TopicConfig
+from heapline.core.partition import Draw
+from heapline.engine.freeze import thaw
+from heapline.engine.topic import Topic
+from heapline.errors import CorruptionError, SnapshotCorrupt
+from heapline.journal.disk import Disk
+from heapline.journal.journal import Journal
+from heapline.journal.records import CacheBudget
+from heapline.journal.snapshot import SnapshotStore
+from heapline.journal.spares import SparePool
+from heapline.model import Now
+
+log = structlog.get_logger("heapline.engine")
+
+
+class Loaded(NamedTuple):
+    topic: Topic
+    journal: Journal
+    snapshots: SnapshotStore
+    time: int  # journal time of the last unit
+    snapshot_unit: int  # of the snapshot it was loaded from, 0 if none
+    units: int  # applied after the snapshot
+
+
+class Loader:
+    def __init__(
+        self, disk: Disk, directory: str, name: str, incarnation: int, config: TopicConfig, *, clock: Clock, draw: Draw,
+        spares: SparePool | None, budget: CacheBudget, progress: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.disk = disk
+        self.directory = directory
+        self.name = name
+        self.incarnation = incarnation
+        self.config = config
+        self._clock = clock
+        self._draw = draw
+        self._spares = spares
+        self._budget = budget
+        self._progress = progress
+
+    def create(self) -> None:
+        """Make the journal's directory; it is there as a whole or not at all."""
+        Journal.create(
+            self.disk, self.directory, incarnation=self.incarnation, segment_bytes=self.config.segment_bytes,
+            created_at=self._clock.wall_ms(),
+        )  # fmt: skip
+
+    def load(self) -> Loaded:
+        snapshots = SnapshotStore(self.disk, f"{self.directory}/snapshots")
+        for unit in reversed(snapshots.units()):
+            topic = self._fresh()
+            try:
+                found = snapshots.load(unit)
+                wall = self._clock.wall_ms()
+                thaw(topic, found.state, found.blobs, wall, wall, f"{snapshots.directory} of unit {unit}")
+            except SnapshotCorrupt as error:
+                log.warning("snapshot damaged, not used", topic=self.name, error=str(error))
+                continue
+            return self._replay(topic, snapshots, unit)
+        return self._replay(self._fresh(), snapshots, 0)
+
+    def _fresh(self) -> Topic:
+        wall = self._clock.wall_ms()
+        return Topic(self.name, self.config, Now(wall, wall), self._draw)
+
+    def _replay(self, topic: Topic, snapshots: SnapshotStore, after_unit: int) -> Loaded:
+        journal, units = Journal.open(
+            self.disk, self.directory, incarnation=self.incarnation, segment_bytes=self.config.segment_bytes,
+            after_unit=after_unit, policy=self.config.fsync, spares=self._spares, cache_budget=self._budget,
+            name=self.name,
+        )  # fmt: skip
+        count = 0
+        try:
+            for unit in units:
+                topic.replay(unit, self.directory)
+                count += 1
+                if count % 64 == 0:
+                    for partition in topic.partitions:
+                        partition.heap.maintain()
+                        partition.delays.maintain()
+        except CorruptionError:
+            journal.close()
+            raise
+        journal.prepare()
+        return Loaded(topic, journal, snapshots, journal.last_time, after_unit, count)

@@ -1,0 +1,153 @@
+"""The blocking facade: the same broker, run by a thread of its own.
+
+Every method of the contract is there without `await`; messages act on the facade too (`m.ack()` blocks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from heapline.config import BrokerConfig
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.errors import Closed
+from heapline.model import LogFrame, Message
+
+T = TypeVar("T")
+
+
+class SyncMessage:
+    """A leased message whose acts block."""
+
+    __slots__ = ("_broker", "_message")
+
+    def __init__(self, broker: SyncBroker, message: Message) -> None:
+        self._broker = broker
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def ack(self) -> None:
+        self._broker.ack(self)
+
+    def nack(self, backoff: float | None = None, reason: str | None = None) -> None:
+        self._broker.nack(self, backoff=backoff, reason=reason)
+
+    def release(self) -> None:
+        self._broker.release(self)
+
+    def extend(self, seconds: float) -> None:
+        self._broker.extend(self, seconds)
+
+    def bury(self, reason: str | None = None) -> None:
+        self._broker.bury(self, reason=reason)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+
+class SyncBroker:
+    """Made by `heapline.open_sync`; use it with `with`. Safe to call from several threads."""
+
+    def __init__(self, path: str, config: BrokerConfig) -> None:
+        self._path = path
+        self._config = config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._broker: EmbeddedBroker | None = None
+
+    def __enter__(self) -> SyncBroker:
+        ready = threading.Event()
+        loop = asyncio.new_event_loop()
+
+        def serve() -> None:
+            asyncio.set_event_loop(loop)
+            loop.call_soon(ready.set)
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+        self._loop = loop
+        self._thread = threading.Thread(target=serve, name="heapline", daemon=True)
+        self._thread.start()
+        ready.wait()
+        try:
+            self._broker = self._run(self._open())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    async def _open(self) -> EmbeddedBroker:
+        return await EmbeddedBroker(self._path, config=self._config).__aenter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            self._run(broker.close())
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop = self._thread = None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise Closed
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Every other method is the embedded broker's, waited for."""
+        if name.startswith("_") or not hasattr(EmbeddedBroker, name):
+            raise AttributeError(f"a broker has no {name!r}")
+        if self._broker is None:
+            raise Closed
+        method = getattr(self._broker, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wrap(self._run(method(*map(_unwrap, args), **kwargs)))
+
+        call.__name__ = name
+        call.__doc__ = method.__doc__
+        return call
+
+    def _wrap(self, result: Any) -> Any:
+        if isinstance(result, list) and result and isinstance(result[0], Message):
+            return [SyncMessage(self, m) for m in result]
+        return result
+
+    def read_log(self, topic: str, partition: int = 0, start: int = 0, end: int | None = None) -> Iterator[LogFrame]:
+        if self._broker is None:
+            raise Closed
+        frames = self._broker.read_log(topic, partition, start, end)
+
+        async def following() -> LogFrame | None:
+            return await anext(frames, None)
+
+        while (frame := self._run(following())) is not None:
+            yield frame
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, SyncMessage):
+        return value._message
+    if isinstance(value, list | tuple) and value and isinstance(value[0], SyncMessage):
+        return [v._message if isinstance(v, SyncMessage) else v for v in value]
+    return value

@@ -1,0 +1,182 @@
+"""One topic's state: its partitions, what holds for all of them, and the unit that is being gathered.
+
+`emit` is the one way in which anything changes: the event is applied at once and its bytes join the open unit;
+whoever must be answered waits for that unit. `replay` is the same without the gathering: recovery is apply alone.
+No I/O, no clock, no asyncio here; the runner drives it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from heapline.config import TopicConfig
+from heapline.core.events import (
+    I64, AnyEvent, Enqueued, Fired, FiredCount, Leased, Moved, Paused, Released, Replayed, Rescheduled,
+    Resumed, decode_events, encode_event,
+)  # fmt: skip
+from heapline.core.live import LiveMap
+from heapline.core.partition import Draw, Partition
+from heapline.core.position import PositionLayout, size_class
+from heapline.core.record import ROW
+from heapline.errors import JournalCorrupt
+from heapline.journal.block import Block
+from heapline.journal.journal import Journal
+from heapline.journal.segment import segment_path
+from heapline.journal.unit import SealedUnit, Unit
+from heapline.model import Now
+
+EVENT_OVERHEAD = 64  # bytes that a frame or block adds to its unit beyond its own, at most
+_SEQUENCED = (Leased, Released, Fired, FiredCount, Replayed, Rescheduled, Enqueued)
+
+
+class _PendingFrame:
+    """The events of one partition in the open unit."""
+
+    __slots__ = ("events", "first_id", "first_offset", "nbytes", "rows")
+
+    def __init__(self, first_offset: int) -> None:
+        self.first_offset = first_offset
+        self.first_id = -1
+        self.rows = 0
+        self.nbytes = 8
+        self.events: list[bytes] = []
+
+    def data(self) -> bytes:
+        return b"".join((b"\xdd", struct.pack(">I", len(self.events)), *self.events))  # a msgpack array
+
+
+class Topic:
+    def __init__(self, name: str, config: TopicConfig, now: Now, draw: Draw) -> None:
+        self.name = name
+        self.config = config
+        self.layout = PositionLayout(config.segment_bytes)
+        self.live = LiveMap(self.layout)
+        self.partitions = [Partition(p, config, self.live, now, draw) for p in range(config.partitions)]
+        self.next_seq = 1  # spine sequence
+        self.paused = False
+        self.paused_until: int | None = None  # wall ms
+        self.blob_names: dict[str, str] = {}  # of runs that a snapshot has stored
+        self._frames: dict[int, _PendingFrame] = {}
+        self._frames_bytes = 0
+        self._blocks = 0
+
+    # -- counts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        return sum(p.ready for p in self.partitions)
+
+    @property
+    def backlog(self) -> int:
+        return sum(p.ready + p.delayed for p in self.partitions)
+
+    @property
+    def leased(self) -> int:
+        return sum(len(p.leases) for p in self.partitions)
+
+    def take_seq(self, count: int = 1) -> int:
+        first = self.next_seq
+        self.next_seq += count
+        return first
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def reserve(self, journal: Journal, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
+        """Make sure that what is emitted next, of so many bytes, lies in one unit."""
+        pending = self._frames_bytes + len(self._frames) * EVENT_OVERHEAD
+        more = pending + nbytes + (blocks + frames) * EVENT_OVERHEAD
+        if not journal.fits(more):
+            self.seal(journal, now)
+            journal.room(nbytes, blocks=blocks, frames=frames)
+
+    def emit(self, journal: Journal, partition: Partition, event: AnyEvent, now: Now) -> None:
+        """Apply an event that brings no records, and gather it."""
+        data = encode_event(event)
+        self.reserve(journal, len(data), now, blocks=0)
+        self._gather(partition, event, data)
+        self._apply(partition, event, now.steady, None, None)
+
+    def emit_records(
+        self, journal: Journal, partition: Partition, event: Enqueued | Moved, rows: Any, block: Block, now: Now
+    ) -> I64:
+        """Apply an event that brings records, and gather both; returns the records' positions.
+
+        The caller has reserved room for all that must lie in one unit.
+        """
+        segment, at = journal.add_block(block)
+        event.block = self._blocks
+        self._blocks += 1
+        positions = self._positions(segment, at, rows)
+        self._gather(partition, event, encode_event(event), int(rows["id"][0]))
+        self._apply(partition, event, now.steady, rows, positions)
+        return positions
+
+    def _gather(self, partition: Partition, event: AnyEvent, data: bytes, first_id: int = -1) -> None:
+        frame = self._frames.get(partition.number)
+        if frame is None:
+            frame = self._frames[partition.number] = _PendingFrame(partition.offset)
+            self._frames_bytes += frame.nbytes
+        frame.events.append(data)
+        frame.rows += event.rows()
+        self._frames_bytes += len(data)
+        if frame.first_id < 0:
+            frame.first_id = first_id
+
+    def seal(self, journal: Journal, now: Now) -> SealedUnit | None:
+        """Close the open unit. None if nothing was gathered."""
+        if not self._frames:
+            return None
+        for number, frame in self._frames.items():
+            journal.add_frame(number, frame.first_offset, frame.rows, frame.data(), frame.first_id)
+        self._frames.clear()
+        self._frames_bytes = self._blocks = 0
+        return journal.seal(now.steady, now.wall)
+
+    @property
+    def has_open_unit(self) -> bool:
+        return bool(self._frames)
+
+    def _positions(self, segment: int, at: int, rows: Any) -> I64:
+        sizes = rows["payload_len"].astype(np.int64) + rows["small_len"]
+        places = at + np.arange(len(rows), dtype=np.int64) * ROW.itemsize
+        positions: I64 = self.layout.pack(segment, places, size_class(sizes))
+        return positions
+
+    def _apply(self, partition: Partition, event: AnyEvent, at: int, rows: Any, positions: I64 | None) -> None:
+        partition.apply(event, at, rows, positions)
+        if isinstance(event, Paused):
+            self.paused, self.paused_until = True, event.until
+        elif isinstance(event, Resumed):
+            self.paused, self.paused_until = False, None
+
+    # -- recovery --------------------------------------------------------------------------------------------------
+
+    def replay(self, unit: Unit, directory: str) -> None:
+        """Apply what a durable unit recorded."""
+        path = segment_path(directory, unit.segment)
+        for frame in unit.frames:
+            if frame.partition >= len(self.partitions):
+                raise JournalCorrupt(path, unit.offset, f"partition {frame.partition} is not of this topic")
+            partition = self.partitions[frame.partition]
+            if frame.first_offset != partition.offset:
+                detail = f"partition {frame.partition} goes on at {frame.first_offset}, not at {partition.offset}"
+                raise JournalCorrupt(path, unit.offset, detail)
+            for event in decode_events(frame.events, path):
+                rows, positions = self._records(unit, event)
+                if isinstance(event, _SEQUENCED):
+                    self.next_seq = max(self.next_seq, event.seq + event.rows())
+                self._apply(partition, event, unit.time, rows, positions)
+            if partition.offset != frame.first_offset + frame.row_count:
+                raise JournalCorrupt(path, unit.offset, f"a frame holds other than its {frame.row_count} rows")
+
+    def _records(self, unit: Unit, event: AnyEvent) -> tuple[Any, I64 | None]:
+        if not isinstance(event, Enqueued | Moved):
+            return None, None
+        ref = unit.blocks[event.block]
+        rows = unit.rows(ref)[event.start : event.start + event.count]
+        at = unit.place(ref) + event.start * ROW.itemsize
+        return rows, self._positions(unit.segment, at, rows)
+

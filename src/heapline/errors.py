@@ -1,0 +1,271 @@
+"""Everything Heapline raises on purpose, as one tree.
+
+The leaf says what happened, the branch says what the caller should do about it:
+
+    HeaplineError
+    ├── RequestError            yours to fix: the call changed nothing
+    │   ├── BadRequest              an argument is malformed
+    │   ├── BadName                 a topic, namespace or producer name is malformed
+    │   ├── PayloadTooLarge         a payload over the topic's max_payload_bytes
+    │   ├── TopicNotFound
+    │   ├── TopicExists             a topic of that name has another config
+    │   ├── MessageNotFound
+    │   └── Closed                  the broker was closed
+    ├── ConflictError           somebody or something else got there first
+    │   ├── LeaseLost               the lease ended before this call
+    │   ├── StaleEpoch              a newer producer of that name exists
+    │   ├── StaleSequence           a sequence below answered_below, or older than the window
+    │   ├── IdempotencyConflict     the same identity with another payload
+    │   ├── MessageLeased           the message is out with a worker
+    │   └── DirectoryLocked         another process has the data directory open
+    ├── UnavailableError        retry later
+    │   ├── ResourceExhausted       a configured limit is reached
+    │   │   └── StorageFull         no room for another segment
+    │   ├── TopicReloading          a write failed; the topic is being reloaded from disk
+    │   └── DeadlineExceeded
+    └── CorruptionError         stop: durable bytes do not check
+        ├── JournalCorrupt          says which segment and byte
+        ├── SnapshotCorrupt
+        ├── RecordCorrupt           one message's bytes; the rest of the topic serves
+        └── UnknownFormat           written by a newer version
+
+Errors carry their facts as attributes and say what to do next. `facts()` gives those attributes
+as plain data, so that a wire face can send an error and a client can raise the same class again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HeaplineError(Exception):
+    """Base of everything Heapline raises on purpose."""
+
+    #: Attribute names that carry the error's data, in constructor order.
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def facts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.fields}
+
+
+class RequestError(HeaplineError):
+    """The request cannot be carried out as it stands; fix it. Nothing was changed."""
+
+
+class BadRequest(RequestError, ValueError):
+    fields = ("detail",)
+
+    def __init__(self, detail: str) -> None:
+        self.detail = detail
+        super().__init__(detail)
+
+
+class BadName(RequestError, ValueError):
+    fields = ("kind", "name")
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.name = kind, name
+        super().__init__(
+            f"{name!r} is not a {kind} name: use 1 to 128 of the letters a-z A-Z 0-9 . _ -, "
+            "starting with a letter or digit; a topic may be written namespace/name"
+        )
+
+
+class PayloadTooLarge(RequestError, ValueError):
+    fields = ("size", "limit", "topic")
+
+    def __init__(self, size: int, limit: int, topic: str) -> None:
+        self.size, self.limit, self.topic = size, limit, topic
+        super().__init__(
+            f"a message of {size} bytes is over the {limit} that topic {topic!r} takes: store the data "
+            "elsewhere and enqueue a reference, or raise the topic's max_payload_bytes"
+        )
+
+
+class TopicNotFound(RequestError, LookupError):
+    fields = ("topic",)
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(f"there is no topic {topic!r}: make it with create_topic({topic!r})")
+
+
+class TopicExists(RequestError):
+    fields = ("topic", "differing")
+
+    def __init__(self, topic: str, differing: list[str]) -> None:
+        self.topic, self.differing = topic, differing
+        super().__init__(
+            f"topic {topic!r} exists with another {', '.join(differing)}: "
+            "change it with update_topic, or pick another name"
+        )
+
+
+class MessageNotFound(RequestError, LookupError):
+    fields = ("topic", "message_id")
+
+    def __init__(self, topic: str, message_id: str) -> None:
+        self.topic, self.message_id = topic, message_id
+        super().__init__(
+            f"topic {topic!r} holds no message {message_id}: it was acked, cancelled, expired or purged, "
+            "or the id is of another topic"
+        )
+
+
+class Closed(RequestError):
+    def __init__(self) -> None:
+        super().__init__("this broker is closed: open it again with heapline.open(...)")
+
+
+class ConflictError(HeaplineError):
+    """Somebody or something else got there first. Nothing was changed."""
+
+
+class LeaseLost(ConflictError):
+    """Some leases had ended. `lost` holds their message ids (int); all others were carried out."""
+
+    fields = ("lost", "topic")
+
+    def __init__(self, lost: list[int], topic: str) -> None:
+        self.lost, self.topic = lost, topic
+        shown = ", ".join(str(i) for i in lost[:3]) + (", …" if len(lost) > 3 else "")
+        super().__init__(
+            f"the lease of {len(lost)} message(s) of topic {topic!r} had ended ({shown}): they are or will be "
+            "delivered again; extend leases in time, or pop with a longer visibility"
+        )
+
+
+class StaleEpoch(ConflictError):
+    fields = ("producer_id", "epoch", "current")
+
+    def __init__(self, producer_id: str, epoch: int, current: int) -> None:
+        self.producer_id, self.epoch, self.current = producer_id, epoch, current
+        super().__init__(
+            f"producer {producer_id!r} sent epoch {epoch}, but epoch {current} is open: another process "
+            "took this producer's name; stop this one, or give it a name of its own"
+        )
+
+
+class StaleSequence(ConflictError):
+    fields = ("producer_id", "seq", "answered_below")
+
+    def __init__(self, producer_id: str, seq: int, answered_below: int) -> None:
+        self.producer_id, self.seq, self.answered_below = producer_id, seq, answered_below
+        super().__init__(
+            f"producer {producer_id!r} sent sequence {seq} after saying that all below {answered_below} "
+            "were answered: number new messages onwards"
+        )
+
+
+class IdempotencyConflict(ConflictError):
+    fields = ("identity", "message_id")
+
+    def __init__(self, identity: str, message_id: str) -> None:
+        self.identity, self.message_id = identity, message_id
+        super().__init__(
+            f"{identity} was used before, for message {message_id}, with another payload: "
+            "use a new idempotency key or sequence for a new message"
+        )
+
+
+class MessageLeased(ConflictError):
+    fields = ("topic", "message_id")
+
+    def __init__(self, topic: str, message_id: str) -> None:
+        self.topic, self.message_id = topic, message_id
+        super().__init__(
+            f"message {message_id} of topic {topic!r} is out with a worker: wait until it is acked or comes back"
+        )
+
+
+class DirectoryLocked(ConflictError):
+    fields = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"another process has {path!r} open: to share one queue between processes run `heapline serve` "
+            "and connect to it"
+        )
+
+
+class UnavailableError(HeaplineError):
+    """Not now; the same call may succeed later."""
+
+
+class ResourceExhausted(UnavailableError):
+    fields = ("what", "limit")
+
+    def __init__(self, what: str, limit: int) -> None:
+        self.what, self.limit = what, limit
+        super().__init__(f"{what} is at its limit of {limit}: retry later, or raise the limit")
+
+
+class StorageFull(ResourceExhausted):
+    def __init__(self, what: str = "free disk space in spare segments", limit: int = 2) -> None:
+        super().__init__(what, limit)
+        self.args = (
+            "the disk is full: enqueues are refused until space is freed; pop, ack and purge still work, "
+            "so the queue can be drained",
+        )
+
+
+class TopicReloading(UnavailableError):
+    fields = ("topic", "cause")
+
+    def __init__(self, topic: str, cause: str) -> None:
+        self.topic, self.cause = topic, cause
+        super().__init__(
+            f"a write to the journal of topic {topic!r} failed ({cause}); the outcome of this call is unknown "
+            "and the topic is being reloaded from disk: retry with the same idempotency key"
+        )
+
+
+class DeadlineExceeded(UnavailableError, TimeoutError):
+    fields = ("what",)
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what} took longer than its deadline: its outcome is unknown; retry")
+
+
+class CorruptionError(HeaplineError):
+    """Durable bytes do not check. Nothing is guessed; run `heapline journal verify`."""
+
+
+class JournalCorrupt(CorruptionError):
+    fields = ("path", "offset", "detail")
+
+    def __init__(self, path: str, offset: int, detail: str) -> None:
+        self.path, self.offset, self.detail = path, offset, detail
+        super().__init__(
+            f"journal file {path} is damaged at byte {offset}: {detail}. The topic is not served; "
+            "see `heapline journal verify`, restore a backup, or run `heapline journal repair`"
+        )
+
+
+class SnapshotCorrupt(CorruptionError):
+    fields = ("path", "detail")
+
+    def __init__(self, path: str, detail: str) -> None:
+        self.path, self.detail = path, detail
+        super().__init__(f"snapshot file {path} is damaged: {detail}")
+
+
+class RecordCorrupt(CorruptionError):
+    fields = ("topic", "message_id", "path", "offset")
+
+    def __init__(self, topic: str, message_id: str, path: str, offset: int) -> None:
+        self.topic, self.message_id, self.path, self.offset = topic, message_id, path, offset
+        super().__init__(
+            f"the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) does not check; "
+            "it is not delivered: see `heapline journal verify`"
+        )
+
+
+class UnknownFormat(CorruptionError):
+    fields = ("path", "version")
+
+    def __init__(self, path: str, version: int) -> None:
+        self.path, self.version = path, version
+        super().__init__(f"{path} has format version {version}, which this Heapline does not know: upgrade Heapline")

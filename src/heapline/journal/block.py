@@ -1,0 +1,129 @@
+"""A block: the records of n messages as they lie in a unit, each with its own checksums.
+
+Format version 1 (the version of the unit that holds the block; to change it: bump UNIT_VERSION in unit.py, keep
+this reader for the old number, add a fixture file of the old version to the tests):
+
+    n rows of 80 bytes (ROW) | small parts, contiguous | payloads, contiguous | zeros to a multiple of 16
+
+A row says how far from its own first byte its small part (key bytes, then headers bytes) and its payload lie,
+so that a position, which points at a row, is enough to read the message with one or two preads.
+`crc` covers the rest of the row and the small part; `payload_crc` covers the payload. The payloads lie together so
+that a columnar reader can take them as one buffer. What id, priority or due mean is not known here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from heapline.core.position import ALIGN
+
+ROW = np.dtype(
+    [
+        ("crc", "<u4"),  # crc32c of row bytes 4..80 followed by the small part
+        ("payload_crc", "<u4"),
+        ("payload_at", "<u4"),  # bytes from this row's start to its payload
+        ("payload_len", "<u4"),
+        ("small_at", "<u4"),  # bytes from this row's start to its small part
+        ("small_len", "<u4"),  # key bytes + headers bytes
+        ("key_len", "<u2"),
+        ("flags", "<u2"),
+        ("max_retries", "<u2"),  # MAX_RETRIES_DEFAULT = what the topic says
+        ("reserved", "<u2"),
+        ("id", "<i8"),
+        ("priority", "<i8"),
+        ("enqueued_at", "<i8"),
+        ("due", "<i8"),  # 0 = at once
+        ("ttl_ms", "<i8"),  # 0 = none
+        ("reserved8", "<i8"),
+    ]
+)
+ROW_BYTES = 80
+if ROW.itemsize != ROW_BYTES or ROW_BYTES % ALIGN:
+    raise TypeError("a row must be 80 bytes: positions count in steps of 16")
+
+FLAG_KEY = 1
+FLAG_HEADERS = 2
+FLAG_DUE_IS_WALL_TIME = 4
+MAX_RETRIES_DEFAULT = 0xFFFF
+
+Rows = npt.NDArray[Any]
+_CHECKED = struct.Struct("<4x76s")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """n records, ready to be laid into a unit."""
+
+    data: bytes
+    count: int
+    smalls_len: int
+    payloads_len: int
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+def new_rows(count: int) -> Rows:
+    """Zeroed rows for the caller to fill: id, priority, enqueued_at, due, ttl_ms, flags, max_retries, key_len."""
+    rows = np.zeros(count, ROW)
+    rows["max_retries"] = MAX_RETRIES_DEFAULT
+    return rows
+
+
+def _lengths(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(len, parts), np.int64, len(parts))
+
+
+def make_block(rows: Rows, smalls: Sequence[bytes] | None, payloads: Sequence[bytes]) -> Block:
+    """Lay out the records; fills lengths, distances and checksums into `rows` (which is changed).
+
+    Per message only the checksum calls and the join run in a Python loop; the rest is columns.
+    """
+    n = len(rows)
+    if len(payloads) != n or (smalls is not None and len(smalls) != n):
+        raise ValueError("rows, small parts and payloads must be equally many")
+    starts = np.arange(0, n * ROW_BYTES, ROW_BYTES, dtype=np.int64)
+    place = n * ROW_BYTES
+    small_lens = _lengths(smalls) if smalls is not None else np.zeros(n, np.int64)
+    ends = np.cumsum(small_lens)
+    smalls_len = int(ends[-1]) if n else 0
+    rows["small_at"] = place + ends - small_lens - starts
+    rows["small_len"] = small_lens
+    payload_lens = _lengths(payloads)
+    ends = np.cumsum(payload_lens)
+    payloads_len = int(ends[-1]) if n else 0
+    rows["payload_at"] = place + smalls_len + ends - payload_lens - starts
+    rows["payload_len"] = payload_lens
+    rows["payload_crc"] = np.fromiter(map(crc32c, payloads), np.uint32, n)
+    rows["crc"] = _row_checksums(rows, smalls)
+    pad = bytes(-(smalls_len + payloads_len) % ALIGN)
+    data = b"".join((rows.tobytes(), *(smalls or ()), *payloads, pad))
+    return Block(data, n, smalls_len, payloads_len)
+
+
+def _row_checksums(rows: Rows, smalls: Sequence[bytes] | None) -> npt.NDArray[np.uint32]:
+    checked = _CHECKED.iter_unpack(rows.tobytes())
+    if smalls is None:
+        found = [crc32c(row) for (row,) in checked]
+    else:
+        found = [crc32c(small, crc32c(row)) for (row,), small in zip(checked, smalls, strict=True)]
+    return np.array(found, np.uint32)
+
+
+def block_nbytes(count: int, smalls_len: int, payloads_len: int) -> int:
+    """Bytes that a block takes, padding included."""
+    content = count * ROW_BYTES + smalls_len + payloads_len
+    return content + -content % ALIGN
+
+
+def row_checks(row: bytes, small: bytes) -> bool:
+    """Whether the 80 bytes of a row and its small part are what was written."""
+    return crc32c(small, crc32c(row[4:])) == int.from_bytes(row[:4], "little")

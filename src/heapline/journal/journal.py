@@ -1,0 +1,291 @@
+"""The journal of one topic in one process: the durable order of everything that happens to its messages.
+
+Two halves that meet in a queue of sealed units. The building half (`room`, `add_block`, `add_frame`, `seal`) is pure
+memory and runs on the event loop; the I/O half (`commit`, `prepare`, `sync`) runs in one committer thread, never
+concurrently with itself. Between them only integers are read across threads. One turn of an engine:
+
+    journal.room(block.nbytes + len(events)); journal.add_block(block); journal.add_frame(...)
+    journal.seal(now, wall); units = journal.take_sealed()
+    # in the committer thread:
+    if journal.wants_prepare: journal.prepare()
+    for unit in units: journal.commit(unit)
+    # now everything decided up to there may be answered
+
+After an error in the I/O half the journal is poisoned: every call raises, nothing that was not committed is
+answered, and the topic is opened anew from disk. What rows and events mean is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.core.position import PositionLayout
+from heapline.errors import JournalCorrupt
+from heapline.journal.block import Block
+from heapline.journal.disk import Disk, is_no_space
+from heapline.journal.planner import UnitPlanner
+from heapline.journal.reader import LogReader
+from heapline.journal.record_reader import RecordReader
+from heapline.journal.records import CacheBudget, RecordCache, Records
+from heapline.journal.recovery import Scan
+from heapline.journal.segment import (
+    FILL_STEP_MAX,
+    SegmentFile,
+    SegmentHeader,
+    check_capacity,
+    numbered,
+    segment_path,
+)
+from heapline.journal.spares import SparePool
+from heapline.journal.unit import SealedUnit, Unit
+from heapline.journal.watermark import Watermark, watermark_path
+from heapline.journal.writer import SegmentWriter, SyncPolicy
+
+I64 = npt.NDArray[np.int64]
+
+
+class Journal:
+    """See the module. Made by `create`, opened by `open`; writable once the iterator from `open` has ended."""
+
+    def __init__(self, scan: Scan, policy: SyncPolicy, spares: SparePool | None, name: str, budget: CacheBudget | None):
+        self.disk, self.path, self.name = scan.disk, scan.directory, name or scan.directory
+        self.incarnation, self.segment_bytes = scan.incarnation, scan.capacity
+        self.layout = PositionLayout(scan.capacity)
+        self.cache = RecordCache(self.layout, budget)
+        self.records = RecordReader(scan.disk, scan.directory, self.layout)
+        self._policy: SyncPolicy = policy
+        self._spares = spares
+        self._planner: UnitPlanner | None = None
+        self._writer: SegmentWriter | None = None
+
+    @staticmethod
+    def create(disk: Disk, path: str, *, incarnation: int, segment_bytes: int, created_at: int = 0) -> None:
+        """A new empty journal, there as a whole and durably, or not at all."""
+        check_capacity(segment_bytes)
+        if disk.exists(path):
+            raise FileExistsError(path)
+        temporary = path + ".new"
+        disk.remove_tree(temporary)
+        for directory in (temporary, f"{temporary}/snapshots", f"{temporary}/readers"):
+            disk.mkdir(directory)
+        header = SegmentHeader(1, segment_bytes, incarnation, 1, 0, created_at)
+        SegmentFile.create(disk, temporary, 1, segment_bytes, header.pack()).close()
+        mark = Watermark(0, 0, 1, 512, 0, incarnation)
+        disk.write_file_atomic(watermark_path(temporary), mark.pack())
+        disk.rename(temporary, path)
+        disk.fsync_dir(os.path.dirname(path) or ".")
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        path: str,
+        *,
+        incarnation: int | None = None,
+        segment_bytes: int | None = None,
+        after_unit: int = 0,
+        policy: SyncPolicy = "commit",
+        spares: SparePool | None = None,
+        cache_budget: CacheBudget | None = None,
+        name: str = "",
+    ) -> tuple[Journal, Iterator[Unit]]:
+        """The journal and the units above `after_unit` (the snapshot's unit) to be applied.
+
+        The iterator must be run to its end; that cuts a torn tail and makes the journal writable. It raises
+        JournalCorrupt on damage. The caller holds the directory's lock.
+        """
+        scan = Scan(disk, path, after_unit=after_unit, known_durable=after_unit, incarnation=incarnation)
+        if segment_bytes is not None and segment_bytes != scan.capacity:
+            detail = f"its segments have {scan.capacity} bytes, the topic's config says {segment_bytes}"
+            raise JournalCorrupt(segment_path(path, scan.first_segment), 0, detail)
+        journal = cls(scan, policy, spares, name, cache_budget)
+        return journal, journal._recover(scan)
+
+    def _recover(self, scan: Scan) -> Iterator[Unit]:
+        yield from scan
+        scan.cut()
+        scan.settle()
+        self._remove_leftovers(scan.first_segment)
+        self._take_over(scan)
+
+    def _remove_leftovers(self, first_segment: int) -> None:
+        """Temporary files of a run that was killed, and indexes whose segments were reclaimed."""
+        names = self.disk.listdir(self.path)
+        doomed = [n for n in names if n.endswith(".tmp")]
+        doomed += [f"{n:010d}.idx" for n in numbered(names, ".idx") if n < first_segment]
+        for name in doomed:
+            self.disk.unlink(f"{self.path}/{name}")
+
+    def _take_over(self, scan: Scan) -> None:
+        # fmt: off
+        writer = SegmentWriter(self.disk, self.path, incarnation=self.incarnation, capacity=self.segment_bytes,
+                               policy=self._policy, spares=self._spares, last_unit=scan.last_unit, chain=scan.chain,
+                               name=self.name)
+        # fmt: on
+        for number in (scan.segment, *scan.ready_segments):
+            file = self.disk.open(segment_path(self.path, number), write=True)
+            start, size = scan.end if number == scan.segment else 0, file.size()
+            try:
+                # A crash while growing may have left a hole, which could still run out of space later.
+                file.fallocate(start, size - start)
+            except OSError as error:
+                if not is_no_space(error):
+                    raise
+                size = start
+            writer.adopt(number, file, size)
+        writer.begin(scan.segment, scan.end, scan.last_time, scan.index, scan.finished_indexes)
+        writer.on_written = lambda unit: self.cache.mark_written(unit.number)
+        writer.on_replaced = self.records.forget
+        self._writer = writer
+        self._planner = UnitPlanner(self.segment_bytes, scan.segment, scan.end, scan.last_unit + 1, scan.last_time)
+
+    def _plan(self) -> UnitPlanner:
+        if self._planner is None or self._writer is None:
+            raise RuntimeError("run the iterator that Journal.open returned to its end first")
+        if self._writer.poisoned is not None:
+            self._writer.check()
+        return self._planner
+
+    def _io(self) -> SegmentWriter:
+        self._plan()
+        assert self._writer is not None
+        return self._writer
+
+    # Building: event loop, no I/O.
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether the open unit can take so many bytes more, entries for blocks and frames included."""
+        return self._plan().fits(nbytes)
+
+    def room(self, nbytes: int, *, blocks: int = 1, frames: int = 1, time: int = 0, wall: int = 0) -> None:
+        """See UnitPlanner.room: call it before adding what must lie in one unit."""
+        self._plan().room(nbytes, blocks=blocks, frames=frames, time=time, wall=wall)
+
+    def add_block(self, block: Block) -> tuple[int, int]:
+        """Segment and byte offset of the block's first row; its records can be read from memory at once."""
+        planner = self._plan()
+        segment, offset = planner.add_block(block)
+        self.cache.add(segment, offset, block, planner.open_unit_number)
+        return segment, offset
+
+    def add_frame(self, partition: int, first_offset: int, rows: int, events: bytes, first_id: int = -1) -> None:
+        self._plan().add_frame(partition, first_offset, rows, events, first_id)
+
+    def seal(self, time: int = 0, wall: int = 0) -> SealedUnit | None:
+        """Fix the open unit, queue it and return it; None if it is empty. Earlier ones may be queued before it."""
+        return self._plan().seal(time, wall)
+
+    def take_sealed(self) -> list[SealedUnit]:
+        """All sealed units, to be committed in this order."""
+        return self._plan().take_sealed()
+
+    @property
+    def open_bytes(self) -> int:
+        return self._plan().open_bytes
+
+    @property
+    def open_unit_number(self) -> int:
+        """The number of the unit that is being built: what is added now will carry it."""
+        return self._plan().open_unit_number
+
+    @property
+    def last_time(self) -> int:
+        """Journal time of the last sealed unit; what follows is never earlier."""
+        return self._plan().time
+
+    @property
+    def next_unit(self) -> int:
+        """The number after the last one in use."""
+        planner = self._plan()
+        return planner.open_unit_number + (0 if planner.is_empty else 1)
+
+    # I/O: the committer thread.
+
+    def commit(self, unit: SealedUnit) -> None:
+        """Write the unit; durable on return under the `commit` policy. Any error poisons the journal."""
+        self._io().commit(unit)
+
+    def sync(self) -> None:
+        """Under the `interval` policy: make durable what has been written."""
+        self._io().sync()
+
+    @property
+    def wants_prepare(self) -> bool:
+        """Cheap: whether `prepare` has something to do."""
+        planner, writer = self._plan(), self._io()
+        if writer.filled(planner.segment) < min(self.segment_bytes, planner.planned_end + self._ahead()):
+            return True
+        if planner.planned_end > self.segment_bytes // 2 and not writer.filled(planner.segment + 1):
+            return True
+        return not self.can_grow or writer.has_finished_index
+
+    def _ahead(self) -> int:
+        """How much zero-filled space to keep before the writer: about as much as is written, within bounds."""
+        return min(FILL_STEP_MAX // 2, self._plan().planned_end)
+
+    def prepare(self) -> bool:
+        """Have space ready ahead, so that no commit has to make any; returns `can_grow`.
+
+        Without space a spare is taken, but only for what is already planned; what would come after that waits.
+        """
+        planner, writer = self._plan(), self._io()
+        segment, end = planner.segment, planner.planned_end
+        ready = writer.reach(segment, end + self._ahead(), spare_below=end)
+        if end > self.segment_bytes // 2:
+            ready = writer.reach(segment + 1, 1, spare_below=0) and ready
+        writer.short_of_space = not ready
+        if self._spares is not None:
+            self._spares.fill()
+        writer.write_finished_indexes()
+        return self.can_grow
+
+    @property
+    def can_grow(self) -> bool:
+        """False while disk space is short: refuse enqueues, let acks and reclaiming go on."""
+        return not self._io().short_of_space and (self._spares is None or self._spares.plenty)
+
+    @property
+    def durable_unit(self) -> int:
+        """The last unit that survives a power cut. Still told when the journal is poisoned."""
+        return self._writer.durable_unit if self._writer is not None else 0
+
+    @property
+    def written_unit(self) -> int:
+        """The last unit committed; above `durable_unit` only under the relaxed policies."""
+        return self._writer.written_unit if self._writer is not None else 0
+
+    @property
+    def poisoned(self) -> BaseException | None:
+        return self._writer.poisoned if self._writer is not None else None
+
+    # Reading.
+
+    def cached(self, positions: I64) -> tuple[Records, I64]:
+        """Records in memory, and the indexes of those that are not. No I/O."""
+        return self.cache.cached(positions)
+
+    def load(self, positions: I64) -> Records:
+        """Records from disk, checked. Off the loop."""
+        return self.records.load(positions)
+
+    def read(self, positions: I64) -> Records:
+        """From memory where possible, else from disk."""
+        records, missing = self.cache.cached(positions)
+        if len(missing):
+            records.fill(missing, self.records.load(positions[missing]))
+        return records
+
+    def reader(self) -> LogReader:
+        """Reads the durable units of this journal; for any thread, one reader each."""
+        return LogReader(self.disk, self.path, active=lambda: self._io().index)
+
+    def close(self) -> None:
+        """Let the files go. Nothing is written: what was not committed is lost, as after a kill."""
+        if self._writer is not None:
+            self._writer.close()
+        self.records.close()
+        self.cache.clear()

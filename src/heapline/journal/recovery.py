@@ -1,0 +1,282 @@
+"""Recovery: all units of a journal directory in order, each one checked, up to the last that was written whole.
+
+Theory of operation. Segments are numbered without gaps from the first one present (older ones were reclaimed). Each
+header repeats what the segment before it ended with: unit number and chain. So a missing, swapped or shortened
+segment shows. After the last segment with a header only files of zeros may follow: segments made ready. In the last
+segment, and only there, the last unit may be torn (tail.py). A following segment proves all before it durable, under
+every policy, because the writer syncs a segment before it starts the next.
+
+`Scan` only reads. `cut` and `settle` are the two acts that opening for writing adds: a torn unit is zeroed, and
+units not known to be durable are written again before anything builds on them, because after a failed fsync the page
+cache may show bytes that never reached the disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from heapline.errors import BadRequest, JournalCorrupt
+from heapline.journal.disk import SECTOR, Disk, File
+from heapline.journal.index import SegmentIndex
+from heapline.journal.sectors import all_zeros
+from heapline.journal.segment import (
+    FIRST_UNIT_AT,
+    SegmentHeader,
+    index_path,
+    numbered,
+    parse_segment_header,
+    segment_path,
+    size_is_legal,
+)
+from heapline.journal.tail import Tail, is_torn
+from heapline.journal.unit import FLAG_RELAXED, Unit, crc_seed
+from heapline.journal.walk import CHUNK_BYTES, SegmentWalk
+from heapline.journal.watermark import Watermark, read_watermark, watermark_path
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A torn write: everything from `offset` to the end of the segment's file is to be zeroed."""
+
+    segment: int
+    offset: int
+    unit: int
+
+
+def list_segments(disk: Disk, directory: str) -> list[int]:
+    """The segment numbers present; JournalCorrupt if there are none or one is missing between them."""
+    present = numbered(disk.listdir(directory), ".seg")
+    if not present:
+        raise JournalCorrupt(segment_path(directory, 1), 0, "the journal has no segment")
+    for number, follower in itertools.pairwise(present):
+        if follower != number + 1:
+            raise JournalCorrupt(segment_path(directory, number + 1), 0, "the segment is missing")
+    return present
+
+
+def read_header(disk: Disk, directory: str, number: int) -> SegmentHeader | None:
+    """A segment's header; None if it is all zeros."""
+    path = segment_path(directory, number)
+    file = disk.open(path)
+    try:
+        header = parse_segment_header(file.pread(SECTOR, 0), path)
+    finally:
+        file.close()
+    if header is not None and header.number != number:
+        raise JournalCorrupt(path, 0, f"the file holds segment {header.number}")
+    return header
+
+
+class Scan:
+    """Iterate once for the units above `after_unit`; then the other attributes say where the journal ends.
+
+    `known_durable`: a unit number that something else (a snapshot) proves durable. `incarnation`: what the topic must
+    have; None takes what the first segment says.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        after_unit: int = 0,
+        from_segment: int | None = None,
+        known_durable: int = 0,
+        incarnation: int | None = None,
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self._after = after_unit
+        self._segments = list_segments(disk, directory)
+        self._mark = read_watermark(disk, directory)
+        self._written = self._written_segments()
+        self._start = self._start_segment(after_unit, from_segment)
+        first = self._header(self._start)
+        self.incarnation = first.incarnation if incarnation is None else incarnation
+        self.capacity = first.capacity
+        self._check_watermark(self._mark)
+        self.known_durable = max(known_durable, self._mark.durable if self._mark else 0)
+        self.relaxed = bool(self._mark and self._mark.relaxed)
+        # Where the journal ends; final once the iteration has ended.
+        self.finished = False
+        self.last_unit = first.first_unit - 1
+        self.last_time = self._mark.time if self._mark else 0
+        self.chain = first.chain
+        self.segment = self._start  # segment and byte where the next unit goes
+        self.end = FIRST_UNIT_AT
+        self.torn: Torn | None = None
+        self.index = SegmentIndex(self._start)  # of the segment where the journal ends
+        self.finished_indexes: list[SegmentIndex] = []  # of full segments that have none stored
+        self._unsure: deque[tuple[int, int, int, int]] = deque()  # units not known durable: number, segment, start, end
+
+    @property
+    def ready_segments(self) -> list[int]:
+        """Files of zeros after the last written segment."""
+        return [n for n in self._segments if n > self.segment]
+
+    @property
+    def first_segment(self) -> int:
+        return self._segments[0]
+
+    def __iter__(self) -> Iterator[Unit]:
+        for number in self._written[self._written.index(self._start) :]:
+            yield from self._segment(number, last=number == self._written[-1])
+        self._judge_unwritten()
+        if self.last_unit < self.known_durable:
+            path = segment_path(self.directory, self.segment)
+            raise JournalCorrupt(path, self.end, f"units {self.last_unit + 1} to {self.known_durable} are missing")
+        self.finished = True
+
+    def _path(self, number: int) -> str:
+        return segment_path(self.directory, number)
+
+    def _header(self, number: int) -> SegmentHeader:
+        header = read_header(self.disk, self.directory, number)
+        if header is None:
+            raise JournalCorrupt(self._path(number), 0, "the segment header is missing")
+        return header
+
+    def _written_segments(self) -> list[int]:
+        """The segments up to the last one with a header. That none before it lacks one is seen while scanning."""
+        last = len(self._segments)
+        while last > 1 and read_header(self.disk, self.directory, self._segments[last - 1]) is None:
+            last -= 1
+        return self._segments[:last]
+
+    def _start_segment(self, after_unit: int, from_segment: int | None) -> int:
+        if from_segment is not None:
+            if from_segment not in self._written:
+                raise BadRequest(f"the journal has no segment {from_segment}: it starts at {self._segments[0]}")
+            return from_segment
+        if after_unit == 0:
+            return self._written[0]
+        for number in reversed(self._written):
+            if self._header(number).first_unit <= after_unit + 1:
+                return number
+        raise JournalCorrupt(self._path(self._segments[0] - 1), 0, f"the segment with unit {after_unit + 1} is missing")
+
+    def _check_watermark(self, mark: Watermark | None) -> None:
+        if mark is not None and mark.incarnation != self.incarnation:
+            raise JournalCorrupt(watermark_path(self.directory), 0, "the watermark is of another topic incarnation")
+
+    def _segment(self, number: int, last: bool) -> Iterator[Unit]:
+        self._check_header(number)
+        file = self.disk.open(path := self._path(number))
+        try:
+            if not size_is_legal(size := file.size(), self.capacity):
+                raise JournalCorrupt(path, size, f"the file was cut or grown: it has {size} bytes")
+            self._enter(number)
+            walk = SegmentWalk(file, self.incarnation, number, number=self.last_unit + 1, chain=self.chain)
+            for unit in walk:
+                self._passed(unit)
+                if unit.number > self._after:
+                    yield unit
+            rest = _read_all(file, walk.at, size)
+            if last:
+                self._judge_rest(walk, rest)
+            elif walk.broken or not all_zeros(rest):
+                detail = walk.broken or f"there are bytes after unit {self.last_unit}, the last of the segment"
+                raise JournalCorrupt(file.path, walk.at, detail)
+        finally:
+            file.close()
+
+    def _enter(self, number: int) -> None:
+        if number != self.index.segment:
+            if not self.disk.exists(index_path(self.directory, self.index.segment)):
+                self.finished_indexes.append(self.index)
+            self.index = SegmentIndex(number)
+        self.segment, self.end = number, FIRST_UNIT_AT
+
+    def _check_header(self, number: int) -> None:
+        header, path = self._header(number), self._path(number)
+        if header.incarnation != self.incarnation:
+            raise JournalCorrupt(path, 0, f"the segment is of topic incarnation {header.incarnation}")
+        if header.capacity != self.capacity:
+            raise JournalCorrupt(path, 0, f"the segment has another capacity ({header.capacity}) than those before it")
+        if header.first_unit != self.last_unit + 1:
+            detail = f"it ends with unit {self.last_unit}, but segment {number} starts with unit {header.first_unit}"
+            raise JournalCorrupt(self._path(self.segment), self.end, detail)
+        if header.chain != self.chain:
+            raise JournalCorrupt(path, 0, f"the segment does not follow from unit {self.last_unit}")
+
+    def _passed(self, unit: Unit) -> None:
+        self.last_unit, self.last_time, self.chain = unit.number, max(self.last_time, unit.time), unit.header.body_crc
+        self.end = unit.end
+        self.index.add(unit.number, unit.offset, unit.time, unit.frames)
+        if self._mark is None:
+            self.relaxed = bool(unit.header.flags & FLAG_RELAXED)
+        durable = max(self.known_durable, unit.header.durable_end)
+        self._unsure.append((unit.number, unit.segment, unit.offset, unit.end))
+        while self._unsure and (self._unsure[0][0] <= durable or self._unsure[0][1] != unit.segment):
+            self._unsure.popleft()
+
+    def _judge_rest(self, walk: SegmentWalk, rest: bytes) -> None:
+        if is_torn(self._tail(walk.segment, walk.at, rest)):
+            self.torn = Torn(walk.segment, walk.at, self.last_unit + 1)
+
+    def _judge_unwritten(self) -> None:
+        """The files after the last header: zeros, except that the first may hold a torn first write."""
+        for number in (n for n in self._segments if n > self._written[-1]):
+            file = self.disk.open(self._path(number))
+            try:
+                size = file.size()
+                if not size_is_legal(size, self.capacity):
+                    raise JournalCorrupt(file.path, size, f"the file was cut or grown: it has {size} bytes")
+                rest = _read_all(file, FIRST_UNIT_AT, size)
+            finally:
+                file.close()
+            if all_zeros(rest):
+                continue
+            if number != self._written[-1] + 1 or self.torn is not None:
+                raise JournalCorrupt(file.path, 0, "there are bytes, but no segment header")
+            if is_torn(self._tail(number, FIRST_UNIT_AT, rest, header_lost=True)):
+                self.torn = Torn(number, 0, self.last_unit + 1)
+
+    def _tail(self, number: int, at: int, rest: bytes, header_lost: bool = False) -> Tail:
+        # fmt: off
+        return Tail(self._path(number), at, rest, crc_seed(self.incarnation, number), self.last_unit + 1, self.chain,
+                    self.known_durable, self.relaxed, header_lost)
+        # fmt: on
+
+    # The two acts of opening for writing. Each can be cut short by a crash and done again.
+
+    def cut(self) -> None:
+        """Zero the torn write, durably. Cut short, it leaves a unit with more zeros in it: torn as before."""
+        if self.torn is None:
+            return
+        file = self.disk.open(self._path(self.torn.segment), write=True)
+        try:
+            file.zero(self.torn.offset, file.size() - self.torn.offset)
+            file.fdatasync()
+        finally:
+            file.close()
+
+    def settle(self) -> None:
+        """Write again, and sync, the units that are there but not known to be durable."""
+        if not self._unsure:
+            return
+        (_, segment, start, _), end = self._unsure[0], self._unsure[-1][3]
+        file = self.disk.open(self._path(segment), write=True)
+        try:
+            if start == FIRST_UNIT_AT:
+                start = 0  # the segment's header went with its first unit
+            for at in range(start, end, CHUNK_BYTES):
+                file.pwritev([file.pread(min(CHUNK_BYTES, end - at), at)], at)
+            file.fdatasync()
+        finally:
+            file.close()
+
+
+def _read_all(file: File, start: int, end: int) -> bytes:
+    return file.pread(end - start, start) if end > start else b""
+
+
+def scan(
+    disk: Disk, directory: str, *, after_unit: int = 0, from_segment: int | None = None, known_durable: int = 0
+) -> Iterator[Unit]:
+    """The units above `after_unit` in order, read-only; ends at the last whole one. JournalCorrupt on damage."""
+    found = Scan(disk, directory, after_unit=after_unit, from_segment=from_segment, known_durable=known_durable)
+    return iter(found)

@@ -1,0 +1,59 @@
+"""The sector table: one 32-bit sum per 512-byte sector of a unit, to tell a torn write from damage.
+
+A write that was cut short leaves whole sectors as they were before, which in a zero-filled segment means zeros.
+Damage changes bytes inside sectors. A checksum over the whole unit sees both alike; a sum per sector tells them
+apart: in a torn unit each sector either has its sum or is all zeros.
+
+The sum is a dot product of the sector's 64 words with odd constants, folded to 32 bits: not a strong checksum
+(the unit has crc32c for that) but as fast as memory. An entry is never 0, so an entry that reads 0 was never
+written. This file knows nothing of what is in the sectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.journal.disk import SECTOR, Buffer
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+_WORDS = SECTOR // 8
+
+
+def _odd_constants() -> U64:
+    """64 odd words from a fixed multiplicative sequence (part of the format: they may never change)."""
+    word, found = 0x9E3779B97F4A7C15, []
+    for _ in range(_WORDS):
+        word = (word * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        found.append((word ^ (word >> 29)) % (1 << 64) | 1)
+    return np.array(found, np.uint64)
+
+
+_CONSTANTS = _odd_constants()
+
+
+def as_words(data: Buffer) -> U64:
+    """The data as rows of 64 words, one row a sector; its length must be a multiple of 512."""
+    return np.frombuffer(data, "<u8").reshape(-1, _WORDS)
+
+
+def sector_sums(data: Buffer) -> U32:
+    """The table entry of each sector."""
+    dots: U64 = np.einsum("ij,j->i", as_words(data), _CONSTANTS)
+    folded = (dots ^ (dots >> np.uint64(32))).astype(np.uint32)
+    return np.maximum(folded, np.uint32(1))
+
+
+def live_sectors(data: Buffer) -> Bools:
+    """Which sectors hold anything but zeros."""
+    return np.asarray(as_words(data).any(axis=1), np.bool_)
+
+
+def all_zeros(data: Buffer) -> bool:
+    """Whether every byte is 0; any length."""
+    whole = len(data) & ~7
+    view = memoryview(data)
+    return not np.frombuffer(view[:whole], "<u8").any() and not any(view[whole:])

@@ -1,0 +1,152 @@
+"""A segment: one journal file. This file decides its header, its name and how it takes space; not what units hold.
+
+SEGMENT_VERSION 1. The ritual for changing the layout: bump SEGMENT_VERSION, keep the reader of the old number, add a
+fixture file to tests/unit/journal. Whatever changes, the first sector keeps magic, version byte and, in its last four
+bytes, the crc32c of what is before.
+
+    sector 0: header (see _HEADER) | units, each aligned to 512 bytes | zeros to the end of the file
+
+A file appears under its name only when it is zero-filled and its name is durable; its header is written together with
+its first unit, in one write, so rolling over costs nothing extra. A file that is all zeros is a segment made ready.
+
+Space. A file grows in steps of 1, 2, 4, 8, 8 … MiB, ahead of need. Growing sets the size first (one step, as far as a
+crash can tell), writes zeros, and syncs; only then may a unit rely on it. So a size that is no multiple of 1 MiB
+(or the capacity) was cut by somebody else, and a unit that reaches past the end is damage, never a torn write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from heapline.errors import JournalCorrupt, UnknownFormat
+from heapline.journal.disk import SECTOR, Disk, File
+from heapline.journal.sectors import all_zeros
+
+SEGMENT_MAGIC = b"HEAPSEG\0"
+SEGMENT_VERSION = 1
+FILL_STEP_FIRST = 1 << 20
+FILL_STEP_MAX = 8 << 20
+FIRST_UNIT_AT = SECTOR
+SEGMENT_BYTES_MIN = 4096
+
+# magic, version, number, capacity, incarnation, first_unit, created_at, chain
+_HEADER = struct.Struct("<8sB7xQQQQqI")
+_U32 = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    number: int
+    capacity: int  # the file's largest size in bytes, header included
+    incarnation: int
+    first_unit: int
+    chain: int  # body_crc of the unit before the first; 0 before unit 1
+    created_at: int  # wall ms
+
+    def pack(self) -> bytes:
+        sector = bytearray(SECTOR)
+        # fmt: off
+        _HEADER.pack_into(sector, 0, SEGMENT_MAGIC, SEGMENT_VERSION, self.number, self.capacity, self.incarnation,
+                          self.first_unit, self.created_at, self.chain)
+        # fmt: on
+        _U32.pack_into(sector, SECTOR - 4, crc32c(bytes(sector[:-4])))
+        return bytes(sector)
+
+
+def parse_segment_header(sector: bytes, path: str) -> SegmentHeader | None:
+    """The header, or None if the sector is all zeros (a segment made ready, or its header was lost)."""
+    if len(sector) < SECTOR:
+        raise JournalCorrupt(path, len(sector), "the file ends inside the segment header")
+    if all_zeros(sector):
+        return None
+    if sector[:8] != SEGMENT_MAGIC or crc32c(sector[:-4]) != _U32.unpack_from(sector, SECTOR - 4)[0]:
+        raise JournalCorrupt(path, 0, "the segment header does not match its checksum")
+    _, version, number, capacity, incarnation, first_unit, created_at, chain = _HEADER.unpack_from(sector)
+    if version != SEGMENT_VERSION:
+        raise UnknownFormat(path, version)
+    return SegmentHeader(number, capacity, incarnation, first_unit, chain, created_at)
+
+
+def segment_path(directory: str, number: int) -> str:
+    return f"{directory}/{number:010d}.seg"
+
+
+def index_path(directory: str, number: int) -> str:
+    return f"{directory}/{number:010d}.idx"
+
+
+def numbered(names: list[str], suffix: str) -> list[int]:
+    """The numbers of the files with this suffix, ascending."""
+    stems = (n[: -len(suffix)] for n in names if n.endswith(suffix))
+    return sorted(int(s) for s in stems if len(s) == 10 and s.isdigit())
+
+
+def size_is_legal(size: int, capacity: int) -> bool:
+    return size == capacity or (FILL_STEP_FIRST <= size < capacity and size % FILL_STEP_FIRST == 0)
+
+
+def next_size(size: int, need: int, capacity: int) -> int:
+    """The size to grow to: by the next step, or as many steps as `need` takes."""
+    while size < min(need, capacity):
+        size = min(capacity, size + min(FILL_STEP_MAX, max(FILL_STEP_FIRST, size + FILL_STEP_FIRST)))
+    return size
+
+
+def check_capacity(capacity: int) -> None:
+    if capacity < SEGMENT_BYTES_MIN or capacity % SECTOR:
+        raise ValueError(f"a segment takes at least {SEGMENT_BYTES_MIN} bytes, in steps of {SECTOR}; not {capacity}")
+
+
+class SegmentFile:
+    """One segment open for writing: the file, and up to where it is safe to write units."""
+
+    def __init__(self, file: File, number: int, capacity: int, filled: int) -> None:
+        self.file = file
+        self.number = number
+        self.capacity = capacity
+        self.filled = filled
+
+    @classmethod
+    def create(cls, disk: Disk, directory: str, number: int, capacity: int, header: bytes | None = None) -> SegmentFile:
+        """A zero-filled file of the first step, durable under its name. On error nothing is left behind."""
+        path = segment_path(directory, number)
+        temporary = path + ".tmp"
+        file = disk.create(temporary)
+        made = cls(file, number, capacity, 0)
+        try:
+            made.grow(1)
+            if header is not None:
+                file.pwritev([header], 0)
+                file.fdatasync()
+            disk.rename(temporary, path)
+            disk.fsync_dir(directory)
+        except OSError:
+            file.close()
+            with contextlib.suppress(OSError):
+                disk.unlink(temporary)
+            raise
+        file.path = path
+        return made
+
+    def grow(self, need: int) -> None:
+        """Zero-fill and sync to at least `need`. Out of space: the size is put back and the error passed on."""
+        size = next_size(self.filled, need, self.capacity)
+        before = self.file.size()
+        if size > before:
+            self.file.truncate(size)
+        try:
+            self.file.zero(self.filled, size - self.filled)
+            self.file.fdatasync()
+        except OSError:
+            if size > before:
+                with contextlib.suppress(OSError):
+                    self.file.truncate(before)
+            raise
+        self.filled = size
+
+    def close(self) -> None:
+        self.file.close()

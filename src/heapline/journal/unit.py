@@ -1,0 +1,259 @@
+"""The unit: what one commit writes. This file decides its bytes, both ways, and nothing about files.
+
+UNIT_VERSION 1. The ritual for changing the layout: bump UNIT_VERSION, keep `decode` for the old number, add a fixture
+file of the old version to tests/unit/journal. Whatever changes, the first 64 bytes keep magic, version byte and the
+checksum in their last four bytes, so that an older Heapline can say "unknown version" rather than "damaged".
+
+    header (64) | blocks, each 16-aligned | meta (msgpack) | zeros to 4 | sector table | table crc | zeros to 512
+
+- header: see _HEADER. Its crc is seeded with topic incarnation and segment number, so that bytes of another topic or
+  file never pass for a unit here, even inside a payload. `prev_crc` is the previous unit's body_crc: the chain.
+  `durable_end` is the last unit known durable when this one was written: under the `commit` policy always its
+  predecessor. Recovery needs it to know that a damaged unit had once been answered for.
+- meta: [1, [[offset in unit, rows, smalls_len, payloads_len], …],
+         [[partition, first_offset, row_count, events, first_id], …]]; `events` are bytes that only the core can read;
+  first_id is the first message id enqueued in the frame or -1 (for the index).
+- sector table: one entry per sector (sectors.py), summed with the header's and the table's own bytes as zeros; then
+  the crc32c of the table. body_crc covers everything from the blocks to the table crc.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+
+from heapline.errors import UnknownFormat
+from heapline.journal.block import ROW, ROW_BYTES, Block, Rows, block_nbytes
+from heapline.journal.disk import SECTOR, Buffer
+from heapline.journal.sectors import U32, all_zeros, sector_sums
+
+UNIT_MAGIC = 0x55504148  # "HAPU" in the file
+UNIT_VERSION = 1
+UNIT_BYTES_MAX = 16 << 20
+HEADER_BYTES = 64
+#: Written under a policy that does not sync each commit.
+FLAG_RELAXED = 1
+
+# magic, version, flags, reserved, number, durable_end, time, wall,
+# prev_crc, sectors, blocks_len, meta_len, body_crc; then the header's own crc
+_HEADER = struct.Struct("<IBBHQQqqIIIII")
+_U32 = struct.Struct("<I")
+
+
+class BlockRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a block lies in its unit."""
+
+    offset: int
+    count: int
+    smalls_len: int
+    payloads_len: int
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The events of one partition in one unit."""
+
+    partition: int
+    first_offset: int
+    row_count: int
+    events: bytes
+    first_id: int = -1
+
+
+class Meta(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    blocks: list[BlockRef]
+    frames: list[Frame]
+
+
+_encode_meta = msgspec.msgpack.Encoder().encode
+_decode_meta = msgspec.msgpack.Decoder(Meta).decode
+
+
+class UnitHeader(NamedTuple):
+    flags: int
+    number: int
+    durable_end: int
+    time: int
+    wall: int
+    prev_crc: int
+    sectors: int
+    blocks_len: int
+    meta_len: int
+    body_crc: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.sectors * SECTOR
+
+    @property
+    def table_at(self) -> int:
+        return _table_at(self.blocks_len, self.meta_len)
+
+    @property
+    def sane(self) -> bool:
+        """The lengths agree with one another."""
+        return self.sectors == unit_sectors(self.blocks_len + self.meta_len) and self.nbytes <= UNIT_BYTES_MAX
+
+
+def _table_at(blocks_len: int, meta_len: int) -> int:
+    return (HEADER_BYTES + blocks_len + meta_len + 3) & ~3
+
+
+def unit_sectors(content: int) -> int:
+    """Sectors of a unit with so many bytes of blocks and meta: n of them also hold n + 1 table words."""
+    return -(-(_table_at(content, 0) + 4) // (SECTOR - 4))
+
+
+def unit_nbytes(content: int) -> int:
+    return unit_sectors(content) * SECTOR
+
+
+def crc_seed(incarnation: int, segment: int) -> int:
+    """What binds a unit's header to its topic and file."""
+    return crc32c(struct.pack("<QQ", incarnation, segment))
+
+
+def table_crc(table: Buffer) -> int:
+    return crc32c(table) or 1
+
+
+def parse_header(data: Buffer, at: int, seed: int, path: str = "") -> UnitHeader | None:
+    """The unit header at a byte, or None if none is there that checks. UnknownFormat if it is of a newer version."""
+    fields = _HEADER.unpack_from(data, at)
+    if fields[0] != UNIT_MAGIC:
+        return None
+    raw = bytes(memoryview(data)[at : at + HEADER_BYTES])
+    if crc32c(raw[:-4], seed) != _U32.unpack_from(raw, HEADER_BYTES - 4)[0]:
+        return None
+    if fields[1] != UNIT_VERSION:
+        raise UnknownFormat(path, fields[1])
+    return UnitHeader(fields[2], *fields[4:])
+
+
+@dataclass(frozen=True, slots=True)
+class SealedUnit:
+    """A unit whose place and content are fixed; its checksums are made when it is written."""
+
+    number: int
+    segment: int
+    offset: int
+    nbytes: int
+    time: int
+    wall: int
+    blocks: Sequence[Block]
+    blocks_len: int
+    frames: Sequence[Frame]
+    meta: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+    def encode(self, *, prev_crc: int, durable_end: int, flags: int, seed: int) -> tuple[bytearray, int]:
+        """The bytes to write, and the body crc that the next unit chains to."""
+        buffer = bytearray().join((bytes(HEADER_BYTES), *(b.data for b in self.blocks), self.meta))
+        table_at = _table_at(self.blocks_len, len(self.meta))
+        sectors = self.nbytes // SECTOR
+        table_end = table_at + 4 * sectors
+        buffer.extend(bytes(self.nbytes - len(buffer)))
+        table = sector_sums(buffer).astype("<u4").tobytes()
+        buffer[table_at:table_end] = table
+        _U32.pack_into(buffer, table_end, table_crc(table))
+        with memoryview(buffer) as view:
+            body_crc = crc32c(view[HEADER_BYTES : table_end + 4])
+        # fmt: off
+        _HEADER.pack_into(buffer, 0, UNIT_MAGIC, UNIT_VERSION, flags, 0, self.number, durable_end, self.time, self.wall,
+                          prev_crc, sectors, self.blocks_len, len(self.meta), body_crc)
+        # fmt: on
+        _U32.pack_into(buffer, HEADER_BYTES - 4, crc32c(bytes(buffer[: HEADER_BYTES - 4]), seed))
+        return buffer, body_crc
+
+
+def encode_meta(blocks: Sequence[BlockRef], frames: Sequence[Frame]) -> bytes:
+    return _encode_meta((UNIT_VERSION, blocks, frames))
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit read back. `data` views the buffer it was read into: copy what you keep."""
+
+    segment: int
+    offset: int
+    header: UnitHeader
+    blocks: list[BlockRef]
+    frames: list[Frame]
+    data: memoryview
+
+    @property
+    def number(self) -> int:
+        return self.header.number
+
+    @property
+    def time(self) -> int:
+        return self.header.time
+
+    @property
+    def wall(self) -> int:
+        return self.header.wall
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header.nbytes
+
+    def place(self, block: BlockRef) -> int:
+        """Byte offset in the segment of a block's first row."""
+        return self.offset + block.offset
+
+    def rows(self, block: BlockRef) -> Rows:
+        return np.frombuffer(self.data, ROW, block.count, block.offset)
+
+    def smalls(self, block: BlockRef) -> memoryview:
+        start = block.offset + block.count * ROW_BYTES
+        return self.data[start : start + block.smalls_len]
+
+    def payloads(self, block: BlockRef) -> memoryview:
+        """All payloads of a block as one buffer; `rows(block)["payload_len"]` splits it."""
+        start = block.offset + block.count * ROW_BYTES + block.smalls_len
+        return self.data[start : start + block.payloads_len]
+
+    def row_count(self) -> int:
+        return sum(b.count for b in self.blocks)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return iter(self.frames)
+
+
+class BadUnit(ValueError):
+    """The bytes under a good header are not what was written; says what does not check."""
+
+
+def decode(data: memoryview, header: UnitHeader, segment: int, offset: int, path: str = "") -> Unit:
+    """The unit whose header was parsed and whose bytes are `data` (exactly). BadUnit if they do not check."""
+    table_end = header.table_at + 4 * header.sectors + 4
+    if crc32c(data[HEADER_BYTES:table_end]) != header.body_crc:
+        raise BadUnit(f"unit {header.number} does not match its checksum")
+    if not all_zeros(data[table_end:]):
+        raise BadUnit(f"the padding of unit {header.number} is not zero")
+    meta_at = HEADER_BYTES + header.blocks_len
+    try:
+        meta = _decode_meta(data[meta_at : meta_at + header.meta_len])
+    except msgspec.MsgspecError as error:
+        raise BadUnit(f"the meta part of unit {header.number} cannot be read: {error}") from None
+    if meta.version != UNIT_VERSION:
+        raise UnknownFormat(path, meta.version)
+    for block in meta.blocks:
+        if block.offset + block_nbytes(block.count, block.smalls_len, block.payloads_len) > meta_at:
+            raise BadUnit(f"a block of unit {header.number} reaches past its blocks")
+    return Unit(segment, offset, header, meta.blocks, meta.frames, data)
+
+
+def split_table(data: Buffer, header_table_at: int, sectors: int) -> tuple[U32, int]:
+    """The table's entries and its crc as they stand in the bytes of a unit."""
+    words = np.frombuffer(data, "<u4", sectors + 1, header_table_at)
+    return words[:-1], int(words[-1])

@@ -1,0 +1,88 @@
+"""Reading the units of one segment, one after the other, in large reads.
+
+Decides whether the next bytes are the unit that must come next: header crc, number, chain, body crc. It stops at the
+first sector that is not such a unit and says why; what that means (the end, a torn write, damage) is for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from heapline.journal.disk import SECTOR, File
+from heapline.journal.sectors import all_zeros
+from heapline.journal.segment import FIRST_UNIT_AT
+from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
+
+CHUNK_BYTES = 8 << 20
+_NO_CHAIN = -1
+
+
+class SegmentWalk:
+    """Iterate for the units; afterwards `at` is where it stopped, and `broken` why (None: at zeros or at `stop`).
+
+    `number` and `chain` are what the unit at `at` must have. Start in the middle with number=0 and chain=-1: then the
+    first unit found there is taken as it is. The walk can be iterated again to go on when more has been written.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        incarnation: int,
+        segment: int,
+        *,
+        number: int = 0,
+        chain: int = _NO_CHAIN,
+        at: int = FIRST_UNIT_AT,
+        stop: int | None = None,
+    ) -> None:
+        self.file = file
+        self.segment = segment
+        self.seed = crc_seed(incarnation, segment)
+        self.number = number
+        self.chain = chain
+        self.at = at
+        self.stop = stop
+        self.broken: str | None = None
+
+    def __iter__(self) -> Iterator[Unit]:
+        self.broken = None
+        end = self.file.size() if self.stop is None else self.stop
+        buffer, base = memoryview(b""), self.at
+        while self.at + SECTOR <= end:
+            inside = self.at - base
+            if inside + SECTOR > len(buffer):
+                buffer, base, inside = self._read(self.at, end), self.at, 0
+                if len(buffer) < SECTOR:
+                    return
+            header = parse_header(buffer, inside, self.seed, self.file.path)
+            if header is None:
+                if not all_zeros(buffer[inside : inside + SECTOR]):
+                    self.broken = "no unit header that checks is here"
+                return
+            if self.number and header.number != self.number:
+                self.broken = f"unit {self.number} must come here, not unit {header.number}"
+            elif self.chain != _NO_CHAIN and header.prev_crc != self.chain:
+                self.broken = f"unit {header.number} does not follow from the unit before it"
+            elif not header.sane:
+                self.broken = f"the lengths of unit {header.number} contradict one another"
+            elif self.at + header.nbytes > end:
+                self.broken = f"unit {header.number} reaches past the end of the file"
+            if self.broken:
+                return
+            if inside + header.nbytes > len(buffer):
+                buffer, base, inside = self._read(self.at, end, header.nbytes), self.at, 0
+                if len(buffer) < header.nbytes:
+                    self.broken = f"unit {header.number} reaches past the end of the file"
+                    return
+            try:
+                unit = decode(buffer[inside : inside + header.nbytes], header, self.segment, self.at, self.file.path)
+            except BadUnit as error:
+                self.broken = str(error)
+                return
+            self.at += header.nbytes
+            self.number = header.number + 1
+            self.chain = header.body_crc
+            yield unit
+
+    def _read(self, at: int, end: int, least: int = 0) -> memoryview:
+        return memoryview(self.file.pread(min(max(CHUNK_BYTES, least), end - at), at))

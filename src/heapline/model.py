@@ -1,0 +1,251 @@
+"""The things people hold in their hands: what goes in, what comes out, what is told about it.
+
+Nothing here decides anything; a message only remembers which broker to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from heapline.config import TopicConfig
+from heapline.ulid import to_ulid
+
+if TYPE_CHECKING:
+    from heapline.broker import Broker
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+State = Literal["ready", "delayed", "leased", "dead", "acked", "cancelled", "expired", "purged", "dropped", "deleted"]
+IdempotencyScope = Literal["window", "pending", "until_ack"]
+
+
+def from_ms(ms: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+class Now(NamedTuple):
+    """One look at the clock, in ms since the Unix epoch: time that never jumps, and time as the system tells it."""
+
+    steady: int
+    wall: int
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message to be enqueued; everything but the payload has a default.
+
+    >>> Outgoing(b"a", priority=1).priority
+    1
+    """
+
+    payload: bytes
+    priority: int = 0
+    key: str | None = None  # partition key: messages of one key lie in one partition
+    delay: float | None = None  # seconds from now until it may be delivered
+    deliver_at: datetime | None = None  # the same as a moment of wall time (with a time zone)
+    headers: Mapping[str, str] | None = None
+    ttl: float | None = None  # seconds after falling due at which it expires if nobody has taken it
+    max_retries: int | None = None  # None = the topic's max_retries_default
+    idempotency_key: str | None = None
+    idempotency_scope: IdempotencyScope | None = None  # None = "window"
+    seq: int | None = None  # this message's number in its producer's epoch
+
+
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
+    """The answer to an enqueue. `error` is only set in a batch that is not atomic."""
+
+    id: int
+    duplicate: bool = False
+    error: Exception | None = None
+
+    @property
+    def message_id(self) -> str:
+        return to_ulid(self.id)
+
+
+class Message:
+    """A leased message. Ack it when the work is done; nack, release or bury it otherwise."""
+
+    __slots__ = (
+        "_broker", "_deadline_ms", "_enqueued_ms", "_headers", "attempts", "id", "key",
+        "partition", "payload", "priority", "token", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, broker: Broker, topic: str, partition: int, id: int, token: int, payload: bytes, priority: int,
+        attempts: int, key: str | None, headers: dict[str, str] | None, enqueued_ms: int, deadline_ms: int,
+    ) -> None:  # fmt: skip
+        self._broker = broker
+        self.topic = topic
+        self.partition = partition
+        self.id = id
+        self.token = token
+        self.payload = payload
+        self.priority = priority
+        self.attempts = attempts
+        self.key = key
+        self._headers = headers
+        self._enqueued_ms = enqueued_ms
+        self._deadline_ms = deadline_ms
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._headers or {}
+
+    @property
+    def message_id(self) -> str:
+        return to_ulid(self.id)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return from_ms(self._enqueued_ms)
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease ends unless it is extended."""
+        return from_ms(self._deadline_ms)
+
+    async def ack(self) -> None:
+        await self._broker.ack(self)
+
+    async def nack(self, backoff: float | None = None, reason: str | None = None) -> None:
+        await self._broker.nack(self, backoff=backoff, reason=reason)
+
+    async def release(self) -> None:
+        await self._broker.release(self)
+
+    async def extend(self, seconds: float) -> None:
+        await self._broker.extend(self, seconds)
+
+    async def bury(self, reason: str | None = None) -> None:
+        await self._broker.bury(self, reason=reason)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.message_id} of {self.topic!r}, priority {self.priority}, attempt {self.attempts}, "
+            f"{len(self.payload)} bytes>"
+        )
+
+
+class LeaseRef(NamedTuple):
+    """All that acting on a lease needs; for those who carry leases over a wire."""
+
+    topic: str
+    id: int
+    token: int
+
+
+class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one message: `get`, `peek` and `dlq_list` answer with it."""
+
+    id: int
+    topic: str
+    partition: int
+    state: State
+    priority: int | None = None
+    attempts: int = 0  # deliveries so far
+    due_at: datetime | None = None  # when it is or was to be delivered
+    enqueued_at: datetime | None = None
+    expires_at: datetime | None = None
+    deadline: datetime | None = None  # of its lease
+    holder: str | None = None
+    reason: str | None = None  # of its last failure, or of its end
+    ended_at: datetime | None = None  # when it went, or died
+    payload: bytes | None = None
+    key: str | None = None
+    headers: dict[str, str] = {}
+
+    @property
+    def message_id(self) -> str:
+        return to_ulid(self.id)
+
+
+class DlqFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters; what is not given matches all."""
+
+    reason: str | None = None  # part of the reason, without regard to case
+    priority_min: int | None = None
+    priority_max: int | None = None
+    died_after: datetime | None = None
+    died_before: datetime | None = None
+    key: str | None = None
+
+    def needs_records(self) -> bool:
+        return self.key is not None or self.priority_min is not None or self.priority_max is not None
+
+
+class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
+    partition: int
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    offset: int  # the next row's
+
+
+class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    paused: bool
+    durability: str  # the fsync policy in force, in words
+    partitions: list[PartitionStats]
+    enqueued_total: int  # since this process opened the topic, as are all totals
+    duplicates_total: int
+    leased_total: int
+    acked_total: int
+    nacked_total: int
+    lease_timeouts_total: int
+    dead_total: int
+    expired_total: int
+    commits_total: int
+    journal_bytes: int  # on disk
+    journal_segments: int
+    journal_bytes_written_total: int
+    memory_bytes: int  # of heaps, timers and dedup
+    clock_jumps_total: int
+    reloads_total: int
+    corrupt_records_total: int
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    incarnation: int
+    config: TopicConfig
+
+
+class LogRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One message in one event, as `read_log` frames give them by `rows()`."""
+
+    offset: int
+    kind: str
+    id: int | None
+    facts: dict[str, Any]
+
+
+class LogFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """The events of one partition in one durable unit, decoded into columns.
+
+    `events` holds one `LogEvent` after the other, with offsets dense from `offset`.
+    """
+
+    topic: str
+    partition: int
+    unit: int
+    offset: int
+    row_count: int
+    time_ms: int
+    wall_ms: int
+    events: Sequence[LogEvent]
+
+
+class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    offset: int
+    row_count: int
+    columns: dict[str, Any]  # arrays of row_count, or one value that holds for all rows
+    payloads: list[bytes] | None = None  # of messages that this event brings

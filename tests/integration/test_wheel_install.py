@@ -1,0 +1,74 @@
+"""The built wheel, installed without extras in an environment of its own, is a whole and lean `heapline`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
+#: What `import heapline` must not cost or need.
+HEAVY = ("typer", "rich", "pydantic", "grpc", "pyspark", "pyarrow", "pandas", "nats", "asyncpg", "redis", "pytest")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    # The checkout must not lend the new environment its modules.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    (built,) = out.glob("heapline-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin directory of a fresh environment that holds the wheel and its base dependencies."""
+    home = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
+    bin_ = home / "venv" / "bin"
+    quiet = ("--quiet", "--disable-pip-version-check")
+    run(bin_ / "python", "-m", "pip", *quiet, "install", "--constraint", ROOT / "constraints.txt", wheel, cwd=home)
+    return bin_
+
+
+def test_wheel_holds_the_package_its_marker_and_its_licence_only(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "heapline/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    sources = {f"heapline/{path.relative_to(ROOT / 'src' / 'heapline')}" for path in (ROOT / "src").rglob("*.py")}
+    assert sources <= set(names)
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"heapline"}
+    assert [name for name in names if name.endswith(".pyc")] == []
+
+
+def test_import_works_without_extras_and_loads_nothing_heavy(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, heapline; print(heapline.__file__); print(*sorted({n.partition('.')[0] for n in sys.modules}))"
+    )
+    where, loaded = run(installed / "python", "-c", program, cwd=tmp_path).splitlines()
+    assert Path(where).is_relative_to(installed.parent)
+    assert set(HEAVY) & set(loaded.split()) == set()
+
+
+def test_every_public_name_is_there(installed: Path, tmp_path: Path) -> None:
+    program = "import heapline; [getattr(heapline, name) for name in heapline.__all__]; print(len(heapline.__all__))"
+    assert int(run(installed / "python", "-c", program, cwd=tmp_path)) > 0
+
+
+def test_command_is_installed(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "heapline", "--version", cwd=tmp_path).startswith("heapline ")

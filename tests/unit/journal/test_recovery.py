@@ -1,0 +1,404 @@
+"""After a crash or damage: exactly what was committed, or a refusal that names the file; never silently less."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from heapline.errors import CorruptionError, JournalCorrupt, UnknownFormat
+from heapline.journal.disk import SECTOR
+from heapline.journal.recovery import Scan, scan
+from heapline.journal.segment import SegmentHeader
+from heapline.journal.watermark import Watermark
+from heapline.journal.writer import SyncPolicy
+from tests.unit.journal.rig import (
+    PATH,
+    MemoryDisk,
+    PowerCut,
+    commit,
+    contents,
+    open_journal,
+    policies,
+    put,
+    write_units,
+)
+
+SEGMENT = f"{PATH}/0000000001.seg"
+MARK = f"{PATH}/watermark"
+Contents = list[tuple[int, bytes, bytes]]
+
+
+def three_units(segment_bytes: int = 16 << 10) -> tuple[MemoryDisk, Contents]:
+    """A journal whose last unit has several sectors, one of them all zeros."""
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=segment_bytes)
+    write_units(journal, [10, 700])
+    put(journal, [b"start" + bytes(1200) + b"end", b"second"], smalls=[b"key", b""], first_id=3, first_offset=2)
+    commit(journal)
+    disk = disk.copy()
+    return disk, contents(open_journal(disk.copy())[1])
+
+
+def recovered(disk: MemoryDisk) -> Contents | str:
+    """What opening gives: the contents, or the path that the refusal names."""
+    try:
+        _, units = open_journal(disk)
+    except (JournalCorrupt, UnknownFormat) as error:
+        return error.path
+    return contents(units)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_watermark", [True, False])
+def test_no_flipped_byte_loses_a_committed_unit(with_watermark: bool) -> None:
+    disk, whole = three_units()
+    end = Scan(disk, PATH)
+    list(end)
+    used = end.end
+    rng = random.Random(4)
+    places = {*range(0, 96), *range(512, 600), *range(used - 700, used + 40), *rng.sample(range(used, 16 << 10), 60)}
+    places |= set(rng.sample(range(used), 400))
+    for at in sorted(places):
+        damaged = disk.copy()
+        if not with_watermark:
+            damaged.unlink(MARK)
+        damaged.files[SEGMENT].data[at] ^= 1 << rng.randrange(8)
+        found = recovered(damaged)
+        # Behind the end it may pass for the rest of a torn write: cutting it loses nothing.
+        assert found == SEGMENT or (at >= used and found == whole), at
+
+
+def test_flipped_table_entry_of_a_sector_of_zeros_is_not_taken_for_a_torn_write() -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=16 << 10)
+    put(journal, [bytes(3000)])
+    commit(journal)
+    scan_ = Scan(disk, PATH)
+    (unit,) = list(scan_)
+    disk.unlink(MARK)
+    table_at = unit.offset + unit.header.table_at
+    for sector in range(unit.header.sectors):
+        damaged = disk.copy()
+        damaged.files[SEGMENT].data[table_at + 4 * sector] ^= 2
+        assert recovered(damaged) == SEGMENT, sector
+
+
+@pytest.mark.parametrize("with_watermark", [True, False])
+def test_no_truncation_loses_a_committed_unit(with_watermark: bool) -> None:
+    disk, whole = three_units()
+    for size in [*range(0, 16 << 10, 128), (16 << 10) - 1]:
+        cut = disk.copy()
+        if not with_watermark:
+            cut.unlink(MARK)
+        del cut.files[SEGMENT].data[size:]
+        assert recovered(cut) == SEGMENT, size
+    assert recovered(disk) == whole
+
+
+def test_watermark_damaged_in_any_byte_or_cut_anywhere_changes_nothing() -> None:
+    disk, whole = three_units()
+    for at in range(64):
+        damaged = disk.copy()
+        damaged.files[MARK].data[at] ^= 0x40
+        assert recovered(damaged) == whole
+        cut = disk.copy()
+        del cut.files[MARK].data[at:]
+        assert recovered(cut) == whole
+
+
+def test_zeroed_sector_of_a_durable_unit_is_refused_because_of_the_watermark() -> None:
+    disk, _ = three_units()
+    scan_ = Scan(disk, PATH)
+    last = list(scan_)[-1]
+    for sector in range(last.offset, last.end, SECTOR):
+        damaged = disk.copy()
+        if not any(damaged.files[SEGMENT].data[sector : sector + SECTOR]):
+            continue
+        damaged.files[SEGMENT].data[sector : sector + SECTOR] = bytes(SECTOR)
+        assert recovered(damaged) == SEGMENT
+
+
+def test_zeroed_unit_in_the_middle_is_refused_without_any_watermark() -> None:
+    disk, _ = three_units()
+    units = list(Scan(disk, PATH))
+    for unit in units[:-1]:
+        for start, end in [(unit.offset, unit.end), (unit.offset, unit.offset + SECTOR)]:
+            damaged = disk.copy()
+            damaged.unlink(MARK)
+            damaged.files[SEGMENT].data[start:end] = bytes(end - start)
+            assert recovered(damaged) == SEGMENT
+
+
+def test_lost_last_unit_is_refused_because_of_watermark_or_snapshot() -> None:
+    disk, _ = three_units()
+    last = list(Scan(disk, PATH))[-1]
+    disk.files[SEGMENT].data[last.offset : last.end] = bytes(last.end - last.offset)
+    assert recovered(disk.copy()) == SEGMENT
+    disk.unlink(MARK)
+    assert [number for number, _, _ in contents(open_journal(disk.copy())[1])] == [1, 2]
+    with pytest.raises(JournalCorrupt, match="units 3 to 3 are missing"):
+        list(scan(disk, PATH, after_unit=2, known_durable=3))
+
+
+def many_segments() -> tuple[MemoryDisk, Contents]:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=8 << 10)
+    write_units(journal, [2500] * 11)
+    return disk.copy(), contents(open_journal(disk.copy())[1])
+
+
+def test_damage_in_any_segment_names_it_and_its_byte() -> None:
+    disk, whole = many_segments()
+    names = [p for p in disk.files if p.endswith(".seg")]
+    assert len(names) >= 5
+    rng = random.Random(5)
+    for path in [p for p in names if any(disk.files[p].data)]:
+        used = len(disk.files[path].data.rstrip(b"\0"))
+        for at in [0, 9, 60, 508, 512, 530, *rng.sample(range(used), 40)]:
+            damaged = disk.copy()
+            damaged.files[path].data[at] ^= 0x80
+            with pytest.raises(JournalCorrupt) as caught:
+                open_journal(damaged)
+            assert caught.value.path == path
+            assert at - 4096 <= caught.value.offset <= at
+    assert recovered(disk) == whole
+
+
+def test_missing_segment_is_refused_unless_it_is_the_reclaimed_first() -> None:
+    disk, whole = many_segments()
+    for number in range(1, 5):
+        damaged = disk.copy()
+        damaged.unlink(f"{PATH}/{number:010d}.seg")
+        if number == 1:
+            assert recovered(damaged) == [entry for entry in whole if entry[0] > 2]
+            with pytest.raises(JournalCorrupt, match="unit 2 is missing"):
+                open_journal(damaged, after_unit=1)
+        else:
+            assert recovered(damaged) == f"{PATH}/{number:010d}.seg"
+
+
+def test_swapped_and_foreign_segments_are_refused() -> None:
+    disk, _ = many_segments()
+    second, third = f"{PATH}/0000000002.seg", f"{PATH}/0000000003.seg"
+    swapped = disk.copy()
+    swapped.files[second], swapped.files[third] = swapped.files[third], swapped.files[second]
+    assert recovered(swapped) in (second, third)
+    other = MemoryDisk()
+    from heapline.journal.journal import Journal
+
+    Journal.create(other, PATH, incarnation=8, segment_bytes=8 << 10)
+    foreign, _ = open_journal(other)
+    write_units(foreign, [2500] * 11)
+    mixed = disk.copy()
+    mixed.files[second] = other.files[second]
+    assert recovered(mixed) == second
+
+
+def test_missing_unit_at_the_end_of_a_full_segment_is_refused() -> None:
+    disk, _ = many_segments()
+    unit = [u for u in Scan(disk, PATH) if u.segment == 1][-1]
+    disk.files[SEGMENT].data[unit.offset : unit.end] = bytes(unit.end - unit.offset)
+    assert recovered(disk) == SEGMENT
+
+
+def test_newer_format_is_named() -> None:
+    disk, _ = three_units()
+    sector = bytearray(SegmentHeader(1, 16 << 10, 7, 1, 0, 0).pack())
+    sector[8] = 2
+    from crc32c import crc32c
+
+    sector[-4:] = crc32c(bytes(sector[:-4])).to_bytes(4, "little")
+    disk.files[SEGMENT].data[:SECTOR] = sector
+    with pytest.raises(UnknownFormat):
+        open_journal(disk)
+
+
+def test_watermark_of_another_incarnation_is_refused() -> None:
+    disk, _ = three_units()
+    disk.files[MARK].data[:] = Watermark(3, 3, 1, 4096, 0, 8).pack()
+    assert recovered(disk) == MARK
+
+
+# --- torn writes ------------------------------------------------------------------------------------------------------
+
+
+def torn_images(before: MemoryDisk, after: MemoryDisk, path: str, stale_mark: bool) -> list[tuple[MemoryDisk, bool]]:
+    """Every subset of the sectors in which the two differ; with whether it is all of them."""
+    old, new = before.files[path].data, after.files[path].data
+    sectors = [s for s in range(0, len(new), SECTOR) if old[s : s + SECTOR] != new[s : s + SECTOR]]
+    images = []
+    for kept in itertools.product([False, True], repeat=len(sectors)):
+        image = before.copy()
+        if not stale_mark:
+            image.unlink(MARK)
+        for sector, keep in zip(sectors, kept, strict=True):
+            if keep:
+                image.files[path].data[sector : sector + SECTOR] = new[sector : sector + SECTOR]
+        images.append((image, all(kept)))
+    return images
+
+
+@pytest.mark.parametrize("stale_mark", [True, False])
+@pytest.mark.parametrize("size", [100, 2600])
+@pytest.mark.parametrize("filler", [b"\0", b"x"])
+def test_torn_last_unit_is_cut_whatever_sectors_arrived(size: int, filler: bytes, stale_mark: bool) -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=8 << 10)
+    write_units(journal, [10, 20])
+    before, good = disk.copy(), contents(open_journal(disk.copy())[1])
+    put(journal, [filler * size + b"end"], first_id=3)
+    commit(journal)
+    images = torn_images(before, disk, SEGMENT, stale_mark)
+    assert len(images) >= 2
+    for image, is_whole in images:
+        found = recovered(image)
+        assert isinstance(found, list)
+        assert found[:2] == good
+        assert len(found) == (3 if is_whole else 2)
+        # It was cut for good: writing goes on in its place, and everything checks again.
+        again, _ = open_journal(image)
+        put(again, [b"next"], first_id=4)
+        commit(again)
+        assert [n for n, _, _ in contents(open_journal(image)[1])] == ([1, 2, 3, 4] if is_whole else [1, 2, 3])
+
+
+@pytest.mark.parametrize("stale_mark", [True, False])
+def test_torn_first_unit_of_a_new_segment_is_cut_with_its_header(stale_mark: bool) -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=4 << 10)
+    write_units(journal, [2500])
+    before = disk.copy()
+    put(journal, [b"x" * 2500], first_id=2)
+    unit = journal.seal()
+    assert unit is not None
+    assert unit.segment == 2
+    journal.commit(unit)
+    for image, is_whole in torn_images(before, disk, f"{PATH}/0000000002.seg", stale_mark):
+        found = recovered(image)
+        assert [n for n, _, _ in found] == ([1, 2] if is_whole else [1])  # type: ignore[misc]
+        again, _ = open_journal(image)
+        write_units(again, [2500], start=3)
+        assert len(open_journal(image)[1]) == (3 if is_whole else 2)
+
+
+def test_damage_in_a_torn_unit_is_still_damage() -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=8 << 10)
+    write_units(journal, [10])
+    before = disk.copy()
+    put(journal, [b"x" * 2600], first_id=2)
+    commit(journal)
+    unit = list(Scan(disk, PATH))[-1]
+    image = before.copy()
+    image.files[SEGMENT].data[unit.offset : unit.end] = disk.files[SEGMENT].data[unit.offset : unit.end]
+    image.files[SEGMENT].data[unit.offset + 1024 : unit.offset + 1536] = bytes(512)
+    assert isinstance(recovered(image.copy()), list)
+    image.files[SEGMENT].data[unit.offset + 600] ^= 1
+    assert recovered(image) == SEGMENT
+
+
+def test_payload_that_looks_like_a_journal_does_not_confuse_the_judgement() -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=64 << 10)
+    write_units(journal, [300, 300])
+    stolen = bytes(disk.files[SEGMENT].data[:4096])
+    other = MemoryDisk()
+    from heapline.journal.journal import Journal
+
+    Journal.create(other, PATH, incarnation=99, segment_bytes=64 << 10)
+    victim, _ = open_journal(other)
+    before = other.copy()
+    put(victim, [bytes(512 - 64 - 80) + stolen])
+    commit(victim)
+    after = other.files[SEGMENT].data
+    before.unlink(MARK)
+    # The header's sector is lost, the payload, with whole units of another topic at sector bounds, is there.
+    before.files[SEGMENT].data[1024:] = after[1024:]
+    before.files[SEGMENT].data[2048:2560] = bytes(512)
+    assert recovered(before) == []
+
+
+def test_cutting_that_is_itself_cut_short_can_be_done_again() -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=8 << 10)
+    write_units(journal, [10])
+    before = disk.copy()
+    put(journal, [b"x" * 2600], first_id=2)
+    commit(journal)
+    for image, is_whole in torn_images(before, disk, SEGMENT, False)[1::7]:
+        if is_whole:
+            continue
+
+        def die(what: str, path: str) -> None:
+            if what == "fdatasync" and path == SEGMENT:
+                raise PowerCut
+
+        for seed in range(4):
+            once = image.copy()
+            once.on_step = die
+            with pytest.raises(PowerCut):
+                open_journal(once)
+            assert [n for n, _, _ in recovered(once.cut_power(random.Random(seed)))] == [1]  # type: ignore[misc]
+
+
+# --- power cuts anywhere ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_power_cut_at_any_operation_keeps_every_durable_unit(policy: SyncPolicy) -> None:
+    sizes = [100, 3000, 10, 5000, 700, 2500, 2500, 90]
+    for stop in range(1, 400, 3 if policy == "commit" else 5):
+        disk = MemoryDisk()
+        journal, _ = open_journal(disk, segment_bytes=8 << 10, policy=policy)
+        base = disk.steps
+
+        def die(what: str, path: str, disk: MemoryDisk = disk, last: int = base + stop) -> None:
+            if disk.steps >= last:
+                raise PowerCut
+
+        disk.on_step = die
+        finished = False
+        try:
+            for number, size in enumerate(sizes, 1):
+                put(journal, [bytes([number]) * size], first_id=number)
+                commit(journal)
+                if policy == "interval" and number % 3 == 0:
+                    journal.sync()
+            finished = True
+        except PowerCut:
+            pass
+        durable, written = journal.durable_unit, journal.written_unit
+        for seed in range(3):
+            image = disk.cut_power(random.Random(stop * 10 + seed))
+            again, units = open_journal(image)
+            numbers = [u.number for u in units]
+            assert numbers == list(range(1, len(numbers) + 1))
+            assert durable <= len(numbers) <= written + 1
+            for unit in units:
+                assert bytes(unit.payloads(unit.blocks[0])) == bytes([unit.number]) * sizes[unit.number - 1]
+            write_units(again, [50], start=len(numbers) + 1)
+            assert len(open_journal(image)[1]) == len(numbers) + 1
+        if finished:
+            break
+    else:
+        pytest.fail("the run never came to its end")
+
+
+def test_replay_from_a_snapshot_reads_only_what_is_needed() -> None:
+    disk, whole = many_segments()
+    for after in range(len(whole) + 1):
+        assert contents(open_journal(disk.copy(), after_unit=after)[1]) == whole[after:]
+    with pytest.raises(CorruptionError):
+        open_journal(disk.copy(), after_unit=len(whole) + 1)
+
+
+def test_leftovers_of_a_killed_run_are_removed() -> None:
+    disk, whole = many_segments()
+    disk.create(f"{PATH}/0000000099.seg.tmp")
+    disk.create(f"{PATH}/0000000000.idx")
+    assert recovered(disk) == whole
+    assert not [p for p in disk.files if p.endswith(".tmp") or p.endswith("0000.idx")]

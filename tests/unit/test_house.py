@@ -1,0 +1,258 @@
+"""The promises of the house itself: its public names, its error tree, what core may know, what is kept in the files."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+import types
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import heapline
+from heapline import errors
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "heapline"
+
+ERRORS = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, errors.HeaplineError) and cls.__module__ == errors.__name__
+]
+LEAVES = [cls for cls in ERRORS if "__init__" in vars(cls)]
+
+
+@cache
+def kept_files() -> tuple[Path, ...]:
+    """What git tracks or would track: a mistake should show before it is committed."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    paths = (ROOT / name.decode() for name in listing.stdout.split(b"\0") if name)
+    return tuple(path for path in paths if path.is_file())
+
+
+# --- public names -----------------------------------------------------------------------------------------------------
+
+
+def test_all_names_exactly_what_the_package_offers() -> None:
+    # `from __future__ import annotations` leaves a name behind; submodules are reached by their path.
+    offered = {name for name in dir(heapline) if not name.startswith("_")} - {"annotations"}
+    submodules = {name for name in offered if isinstance(getattr(heapline, name), types.ModuleType)}
+    assert offered - submodules == set(heapline.__all__) - {"__version__"}
+    assert len(heapline.__all__) == len(set(heapline.__all__))
+
+
+def test_names_that_the_contract_spells_are_public() -> None:
+    spelled = {"open", "open_sync", "Outgoing", "DlqFilter", "Backoff", "Producer", "TopicConfig"}
+    assert spelled <= set(heapline.__all__)
+
+
+def test_every_error_is_public() -> None:
+    assert {cls.__name__ for cls in ERRORS} <= set(heapline.__all__)
+
+
+def test_every_module_imports_without_extras() -> None:
+    rooms_with_extras = ("heapline.server", "heapline.spark", "heapline.cluster", "heapline.sql", "heapline.dashboard")
+    for module in pkgutil.walk_packages(heapline.__path__, "heapline."):
+        if not module.name.startswith(rooms_with_extras) and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def test_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_importing_heapline_leaves_the_command_line_alone() -> None:
+    program = "import sys, heapline; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "heapline" in loaded
+    assert not {"typer", "rich", "pydantic", "pytest", "hypothesis"} & set(loaded)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def drawn_tree(docstring: str) -> dict[str, str | None]:
+    """Child → parent, read from the picture: every level stands four columns further to the right."""
+    parents: dict[str, str | None] = {}
+    path: list[str] = []
+    for line in docstring.splitlines():
+        drawn = re.match(r"    (?P<branch>[│├└─ ]*)(?P<name>[A-Z]\w+)", line)
+        if drawn and (drawn["branch"] or drawn["name"] == "HeaplineError"):
+            depth = len(drawn["branch"]) // 4
+            path[depth:] = [drawn["name"]]
+            parents[drawn["name"]] = path[depth - 1] if depth else None
+    return parents
+
+
+def test_error_tree_is_drawn_as_it_is() -> None:
+    actual = {
+        cls.__name__: next((base.__name__ for base in cls.__bases__ if issubclass(base, errors.HeaplineError)), None)
+        for cls in ERRORS
+    }
+    assert drawn_tree(errors.__doc__ or "") == actual
+
+
+SAMPLES = {"str": "sample", "int": 7, "list[str]": ["a", "b"], "list[int]": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
+def test_error_carries_its_fields_and_can_be_raised_again_from_them(cls: type[errors.HeaplineError]) -> None:
+    parameters = inspect.signature(cls).parameters
+    assert tuple(parameters) == cls.fields
+    given = {name: SAMPLES[parameter.annotation] for name, parameter in parameters.items()}
+    error = cls(**given)
+    assert error.facts() == given
+    again = cls(**error.facts())
+    assert str(again) == str(error) != ""
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ERRORS if cls not in LEAVES], ids=lambda cls: cls.__name__)
+def test_error_branch_says_what_to_do(cls: type[errors.HeaplineError]) -> None:
+    assert cls.__doc__
+
+
+# --- what core may know -----------------------------------------------------------------------------------------------
+
+CORE_LIBRARIES = {"numpy", "msgspec", "xxhash"}
+CORE_HOUSE = ("heapline.core", "heapline.model", "heapline.errors", "heapline.config")
+#: Clocks, chance, files, sockets, threads: whatever makes the same input give another output.
+WORLD = {
+    *("time", "random", "secrets", "uuid", "os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "logging"),
+    *("asyncio", "threading", "multiprocessing", "concurrent", "subprocess", "signal", "select", "selectors"),
+    *("socket", "ssl", "http", "urllib", "sched", "platform", "getpass"),
+}
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written absolutely"
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def impurities(source: str) -> list[str]:
+    tree = ast.parse(source)
+    found = []
+    for name in sorted(imported_modules(tree)):
+        top = name.partition(".")[0]
+        in_house = top == "heapline" and f"{name}.".startswith(tuple(f"{room}." for room in CORE_HOUSE))
+        pure_stdlib = top in sys.stdlib_module_names and top not in WORLD
+        if not (in_house or pure_stdlib or top in CORE_LIBRARIES) or name.startswith("numpy.random"):
+            found.append(f"imports {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            found.append("opens a file")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"np.random", "numpy.random", "datetime.now"}:
+            found.append(f"uses {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda path: path.name)
+def test_core_is_pure(path: Path) -> None:
+    assert impurities(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from os import path",
+        "import os.path",
+        "import structlog",
+        "from heapline.journal import unit",
+        "from heapline import engine",
+        "from heapline.clock import SystemClock",
+        "open('x')",
+        "import numpy as np\nnp.random.default_rng()",
+        "from datetime import datetime\ndatetime.now()",
+    ],
+)
+def test_purity_check_sees(source: str) -> None:
+    assert impurities(source)
+
+
+# --- what is kept in the files ----------------------------------------------------------------------------------------
+
+# Put together from halves, so that this file does not find itself.
+MACHINE_TRACES = re.compile(
+    "|".join(
+        [
+            r"(?<![\w.])/wo" r"rk/(?:main|shared)",
+            r"(?<![\w.])/ro" r"ot/\w",
+            r"(?<![\w.])/ho" r"me/[a-z][\w-]*/",
+            r"(?<![\w.])/Us" r"ers/[A-Za-z]",
+            r"/o" r"pt/(?:py" r"pi|wheels)",
+            r"\bpy" r"pi\.(?:org|python\.org)",
+            r"python" r"hosted\.org",
+            r"--(?:extra-)?index" r"-url\b",
+        ]
+    ).encode()
+)
+
+
+def test_no_file_names_this_machine_or_a_registry() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {trace.group().decode()}"
+        for path in kept_files()
+        for trace in MACHINE_TRACES.finditer(path.read_bytes())
+    }
+    assert found == set()
+
+
+def test_no_lock_file_is_kept() -> None:
+    assert [path.name for path in kept_files() if re.fullmatch(r"(uv|poetry|pdm)\.lock|Pipfile\.lock", path.name)] == []
+
+
+def canonical(requirement: str) -> str:
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name, requirement
+    return re.sub(r"[-_.]+", "-", name.group()).lower()
+
+
+def test_constraints_pin_names_and_versions_only_and_every_dependency() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][\w.!]*", line)] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {canonical(item) for item in [*project["dependencies"], *project["optional-dependencies"]["dev"]]}
+    pinned = {canonical(line) for line in lines}
+    assert needed <= pinned
+    assert "heapline" not in pinned
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def documents() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_make_commands_in_documents_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {first or second for first, second in named} - targets == set()
