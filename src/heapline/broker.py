@@ -11,7 +11,16 @@ from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 from heapline.model import (
-    DlqFilter, Enqueued, IdempotencyScope, LeaseRef, LogFrame, Message, MessageInfo, Outgoing, TopicInfo, TopicStats,
+    DlqFilter,
+    Enqueued,
+    IdempotencyScope,
+    LeaseRef,
+    LogFrame,
+    Message,
+    MessageInfo,
+    Outgoing,
+    TopicInfo,
+    TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
 
@@ -109,9 +118,7 @@ class Broker(Protocol):
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
-    async def dlq_list(
-        self, topic: str, limit: int = 100, *, where: DlqFilter | None = None
-    ) -> list[MessageInfo]: ...
+    async def dlq_list(self, topic: str, limit: int = 100, *, where: DlqFilter | None = None) -> list[MessageInfo]: ...
 
     async def dlq_replay(
         self, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None,

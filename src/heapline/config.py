@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 DEFAULT_NAMESPACE = "default"
 
 PARTITIONS_MAX = 1024  # 10 bits of an id
-PAYLOAD_BYTES_MAX = (4 << 20) - (128 << 10)  # a frame is at most 4 MiB − 64 KiB, so that any replicated log can carry it
+PAYLOAD_BYTES_MAX = (4 << 20) - (128 << 10)  # a frame, which any replicated log must carry, is 4 MiB − 64 KiB
 MAX_RETRIES_MAX = 250  # attempts are 8 bits of a position
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 1 << 20, 1 << 30
 

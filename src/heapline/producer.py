@@ -1,7 +1,7 @@
 """A producer's identity: its name, its epoch on each topic, its numbers.
 
 A retry of the same numbered message never doubles it. The epoch comes from the broker on first use, and opening a new
-one fences whoever used the name before. A forked child must not go on with its parent's numbers: it gets a name of its own.
+one fences whoever used the name before. A forked child must not go on with its parent's numbers: it gets its own name.
 """
 
 from __future__ import annotations

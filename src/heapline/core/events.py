@@ -225,7 +225,7 @@ AnyEvent = (
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
-KIND_NAMES: dict[type, str] = {
+KIND_NAMES: dict[type[Event], str] = {
     Enqueued: "enqueued", Leased: "leased", LeaseExpired: "lease_expired", Acked: "acked", Nacked: "nacked",
     Released: "released", Extended: "extended", Fired: "fired", FiredCount: "fired_count",
     DeadLettered: "dead_lettered", Replayed: "replayed", DeadDeleted: "dead_deleted", Cancelled: "cancelled",
@@ -261,7 +261,7 @@ def decode_events(data: bytes | memoryview, where: str) -> list[AnyEvent]:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
         tags = msgspec.msgpack.decode(data)
-        known = {cls.__struct_config__.tag for cls in KIND_NAMES}
+        known = {kind.__struct_config__.tag for kind in KIND_NAMES}
         for item in tags:
             if isinstance(item, list) and item and item[0] not in known:
                 raise UnknownFormat(f"{where} (event kind {item[0]:#x})", int(item[0]) & 15) from error

@@ -30,7 +30,7 @@ REQUESTS_MAX = 4096
 class LeaseTable:
     def __init__(self) -> None:
         self.by_id: dict[int, Lease] = {}
-        self._deadlines: list[tuple[int, int, list[int]]] = []
+        self._deadlines: list[tuple[int, int, list[int], int]] = []  # deadline, token, ids, how many were passed over
         self._requests: dict[str, tuple[int, list[int]]] = {}  # request id -> (first token, ids)
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class LeaseTable:
         count = len(ids)
         rows = zip(range(token, token + count), positions, keys, repeat(deadline), repeat(now), repeat(holder))
         self.by_id.update(zip(ids, rows, strict=False))
-        heapq.heappush(self._deadlines, (deadline, token, ids))
+        heapq.heappush(self._deadlines, (deadline, token, ids, 0))
         if request_id is not None:
             self._requests[request_id] = (token, ids)
             if len(self._requests) > REQUESTS_MAX:
@@ -57,7 +57,7 @@ class LeaseTable:
         for id, deadline in zip(ids, deadlines, strict=True):
             token, position, key, _, started, holder = self.by_id[id]
             self.by_id[id] = (token, position, key, deadline, started, holder)
-            heapq.heappush(self._deadlines, (deadline, token, [id]))
+            heapq.heappush(self._deadlines, (deadline, token, [id], 0))
 
     def take(self, ids: Iterable[int]) -> list[Lease]:
         """End these leases; they must be held."""
@@ -72,9 +72,13 @@ class LeaseTable:
         """When the first deadline may pass. Passed-over entries are dropped on the way."""
         heap, by_id = self._deadlines, self.by_id
         while heap:
-            deadline, _, ids = heap[0]
-            if any((lease := by_id.get(id)) is not None and lease[DEADLINE] <= deadline for id in ids):
-                return deadline
+            deadline, token, ids, start = heap[0]
+            for at in range(start, len(ids)):
+                lease = by_id.get(ids[at])
+                if lease is not None and lease[DEADLINE] <= deadline:
+                    if at > start + 16:  # remember, so that a long grant is not walked again and again
+                        heapq.heapreplace(heap, (deadline, token, ids, at))
+                    return deadline
             heapq.heappop(heap)
         return None
 
@@ -82,10 +86,10 @@ class LeaseTable:
         """Ids whose deadline has passed, about `limit` of them, earliest grants first. Changes nothing."""
         found: dict[int, None] = {}
         heap = self._deadlines
-        seen: list[tuple[int, int, list[int]]] = []
+        seen: list[tuple[int, int, list[int], int]] = []
         while heap and heap[0][0] <= now and len(found) < limit:
             entry = heapq.heappop(heap)
-            live = [id for id in entry[2] if (l := self.by_id.get(id)) is not None and l[DEADLINE] <= now]
+            live = [id for id in entry[2] if (held := self.by_id.get(id)) is not None and held[DEADLINE] <= now]
             if live:
                 found.update(dict.fromkeys(live))
                 seen.append(entry)
@@ -108,7 +112,7 @@ class LeaseTable:
         table = cls()
         for id, *lease in state[0]:
             table.by_id[id] = tuple(lease)
-            table._deadlines.append((lease[DEADLINE], lease[TOKEN], [id]))
+            table._deadlines.append((lease[DEADLINE], lease[TOKEN], [id], 0))
         heapq.heapify(table._deadlines)
         table._requests = {name: (token, list(ids)) for name, token, ids in state[1]}
         return table

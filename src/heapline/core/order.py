@@ -20,9 +20,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from heapline.ulid import EPOCH_2024_MS, MS_BITS
 from heapline.core.position import IntOrArray
 from heapline.errors import BadRequest
+from heapline.ulid import EPOCH_2024_MS, MS_BITS
 
 I64 = npt.NDArray[np.int64]
 

@@ -15,8 +15,25 @@ import numpy.typing as npt
 
 from heapline.config import TopicConfig
 from heapline.core.events import (
-    EMPTY, I64, Acked, AnyEvent, Cancelled, DeadDeleted, DeadLettered, Expired, Extended, Fired, FiredCount, Grant,
-    LeaseExpired, Leased, Nacked, Purged, Released, Replayed, Rescheduled,
+    EMPTY,
+    I64,
+    Acked,
+    AnyEvent,
+    Cancelled,
+    DeadDeleted,
+    DeadLettered,
+    Expired,
+    Extended,
+    Fired,
+    FiredCount,
+    Grant,
+    Leased,
+    LeaseExpired,
+    Nacked,
+    Purged,
+    Released,
+    Replayed,
+    Rescheduled,
 )  # fmt: skip
 from heapline.core.heap import Rows
 from heapline.core.leases import DEADLINE, POSITION, STARTED
@@ -35,7 +52,7 @@ GARBAGE_ROWS_MIN = 4096
 
 class Decision(NamedTuple):
     events: list[AnyEvent]
-    lost: list[int] = []  # ids of leases that were not held
+    lost: Sequence[int] = ()  # ids of leases that were not held
 
 
 class Found(NamedTuple):
@@ -145,7 +162,7 @@ class Partition(PartitionState):
             return Decision([], lost)
         leases = [self.leases.by_id[id] for id in held]
         cap = round(self.config.lease_max * 1000)
-        deadlines = [max(l[DEADLINE], min(now.steady + extend_ms, l[STARTED] + cap)) for l in leases]
+        deadlines = [max(x[DEADLINE], min(now.steady + extend_ms, x[STARTED] + cap)) for x in leases]
         return Decision([Extended(_i64(held), _i64(held_tokens), _i64(deadlines))], lost)
 
     def _return(
@@ -162,7 +179,7 @@ class Partition(PartitionState):
                 events.append(self._lapse(lapsed, now))
                 ids, tokens = _without(ids, tokens, set(lapsed))
         leases = [self.leases.by_id[id] for id in ids]
-        attempts = [attempts_of(l[POSITION]) for l in leases]
+        attempts = [attempts_of(lease[POSITION]) for lease in leases]
         default = self.config.max_retries_default
         worn = {id for id, tried in zip(ids, attempts, strict=True) if tried > self.limits.get(id, default)}
         if worn:
@@ -358,5 +375,3 @@ def _i64(values: Sequence[int]) -> I64:
 def _without(ids: list[int], tokens: list[int], drop: set[int]) -> tuple[list[int], list[int]]:
     kept = [(id, token) for id, token in zip(ids, tokens, strict=True) if id not in drop]
     return [id for id, _ in kept], [token for _, token in kept]
-
-

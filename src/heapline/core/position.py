@@ -3,7 +3,7 @@
     segment (the rest) | place in the segment, in 16-byte steps | size class (5) | attempts (8)
 
 The split between segment and place follows the topic's segment size, so that a topic of 64 MiB
-segments can write 2²⁸ of them (16 EiB... of lifetime, not of disk) before the number ends.
+segments can write 2²⁸ of them (16 PiB over its lifetime) before the numbers end.
 Attempts count deliveries so far. The size class bounds a message's bytes from above by half powers of
 two (128·2^(c/2)), so that a pop can bound its answer in bytes before it has read anything.
 Positions are plain int64 columns; every function here works on arrays and on ints alike.
@@ -34,11 +34,13 @@ SIZE_BOUNDS: I64 = np.floor(128 * 2 ** (np.arange(1 << SIZE_BITS) / 2)).astype(n
 def size_class(sizes: Any) -> I64:
     """The class of each size; a size over the last bound takes the last class."""
     found = np.searchsorted(SIZE_BOUNDS, sizes, side="left")
-    return np.minimum(found, _SIZE_MASK).astype(np.int64)
+    classes: I64 = np.minimum(found, _SIZE_MASK).astype(np.int64)
+    return classes
 
 
 def size_bound(positions: I64) -> I64:
-    return SIZE_BOUNDS[(positions >> ATTEMPTS_BITS) & _SIZE_MASK]
+    bounds: I64 = SIZE_BOUNDS[(positions >> ATTEMPTS_BITS) & _SIZE_MASK]
+    return bounds
 
 
 def attempts_of(position: IntOrArray) -> IntOrArray:

@@ -29,8 +29,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heapline.core.events import (
-    EMPTY, I64, Acked, AnyEvent, Cancelled, DeadDeleted, DeadLettered, Enqueued, Expired, Extended, Fired, FiredCount,
-    LeaseExpired, Leased, Moved, Nacked, ProducerOpened, Purged, Released, Replayed, Rescheduled,
+    EMPTY,
+    I64,
+    Acked,
+    AnyEvent,
+    Cancelled,
+    DeadDeleted,
+    DeadLettered,
+    Enqueued,
+    Expired,
+    Extended,
+    Fired,
+    FiredCount,
+    Leased,
+    LeaseExpired,
+    Moved,
+    Nacked,
+    ProducerOpened,
+    Purged,
+    Released,
+    Replayed,
+    Rescheduled,
 )  # fmt: skip
 from heapline.core.gone import GoneMemory
 from heapline.core.heap import RunHeap
@@ -145,7 +164,9 @@ class PartitionState:
                         seen.add(id)
         return good
 
-    def _place(self, ids: Sequence[int], place: int, positions: Sequence[int], dues: Sequence[int] | None = None) -> None:
+    def _place(
+        self, ids: Sequence[int], place: int, positions: Sequence[int], dues: Sequence[int] | None = None
+    ) -> None:
         """Keep `touched` true of messages that move; due times given here are steady."""
         for i, id in enumerate(ids):
             touched = self.touched.get(id)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, STALE, fingerprint
-from heapline.core.events import Enqueued as EnqueuedEvent
 from heapline.core.events import I64, KeyRows, ProducerOpened, ProducerRows
+from heapline.core.events import Enqueued as EnqueuedEvent
 from heapline.core.idempotency import key_hash
 from heapline.core.partition import Partition
 from heapline.core.placement import place
@@ -169,7 +169,9 @@ class Admission:
         self._emit(made, now)
         return ids
 
-    def _emit(self, made: list[tuple[Partition, Any, Block]], now: Now, events: list[EnqueuedEvent] | None = None) -> None:
+    def _emit(
+        self, made: list[tuple[Partition, Any, Block]], now: Now, events: list[EnqueuedEvent] | None = None
+    ) -> None:
         extra = sum(b.count for _, _, b in made) * EVENT_BYTES_PER_ROW if events else 0
         total = sum(b.nbytes + 128 for _, _, b in made) + extra
         self._topic.reserve(self._journal, total, now, blocks=len(made), frames=len(made))

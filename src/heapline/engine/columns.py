@@ -155,6 +155,26 @@ def check_one(message: Outgoing, config: TopicConfig, topic: str) -> None:
         raise BadRequest(f"seq is an int from 0 to 2^63−1, not {message.seq!r}")
 
 
+def are_plain(messages: list[Outgoing], config: TopicConfig) -> bool:
+    """Whether these are good messages with nothing but payload and priority: the common case, checked by columns."""
+    if set(map(type, messages)) != {Outgoing}:
+        return False
+    payloads = [m.payload for m in messages]
+    if set(map(type, payloads)) != {bytes} or max(map(len, payloads)) > config.max_payload_bytes:
+        return False
+    priorities = [m.priority for m in messages]
+    if set(map(type, priorities)) != {int} or not INT64_MIN <= min(priorities) <= max(priorities) <= INT64_MAX:
+        return False
+    return not any(
+        [
+            m.key or m.headers or m.seq is not None or m.delay is not None or m.deliver_at is not None
+            or m.ttl is not None or m.max_retries is not None or m.idempotency_key is not None
+            or m.idempotency_scope is not None or m.key is not None
+            for m in messages
+        ]
+    )  # fmt: skip
+
+
 def check_priority(priority: Any) -> None:
     if type(priority) is not int or not INT64_MIN <= priority <= INT64_MAX:
         raise BadRequest(f"a priority is an int of 64 bits, not {priority!r}")

@@ -1,13 +1,15 @@
 """Handing messages out: which go to which pop, and what a popped message looks like.
 
 The pops of a turn are served together: the best messages over all partitions in one order, shared out in the
-order in which the pops came. A pop's answer needs two things, in either order: the lease made durable, and the records read.
+order in which the pops came. A pop's answer needs two things, in either order: the lease made durable, and the
+records read.
 """
 
 from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Sequence
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +17,7 @@ import numpy as np
 
 from heapline.core.events import I64, Grant
 from heapline.core.heap import Rows
+from heapline.core.ids import partition_of
 from heapline.core.leases import DEADLINE, POSITION, TOKEN
 from heapline.core.partition import Partition
 from heapline.core.position import ATTEMPTS_MAX, size_bound
@@ -33,7 +36,7 @@ class PopCall:
     """One pop: what it wants, and then what it got."""
 
     __slots__ = (
-        "deadline", "future", "holder", "ids", "load", "max_bytes", "max_messages", "positions", "records",
+        "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "records",
         "request_id", "timer", "tokens", "visibility_ms", "waits",
     )  # fmt: skip
 
@@ -54,7 +57,6 @@ class PopCall:
         self.positions: list[int] = []
         self.deadline: int | list[int] = 0
         self.records: Any = None
-        self.load: Any = None
 
 
 class Delivery:
@@ -171,32 +173,39 @@ def build_messages(call: PopCall, topic: Topic, broker: Broker) -> list[Message]
     """The messages of a served pop, best first."""
     records = call.records
     rows = records.rows
+    count = len(call.ids)
+    flags = rows["flags"]
+    keys: Any = repeat(None)
+    headers: Any = repeat(None)
+    if (flags & (FLAG_KEY | FLAG_HEADERS)).any():
+        smalls = zip(records.smalls, rows["key_len"].tolist(), flags.tolist(), strict=True)
+        parts = [split_small(*small) for small in smalls]
+        keys, headers = zip(*parts, strict=True)
+    deadlines = call.deadline if isinstance(call.deadline, list) else repeat(call.deadline)
+    attempts = [position & ATTEMPTS_MAX for position in call.positions]
     priorities = rows["priority"].tolist()
-    enqueued = rows["enqueued_at"].tolist()
-    flags = rows["flags"].tolist()
-    payloads = records.payloads
-    deadlines = call.deadline if isinstance(call.deadline, list) else [call.deadline] * len(call.ids)
-    bad = records.bad
-    messages = []
-    name = topic.name
-    for i, id in enumerate(call.ids):
-        if i in bad:
-            continue
-        partition = id >> 12 & 1023
-        key = headers = None
-        if flags[i]:
-            key, headers = split_small(records.smalls[i], int(rows["key_len"][i]), flags[i])
-        touched = topic.partitions[partition].touched.get(id)
-        priority = priorities[i] if touched is None or touched.priority is None else touched.priority
-        messages.append(
-            Message(
-                broker, name, partition, id, call.tokens[i], payloads[i], priority,
-                call.positions[i] & ATTEMPTS_MAX, key, headers, enqueued[i], deadlines[i],
-            )  # fmt: skip
-        )
+    if any(p.touched for p in topic.partitions):
+        priorities = _current_priorities(call.ids, priorities, topic)
+    partitions = repeat(0) if len(topic.partitions) == 1 else [partition_of(id) for id in call.ids]
+    columns = zip(
+        repeat(broker, count), repeat(topic.name), partitions, call.ids, call.tokens, records.payloads, priorities,
+        attempts, keys, headers, rows["enqueued_at"].tolist(), deadlines, strict=False,
+    )  # fmt: skip
+    messages = list(starmap(Message, columns))
+    if records.bad:
+        messages = [m for i, m in enumerate(messages) if i not in records.bad]
     if len(topic.partitions) > 1:
         _best_first(messages, topic)
     return messages
+
+
+def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> list[int]:
+    """A rescheduled message has another priority than its record says."""
+    for i, id in enumerate(ids):
+        touched = topic.partitions[partition_of(id)].touched.get(id)
+        if touched is not None and touched.priority is not None:
+            priorities[i] = touched.priority
+    return priorities
 
 
 def _best_first(messages: list[Message], topic: Topic) -> None:

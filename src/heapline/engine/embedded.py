@@ -7,7 +7,7 @@ Each method checks its arguments, asks the topic's runner, and shapes the answer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -26,7 +26,13 @@ from heapline.engine import facts
 from heapline.engine.admission import EnqueueCall, Identity, check_batch_bytes
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.columns import (
-    Columns, check_moment, check_one, check_priority, check_seconds, to_ms,
+    Columns,
+    are_plain,
+    check_moment,
+    check_one,
+    check_priority,
+    check_seconds,
+    to_ms,
 )  # fmt: skip
 from heapline.engine.delivery import PopCall
 from heapline.engine.io import Io, ThreadIo
@@ -34,15 +40,33 @@ from heapline.engine.loading import Loader
 from heapline.engine.log import first_offsets, frames
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (
-    BadName, BadRequest, Closed, CorruptionError, HeaplineError, LeaseLost, MessageLeased, MessageNotFound, TopicExists,
+    BadName,
+    BadRequest,
+    Closed,
+    CorruptionError,
+    HeaplineError,
+    LeaseLost,
+    MessageLeased,
+    MessageNotFound,
+    TopicExists,
     TopicNotFound,
 )  # fmt: skip
 from heapline.journal.disk import Disk, RealDisk
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
 from heapline.model import (
-    DlqFilter, Enqueued, IdempotencyScope, LeaseRef, LogFrame, Message, MessageInfo, Now, Outgoing, PartitionStats,
-    TopicInfo, TopicStats,
+    DlqFilter,
+    Enqueued,
+    IdempotencyScope,
+    LeaseRef,
+    LogFrame,
+    Message,
+    MessageInfo,
+    Now,
+    Outgoing,
+    PartitionStats,
+    TopicInfo,
+    TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
 from heapline.ulid import parse_id, to_ulid
@@ -408,11 +432,12 @@ class EmbeddedBroker:
         return messages
 
     async def ack(self, messages: Held) -> None:
-        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> list[int]:
-            runner.counters.acked += len(ids)
-            return runner.emit_decision(p, p.decide_ack(ids, tokens), now)
-
-        await self._on_leases(messages, decide)
+        lost: list[int] = []
+        topic = ""
+        for topic, ids, tokens in _by_topic(_listed(messages)):
+            lost += await self._runner(topic).ack(ids, tokens)
+        if lost:
+            raise LeaseLost(lost, topic)
 
     async def nack(self, messages: Held, *, backoff: float | None = None, reason: str | None = None) -> None:
         if backoff is not None:
@@ -750,12 +775,15 @@ def _identity(
 
 def _check_all(messages: list[Outgoing], runner: TopicRunner, atomic: bool) -> dict[int, HeaplineError]:
     """Errors by row; the first one is raised if the batch is atomic."""
+    config = runner.topic.config
+    if are_plain(messages, config):
+        return {}
     errors: dict[int, HeaplineError] = {}
     for i, message in enumerate(messages):
         try:
             if not isinstance(message, Outgoing):
                 raise BadRequest(f"a batch holds heapline.Outgoing(…), not {type(message).__name__}")
-            check_one(message, runner.topic.config, runner.name)
+            check_one(message, config, runner.name)
         except HeaplineError as error:
             if atomic:
                 raise
@@ -777,21 +805,20 @@ def _listed(messages: Held) -> list[Message | LeaseRef]:
     if isinstance(messages, Message | LeaseRef):
         return [messages]
     listed = list(messages)
-    for m in listed:
-        if not isinstance(m, Message | LeaseRef):
-            raise BadRequest(f"give messages that pop returned, not {type(m).__name__}")
+    for kind in set(map(type, listed)):
+        if not issubclass(kind, Message | LeaseRef):
+            raise BadRequest(f"give messages that pop returned, not {kind.__name__}")
     return listed
 
 
-def _by_topic(messages: Iterable[Message | LeaseRef]) -> list[tuple[str, list[int], list[int]]]:
-    shares: dict[str, tuple[list[int], list[int]]] = {}
-    for m in messages:
-        share = shares.get(m.topic)
-        if share is None:
-            share = shares[m.topic] = ([], [])
-        share[0].append(m.id)
-        share[1].append(m.token)
-    return [(topic, *share) for topic, share in shares.items()]
+def _by_topic(messages: list[Message | LeaseRef]) -> list[tuple[str, list[int], list[int]]]:
+    topics = dict.fromkeys([m.topic for m in messages])
+    if len(topics) == 1:
+        return [(messages[0].topic, [m.id for m in messages], [m.token for m in messages])]
+    return [
+        (topic, [m.id for m in messages if m.topic == topic], [m.token for m in messages if m.topic == topic])
+        for topic in topics
+    ]
 
 
 def _stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
@@ -829,5 +856,3 @@ def _stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
         reloads_total=counters.reloads,
         corrupt_records_total=counters.corrupt,
     )
-
-

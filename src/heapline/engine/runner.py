@@ -70,6 +70,7 @@ class TopicRunner:
         self._clock = clock
         self._broker = broker
         self._inbox: list[EnqueueCall] = []
+        self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
         self._calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
         self._pops: deque[PopCall] = deque()
         self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
@@ -184,6 +185,15 @@ class TopicRunner:
         result: T = await future
         return result
 
+    async def ack(self, ids: list[int], tokens: list[int]) -> list[int]:
+        """Ack these leases; the ids that were not held."""
+        self.check()
+        future = self.future()
+        self._acks.append((ids, tokens, future))
+        self._plan_turn()
+        lost: list[int] = await future
+        return lost
+
     async def pop(self, call: PopCall, wait: float) -> Any:
         self.check()
         self._pops.append(call)
@@ -236,6 +246,9 @@ class TopicRunner:
         if self._inbox:
             calls, self._inbox = self._inbox, []
             self._admit(calls, now)
+        if self._acks:
+            acks, self._acks = self._acks, []
+            self._ack_all(acks, now)
         if self._calls:
             runs, self._calls = self._calls, []
             for run, _ in runs:
@@ -268,12 +281,30 @@ class TopicRunner:
 
         self._answer(answer, [future for future, _ in answers])
 
+    def _ack_all(self, acks: list[tuple[list[int], list[int], asyncio.Future[Any]]], now: Now) -> None:
+        """All acks of a turn as one: one event a partition."""
+        ids, tokens, _ = acks[0]
+        if len(acks) > 1:
+            ids = [id for ack in acks for id in ack[0]]
+            tokens = [token for ack in acks for token in ack[1]]
+        self.counters.acked += len(ids)
+        lost: list[int] = []
+        for partition, part_ids, part_tokens in self.by_partition(ids, tokens):
+            lost += self.emit_decision(partition, partition.decide_ack(part_ids, part_tokens), now)
+        missing = set(lost)
+
+        def answer() -> None:
+            for ack_ids, _, future in acks:
+                _give(future, [id for id in ack_ids if id in missing] if missing else [])
+
+        self._answer(answer, [future for _, _, future in acks])
+
     def emit(self, partition: Partition, event: AnyEvent, now: Now) -> None:
         self.topic.emit(self.journal, partition, event, now)
         self._dirty.add(partition.number)
         self._count(event)
 
-    def emit_decision(self, partition: Partition, decision: Decision, now: Now) -> list[int]:
+    def emit_decision(self, partition: Partition, decision: Decision, now: Now) -> Sequence[int]:
         for event in decision.events:
             self.emit(partition, event, now)
         return decision.lost
@@ -321,8 +352,8 @@ class TopicRunner:
             served = self.delivery.serve(calls, now)
             if served:
                 self._touch_all()
-        for call in served:
-            self._read(call)
+        if served:
+            self._read(served)
         got = set(map(id, served))
         for call in calls:
             if id(call) in got:
@@ -339,28 +370,33 @@ class TopicRunner:
         else:
             _give(call.future, [])
 
-    def _read(self, call: PopCall) -> None:
-        """Get the records while the lease is being made durable."""
-        positions = np.array(call.positions, dtype=np.int64)
-        call.records, missing = self.journal.cached(positions)
-        if len(missing):
-            call.load = self.io.run(self.journal.load, positions[missing])
-        self._answer(lambda: self._deliver(call, missing), (call.future,))
+    def _read(self, calls: list[PopCall]) -> None:
+        """Get the records while the leases are being made durable: those of all pops of a turn at once."""
+        positions = np.array([p for call in calls for p in call.positions], dtype=np.int64)
+        records, missing = self.journal.cached(positions)
+        load = self.io.run(self.journal.load, positions[missing]) if len(missing) else None
 
-    def _deliver(self, call: PopCall, missing: Any) -> None:
-        if call.load is None:
-            self._hand_over(call)
-        elif call.load.done():
-            self._loaded(call, missing)
-        else:
-            call.load.add_done_callback(lambda _: self._loaded(call, missing))
+        def hand_over(_: Any = None) -> None:
+            if load is not None:
+                if load.cancelled() or load.exception() is not None:
+                    for call in calls:
+                        _refuse(call.future, TopicReloading(self.name, f"records could not be read: {load}"))
+                    return
+                records.fill(missing, load.result())
+            start = 0
+            for call in calls:
+                end = start + len(call.positions)
+                call.records = records if len(calls) == 1 else records.slice(start, end)
+                start = end
+                self._hand_over(call)
 
-    def _loaded(self, call: PopCall, missing: Any) -> None:
-        if call.load.cancelled() or call.load.exception() is not None:
-            _refuse(call.future, TopicReloading(self.name, str(call.load.exception())))
-            return
-        call.records.fill(missing, call.load.result())
-        self._hand_over(call)
+        def deliver() -> None:
+            if load is None or load.done():
+                hand_over()
+            else:
+                load.add_done_callback(hand_over)
+
+        self._answer(deliver, [call.future for call in calls])
 
     def _hand_over(self, call: PopCall) -> None:
         if call.records.bad:
@@ -444,10 +480,7 @@ class TopicRunner:
 
     def _answer(self, give: Callable[[], None], futures: Sequence[asyncio.Future[Any]]) -> None:
         """Give an answer once everything decided so far is durable; `futures` are whose answer it is."""
-        if self.topic.has_open_unit:
-            waits_for = self.journal.open_unit_number
-        else:
-            waits_for = self.journal.open_unit_number - 1
+        waits_for = self.journal.open_unit_number - (not self.topic.has_open_unit)
         if waits_for <= self.durable_unit:
             give()
         else:
@@ -567,9 +600,12 @@ class TopicRunner:
             _refuse(call.future, error)
         for pop in self._pops:
             _refuse(pop.future, error)
-        for _, future in self._calls:
-            if future is not None:
-                _refuse(future, error)
+        for _, waiting in self._calls:
+            if waiting is not None:
+                _refuse(waiting, error)
+        for _, _, future in self._acks:
+            _refuse(future, error)
+        self._acks.clear()
         self._inbox.clear()
         self._pops.clear()
         self._calls.clear()
@@ -583,4 +619,3 @@ def _give(future: asyncio.Future[Any], result: Any) -> None:
 def _refuse(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
-

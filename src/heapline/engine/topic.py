@@ -14,8 +14,20 @@ import numpy as np
 
 from heapline.config import TopicConfig
 from heapline.core.events import (
-    I64, AnyEvent, Enqueued, Fired, FiredCount, Leased, Moved, Paused, Released, Replayed, Rescheduled,
-    Resumed, decode_events, encode_event,
+    I64,
+    AnyEvent,
+    Enqueued,
+    Fired,
+    FiredCount,
+    Leased,
+    Moved,
+    Paused,
+    Released,
+    Replayed,
+    Rescheduled,
+    Resumed,
+    decode_events,
+    encode_event,
 )  # fmt: skip
 from heapline.core.live import LiveMap
 from heapline.core.partition import Draw, Partition
@@ -179,4 +191,3 @@ class Topic:
         rows = unit.rows(ref)[event.start : event.start + event.count]
         at = unit.place(ref) + event.start * ROW.itemsize
         return rows, self._positions(unit.segment, at, rows)
-

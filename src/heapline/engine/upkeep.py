@@ -21,7 +21,7 @@ from heapline.core.position import ALIGN
 from heapline.engine.freeze import Frozen, freeze
 from heapline.errors import HeaplineError
 from heapline.journal.block import make_block
-from heapline.journal.reclaim import SegmentHeld, delete_segment
+from heapline.journal.reclaim import delete_segment
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import segment_path
 from heapline.model import Now
@@ -132,13 +132,12 @@ class Upkeep:
 
     def _delete(self, segment: int) -> bool:
         runner = self._runner
-        try:
-            delete_segment(
-                runner.loader.disk, runner.loader.directory, segment, older_unit=runner.snapshots.older_unit,
-                durable_unit=runner.journal.durable_unit, now=runner.wall_ms(),
-            )  # fmt: skip
-        except SegmentHeld as held:
-            log.info("segment held", topic=runner.name, segment=segment, by=held.detail)
+        held = delete_segment(
+            runner.loader.disk, runner.loader.directory, segment, older_unit=runner.snapshots.older_unit,
+            durable_unit=runner.journal.durable_unit, now=runner.wall_ms(),
+        )  # fmt: skip
+        if held:
+            log.info("segment held", topic=runner.name, segment=segment, by=held)
             return False
         runner.journal.records.forget(segment)
         return True

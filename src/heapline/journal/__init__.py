@@ -24,7 +24,15 @@ from heapline.journal.block import (
 from heapline.journal.disk import Disk, File, Lock, RealDisk
 from heapline.journal.journal import Journal
 from heapline.journal.reader import LogReader
-from heapline.journal.reclaim import ReaderLease, SegmentHeld, delete_segment, end_lease, read_leases, write_lease
+from heapline.journal.reclaim import (
+    ReaderLease,
+    SegmentHeld,
+    delete_segment,
+    end_lease,
+    held_by,
+    read_leases,
+    write_lease,
+)
 from heapline.journal.record_reader import RecordReader
 from heapline.journal.records import BadRecord, CacheBudget, RecordCache, Records
 from heapline.journal.recovery import scan
@@ -68,6 +76,7 @@ __all__ = [
     "Unit",
     "delete_segment",
     "end_lease",
+    "held_by",
     "make_block",
     "new_rows",
     "read_leases",

@@ -126,4 +126,4 @@ def block_nbytes(count: int, smalls_len: int, payloads_len: int) -> int:
 
 def row_checks(row: bytes, small: bytes) -> bool:
     """Whether the 80 bytes of a row and its small part are what was written."""
-    return crc32c(small, crc32c(row[4:])) == int.from_bytes(row[:4], "little")
+    return len(row) == ROW_BYTES and crc32c(small, crc32c(row[4:])) == int.from_bytes(row[:4], "little")

@@ -22,7 +22,7 @@ from heapline.journal.segment import index_path, segment_path
 
 
 class SegmentHeld(ConflictError):
-    """The segment is still needed; says by what."""
+    """The segment is still needed; `detail` says by what. Stays in the process, so it stands here, not in errors.py."""
 
     fields = ("segment", "detail")
 
@@ -96,13 +96,14 @@ def held_by(disk: Disk, directory: str, segment: int, *, older_unit: int, durabl
 
 
 def delete_segment(disk: Disk, directory: str, segment: int, *, older_unit: int, durable_unit: int, now: int) -> None:
-    """Delete the first segment and its index, durably. SegmentHeld if something needs it. Tell RecordReader.forget.
+    """Delete the first segment and its index, durably. SegmentHeld if something still needs it.
 
     Killed in between: the segment is there or not; an index without segment is removed at the next open.
+    Afterwards tell the journal's `records.forget(segment)`.
     """
-    detail = held_by(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
-    if detail:
-        raise SegmentHeld(segment, detail)
+    holder = held_by(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
+    if holder:
+        raise SegmentHeld(segment, holder)
     disk.unlink(segment_path(directory, segment))
     disk.fsync_dir(directory)
     with contextlib.suppress(FileNotFoundError):

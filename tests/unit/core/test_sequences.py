@@ -257,3 +257,35 @@ def test_damaged_snapshot_is_refused(part: int) -> None:
 def test_fingerprint_is_32_bits_and_pinned_because_it_is_stored() -> None:
     assert [fingerprint(b""), fingerprint(b"hello")] == [0x38D394C2, 0x5C62DCFD]
     assert fingerprint(b"hello") < 1 << 32
+
+
+def test_single_rows_out_of_order_are_all_found_with_their_own_ids() -> None:
+    window = opened()
+    order = [50, 10, 30, 60, 20, 40, 0]
+    for seq in order:
+        window.record("p", 1, seqs(seq), seqs(seq + 100), prints(seq + 7), now=0)
+    for seq in order:
+        assert rows_of(window.check("p", 1, seqs(seq), prints(seq + 7))) == [(DUPLICATE, seq + 100, NO_ID)]
+        assert rows_of(window.check("p", 1, seqs(seq), prints(0))) == [(CONFLICT, seq + 100, NO_ID)]
+    assert rows_of(window.check("p", 1, seqs(25), prints(0))) == [(NEW, NO_ID, NO_ID)]
+    assert window.check("p", 1, seqs(*sorted(order)), prints(*(s + 7 for s in sorted(order)))).first_ids.tolist() == [
+        seq + 100 for seq in sorted(order)
+    ]
+
+
+@pytest.mark.parametrize("again", [[3], [3, 4]])
+def test_sequence_recorded_twice_keeps_its_first_id(again: list[int]) -> None:
+    window = opened()
+    window.record("p", 1, seqs(3, 9), seqs(10, 11), prints(5, 5), now=0)
+    window.record("p", 1, seqs(*again), seqs(*(90 + seq for seq in again)), prints(*(6 for _ in again)), now=0)
+    assert rows_of(window.check("p", 1, seqs(3), prints(5))) == [(DUPLICATE, 10, NO_ID)]
+    assert len(window) == 1 + len(again)
+
+
+def test_single_answered_sequence_is_stale_whether_it_was_seen_or_not() -> None:
+    window = opened()
+    window.record("p", 1, seqs(1, 5), seqs(10, 11), prints(0, 0), now=0)
+    window.answered("p", 1, 8)
+    for seq in (1, 5, 7):
+        assert rows_of(window.check("p", 1, seqs(seq), prints(0))) == [(STALE, NO_ID, NO_ID)]
+    assert window.check("p", 1, seqs(8), prints(0)).all_new

@@ -274,6 +274,17 @@ def test_a_clock_set_back_makes_rows_wait_again_and_loses_none() -> None:
     assert listed(wheel.due(START + DAY, 300)) == sorted(rows + late)
 
 
+def test_after_a_jump_there_and_back_rows_wait_in_slots_again() -> None:
+    wheel = TimingWheel(START)
+    insert(wheel, numbered(START + 100 * number for number in range(2_000)))
+    wheel.due(START + YEAR, 1)
+    assert wheel._layout.front.count == 2_000
+    wheel.due(START, 1)
+    assert wheel._layout.front.count == 1
+    insert(wheel, numbered([START + DAY] * 10))
+    assert wheel._layout.front.count == 1
+
+
 def test_rows_at_the_ends_of_time_are_held_and_served() -> None:
     wheel = TimingWheel(START)
     rows = numbered([-(1 << 63), 0, I64_MAX - 1, I64_MAX, I64_MAX])
@@ -330,6 +341,13 @@ def test_rows_equal_in_due_time_and_id_are_taken_by_position_then_key() -> None:
             due, id, position, key = rows[number]
             wheel.insert_one(due, key, id, position)
         assert [listed(wheel.take(1))[0] for _ in rows] == rows
+
+
+def test_rows_whose_positions_become_equal_are_taken_by_key() -> None:
+    wheel = TimingWheel(START)
+    insert(wheel, [(START, 5, 1, 9), (START, 5, 2, 8), (START, 5, 3, 7)])
+    assert wheel.replace_positions(column([5]), column([4])) == 3
+    assert [listed(wheel.take(1))[0] for _ in range(3)] == [(START, 5, 4, 7), (START, 5, 4, 8), (START, 5, 4, 9)]
 
 
 def test_peeking_removes_nothing() -> None:
@@ -413,6 +431,21 @@ def test_merging_far_runs_leaves_few_of_them_and_every_row() -> None:
     assert before > 150
     assert len(far._lanes) <= 3 * 8
     assert wheel.take(20_000).dues.tolist() == sorted(dues.tolist())
+
+
+def test_a_lane_stays_in_order_through_merges_of_merged_lanes() -> None:
+    wheel = TimingWheel(START, _sizes=Sizes(chunk_rows=64))
+    random, merged = np.random.default_rng(7), 0
+    for begin in range(0, 12_000, 100):
+        dues = START + YEAR + random.integers(0, YEAR, 100)
+        wheel.insert(dues, dues, np.arange(begin, begin + 100), dues)
+        while wheel.maintain(150):
+            inputs = wheel._layout._far._inputs
+            merged += any(len(lane.chunks) > 1 for lane in inputs)
+            for lane in wheel._layout._far._lanes:
+                in_lane = [due for chunk in lane.chunks for due in chunk.dues[chunk.start :].tolist()]
+                assert in_lane == sorted(in_lane)
+    assert merged, "no merged lane was merged again"
 
 
 def test_a_merge_under_way_needs_little_memory_beside_the_rows() -> None:

@@ -174,6 +174,8 @@ class MemoryDisk:
 
     def unlink(self, path: str) -> None:
         self.step("unlink", path)
+        if path not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
         del self.files[path]
 
     def fsync_dir(self, path: str) -> None:

@@ -60,7 +60,7 @@ def test_no_flipped_byte_loses_a_committed_unit(with_watermark: bool) -> None:
     list(end)
     used = end.end
     rng = random.Random(4)
-    places = {*range(0, 96), *range(512, 600), *range(used - 700, used + 40), *rng.sample(range(used, 16 << 10), 60)}
+    places = {*range(96), *range(512, 600), *range(used - 700, used + 40), *rng.sample(range(used, 16 << 10), 60)}
     places |= set(rng.sample(range(used), 400))
     for at in sorted(places):
         damaged = disk.copy()
@@ -401,4 +401,4 @@ def test_leftovers_of_a_killed_run_are_removed() -> None:
     disk.create(f"{PATH}/0000000099.seg.tmp")
     disk.create(f"{PATH}/0000000000.idx")
     assert recovered(disk) == whole
-    assert not [p for p in disk.files if p.endswith(".tmp") or p.endswith("0000.idx")]
+    assert not [p for p in disk.files if p.endswith((".tmp", "0000.idx"))]
