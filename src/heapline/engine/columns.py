@@ -166,12 +166,10 @@ def are_plain(messages: list[Outgoing], config: TopicConfig) -> bool:
     if set(map(type, priorities)) != {int} or not INT64_MIN <= min(priorities) <= max(priorities) <= INT64_MAX:
         return False
     return not any(
-        [
-            m.key or m.headers or m.seq is not None or m.delay is not None or m.deliver_at is not None
-            or m.ttl is not None or m.max_retries is not None or m.idempotency_key is not None
-            or m.idempotency_scope is not None or m.key is not None
-            for m in messages
-        ]
+        m.headers or m.seq is not None or m.delay is not None or m.deliver_at is not None
+        or m.ttl is not None or m.max_retries is not None or m.idempotency_key is not None
+        or m.idempotency_scope is not None or m.key is not None
+        for m in messages
     )  # fmt: skip
 
 

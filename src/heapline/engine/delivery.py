@@ -24,6 +24,7 @@ from heapline.core.position import ATTEMPTS_MAX, size_bound
 from heapline.core.record import FLAG_HEADERS, FLAG_KEY
 from heapline.engine.topic import Topic
 from heapline.journal.journal import Journal
+from heapline.journal.records import Records
 from heapline.model import Message, Now
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class PopCall:
     """One pop: what it wants, and then what it got."""
 
     __slots__ = (
-        "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "records",
-        "request_id", "timer", "tokens", "visibility_ms", "waits",
+        "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "request_id", "timer",
+        "tokens", "visibility_ms", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +57,6 @@ class PopCall:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.deadline: int | list[int] = 0
-        self.records: Any = None
 
 
 class Delivery:
@@ -128,10 +128,16 @@ class Delivery:
     def _lease(
         self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now
     ) -> None:
-        grants = [
-            Grant(count, now.steady + call.visibility_ms, call.holder, call.request_id)
-            for call, count in zip(calls, counts, strict=True) if count
-        ]  # fmt: skip
+        grants: list[Grant] = []
+        for call, count in zip(calls, counts, strict=True):
+            if count:
+                deadline = now.steady + call.visibility_ms
+                last = grants[-1] if grants else None
+                alike = last is not None and (last.deadline, last.holder) == (deadline, call.holder)
+                if last is not None and alike and last.request_id is None is call.request_id:
+                    last.count += count  # pops that ask alike need not be told apart
+                else:
+                    grants.append(Grant(count, deadline, call.holder, call.request_id))
         token = partition.offset
         event = partition.decide_lease(rows, grants, now, self._topic.take_seq(len(rows.ids)))
         self._topic.emit(self._journal, partition, event, now)
@@ -155,8 +161,13 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
     A call that gets any gets at least one, however large.
     """
     ends = np.cumsum(bounds)
-    counts = []
+    counts: list[int] = []
     at, total = 0, len(bounds)
+    if total and int(ends[-1]) <= min([call.max_bytes for call in calls]):  # all fit anywhere: only counts matter
+        for call in calls:
+            counts.append(min(call.max_messages, total - at))
+            at += counts[-1]
+        return counts
     for call in calls:
         if at >= total:
             counts.append(0)
@@ -169,34 +180,40 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
     return counts
 
 
-def build_messages(call: PopCall, topic: Topic, broker: Broker) -> list[Message]:
-    """The messages of a served pop, best first."""
-    records = call.records
+def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, broker: Broker) -> list[Message]:
+    """The messages of served pops, one after the other, in the order of `records`: per batch, not per pop."""
     rows = records.rows
-    count = len(call.ids)
+    ids = [id for call in calls for id in call.ids]
     flags = rows["flags"]
     keys: Any = repeat(None)
     headers: Any = repeat(None)
     if (flags & (FLAG_KEY | FLAG_HEADERS)).any():
         smalls = zip(records.smalls, rows["key_len"].tolist(), flags.tolist(), strict=True)
-        parts = [split_small(*small) for small in smalls]
-        keys, headers = zip(*parts, strict=True)
-    deadlines = call.deadline if isinstance(call.deadline, list) else repeat(call.deadline)
-    attempts = [position & ATTEMPTS_MAX for position in call.positions]
+        keys, headers = zip(*[split_small(*small) for small in smalls], strict=True)
+    deadlines = [
+        deadline
+        for call in calls
+        for deadline in (call.deadline if isinstance(call.deadline, list) else repeat(call.deadline, len(call.ids)))
+    ]
     priorities = rows["priority"].tolist()
-    if any(p.touched for p in topic.partitions):
-        priorities = _current_priorities(call.ids, priorities, topic)
-    partitions = repeat(0) if len(topic.partitions) == 1 else [partition_of(id) for id in call.ids]
+    if any([p.touched for p in topic.partitions]):
+        priorities = _current_priorities(ids, priorities, topic)
     columns = zip(
-        repeat(broker, count), repeat(topic.name), partitions, call.ids, call.tokens, records.payloads, priorities,
-        attempts, keys, headers, rows["enqueued_at"].tolist(), deadlines, strict=False,
-    )  # fmt: skip
-    messages = list(starmap(Message, columns))
-    if records.bad:
-        messages = [m for i, m in enumerate(messages) if i not in records.bad]
-    if len(topic.partitions) > 1:
-        _best_first(messages, topic)
-    return messages
+        repeat(broker, len(ids)),
+        repeat(topic.name),
+        repeat(0) if len(topic.partitions) == 1 else [partition_of(id) for id in ids],
+        ids,
+        [token for call in calls for token in call.tokens],
+        records.payloads,
+        priorities,
+        [position & ATTEMPTS_MAX for call in calls for position in call.positions],
+        keys,
+        headers,
+        rows["enqueued_at"].tolist(),
+        deadlines,
+        strict=False,
+    )
+    return list(starmap(Message, columns))
 
 
 def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> list[int]:
@@ -208,7 +225,7 @@ def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> 
     return priorities
 
 
-def _best_first(messages: list[Message], topic: Topic) -> None:
+def best_first(messages: list[Message], topic: Topic) -> None:
     """Leases were given partition by partition; people expect the order of the whole topic."""
     ordering = topic.partitions[0].ordering
     messages.sort(key=lambda m: (ordering.key(m.priority, m._enqueued_ms), m.id))

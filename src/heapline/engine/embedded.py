@@ -434,8 +434,12 @@ class EmbeddedBroker:
     async def ack(self, messages: Held) -> None:
         lost: list[int] = []
         topic = ""
-        for topic, ids, tokens in _by_topic(_listed(messages)):
-            lost += await self._runner(topic).ack(ids, tokens)
+        if type(messages) is Message:
+            topic = messages.topic
+            lost = await self._runner(topic).ack([messages.id], [messages.token])
+        else:
+            for topic, ids, tokens in _by_topic(_listed(messages)):
+                lost += await self._runner(topic).ack(ids, tokens)
         if lost:
             raise LeaseLost(lost, topic)
 
@@ -445,14 +449,14 @@ class EmbeddedBroker:
         _check_reason(reason)
         wait = None if backoff is None else round(backoff * 1000)
 
-        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> list[int]:
+        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             runner.counters.nacked += len(ids)
             return runner.emit_decision(p, p.decide_nack(ids, tokens, now, wait, reason), now)
 
         await self._on_leases(messages, decide)
 
     async def release(self, messages: Held) -> None:
-        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> list[int]:
+        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             return runner.emit_decision(p, p.decide_release(ids, tokens, now, runner.topic.take_seq(len(ids))), now)
 
         await self._on_leases(messages, decide)
@@ -461,7 +465,7 @@ class EmbeddedBroker:
         check_seconds("seconds", seconds, 0.001)
         extend_ms = round(seconds * 1000)
 
-        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> list[int]:
+        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             return runner.emit_decision(p, p.decide_extend(ids, tokens, now, extend_ms), now)
 
         await self._on_leases(messages, decide)
@@ -477,7 +481,7 @@ class EmbeddedBroker:
     async def bury(self, messages: Held, *, reason: str | None = None) -> None:
         _check_reason(reason)
 
-        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> list[int]:
+        def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             return runner.emit_decision(p, p.decide_bury(ids, tokens, now, reason), now)
 
         await self._on_leases(messages, decide)

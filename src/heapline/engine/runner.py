@@ -32,14 +32,14 @@ from heapline.config import BrokerConfig
 from heapline.core.events import AnyEvent, DeadLettered, Expired, LeaseExpired, Resumed
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
-from heapline.engine.delivery import Delivery, PopCall, build_messages
+from heapline.engine.delivery import Delivery, PopCall, best_first, build_messages
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
 from heapline.engine.upkeep import Upkeep
 from heapline.errors import Closed, CorruptionError, HeaplineError, ResourceExhausted, StorageFull, TopicReloading
 from heapline.journal.unit import SealedUnit
-from heapline.model import Now
+from heapline.model import Message, Now
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
@@ -383,12 +383,15 @@ class TopicRunner:
                         _refuse(call.future, TopicReloading(self.name, f"records could not be read: {load}"))
                     return
                 records.fill(missing, load.result())
+            messages = build_messages(calls, records, self.topic, self._broker)
             start = 0
             for call in calls:
-                end = start + len(call.positions)
-                call.records = records if len(calls) == 1 else records.slice(start, end)
+                end = start + len(call.ids)
+                bad = [i - start for i in records.bad if start <= i < end] if records.bad else []
+                self._hand_over(call, messages[start:end], bad)
                 start = end
-                self._hand_over(call)
+            for fact in records.bad.values():
+                log.error("record corrupt", topic=self.name, path=fact.path, offset=fact.offset, detail=fact.detail)
 
         def deliver() -> None:
             if load is None or load.done():
@@ -398,22 +401,22 @@ class TopicRunner:
 
         self._answer(deliver, [call.future for call in calls])
 
-    def _hand_over(self, call: PopCall) -> None:
-        if call.records.bad:
-            self._set_aside(call)
+    def _hand_over(self, call: PopCall, messages: list[Message], bad: list[int]) -> None:
+        if bad:
+            self._set_aside(call, bad)
+            messages = [m for i, m in enumerate(messages) if i not in bad]
         if call.future.done():  # the one who asked has gone: give the messages back at once
             self._give_back(call)
-            return
-        messages = build_messages(call, self.topic, self._broker)
-        if not messages and call.ids:
-            # All of them were damaged and have been set aside: look again.
+        elif messages:
+            if len(self.topic.partitions) > 1:
+                best_first(messages, self.topic)
+            call.future.set_result(messages)
+        else:  # all of them were damaged and have been set aside: look again
             again = PopCall(
                 call.future, call.max_messages, call.max_bytes, call.visibility_ms, call.holder, None, call.waits
             )  # fmt: skip
             self._pops.appendleft(again)
             self._plan_turn()
-            return
-        call.future.set_result(messages)
 
     def _give_back(self, call: PopCall) -> None:
         def decide(now: Now) -> None:
@@ -424,14 +427,10 @@ class TopicRunner:
         self._calls.append((decide, None))
         self._plan_turn()
 
-    def _set_aside(self, call: PopCall) -> None:
-        """Records that do not check are never delivered: they become dead letters, and are reported."""
-        bad = call.records.bad
+    def _set_aside(self, call: PopCall, bad: list[int]) -> None:
+        """Records that do not check are never delivered: they become dead letters."""
         self.counters.corrupt += len(bad)
-        for fact in bad.values():
-            log.error("record corrupt", topic=self.name, path=fact.path, offset=fact.offset, detail=fact.detail)
-        rows = sorted(bad)
-        bad_ids, bad_tokens = [call.ids[i] for i in rows], [call.tokens[i] for i in rows]
+        bad_ids, bad_tokens = [call.ids[i] for i in bad], [call.tokens[i] for i in bad]
 
         def decide(now: Now) -> None:
             for partition, ids, tokens in self.by_partition(bad_ids, bad_tokens):

@@ -49,11 +49,6 @@ class Records:
         for at, bad in others.bad.items():
             self.bad[int(indexes[at])] = bad
 
-    def slice(self, start: int, end: int) -> Records:
-        """The records from `start` to `end`."""
-        bad = {at - start: fact for at, fact in self.bad.items() if start <= at < end}
-        return Records(self.rows[start:end], self.payloads[start:end], self.smalls[start:end], bad)
-
 
 def empty_records(count: int) -> Records:
     return Records(np.zeros(count, ROW), [b""] * count, [b""] * count)

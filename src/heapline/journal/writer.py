@@ -30,6 +30,7 @@ from heapline.journal.walk import CHUNK_BYTES
 from heapline.journal.watermark import Watermark, watermark_path
 
 SyncPolicy = Literal["commit", "interval", "os"]
+KEPT_BUFFER_BYTES = 4 << 20
 POLICIES = ("commit", "interval", "os")
 
 
@@ -68,6 +69,7 @@ class SegmentWriter:
         self._finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
         self._mark: File | None = None
         self._seed = 0
+        self._kept = bytearray()
 
     def check(self) -> None:
         if self.poisoned is not None:
@@ -186,7 +188,10 @@ class SegmentWriter:
             self._roll(unit.segment)
         file = self._active.file
         flags = 0 if self.policy == "commit" else FLAG_RELAXED
-        data, crc = unit.encode(prev_crc=self.chain, durable_end=self.durable_unit, flags=flags, seed=self._seed)
+        # fmt: off
+        data, crc = unit.encode(prev_crc=self.chain, durable_end=self.durable_unit, flags=flags, seed=self._seed,
+                                into=self._buffer(unit.nbytes))
+        # fmt: on
         if unit.offset == FIRST_UNIT_AT:
             # fmt: off
             header = SegmentHeader(unit.segment, self.capacity, self.incarnation, unit.number, self.chain, unit.wall)
@@ -204,6 +209,14 @@ class SegmentWriter:
         self._last = unit
         if self.policy != "interval":
             self._put_watermark(unit)
+
+    def _buffer(self, nbytes: int) -> bytearray | None:
+        """The buffer kept for encoding; None for a unit so large that keeping one would only hold memory."""
+        if nbytes > KEPT_BUFFER_BYTES:
+            return None
+        if len(self._kept) < nbytes:
+            self._kept = bytearray(min(KEPT_BUFFER_BYTES, 2 * nbytes))
+        return self._kept
 
     def _roll(self, segment: int) -> None:
         assert self._active is not None

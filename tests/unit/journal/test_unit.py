@@ -25,7 +25,11 @@ def sealed(payloads: list[bytes], smalls: list[bytes] | None = None, events: byt
     planner.add_frame(3, 40, len(payloads), events, 100)
     unit = planner.seal(5, 6)
     assert unit is not None
-    return unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)
+    data, crc = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)
+    # A buffer used before must leave no trace.
+    again, _ = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED, into=bytearray(b"\xaa" * (len(data) + 99)))
+    assert again == data
+    return bytearray(data), crc
 
 
 @given(st.lists(st.tuples(st.binary(max_size=700), st.binary(max_size=40)), max_size=20), st.binary(max_size=600))
