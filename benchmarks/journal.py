@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from heapline.core.position import size_class
 from heapline.journal import Block, File, Journal, RealDisk, make_block, new_rows, scan
+from heapline.journal.disk import Buffer
 from heapline.journal.records import CacheBudget
 from heapline.journal.segment import segment_path
 
@@ -91,10 +92,10 @@ def commits(path: str, unit_bytes: int, rounds: int) -> Iterator[Figure]:
         journal.add_frame(0, number, 1, b"events", number)
         unit = journal.seal(number, number)
         assert unit is not None
-        data, _ = unit.encode(prev_crc=0, durable_end=0, flags=0, seed=0)
+        parts, _ = unit.encode(prev_crc=0, durable_end=0, flags=0, seed=0)
         journal.take_sealed()
         prepared = timed(journal.prepare) if journal.wants_prepare else 0.0
-        write_bare = partial(write_and_sync, raw, data, number * unit_bytes)
+        write_bare = partial(write_and_sync, raw, parts, number * unit_bytes)
         if number % 2:
             bare.append(timed(write_bare))
         ours.append(timed(partial(journal.commit, unit)))
@@ -110,8 +111,8 @@ def commits(path: str, unit_bytes: int, rounds: int) -> Iterator[Figure]:
     yield figure(f"commit of {size} and prepare, mean", mean, "ms", mean_base, mean_base / mean, None, True)
 
 
-def write_and_sync(file: File, data: memoryview, at: int) -> None:
-    file.pwritev([data], at)
+def write_and_sync(file: File, parts: Sequence[Buffer], at: int) -> None:
+    file.pwritev(parts, at)
     file.fdatasync()
 
 

@@ -103,31 +103,34 @@ class Delivery:
         rows = partition.eligible(want)
         counts = share(size_bound(rows.positions), calls)
         total = sum(counts)
-        if total < len(rows.ids):
-            rows = Rows(rows.keys[:total], rows.ids[:total], rows.positions[:total])
         if total:
-            self._lease(partition, rows, calls, counts, now)
+            rows = Rows(*(column[:total] for column in rows))
+            tokens, positions = self._lease(partition, rows, calls, counts, now)
+            _hand_out(calls, counts, rows.ids, tokens, positions, now)
 
     def _serve_many(self, partitions: Sequence[Partition], calls: Sequence[PopCall], want: int, now: Now) -> None:
+        """The best over all partitions. Of each, that is the first so many in its own order."""
         found = [p.eligible(want) for p in partitions]
-        keys = np.concatenate([rows.keys for rows in found])
-        ids = np.concatenate([rows.ids for rows in found])
+        keys, ids, positions = (np.concatenate(columns) for columns in zip(*found, strict=True))
         owner = np.repeat(np.arange(len(found)), [len(rows.ids) for rows in found])
         order = np.lexsort((ids, keys))[:want]
-        positions = np.concatenate([rows.positions for rows in found])[order]
-        counts = share(size_bound(positions), calls)
-        total = sum(counts)
-        owner = owner[order][:total]
+        counts = share(size_bound(positions[order]), calls)
+        order = order[: sum(counts)]
+        ids, owner = ids[order], owner[order]
         whose = np.repeat(np.arange(len(calls)), counts)
+        tokens, leased = np.empty_like(ids), np.empty_like(ids)
         for i, partition in enumerate(partitions):
-            mine = whose[owner == i]
+            mine = np.flatnonzero(owner == i)
             if len(mine):
                 rows = Rows(*(column[: len(mine)] for column in found[i]))
-                self._lease(partition, rows, calls, np.bincount(mine, minlength=len(calls)).tolist(), now)
+                shares = np.bincount(whose[mine], minlength=len(calls)).tolist()
+                tokens[mine], leased[mine] = self._lease(partition, rows, calls, shares, now)
+        _hand_out(calls, counts, ids, tokens, leased, now)
 
     def _lease(
         self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now
-    ) -> None:
+    ) -> tuple[I64, I64]:
+        """Lease these rows to the calls; returns their tokens and positions."""
         grants: list[Grant] = []
         for call, count in zip(calls, counts, strict=True):
             if count:
@@ -138,21 +141,25 @@ class Delivery:
                     last.count += count  # pops that ask alike need not be told apart
                 else:
                     grants.append(Grant(count, deadline, call.holder, call.request_id))
-        token = partition.offset
-        event = partition.decide_lease(rows, grants, now, self._topic.take_seq(len(rows.ids)))
+        count = len(rows.ids)
+        tokens = np.arange(partition.offset, partition.offset + count)
+        event = partition.decide_lease(rows, grants, now, self._topic.take_seq(count))
         self._topic.emit(self._journal, partition, event, now)
-        ids = rows.ids.tolist()
+        self.leased += count
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
-        positions = ((rows.positions & ~ATTEMPTS_MAX) | attempts).tolist()
-        start = 0
-        for call, count in zip(calls, counts, strict=True):
-            end = start + count
-            call.ids += ids[start:end]
-            call.tokens += range(token + start, token + end)
-            call.positions += positions[start:end]
-            call.deadline = now.steady + call.visibility_ms
-            start = end
-        self.leased += len(ids)
+        return tokens, (rows.positions & ~ATTEMPTS_MAX) | attempts
+
+
+def _hand_out(calls: Sequence[PopCall], counts: Sequence[int], ids: I64, tokens: I64, positions: I64, now: Now) -> None:
+    """Tell each call which messages are its own, best first."""
+    all_ids, all_tokens, all_positions = ids.tolist(), tokens.tolist(), positions.tolist()
+    start = 0
+    for call, count in zip(calls, counts, strict=True):
+        end = start + count
+        call.ids, call.tokens = all_ids[start:end], all_tokens[start:end]
+        call.positions = all_positions[start:end]
+        call.deadline = now.steady + call.visibility_ms
+        start = end
 
 
 def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
@@ -223,12 +230,6 @@ def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> 
         if touched is not None and touched.priority is not None:
             priorities[i] = touched.priority
     return priorities
-
-
-def best_first(messages: list[Message], topic: Topic) -> None:
-    """Leases were given partition by partition; people expect the order of the whole topic."""
-    ordering = topic.partitions[0].ordering
-    messages.sort(key=lambda m: (ordering.key(m.priority, m._enqueued_ms), m.id))
 
 
 def split_small(small: bytes, key_len: int, flags: int) -> tuple[str | None, dict[str, str] | None]:

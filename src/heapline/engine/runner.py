@@ -30,9 +30,10 @@ import structlog
 from heapline.clock import Clock, SteadyClock
 from heapline.config import BrokerConfig
 from heapline.core.events import AnyEvent, DeadLettered, Expired, LeaseExpired, Resumed
+from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
-from heapline.engine.delivery import Delivery, PopCall, best_first, build_messages
+from heapline.engine.delivery import Delivery, PopCall, build_messages
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
@@ -408,8 +409,6 @@ class TopicRunner:
         if call.future.done():  # the one who asked has gone: give the messages back at once
             self._give_back(call)
         elif messages:
-            if len(self.topic.partitions) > 1:
-                best_first(messages, self.topic)
             call.future.set_result(messages)
         else:  # all of them were damaged and have been set aside: look again
             again = PopCall(
@@ -444,12 +443,15 @@ class TopicRunner:
         partitions = self.topic.partitions
         if len(partitions) == 1:
             return [(partitions[0], ids, tokens)]
-        shares: dict[int, tuple[list[int], list[int]]] = {}
-        for id, token in zip(ids, tokens, strict=True):
-            share = shares.setdefault(id >> 12 & 1023, ([], []))
-            share[0].append(id)
-            share[1].append(token)
-        return [(partitions[n], *share) for n, share in shares.items() if n < len(partitions)]
+        columns = np.array([ids, tokens], dtype=np.int64)
+        owners = partition_of(columns[0])
+        order = owners.argsort(kind="stable")
+        numbers, starts = np.unique(owners[order], return_index=True)
+        pieces = np.split(columns[:, order], starts[1:], axis=1)
+        return [
+            (partitions[n], *piece.tolist())
+            for n, piece in zip(numbers.tolist(), pieces, strict=True) if n < len(partitions)
+        ]  # fmt: skip
 
     # -- time ------------------------------------------------------------------------------------------------------
 

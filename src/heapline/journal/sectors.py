@@ -11,6 +11,8 @@ written. This file knows nothing of what is in the sectors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,6 +47,30 @@ def sector_sums(data: Buffer) -> U32:
     dots: U64 = np.einsum("ij,j->i", as_words(data), _CONSTANTS)
     folded = (dots ^ (dots >> np.uint64(32))).astype(np.uint32)
     return np.maximum(folded, np.uint32(1))
+
+
+def sector_sums_of_parts(parts: Sequence[Buffer], sectors: int) -> U32:
+    """The same for data that lies in parts, as little-endian entries; only sectors across two parts are copied."""
+    if len(parts) == 1:
+        return sector_sums(parts[0]).astype("<u4", copy=False)
+    table = np.empty(sectors, "<u4")
+    edges, edge_at = bytearray(), []
+    at = 0  # bytes before this part
+    for part in parts:
+        view = memoryview(part)
+        lead = min(-at % SECTOR, len(view))
+        edges += view[:lead]
+        whole = (len(view) - lead) // SECTOR * SECTOR
+        if whole:
+            begin = (at + lead) // SECTOR
+            table[begin : begin + whole // SECTOR] = sector_sums(view[lead : lead + whole])
+        if lead + whole < len(view):
+            edge_at.append((at + lead + whole) // SECTOR)
+            edges += view[lead + whole :]
+        at += len(view)
+    if edge_at:
+        table[edge_at] = sector_sums(edges)
+    return table
 
 
 def live_sectors(data: Buffer) -> Bools:

@@ -31,7 +31,7 @@ from crc32c import crc32c
 from heapline.errors import UnknownFormat
 from heapline.journal.block import ROW, ROW_BYTES, Block, Rows, block_nbytes
 from heapline.journal.disk import SECTOR, Buffer
-from heapline.journal.sectors import U32, all_zeros, sector_sums
+from heapline.journal.sectors import U32, all_zeros, sector_sums_of_parts
 
 UNIT_MAGIC = 0x55504148  # "HAPU" in the file
 UNIT_VERSION = 1
@@ -39,6 +39,8 @@ UNIT_BYTES_MAX = 16 << 20
 HEADER_BYTES = 64
 #: Written under a policy that does not sync each commit.
 FLAG_RELAXED = 1
+#: A block of at least so many bytes is written from where it is; smaller ones are cheaper to copy together.
+WHOLE_PART_BYTES = 64 << 10
 
 # magic, version, flags, reserved, number, durable_end, time, wall,
 # prev_crc, sectors, blocks_len, meta_len, body_crc; then the header's own crc
@@ -155,35 +157,50 @@ class SealedUnit:
     def end(self) -> int:
         return self.offset + self.nbytes
 
-    def encode(
-        self, *, prev_crc: int, durable_end: int, flags: int, seed: int, into: bytearray | None = None
-    ) -> tuple[memoryview, int]:
-        """The bytes to write, and the body crc that the next unit chains to.
-
-        `into`: a buffer to use again for every unit (a fresh megabyte costs more in page faults than the copying).
-        """
-        buffer = bytearray(self.nbytes) if into is None else into
-        if len(buffer) < self.nbytes:
-            buffer.extend(bytes(self.nbytes - len(buffer)))
-        view = memoryview(buffer)[: self.nbytes]
-        at = HEADER_BYTES
-        view[:at] = bytes(at)
-        for part in (*(block.data for block in self.blocks), self.meta):
-            view[at : at + len(part)] = part
-            at += len(part)
-        view[at:] = bytes(self.nbytes - at)
-        sectors, table_at = self.nbytes // SECTOR, _table_at(self.blocks_len, len(self.meta))
-        table_end = table_at + 4 * sectors
-        table = sector_sums(view).astype("<u4").tobytes()
-        view[table_at:table_end] = table
-        _U32.pack_into(view, table_end, table_crc(table))
-        body_crc = crc32c(view[HEADER_BYTES : table_end + 4])
+    def encode(self, *, prev_crc: int, durable_end: int, flags: int, seed: int) -> tuple[list[Buffer], int]:
+        """The bytes to write, in parts, and the body crc that the next unit chains to. Large blocks are not copied."""
+        sectors, blocks_end = self.nbytes // SECTOR, HEADER_BYTES + self.blocks_len
+        tail = self.meta + bytes(self.nbytes - blocks_end - len(self.meta))
+        parts = _merge_small([bytes(HEADER_BYTES), *(block.data for block in self.blocks), tail])
+        first, last = memoryview(parts[0]), memoryview(parts[-1])
+        table = sector_sums_of_parts(parts, sectors).tobytes()
+        # The table lies in the last part, which ends where the unit ends.
+        table_at = _table_at(self.blocks_len, len(self.meta)) - (self.nbytes - len(last))
+        table_end = table_at + len(table)
+        last[table_at:table_end] = table
+        _U32.pack_into(last, table_end, table_crc(table))
+        body_crc = self._body_crc(parts, table_end + 4)
         # fmt: off
-        _HEADER.pack_into(view, 0, UNIT_MAGIC, UNIT_VERSION, flags, 0, self.number, durable_end, self.time, self.wall,
+        _HEADER.pack_into(first, 0, UNIT_MAGIC, UNIT_VERSION, flags, 0, self.number, durable_end, self.time, self.wall,
                           prev_crc, sectors, self.blocks_len, len(self.meta), body_crc)
         # fmt: on
-        _U32.pack_into(view, HEADER_BYTES - 4, crc32c(bytes(view[: HEADER_BYTES - 4]), seed))
-        return view, body_crc
+        _U32.pack_into(first, HEADER_BYTES - 4, crc32c(first[: HEADER_BYTES - 4], seed))
+        return parts, body_crc
+
+    @staticmethod
+    def _body_crc(parts: list[Buffer], end_in_last: int) -> int:
+        crc, start = 0, HEADER_BYTES
+        for part in parts[:-1]:
+            crc = crc32c(memoryview(part)[start:], crc)
+            start = 0
+        return crc32c(memoryview(parts[-1])[start:end_in_last], crc)
+
+
+def _merge_small(parts: list[bytes]) -> list[Buffer]:
+    """The same bytes in few parts: small ones joined into bytearrays, large ones left where they are.
+
+    The first and the last part come out as bytearrays, because header and table are yet to be written into them.
+    """
+    merged: list[Buffer] = []
+    run: list[bytes] = []
+    for part in parts:
+        if len(part) >= WHOLE_PART_BYTES and run and part is not parts[-1]:
+            merged += [bytearray().join(run), part]
+            run = []
+        else:
+            run.append(part)
+    merged.append(bytearray().join(run))
+    return merged
 
 
 def encode_meta(blocks: Sequence[BlockRef], frames: Sequence[Frame]) -> bytes:

@@ -30,7 +30,6 @@ from heapline.journal.walk import CHUNK_BYTES
 from heapline.journal.watermark import Watermark, watermark_path
 
 SyncPolicy = Literal["commit", "interval", "os"]
-KEPT_BUFFER_BYTES = 4 << 20
 POLICIES = ("commit", "interval", "os")
 
 
@@ -69,7 +68,6 @@ class SegmentWriter:
         self._finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
         self._mark: File | None = None
         self._seed = 0
-        self._kept = bytearray()
 
     def check(self) -> None:
         if self.poisoned is not None:
@@ -188,17 +186,14 @@ class SegmentWriter:
             self._roll(unit.segment)
         file = self._active.file
         flags = 0 if self.policy == "commit" else FLAG_RELAXED
-        # fmt: off
-        data, crc = unit.encode(prev_crc=self.chain, durable_end=self.durable_unit, flags=flags, seed=self._seed,
-                                into=self._buffer(unit.nbytes))
-        # fmt: on
+        parts, crc = unit.encode(prev_crc=self.chain, durable_end=self.durable_unit, flags=flags, seed=self._seed)
         if unit.offset == FIRST_UNIT_AT:
             # fmt: off
             header = SegmentHeader(unit.segment, self.capacity, self.incarnation, unit.number, self.chain, unit.wall)
             # fmt: on
-            file.pwritev([header.pack(), data], 0)
+            file.pwritev([header.pack(), *parts], 0)
         else:
-            file.pwritev([data], unit.offset)
+            file.pwritev(parts, unit.offset)
         if self.policy == "commit":
             file.fdatasync()
             self.durable_unit = unit.number
@@ -209,14 +204,6 @@ class SegmentWriter:
         self._last = unit
         if self.policy != "interval":
             self._put_watermark(unit)
-
-    def _buffer(self, nbytes: int) -> bytearray | None:
-        """The buffer kept for encoding; None for a unit so large that keeping one would only hold memory."""
-        if nbytes > KEPT_BUFFER_BYTES:
-            return None
-        if len(self._kept) < nbytes:
-            self._kept = bytearray(min(KEPT_BUFFER_BYTES, 2 * nbytes))
-        return self._kept
 
     def _roll(self, segment: int) -> None:
         assert self._active is not None

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.errors import UnknownFormat
+from heapline.journal import unit as unit_module
 from heapline.journal.block import ROW, ROW_BYTES, make_block, new_rows, row_checks
 from heapline.journal.planner import UnitPlanner
-from heapline.journal.sectors import all_zeros, sector_sums
+from heapline.journal.sectors import all_zeros, sector_sums, sector_sums_of_parts
 from heapline.journal.unit import HEADER_BYTES, BadUnit, crc_seed, decode, parse_header, unit_nbytes
 
 SEED = crc_seed(7, 1)
@@ -25,11 +26,8 @@ def sealed(payloads: list[bytes], smalls: list[bytes] | None = None, events: byt
     planner.add_frame(3, 40, len(payloads), events, 100)
     unit = planner.seal(5, 6)
     assert unit is not None
-    data, crc = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)
-    # A buffer used before must leave no trace.
-    again, _ = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED, into=bytearray(b"\xaa" * (len(data) + 99)))
-    assert again == data
-    return bytearray(data), crc
+    parts, crc = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)
+    return bytearray().join(parts), crc
 
 
 @given(st.lists(st.tuples(st.binary(max_size=700), st.binary(max_size=40)), max_size=20), st.binary(max_size=600))
@@ -56,6 +54,33 @@ def test_unit_reads_back_as_written(messages: list[tuple[bytes, bytes]], events:
         assert row["payload_crc"] == crc32c(payload)
         assert row["crc"] == crc32c(raw[4:] + small)
         assert row_checks(raw, small)
+
+
+@given(st.lists(st.integers(0, 900).flatmap(lambda n: st.binary(min_size=n, max_size=n)), min_size=1, max_size=12))
+def test_sector_sums_do_not_depend_on_how_the_bytes_are_cut_into_parts(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    pad = bytes(-len(whole) % 512 or 512)
+    cut = sector_sums_of_parts([*parts, pad], len(whole + pad) // 512)
+    assert cut.tolist() == sector_sums(whole + pad).tolist()
+
+
+@pytest.mark.parametrize("sizes", [[70_000], [10, 70_000, 20], [70_000, 70_000], [100] * 300, [65_456, 5, 90_000]])
+def test_unit_of_large_blocks_is_the_same_bytes_in_several_parts(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = UnitPlanner(1 << 20, 1, 512, 9, 0)
+    for size in sizes:
+        planner.add_block(make_block(new_rows(1), None, [np.random.default_rng(size).bytes(size)]))
+    unit = planner.seal(5, 6)
+    assert unit is not None
+    parts, crc = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)
+    assert (len(parts) > 1) == (max(sizes) > 65_000)
+    monkeypatch.setattr(unit_module, "WHOLE_PART_BYTES", 1 << 30)
+    (joined,), same = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)
+    assert (b"".join(parts), crc) == (joined, same)
+    header = parse_header(joined, 0, SEED)
+    assert header is not None
+    assert len(decode(memoryview(joined), header, 1, 512).blocks) == len(sizes)
 
 
 def test_row_has_the_layout_of_the_format() -> None:
