@@ -338,7 +338,8 @@ class Partition(PartitionState):
         """A bounded piece of background work; True if more is left. Changes nothing that anyone can see."""
         more = self.heap.maintain(budget)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
-            more = wheel.maintain(budget) or more
+            if len(wheel):
+                more = wheel.maintain(budget) or more
         self.keys.expire(now.steady)
         self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
         self._sweep()

@@ -85,6 +85,8 @@ class Admission:
     def __init__(self, topic: Topic, journal: Journal) -> None:
         self._topic = topic
         self._journal = journal
+        # What is written together must fit into one block, and that into a segment, however small those are.
+        self._group_bytes_max = min(BLOCK_BYTES_MAX, topic.config.segment_bytes // 2)
         self._turn = 0  # whose turn it is among the partitions, for messages that name none
         self.enqueued = 0
         self.duplicates = 0
@@ -105,7 +107,7 @@ class Admission:
                 group, group_bytes = [], 0
                 answers.append((call.future, self._admit_identified(call, now)))
                 continue
-            if group and group_bytes + call.nbytes > BLOCK_BYTES_MAX:
+            if group and group_bytes + call.nbytes > self._group_bytes_max:
                 answers += self._admit_plain(group, now)
                 group, group_bytes = [], 0
             group.append(call)
@@ -395,9 +397,15 @@ def _pieces(index: Any, columns: Columns) -> list[tuple[Any, Columns]]:
     return pieces
 
 
-def check_batch_bytes(nbytes: int) -> None:
-    if nbytes > BATCH_BYTES_MAX:
+def batch_bytes_max(segment_bytes: int) -> int:
+    """The largest batch that is written at once."""
+    return min(BATCH_BYTES_MAX, segment_bytes - (64 << 10))
+
+
+def check_batch_bytes(nbytes: int, segment_bytes: int) -> None:
+    limit = batch_bytes_max(segment_bytes)
+    if nbytes > limit:
         raise BadRequest(
-            f"an atomic batch of {nbytes} bytes is over the {BATCH_BYTES_MAX} that are written at once: "
+            f"an atomic batch of {nbytes} bytes is over the {limit} that are written at once: "
             "split it, or enqueue with atomic=False"
         )

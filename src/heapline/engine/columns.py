@@ -6,6 +6,7 @@ Single messages are checked one by one and become columns together with all othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -70,7 +71,7 @@ class Columns:
         rows["enqueued_at"] = steady
         smalls, rows["key_len"], rows["flags"] = self.small_parts()
         if self.delays is not None:
-            waits = np.array([0 if d is None else round(d * 1000) for d in self.delays], dtype=np.int64)
+            waits = np.array([0 if d is None else delay_ms(d) for d in self.delays], dtype=np.int64)
             rows["due"] = np.where(waits > 0, steady + waits, 0)
         if self.at is not None:
             moments: I64 = np.array([0 if a is None else to_ms(a) for a in self.at], dtype=np.int64)
@@ -114,6 +115,11 @@ def join(parts: Sequence[Columns]) -> Columns:
 
 def _used(column: list[Any]) -> list[Any] | None:
     return None if column.count(None) == len(column) else column
+
+
+def delay_ms(seconds: float) -> int:
+    """A delay in ms from a look at the clock that was rounded down: one more, so that nothing is ever early."""
+    return math.ceil(round(seconds * 1000, 6)) + 1 if seconds > 0 else 0
 
 
 def to_ms(moment: datetime) -> int:

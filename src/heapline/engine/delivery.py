@@ -203,7 +203,7 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
         for deadline in (call.deadline if isinstance(call.deadline, list) else repeat(call.deadline, len(call.ids)))
     ]
     priorities = rows["priority"].tolist()
-    if any([p.touched for p in topic.partitions]):
+    if any(p.touched for p in topic.partitions):
         priorities = _current_priorities(ids, priorities, topic)
     columns = zip(
         repeat(broker, len(ids)),

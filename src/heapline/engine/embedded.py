@@ -23,7 +23,7 @@ from heapline.core.events import ConfigChanged, Paused, Resumed
 from heapline.core.partition import Draw, Found, Partition
 from heapline.core.state import DEAD, LEASED
 from heapline.engine import facts
-from heapline.engine.admission import EnqueueCall, Identity, check_batch_bytes
+from heapline.engine.admission import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.columns import (
     Columns,
@@ -280,7 +280,7 @@ class EmbeddedBroker:
             self._refused.pop(entry.topic, None)
             runner = self._runners.pop(entry.topic, None)
             if runner is not None:
-                await runner.close()
+                await runner.close(TopicNotFound(topic))
             await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
 
     async def purge(self, topic: str) -> int:
@@ -393,9 +393,10 @@ class EmbeddedBroker:
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity | None
     ) -> list[Enqueued]:
         call = EnqueueCall(runner.future(), columns=Columns(messages), atomic=atomic, identity=identity)
+        segment_bytes = runner.topic.config.segment_bytes
         if atomic:
-            check_batch_bytes(call.nbytes)
-        elif call.nbytes > CHUNK_BYTES:
+            check_batch_bytes(call.nbytes, segment_bytes)
+        elif len(messages) > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(segment_bytes)):
             half = len(messages) // 2
             first = await self._enqueue_all(runner, messages[:half], atomic, identity)
             return first + await self._enqueue_all(runner, messages[half:], atomic, identity)
@@ -447,7 +448,7 @@ class EmbeddedBroker:
         if backoff is not None:
             check_seconds("backoff", backoff)
         _check_reason(reason)
-        wait = None if backoff is None else round(backoff * 1000)
+        wait = None if backoff is None else delay_ms(backoff)
 
         def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             runner.counters.nacked += len(ids)
@@ -711,7 +712,7 @@ class _Reschedule:
         record = self._record
         due, wall = None, found.wall
         if self._delay is not None:
-            due, wall = now.steady + round(self._delay * 1000), False
+            due, wall = now.steady + delay_ms(self._delay), False
         elif self._deliver_at is not None:
             due, wall = to_ms(self._deliver_at), True
         if due is not None:

@@ -113,14 +113,14 @@ class TopicRunner:
         self._plan_turn()
         self._prepare_soon()
 
-    async def close(self) -> None:
-        """Refuse what is new, make durable what was decided, give the files back."""
+    async def close(self, reason: HeaplineError | None = None) -> None:
+        """Refuse what is new (for that reason), make durable what was decided, give the files back."""
         if self._closed:
             return
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._refuse_all(Closed())
+        self._refuse_all(reason or Closed())
         while self._failure is None and (self._committing or self._preparing or self._queue or self._open):
             self._pump()
             await asyncio.sleep(0 if self._committing is None else 0.001)
@@ -244,19 +244,26 @@ class TopicRunner:
         if self._failure is not None or self._closed:
             return
         now = self.steady.now()
-        if self._inbox:
-            calls, self._inbox = self._inbox, []
-            self._admit(calls, now)
-        if self._acks:
-            acks, self._acks = self._acks, []
-            self._ack_all(acks, now)
-        if self._calls:
-            runs, self._calls = self._calls, []
+        calls, self._inbox = self._inbox, []
+        acks, self._acks = self._acks, []
+        runs, self._calls = self._calls, []
+        try:
+            if calls:
+                self._admit(calls, now)
+            if acks:
+                self._ack_all(acks, now)
             for run, _ in runs:
                 run(now)
-        more = self._tick(now)
-        if self._pops:
-            self._serve(now)
+            more = self._tick(now)
+            if self._pops:
+                self._serve(now)
+        except Exception as error:
+            # A bug, or a journal that does not take what was decided: what is in memory can no longer be trusted.
+            log.exception("a turn failed", topic=self.name)
+            self._poison(error)
+            for future in [c.future for c in calls] + [a[2] for a in acks] + [f for _, f in runs if f is not None]:
+                _refuse(future, TopicReloading(self.name, repr(error)))
+            return
         self._pump()
         self._maintain(now)
         if more:
@@ -288,6 +295,10 @@ class TopicRunner:
         if len(acks) > 1:
             ids = [id for ack in acks for id in ack[0]]
             tokens = [token for ack in acks for token in ack[1]]
+            if len(set(ids)) < len(ids):  # one message acked by two: they need not hold the same lease
+                for ack in acks:
+                    self._ack_all([ack], now)
+                return
         self.counters.acked += len(ids)
         lost: list[int] = []
         for partition, part_ids, part_tokens in self.by_partition(ids, tokens):
@@ -449,8 +460,8 @@ class TopicRunner:
         numbers, starts = np.unique(owners[order], return_index=True)
         pieces = np.split(columns[:, order], starts[1:], axis=1)
         return [
-            (partitions[n], *piece.tolist())
-            for n, piece in zip(numbers.tolist(), pieces, strict=True) if n < len(partitions)
+            (partitions[n if n < len(partitions) else 0], *piece.tolist())  # an id of nowhere is held nowhere
+            for n, piece in zip(numbers.tolist(), pieces, strict=True)
         ]  # fmt: skip
 
     # -- time ------------------------------------------------------------------------------------------------------

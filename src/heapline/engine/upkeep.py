@@ -21,7 +21,7 @@ from heapline.core.position import ALIGN
 from heapline.engine.freeze import Frozen, freeze
 from heapline.errors import HeaplineError
 from heapline.journal.block import make_block
-from heapline.journal.reclaim import delete_segment
+from heapline.journal.reclaim import delete_segment, held_by
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import segment_path
 from heapline.model import Now
@@ -132,13 +132,14 @@ class Upkeep:
 
     def _delete(self, segment: int) -> bool:
         runner = self._runner
-        held = delete_segment(
-            runner.loader.disk, runner.loader.directory, segment, older_unit=runner.snapshots.older_unit,
-            durable_unit=runner.journal.durable_unit, now=runner.wall_ms(),
-        )  # fmt: skip
+        disk, directory = runner.loader.disk, runner.loader.directory
+        older_unit, durable_unit = runner.snapshots.older_unit, runner.journal.durable_unit
+        now = runner.wall_ms()
+        held = held_by(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
         if held:
             log.info("segment held", topic=runner.name, segment=segment, by=held)
             return False
+        delete_segment(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
         runner.journal.records.forget(segment)
         return True
 
