@@ -162,8 +162,9 @@ class Rescheduled(IdEvent, tag=0x0E1, gc=False):
     keys: Column
     dues: Column  # 0 = ready at once
     expires: Column  # 0 = never
-    wall: bool  # dues and expires are wall time
+    wall: bool  # dues are wall time
     seq: int
+    expires_wall: bool  # expires are wall time
 
 
 class Expired(IdEvent, tag=0x0F1, gc=False):

@@ -309,9 +309,11 @@ class Partition(PartitionState):
 
     def decide_reschedule(
         self, id: int, found: Found, now: Now, seq: int, *, priority: int, enqueued_at: int,
-        due: int | None, wall: bool, expires: int,
+        due: int | None, wall: bool, expires: int, expires_wall: bool | None = None,
     ) -> Rescheduled:  # fmt: skip
-        """`due` None keeps the message's due time; `expires` is 0 or an instant on the same clock as the due time."""
+        """`due` None keeps the message's due time; `expires` is 0 or an instant, on the due time's clock if not said."""
+        if expires_wall is None:
+            expires_wall = wall if due is not None else found.wall
         if due is None:
             due, wall = found.due, found.wall
         elif due <= (now.wall if wall else now.steady):
@@ -319,7 +321,7 @@ class Partition(PartitionState):
         key = self.ordering.key(priority, enqueued_at)
         return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
-            _i64([due]), _i64([expires]), wall, seq,
+            _i64([due]), _i64([expires]), wall, seq, expires_wall,
         )  # fmt: skip
 
     def decide_purge(self, now: Now) -> Purged | None:

@@ -452,11 +452,11 @@ class PartitionState:
                 self.heap.push_one(key, id, position)
                 self.ready += 1
             if expires:
-                (self.ttls_wall if event.wall else self.ttls).insert_one(expires, key, id, position)
+                (self.ttls_wall if event.expires_wall else self.ttls).insert_one(expires, key, id, position)
             self.retrying.discard(id)
             place = DELAYED if due else READY
             priority = int(event.priorities[i])
-            self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.wall, priority)
+            self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.expires_wall, priority)
 
     def _purged(self, event: Purged, at: int) -> None:
         ids, positions = self.waiting()

@@ -18,36 +18,43 @@ import structlog
 
 from heapline.broker import Held, MessageId
 from heapline.clock import Clock, SystemClock
-from heapline.config import FIXED_FIELDS, NAME, BrokerConfig, TopicConfig, make_config, parse_topic
+from heapline.config import FIXED_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
 from heapline.core.events import ConfigChanged, Paused, Resumed
-from heapline.core.partition import Draw, Found, Partition
-from heapline.core.state import DEAD, LEASED
-from heapline.engine import facts
+from heapline.core.partition import Draw, Partition
+from heapline.engine import deadletters, lookup
 from heapline.engine.admission import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.columns import (
     Columns,
-    are_plain,
     check_moment,
     check_one,
     check_priority,
     check_seconds,
+    delay_ms,
     to_ms,
 )  # fmt: skip
 from heapline.engine.delivery import PopCall
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loading import Loader
 from heapline.engine.log import first_offsets, frames
+from heapline.engine.reporting import topic_stats
+from heapline.engine.requests import (
+    by_topic,
+    check_all,
+    check_int,
+    check_producer,
+    check_reason,
+    check_text,
+    identity_of,
+    listed,
+)  # fmt: skip
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (
-    BadName,
     BadRequest,
     Closed,
     CorruptionError,
     HeaplineError,
     LeaseLost,
-    MessageLeased,
-    MessageNotFound,
     TopicExists,
     TopicNotFound,
 )  # fmt: skip
@@ -58,26 +65,19 @@ from heapline.model import (
     DlqFilter,
     Enqueued,
     IdempotencyScope,
-    LeaseRef,
     LogFrame,
     Message,
     MessageInfo,
     Now,
     Outgoing,
-    PartitionStats,
     TopicInfo,
     TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
-from heapline.ulid import parse_id, to_ulid
+from heapline.ulid import parse_id
 
 log = structlog.get_logger("heapline.engine")
 
-DURABILITY = {
-    "commit": "every answer is durable",
-    "interval": "answers of the last fsync interval may be lost in a power failure",
-    "os": "answers may be lost in a power failure, whenever the operating system last wrote",
-}
 POP_MESSAGES_MAX = 100_000
 PEEK_MAX = 10_000
 
@@ -319,7 +319,7 @@ class EmbeddedBroker:
     async def stats(self, topic: str) -> TopicStats:
         runner = self._runner(topic)
         usage = await self._io_or_fail().run(self._usage, runner.loader.directory)
-        return await runner.call(lambda now: _stats(runner, usage))
+        return await runner.call(lambda now: topic_stats(runner, usage))
 
     def _usage(self, directory: str) -> tuple[int, int]:
         total = count = 0
@@ -350,7 +350,7 @@ class EmbeddedBroker:
         if producer is not None:
             results = await self.enqueue_batch(topic, [message], producer=producer)
             return results[0]
-        identity = _identity(producer_id, epoch, answered_below, [message])
+        identity = identity_of(producer_id, epoch, answered_below, [message])
         result: Enqueued = await runner.enqueue(EnqueueCall(runner.future(), message=message, identity=identity))
         return result
 
@@ -360,14 +360,14 @@ class EmbeddedBroker:
     ) -> list[Enqueued]:  # fmt: skip
         runner = self._runner(topic)
         messages = list(messages)
-        errors = _check_all(messages, runner, atomic)
+        errors = check_all(messages, runner.topic.config, runner.name, atomic)
         good = [m for i, m in enumerate(messages) if i not in errors] if errors else messages
         if not good:
             return [Enqueued(0, error=errors[i]) for i in range(len(messages))]
         if producer is not None:
             results = await self._enqueue_numbered(runner, topic, good, atomic, producer)
         else:
-            identity = _identity(producer_id, epoch, answered_below, good)
+            identity = identity_of(producer_id, epoch, answered_below, good)
             results = await self._enqueue_all(runner, good, atomic, identity)
         if not errors:
             return results
@@ -404,8 +404,7 @@ class EmbeddedBroker:
         return results
 
     async def open_producer(self, topic: str, producer_id: str) -> int:
-        if not isinstance(producer_id, str) or not NAME.match(producer_id):
-            raise BadName("producer", str(producer_id))
+        check_producer(producer_id)
         runner = self._runner(topic)
         return await runner.call(lambda now: runner.admission.open_producer(producer_id, None, now))
 
@@ -424,8 +423,10 @@ class EmbeddedBroker:
                 raise BadRequest(f"visibility={visibility} is over the topic's lease_max of {config.lease_max} seconds")
         if wait:
             check_seconds("wait", wait)
-        _check_int("max_messages", max_messages, 1, POP_MESSAGES_MAX)
-        _check_int("max_bytes", max_bytes, 1, 1 << 40)
+        check_text("holder", holder)
+        check_text("request_id", request_id)
+        check_int("max_messages", max_messages, 1, POP_MESSAGES_MAX)
+        check_int("max_bytes", max_bytes, 1, 1 << 40)
         call = PopCall(
             runner.future(), max_messages, max_bytes, max(1, round(seconds * 1000)), holder, request_id, wait > 0
         )  # fmt: skip
@@ -439,7 +440,7 @@ class EmbeddedBroker:
             topic = messages.topic
             lost = await self._runner(topic).ack([messages.id], [messages.token])
         else:
-            for topic, ids, tokens in _by_topic(_listed(messages)):
+            for topic, ids, tokens in by_topic(listed(messages)):
                 lost += await self._runner(topic).ack(ids, tokens)
         if lost:
             raise LeaseLost(lost, topic)
@@ -447,7 +448,7 @@ class EmbeddedBroker:
     async def nack(self, messages: Held, *, backoff: float | None = None, reason: str | None = None) -> None:
         if backoff is not None:
             check_seconds("backoff", backoff)
-        _check_reason(reason)
+        check_reason(reason)
         wait = None if backoff is None else delay_ms(backoff)
 
         def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
@@ -471,7 +472,7 @@ class EmbeddedBroker:
 
         await self._on_leases(messages, decide)
         deadline = {}
-        for m in _listed(messages):
+        for m in listed(messages):
             if isinstance(m, Message):
                 runner = self._runners.get(m.topic)
                 if runner is not None:
@@ -480,7 +481,7 @@ class EmbeddedBroker:
                         deadline[m.id] = m._deadline_ms = lease[3]
 
     async def bury(self, messages: Held, *, reason: str | None = None) -> None:
-        _check_reason(reason)
+        check_reason(reason)
 
         def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             return runner.emit_decision(p, p.decide_bury(ids, tokens, now, reason), now)
@@ -491,7 +492,7 @@ class EmbeddedBroker:
         """Act on leases of any topics; raises LeaseLost for those that were not held, after the rest is done."""
         lost: list[int] = []
         topic = ""
-        for topic, ids, tokens in _by_topic(_listed(messages)):
+        for topic, ids, tokens in by_topic(listed(messages)):
             runner = self._runner(topic)
 
             def run(now: Now, runner: TopicRunner = runner, ids: Any = ids, tokens: Any = tokens) -> list[int]:
@@ -506,65 +507,20 @@ class EmbeddedBroker:
 
     # -- by id -----------------------------------------------------------------------------------------------------
 
-    async def _record(self, runner: TopicRunner, position: int) -> facts.Record | None:
-        """A message's record, or None if it does not check."""
-        positions = np.array([position], dtype=np.int64)
-        records, missing = runner.journal.cached(positions)
-        if len(missing):
-            records = await runner.io.run(runner.journal.load, positions)
-        return None if records.bad else facts.Record(records, 0)
-
-    async def _find(self, runner: TopicRunner, id: int) -> Found | None:
-        return await runner.call(lambda now: _owner(runner, id).find(id))
-
     async def get(self, topic: str, message_id: MessageId) -> MessageInfo:
-        runner = self._runner(topic)
-        id = parse_id(message_id)
-        found = await self._find(runner, id)
-        record = None if found is None else await self._record(runner, found.position)
-        partition = _owner(runner, id)
-        found = partition.find(id)  # again: reading may have taken a while
-        if found is None:
-            return facts.departed(partition, runner.name, id)
-        return facts.living(partition, runner.name, id, found, record)
+        return await lookup.get(self._runner(topic), parse_id(message_id))
 
     async def peek(self, topic: str, limit: int = 10) -> list[MessageInfo]:
-        runner = self._runner(topic)
-        _check_int("limit", limit, 1, PEEK_MAX)
-
-        def decide(now: Now) -> list[tuple[int, int, Partition]]:
-            rows = [
-                (key, id, p)
-                for p in runner.topic.partitions
-                for key, id in zip(*(c.tolist() for c in p.eligible(limit)[:2]), strict=True)
-            ]
-            return sorted(rows, key=lambda row: row[:2])[:limit]
-
-        infos = []
-        for _, id, partition in await runner.call(decide):
-            found = partition.find(id)
-            if found is not None:
-                record = await self._record(runner, found.position)
-                infos.append(facts.living(partition, runner.name, id, found, record))
-        return infos
+        check_int("limit", limit, 1, PEEK_MAX)
+        return await lookup.peek(self._runner(topic), limit)
 
     async def cancel(self, topic: str, message_id: MessageId) -> None:
-        runner = self._runner(topic)
-        id = parse_id(message_id)
-
-        def decide(now: Now) -> None:
-            partition = _owner(runner, id)
-            found = _waiting(partition, runner.name, id)
-            runner.emit(partition, partition.decide_cancel(id, found), now)
-
-        await runner.call(decide)
+        await lookup.cancel(self._runner(topic), parse_id(message_id))
 
     async def reschedule(
         self, topic: str, message_id: MessageId, *, delay: float | None = None, deliver_at: datetime | None = None,
         priority: int | None = None,
     ) -> None:  # fmt: skip
-        runner = self._runner(topic)
-        id = parse_id(message_id)
         if delay is not None:
             check_seconds("delay", delay)
         if deliver_at is not None:
@@ -575,93 +531,30 @@ class EmbeddedBroker:
             raise BadRequest("give delay or deliver_at, not both")
         if delay is None and deliver_at is None and priority is None:
             raise BadRequest("nothing to change: give delay, deliver_at or priority")
-        found = await runner.call(lambda now: _waiting(_owner(runner, id), runner.name, id))
-        record = await self._record(runner, found.position)
-        if record is None:
-            raise MessageNotFound(runner.name, to_ulid(id))
-        plan = _Reschedule(id, record, delay, deliver_at, priority)
-        await runner.call(lambda now: plan.carry_out(runner, now))
+        await lookup.reschedule(self._runner(topic), parse_id(message_id), delay, deliver_at, priority)
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
-    async def _dead(
-        self, runner: TopicRunner, ids: Sequence[MessageId] | None, where: DlqFilter | None, limit: int | None = None
-    ) -> list[tuple[MessageInfo, facts.Record | None]]:
-        """The dead letters asked for, oldest first, with their records."""
-        wanted = None if ids is None else {parse_id(i) for i in ids}
-
-        def decide(now: Now) -> list[tuple[int, int, Partition]]:
-            return sorted(
-                ((dead.at, id, p) for p in runner.topic.partitions for id, dead in p.dead.items()
-                 if wanted is None or id in wanted),
-                key=lambda row: row[:2],
-            )  # fmt: skip
-
-        found: list[tuple[MessageInfo, facts.Record | None]] = []
-        for _, id, partition in await runner.call(decide):
-            place = partition.find(id)
-            if place is None or place.place != DEAD:
-                continue
-            record = await self._record(runner, place.position)
-            info = facts.living(partition, runner.name, id, place, record)
-            if where is None or facts.matches(info, where):
-                found.append((info, record))
-                if limit is not None and len(found) >= limit:
-                    break
-        return found
-
     async def dlq_list(self, topic: str, limit: int = 100, *, where: DlqFilter | None = None) -> list[MessageInfo]:
-        _check_int("limit", limit, 1, 1 << 31)
-        return [info for info, _ in await self._dead(self._runner(topic), None, where, limit)]
+        check_int("limit", limit, 1, 1 << 31)
+        return await deadletters.listed(self._runner(topic), limit, where)
 
     async def dlq_replay(
         self, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None,
         rate: float | None = None,
     ) -> int:  # fmt: skip
-        runner = self._runner(topic)
         if rate is not None and not (isinstance(rate, int | float) and 0 < rate <= 1e6):
             raise BadRequest(f"rate is messages a second, over 0 and at most 1e6, not {rate!r}")
-        dead = await self._dead(runner, ids, where)
-
-        def decide(now: Now) -> int:
-            shares: dict[int, tuple[list[int], list[int], list[int]]] = {}
-            count = 0
-            for info, record in dead:
-                if info.id not in runner.topic.partitions[info.partition].dead:
-                    continue
-                due = 0 if rate is None or not count else now.steady + round(count * 1000 / rate)
-                ttl = record.ttl_ms if record is not None else 0
-                share = shares.setdefault(info.partition, ([], [], []))
-                share[0].append(info.id)
-                share[1].append(due)
-                share[2].append((due or now.steady) + ttl if ttl else 0)
-                count += 1
-            for number, (share_ids, dues, expires) in shares.items():
-                partition = runner.topic.partitions[number]
-                seq = runner.topic.take_seq(len(share_ids))
-                runner.emit(partition, partition.decide_replay(share_ids, dues, expires, seq), now)
-            return count
-
-        return await runner.call(decide)
+        wanted = None if ids is None else [parse_id(i) for i in ids]
+        return await deadletters.replay(self._runner(topic), wanted, where, rate)
 
     async def dlq_delete(
         self, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None
     ) -> int:
-        runner = self._runner(topic)
         if ids is None and where is None:
             raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
-        dead = await self._dead(runner, ids, where)
-
-        def decide(now: Now) -> int:
-            count = 0
-            for partition in runner.topic.partitions:
-                mine = [i.id for i, _ in dead if i.partition == partition.number and i.id in partition.dead]
-                if mine:
-                    runner.emit(partition, partition.decide_dlq_delete(mine), now)
-                    count += len(mine)
-            return count
-
-        return await runner.call(decide)
+        wanted = None if ids is None else [parse_id(i) for i in ids]
+        return await deadletters.delete(self._runner(topic), wanted, where)
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -676,8 +569,8 @@ class EmbeddedBroker:
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
     ) -> AsyncIterator[LogFrame]:
         runner = self._runner(topic)
-        _check_int("partition", partition, 0, len(runner.topic.partitions) - 1)
-        _check_int("start", start, 0, 1 << 62)
+        check_int("partition", partition, 0, len(runner.topic.partitions) - 1)
+        check_int("start", start, 0, 1 << 62)
         reader = runner.journal.reader()
         found = frames(reader, runner.name, partition, start, end)
         while True:
@@ -693,46 +586,6 @@ CHUNK_BYTES = 3 << 20
 _DEFAULT = TopicConfig()
 
 
-class _Reschedule:
-    """A reschedule whose record has been read; carried out in a turn."""
-
-    def __init__(
-        self, id: int, record: facts.Record, delay: float | None, deliver_at: datetime | None, priority: int | None
-    ) -> None:
-        self._id = id
-        self._record = record
-        self._delay = delay
-        self._deliver_at = deliver_at
-        self._priority = priority
-
-    def carry_out(self, runner: TopicRunner, now: Now) -> None:
-        partition = _owner(runner, self._id)
-        found = _waiting(partition, runner.name, self._id)
-        touched = partition.touched.get(self._id)
-        record = self._record
-        due, wall = None, found.wall
-        if self._delay is not None:
-            due, wall = now.steady + delay_ms(self._delay), False
-        elif self._deliver_at is not None:
-            due, wall = to_ms(self._deliver_at), True
-        if due is not None:
-            expires = due + record.ttl_ms if record.ttl_ms else 0
-        elif touched is not None:
-            expires, wall = touched.expires, touched.expires_wall
-        else:
-            expires, wall = (record.due_at + record.ttl_ms if record.ttl_ms else 0), record.wall
-        priority = self._priority
-        if priority is None:
-            priority = touched.priority if touched is not None else None
-        if priority is None:
-            priority = record.priority
-        event = partition.decide_reschedule(
-            self._id, found, now, runner.topic.take_seq(), priority=priority, enqueued_at=record.enqueued_at,
-            due=due, wall=wall, expires=expires,
-        )  # fmt: skip
-        runner.emit(partition, event, now)
-
-
 def _take(found: Any, count: int) -> list[LogFrame]:
     batch: list[LogFrame] = []
     for frame in found:
@@ -744,120 +597,3 @@ def _take(found: Any, count: int) -> list[LogFrame]:
 
 def _info(entry: Entry) -> TopicInfo:
     return TopicInfo(name=entry.topic, incarnation=entry.incarnation, config=entry.config)
-
-
-def _owner(runner: TopicRunner, id: int) -> Partition:
-    return facts.owner_of(runner.topic.partitions, runner.name, id)
-
-
-def _waiting(partition: Partition, topic: str, id: int) -> Found:
-    """Where a message waits; refuses those that are out, dead or gone."""
-    found = partition.find(id)
-    if found is None or found.place == DEAD:
-        raise MessageNotFound(topic, to_ulid(id))
-    if found.place == LEASED:
-        raise MessageLeased(topic, to_ulid(id))
-    return found
-
-
-def _identity(
-    producer_id: str | None, epoch: int | None, answered_below: int | None, messages: Sequence[Outgoing]
-) -> Identity | None:
-    if producer_id is None:
-        if epoch is not None or answered_below is not None or any(m.seq is not None for m in messages):
-            raise BadRequest("epoch, seq and answered_below go with producer_id; or pass producer=heapline.Producer(…)")
-        return None
-    if not isinstance(producer_id, str) or not NAME.match(producer_id):
-        raise BadName("producer", str(producer_id))
-    if any(m.seq is None for m in messages):
-        raise BadRequest("with producer_id every message needs its seq")
-    _check_int("epoch", epoch, 1, 1 << 62)
-    if answered_below is not None:
-        _check_int("answered_below", answered_below, 0, 1 << 62)
-    assert epoch is not None
-    return Identity(producer_id, epoch, answered_below or 0)
-
-
-def _check_all(messages: list[Outgoing], runner: TopicRunner, atomic: bool) -> dict[int, HeaplineError]:
-    """Errors by row; the first one is raised if the batch is atomic."""
-    config = runner.topic.config
-    if are_plain(messages, config):
-        return {}
-    errors: dict[int, HeaplineError] = {}
-    for i, message in enumerate(messages):
-        try:
-            if not isinstance(message, Outgoing):
-                raise BadRequest(f"a batch holds heapline.Outgoing(…), not {type(message).__name__}")
-            check_one(message, config, runner.name)
-        except HeaplineError as error:
-            if atomic:
-                raise
-            errors[i] = error
-    return errors
-
-
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"{name} is an int from {low} to {high}, not {value!r}")
-
-
-def _check_reason(reason: Any) -> None:
-    if reason is not None and not (isinstance(reason, str) and len(reason) <= 4096):
-        raise BadRequest("reason is a str of at most 4096 characters")
-
-
-def _listed(messages: Held) -> list[Message | LeaseRef]:
-    if isinstance(messages, Message | LeaseRef):
-        return [messages]
-    listed = list(messages)
-    for kind in set(map(type, listed)):
-        if not issubclass(kind, Message | LeaseRef):
-            raise BadRequest(f"give messages that pop returned, not {kind.__name__}")
-    return listed
-
-
-def _by_topic(messages: list[Message | LeaseRef]) -> list[tuple[str, list[int], list[int]]]:
-    topics = dict.fromkeys([m.topic for m in messages])
-    if len(topics) == 1:
-        return [(messages[0].topic, [m.id for m in messages], [m.token for m in messages])]
-    return [
-        (topic, [m.id for m in messages if m.topic == topic], [m.token for m in messages if m.topic == topic])
-        for topic in topics
-    ]
-
-
-def _stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
-    topic, counters = runner.topic, runner.counters
-    partitions = [
-        PartitionStats(
-            partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
-            offset=p.offset,
-        )
-        for p in topic.partitions
-    ]  # fmt: skip
-    return TopicStats(
-        topic=runner.name,
-        ready=sum(p.ready for p in partitions),
-        delayed=sum(p.delayed for p in partitions),
-        leased=sum(p.leased for p in partitions),
-        dead=sum(p.dead for p in partitions),
-        paused=topic.paused,
-        durability=DURABILITY[topic.config.fsync],
-        partitions=partitions,
-        enqueued_total=runner.admission.enqueued,
-        duplicates_total=runner.admission.duplicates,
-        leased_total=runner.delivery.leased,
-        acked_total=counters.acked,
-        nacked_total=counters.nacked,
-        lease_timeouts_total=counters.timeouts,
-        dead_total=counters.dead,
-        expired_total=counters.expired,
-        commits_total=counters.commits,
-        journal_bytes=usage[0],
-        journal_segments=usage[1],
-        journal_bytes_written_total=counters.bytes_written,
-        memory_bytes=sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
-        clock_jumps_total=runner.steady.jumps,
-        reloads_total=counters.reloads,
-        corrupt_records_total=counters.corrupt,
-    )

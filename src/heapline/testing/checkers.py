@@ -221,8 +221,7 @@ class NeverEarly:
     @staticmethod
     def _latest_wall(history: History, call: Call) -> int:
         """The latest that the wall clock has ever shown up to the end of a call."""
-        wall = call.args.get("wall_end", 0)
-        return max([wall, *(note.wall_ms for note in history.notes if note.order < call.ended)])
+        return max([call.wall_end, *(note.wall_ms for note in history.notes if note.order < call.ended)])
 
     @staticmethod
     def _moves(life: Life, delivery: Delivery) -> Iterator[str]:

@@ -92,6 +92,7 @@ class Call:
     ended: int = 1 << 62
     ended_at: float = float("inf")
     steady_end: int | None = None
+    wall_end: int = 0
 
     @property
     def may_have_happened(self) -> bool:
@@ -160,7 +161,7 @@ class History:
             return  # the crash came first: nobody heard this answer
         call.outcome, call.result, call.error = outcome, result, error
         call.ended, call.ended_at = self._next(), self.clock.elapsed_ns / 1e9
-        call.steady_end = self.steady_of(call.topic)
+        call.steady_end, call.wall_end = self.steady_of(call.topic), self.clock.wall_ms()
 
     def crash(self, what: str) -> None:
         """Everything that is under way gets no answer any more."""

@@ -90,7 +90,7 @@ class StrictOrder:
 
 def _key(seen: Evidence, priority: int, enqueued_ms: int, late: bool) -> float:
     """Smaller is served first. Aged keys are exact to about a thousandth: `late` adds one, so that doubt acquits."""
-    key = float(priority) if seen.config.mode == "min" else -float(priority)
+    key: float = priority if seen.config.mode == "min" else -priority
     if isinstance(seen.config.ordering, Aging):
         key += seen.config.ordering.rate * (enqueued_ms / 1000 - 1.7e9) + (0.01 if late else 0.0)
     return key

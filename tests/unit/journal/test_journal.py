@@ -341,6 +341,7 @@ def test_without_space_and_spares_growing_stops_and_comes_back() -> None:
     assert journal.wants_prepare
     assert not journal.prepare()
     assert not journal.can_grow
+    assert len(disk.files[f"{PATH}/0000000001.seg"].data) == 1 << 20  # growing left no hole behind
     commit(journal)  # what was planned within the space that is there still goes
     disk.space = None
     assert journal.prepare()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 
 from heapline.errors import CorruptionError, JournalCorrupt, UnknownFormat
 from heapline.journal.disk import SECTOR
+from heapline.journal.journal import Journal
 from heapline.journal.recovery import Scan, scan
-from heapline.journal.segment import SegmentHeader
+from heapline.journal.segment import SegmentHeader, parse_segment_header
+from heapline.journal.unit import Unit, crc_seed
 from heapline.journal.watermark import Watermark
 from heapline.journal.writer import SyncPolicy
 from tests.unit.journal.rig import (
@@ -119,7 +123,8 @@ def test_zeroed_sector_of_a_durable_unit_is_refused_because_of_the_watermark() -
         if not any(damaged.files[SEGMENT].data[sector : sector + SECTOR]):
             continue
         damaged.files[SEGMENT].data[sector : sector + SECTOR] = bytes(SECTOR)
-        assert recovered(damaged) == SEGMENT
+        with pytest.raises(JournalCorrupt, match="though it was durable"):
+            open_journal(damaged)
 
 
 def test_zeroed_unit_in_the_middle_is_refused_without_any_watermark() -> None:
@@ -156,6 +161,10 @@ def test_damage_in_any_segment_names_it_and_its_byte() -> None:
     names = [p for p in disk.files if p.endswith(".seg")]
     assert len(names) >= 5
     rng = random.Random(5)
+    for path in names[:3]:  # behind the last unit of a full segment too
+        damaged = disk.copy()
+        damaged.files[path].data[-1] ^= 1
+        assert recovered(damaged) == path
     for path in [p for p in names if any(disk.files[p].data)]:
         used = len(disk.files[path].data.rstrip(b"\0"))
         for at in [0, 9, 60, 508, 512, 530, *rng.sample(range(used), 40)]:
@@ -188,8 +197,6 @@ def test_swapped_and_foreign_segments_are_refused() -> None:
     swapped.files[second], swapped.files[third] = swapped.files[third], swapped.files[second]
     assert recovered(swapped) in (second, third)
     other = MemoryDisk()
-    from heapline.journal.journal import Journal
-
     Journal.create(other, PATH, incarnation=8, segment_bytes=8 << 10)
     foreign, _ = open_journal(other)
     write_units(foreign, [2500] * 11)
@@ -209,8 +216,6 @@ def test_newer_format_is_named() -> None:
     disk, _ = three_units()
     sector = bytearray(SegmentHeader(1, 16 << 10, 7, 1, 0, 0).pack())
     sector[8] = 2
-    from crc32c import crc32c
-
     sector[-4:] = crc32c(bytes(sector[:-4])).to_bytes(4, "little")
     disk.files[SEGMENT].data[:SECTOR] = sector
     with pytest.raises(UnknownFormat):
@@ -301,14 +306,106 @@ def test_damage_in_a_torn_unit_is_still_damage() -> None:
     assert recovered(image) == SEGMENT
 
 
+def last_unit_without_watermark() -> tuple[MemoryDisk, Unit]:
+    """Three units, the last of several sectors, and nothing but its own table to judge it by."""
+    disk, _ = three_units()
+    disk.unlink(MARK)
+    return disk, list(Scan(disk, PATH))[-1]
+
+
+def test_torn_unit_with_bytes_behind_it_is_damage() -> None:
+    disk, unit = last_unit_without_watermark()
+    data = disk.files[SEGMENT].data
+    data[unit.end - SECTOR : unit.end] = bytes(SECTOR)
+    assert isinstance(recovered(disk.copy()), list)
+    data[unit.end + 5000] = 1
+    assert recovered(disk) == SEGMENT
+
+
+def test_table_entry_that_reads_zero_in_a_written_sector_is_damage() -> None:
+    disk, unit = last_unit_without_watermark()
+    table_at = unit.offset + unit.header.table_at
+    for entry in range(unit.header.sectors + 1):
+        damaged = disk.copy()
+        damaged.files[SEGMENT].data[table_at + 4 * entry : table_at + 4 * entry + 4] = bytes(4)
+        assert recovered(damaged) == SEGMENT, entry
+
+
+def test_damage_in_a_unit_whose_header_was_lost_is_still_damage() -> None:
+    disk, unit = last_unit_without_watermark()
+    data = disk.files[SEGMENT].data
+    data[unit.offset : unit.offset + SECTOR] = bytes(SECTOR)
+    assert isinstance(recovered(disk.copy()), list)
+    data[unit.end - SECTOR + 8] ^= 1
+    assert recovered(disk) == SEGMENT
+
+
+def forge(disk: MemoryDisk, unit: Unit, at: int, value: bytes) -> None:
+    """Change a field of a unit's header and make its checksum right again."""
+    data = disk.files[f"{PATH}/{unit.segment:010d}.seg"].data
+    data[unit.offset + at : unit.offset + at + len(value)] = value
+    crc = crc32c(bytes(data[unit.offset : unit.offset + 60]), crc_seed(7, unit.segment))
+    data[unit.offset + 60 : unit.offset + 64] = crc.to_bytes(4, "little")
+
+
+def test_unit_that_does_not_chain_to_the_one_before_is_refused() -> None:
+    disk, whole = three_units()
+    for unit in Scan(disk, PATH):
+        forged = disk.copy()
+        forge(forged, unit, 8, unit.number.to_bytes(8, "little"))
+        assert recovered(forged) == whole
+        forge(forged, unit, 40, b"\1\2\3\4")
+        assert recovered(forged) == SEGMENT
+        forged = disk.copy()
+        forge(forged, unit, 8, (unit.number + 1).to_bytes(8, "little"))
+        assert recovered(forged) == SEGMENT
+
+
+def test_segment_that_does_not_chain_to_the_one_before_is_refused() -> None:
+    disk, _ = many_segments()
+    second = disk.files[f"{PATH}/0000000002.seg"].data
+    header = parse_segment_header(bytes(second[:SECTOR]), "")
+    assert header is not None
+    second[:SECTOR] = replace(header, chain=header.chain ^ 1).pack()
+    with pytest.raises(JournalCorrupt, match="does not follow from unit"):
+        open_journal(disk)
+
+
+def test_header_of_an_unsure_first_unit_is_written_again_with_it() -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=4 << 10)
+    write_units(journal, [2500])
+    mark = bytes(disk.files[MARK].data)
+    write_units(journal, [2500], start=2)
+    disk.files[MARK].data[:] = mark
+    rewritten: set[int] = set()
+
+    def note(what: str, path: str) -> None:
+        if what == "fdatasync" and path.endswith("2.seg"):
+            rewritten.update(disk.files[path].unsynced)
+
+    disk.on_step = note
+    _, units = open_journal(disk)
+    assert rewritten == set(range(units[-1].end // SECTOR))
+
+
+def test_hole_left_by_growing_cut_short_is_filled_at_open() -> None:
+    disk = MemoryDisk()
+    journal, _ = open_journal(disk, segment_bytes=8 << 20)
+    write_units(journal, [10])
+    inode = disk.files[SEGMENT]
+    inode.data.extend(bytes(2 << 20))
+    assert len(inode.blocks) * 4096 < len(inode.data)
+    open_journal(disk)
+    assert len(inode.blocks) * 4096 == len(inode.data)
+
+
 def test_payload_that_looks_like_a_journal_does_not_confuse_the_judgement() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=64 << 10)
     write_units(journal, [300, 300])
     stolen = bytes(disk.files[SEGMENT].data[:4096])
     other = MemoryDisk()
-    from heapline.journal.journal import Journal
-
     Journal.create(other, PATH, incarnation=99, segment_bytes=64 << 10)
     victim, _ = open_journal(other)
     before = other.copy()

@@ -6,6 +6,7 @@ import errno
 import random
 
 import pytest
+from crc32c import crc32c
 
 from heapline.errors import SnapshotCorrupt, UnknownFormat
 from heapline.journal.snapshot import SnapshotStore
@@ -71,8 +72,6 @@ def test_blob_swapped_for_another_good_one_is_damage() -> None:
 
 def test_newer_version_is_refused_not_skipped() -> None:
     disk = two_snapshots()
-    from crc32c import crc32c
-
     data = disk.files[f"{PATH}/{20:016d}.snap"].data
     data[8] = 2
     data[-4:] = crc32c(bytes(data[:-4])).to_bytes(4, "little")
@@ -135,6 +134,26 @@ def test_failed_write_leaves_the_earlier_ones_in_force() -> None:
     assert not [p for p in disk.files if p.endswith(".part")]
     disk.space = None
     assert SnapshotStore(disk, PATH).load_newest().unit == 20  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["blob", "snap"])
+def test_snapshot_that_does_not_read_back_does_not_count(kind: str) -> None:
+    disk = two_snapshots()
+    store = SnapshotStore(disk, PATH)
+    store.load_newest()
+
+    def spoil(what: str, path: str) -> None:
+        if what == "fdatasync" and kind in path:
+            disk.files[path].data[-1] ^= 1
+
+    disk.on_step = spoil
+    with pytest.raises(SnapshotCorrupt):
+        store.write(30, b"s", {"run-0-3": [b"x"]})
+    disk.on_step = lambda what, path: None
+    assert store.newest_unit == 20
+    again = SnapshotStore(disk, PATH)
+    assert again.load_newest().unit == 20  # type: ignore[union-attr]
+    assert again.damaged == []
 
 
 def test_power_cut_anywhere_leaves_a_whole_snapshot() -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from heapline.errors import BadName, DirectoryLocked, JournalCorrupt
 from heapline.journal import reclaim
+from heapline.journal.block import Block, make_block, new_rows
 from heapline.journal.disk import RealDisk
+from heapline.journal.journal import Journal
 from heapline.journal.reclaim import ReaderLease, SegmentHeld, end_lease, read_leases, write_lease
 from heapline.journal.recovery import scan
 from heapline.journal.repair import repair
@@ -82,6 +84,13 @@ def test_last_durable_segment_never_goes() -> None:
     assert [u.number for u in units] == [11]
 
 
+def test_segment_stays_until_the_next_one_holds_a_durable_unit() -> None:
+    disk = segments()
+    first_of_second = next(u.number for u in scan(disk, PATH) if u.segment == 2)
+    assert "last one" in delete_segment(disk, PATH, 1, older_unit=99, durable_unit=first_of_second - 1, now=0)
+    assert delete_segment(disk, PATH, 1, older_unit=99, durable_unit=first_of_second, now=0) == ""
+
+
 def test_leases_further_on_hold_nothing_and_unreadable_ones_hold_all() -> None:
     disk = segments()
     write_lease(disk, PATH, ReaderLease("later", 1, 2, 10**15))
@@ -121,8 +130,6 @@ def test_verify_names_damage_and_counts_what_is_behind_it() -> None:
 def test_verify_checks_every_record_by_its_own_checksum() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
-    from heapline.journal.block import Block, make_block, new_rows
-
     good = make_block(new_rows(2), None, [b"one", b"two"])
     spoiled = bytearray(good.data)
     spoiled[160 + 3] ^= 1  # the second payload, before the unit's own checksum is made
@@ -289,8 +296,6 @@ def test_directory_is_locked_for_one_holder(tmp_path: Path) -> None:
 def test_real_disk_leaves_no_descriptor_behind(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     disk = RealDisk()
-    from heapline.journal.journal import Journal
-
     Journal.create(disk, f"{tmp_path}/topic", incarnation=1, segment_bytes=1 << 20)
     journal, units = Journal.open(disk, f"{tmp_path}/topic")
     assert list(units) == []

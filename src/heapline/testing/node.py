@@ -1,0 +1,178 @@
+"""One simulated node: a broker on a fake disk, in virtual time, that can be crashed and opened again.
+
+Each life of the node has an event loop of its own, so that a crash leaves nothing behind: no timer, no task, no
+answer. The clock, the disk and the history go on from life to life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+
+from heapline.config import BrokerConfig
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.testing.clock import FakeClock
+from heapline.testing.disk import FakeDisk, PowerCut
+from heapline.testing.history import History
+from heapline.testing.io import SimIo
+from heapline.testing.loop import SimLoop
+
+PATH = "/data"
+OPEN_TRIES = 20
+
+
+class Unexpected(AssertionError):
+    """Something was raised that no client should ever see."""
+
+
+class Node:
+    def __init__(self, seed: int, config: BrokerConfig) -> None:
+        self.rng = random.Random(f"node {seed}")
+        self.clock = FakeClock()
+        self.history = History(self.clock)
+        self.history.steady_of = self._steady
+        self.disk = FakeDisk(seed=self.rng.getrandbits(32))
+        self.broker: EmbeddedBroker | None = None
+        self.crashes = self.opens = self.steps = 0
+        self._config = config
+        self._draw = np.random.default_rng(seed).random
+        self._over: asyncio.Future[str] | None = None
+        self._io: SimIo | None = None
+        self._strays: list[str] = []
+
+    def _steady(self, topic: str) -> int | None:
+        """The topic's own time. The one place where the simulator looks inside: checkers judge by steady time."""
+        runner = self.broker._runners.get(topic) if self.broker is not None else None
+        return runner.steady.now().steady if runner is not None and hasattr(runner, "steady") else None
+
+    @property
+    def hl(self) -> EmbeddedBroker:
+        assert self.broker is not None
+        return self.broker
+
+    # -- lives -----------------------------------------------------------------------------------------------------
+
+    def live(self, work: Callable[[], list[Coroutine[Any, Any, None]]], *, close: bool = True) -> str:
+        """Open the broker and run tasks on it, until they are all done or the node is ended; returns how it ended."""
+        loop = SimLoop(self.clock)
+        loop.set_exception_handler(self._stray)
+        try:
+            how = loop.run_until_complete(self._life(work, close))
+        finally:
+            self._abandon(loop)
+        if self._strays:
+            raise Unexpected("; ".join(self._strays))
+        if how == "crash":
+            self._crash()
+        self.steps += self.disk.steps
+        self.disk.steps = 0
+        self.disk.cut_power_in(None)
+        return how
+
+    async def _life(self, work: Callable[[], list[Coroutine[Any, Any, None]]], close: bool) -> str:
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        opening = loop.create_task(self._open(), name="open")
+        await asyncio.wait([opening, self._over], return_when=asyncio.FIRST_COMPLETED)
+        if self._over.done():
+            return self._over.result()
+        opening.result()
+        tasks = [loop.create_task(coroutine, name=f"client-{i}") for i, coroutine in enumerate(work())]
+        clients = loop.create_task(_all(tasks), name="clients")
+        await asyncio.wait([clients, self._over], return_when=asyncio.FIRST_COMPLETED)
+        if clients.done() and not self._over.done():
+            clients.result()
+            self.end("done")
+        how = self._over.result()
+        if how != "crash" and close:
+            closing = loop.create_task(self._close(tasks), name="close")
+            self._over = loop.create_future()
+            await asyncio.wait([closing, self._over], return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                return self._over.result()
+            closing.result()
+        return how
+
+    async def _open(self) -> None:
+        for attempt in range(OPEN_TRIES):
+            io = self._io = SimIo(self.rng, on_power_cut=lambda: self.end("crash"))
+            broker = EmbeddedBroker(
+                PATH, config=self._config, disk=self.disk, io=io, clock=self.clock, draw=self._draw
+            )  # fmt: skip
+            try:
+                await broker.__aenter__()
+            except OSError as error:
+                if error.errno not in (errno.EIO, errno.ENOSPC):
+                    raise
+                self.history.note(f"open failed: {error}")
+                if attempt > OPEN_TRIES // 2:  # the operator has mended the disk
+                    self.disk.clear_faults()
+                    self.disk.capacity = None
+                await asyncio.sleep(1.0)
+                continue
+            self.broker = broker
+            self.opens += 1
+            self.history.note("opened")
+            return
+        raise Unexpected("the broker could not be opened, also on a disk without faults")
+
+    async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.hl.close()
+        self.history.note("closed")
+        self.broker = None
+
+    def end(self, how: str) -> None:
+        """Make the present life end: `crash`, or anything else for an orderly close."""
+        if self._over is not None and not self._over.done():
+            if how == "crash" and self._io is not None:
+                self._io.cut()
+                self.history.crash("CRASH")
+            self._over.set_result(how)
+
+    def _crash(self) -> None:
+        self.broker = None
+        self.crashes += 1
+        self.disk.is_off = True
+        capacity, rates = self.disk.capacity, self.disk.rates
+        self.steps += self.disk.steps
+        self.disk = self.disk.crash(self.rng)
+        self.disk.capacity, self.disk.rates = capacity, rates
+        self.clock.reboot()
+
+    # -- leftovers -------------------------------------------------------------------------------------------------
+
+    def _stray(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback, or one that nobody looked at."""
+        error = context.get("exception")
+        if isinstance(error, PowerCut) or (self._over is not None and self._over.done()):
+            return
+        if error is not None:
+            self._strays.append(f"{context['message']}: {error!r}")
+
+    def _abandon(self, loop: SimLoop) -> None:
+        for _ in range(5):
+            left = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+            for task in left:
+                task.cancel()
+            for _ in range(3 if left else 0):
+                loop.run_until_complete(asyncio.sleep(0))
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    """Until all are done; the first that fails fails it."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in sorted(done, key=lambda task: task.get_name()):
+        if not task.cancelled():
+            task.result()
