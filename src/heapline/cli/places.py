@@ -27,6 +27,7 @@ class Place:
 
     topic: str
     folder: str
+    incarnation: int | None = None
     config: TopicConfig | None = None
 
 
@@ -73,7 +74,7 @@ def _of_data_directory(root: str, disk: Disk) -> Places:
         entries = list(Catalog(disk, root).entries.values())
     except CorruptionError as error:
         return Places(root, [_guess(root, folder) for folder in folders], catalog_damage=str(error))
-    topics = [Place(e.topic, f"{root}/{e.folder}", e.config) for e in entries]
+    topics = [Place(e.topic, f"{root}/{e.folder}", e.incarnation, e.config) for e in entries]
     named = {e.folder for e in entries}
     if not entries and folders and not os.path.exists(f"{root}/{CATALOG}"):
         damage = f"{root}/{CATALOG} is missing, though there are topics: restore it from a backup"

@@ -14,9 +14,7 @@ SLICE = 1000
 Letter = tuple[MessageInfo, facts.Record | None]
 
 
-async def find(
-    runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None
-) -> AsyncIterator[list[Letter]]:
+async def find(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None) -> AsyncIterator[list[Letter]]:
     """The dead letters asked for, oldest first, a slice at a time."""
     wanted = None if ids is None else set(ids)
 
@@ -62,9 +60,7 @@ async def listed(runner: TopicRunner, limit: int, where: DlqFilter | None) -> li
     return infos[:limit]
 
 
-async def replay(
-    runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None, rate: float | None
-) -> int:
+async def replay(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None, rate: float | None) -> int:
     """Bring them back; with a rate, the n-th falls due n/rate seconds from now."""
     count = 0
     start: int | None = None

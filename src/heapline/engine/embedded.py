@@ -7,6 +7,7 @@ Each method checks its arguments, asks the topic's runner, and shapes the answer
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -127,11 +128,21 @@ class EmbeddedBroker:
         await asyncio.gather(*loads)
 
     def _open_directory(self) -> Catalog:
-        self._disk.mkdir(self._path)
+        self._make_directory()
         self._lock = self._disk.lock(f"{self._path}/LOCK")
         catalog = Catalog(self._disk, self._path)
         self._sweep(catalog)
         return catalog
+
+    def _make_directory(self) -> None:
+        """Durably: a new directory that its parent forgets in a power cut would take every topic along."""
+        made, path = [], os.path.abspath(self._path)
+        while not self._disk.exists(path):
+            made.append(path)
+            path = os.path.dirname(path)
+        self._disk.mkdir(self._path)
+        for path in reversed(made):
+            self._disk.fsync_dir(os.path.dirname(path))
 
     def _sweep(self, catalog: Catalog) -> None:
         """Remove folders of topics that were deleted, or never finished being made."""

@@ -33,13 +33,13 @@ from heapline.core.events import AnyEvent, DeadLettered, Expired, LeaseExpired, 
 from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
+from heapline.engine.committer import GroupCommitter, give, refuse
 from heapline.engine.delivery import Delivery, PopCall, build_messages
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
 from heapline.engine.upkeep import Upkeep
 from heapline.errors import Closed, CorruptionError, HeaplineError, ResourceExhausted, StorageFull, TopicReloading
-from heapline.journal.unit import SealedUnit
 from heapline.model import Message, Now
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
-        self.commits = self.bytes_written = self.reloads = self.corrupt = 0
+        self.commits = self.bytes_written = self.reloads = self.corrupt = 0  # of commits: those before the last reload
 
 
 class TopicRunner:
@@ -74,14 +74,8 @@ class TopicRunner:
         self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
         self._calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
         self._pops: deque[PopCall] = deque()
-        self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
-        self._queue: deque[SealedUnit] = deque()
-        self._committing: SealedUnit | None = None
-        self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._preparing = False
         self._turn_planned = False
         self._timer: asyncio.TimerHandle | None = None
-        self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._failure: HeaplineError | None = None
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -89,7 +83,7 @@ class TopicRunner:
         self._dirty: set[int] = set()
         self.upkeep = Upkeep(self)
         self.snapshot_unit = 0
-        self.bytes_since_snapshot = 0
+        self._bytes_at_snapshot = 0
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -103,15 +97,22 @@ class TopicRunner:
         self.topic: Topic = loaded.topic
         self.journal = loaded.journal
         self.snapshots = loaded.snapshots
-        self.snapshot_unit = loaded.snapshot_unit
-        self.bytes_since_snapshot = 0
         self.steady = SteadyClock(self._clock, loaded.time)
+        self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
+        self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
         self.delivery = Delivery(self.topic, self.journal)
         self._wakes = [0.0] * len(self.topic.partitions)
         self._failure = None
         self._plan_turn()
-        self._prepare_soon()
+
+    def note_snapshot(self, unit: int) -> None:
+        self.snapshot_unit = unit
+        self._bytes_at_snapshot = self.committer.bytes_written
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        return self.committer.bytes_written - self._bytes_at_snapshot
 
     async def close(self, reason: HeaplineError | None = None) -> None:
         """Refuse what is new (for that reason), make durable what was decided, give the files back."""
@@ -121,9 +122,9 @@ class TopicRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._refuse_all(reason or Closed())
-        while self._failure is None and (self._committing or self._preparing or self._queue or self._open):
-            self._pump()
-            await asyncio.sleep(0 if self._committing is None else 0.001)
+        if hasattr(self, "committer"):
+            await self.committer.drain()
+            await self.committer.idle()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -136,10 +137,6 @@ class TopicRunner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    @property
-    def _open(self) -> bool:
-        return hasattr(self, "topic") and self.topic.has_open_unit
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
@@ -161,7 +158,7 @@ class TopicRunner:
 
     async def enqueue(self, call: EnqueueCall) -> Any:
         self.check()
-        if self._backed_up:
+        if self.committer.is_backed_up(self.config.uncommitted_bytes_max):
             await self._wait_for_room()
         self._inbox.append(call)
         self._plan_turn()
@@ -177,9 +174,9 @@ class TopicRunner:
                 result = decide(now)
             except HeaplineError as problem:
                 error = problem  # outlives the except block
-                self._answer(lambda: _refuse(future, error), (future,))
+                self.committer.answer(lambda: refuse(future, error), (future,))
             else:
-                self._answer(lambda: _give(future, result), (future,))
+                self.committer.answer(lambda: give(future, result), (future,))
 
         self._calls.append((run, future))
         self._plan_turn()
@@ -211,24 +208,11 @@ class TopicRunner:
         call.waits = False
         self._plan_turn()
 
-    @property
-    def _uncommitted(self) -> int:
-        queued = sum(unit.nbytes for unit in self._queue)
-        return queued + self.journal.open_bytes + (self._committing.nbytes if self._committing else 0)
-
-    @property
-    def _backed_up(self) -> bool:
-        if not self._queue:
-            return False
-        return self._uncommitted > self.config.uncommitted_bytes_max
-
     async def _wait_for_room(self) -> None:
-        future: asyncio.Future[None] = self.future()
-        self._room_waiters.append(future)
+        limit = self.config.uncommitted_bytes_max
         try:
-            await asyncio.wait_for(future, self.config.uncommitted_wait)
+            await self.committer.wait_for_room(limit, self.config.uncommitted_wait)
         except TimeoutError:
-            limit = self.config.uncommitted_bytes_max
             raise ResourceExhausted(f"bytes of topic {self.name!r} that wait for the disk", limit) from None
         self.check()
 
@@ -262,9 +246,9 @@ class TopicRunner:
             log.exception("a turn failed", topic=self.name)
             self._poison(error)
             for future in [c.future for c in calls] + [a[2] for a in acks] + [f for _, f in runs if f is not None]:
-                _refuse(future, TopicReloading(self.name, repr(error)))
+                refuse(future, TopicReloading(self.name, repr(error)))
             return
-        self._pump()
+        self.committer.pump()
         self._maintain(now)
         if more:
             self._plan_turn()
@@ -274,8 +258,8 @@ class TopicRunner:
     def _admit(self, calls: list[EnqueueCall], now: Now) -> None:
         if not self.journal.can_grow:
             for call in calls:
-                _refuse(call.future, StorageFull())
-            self._prepare_soon()
+                refuse(call.future, StorageFull())
+            self.committer.prepare_soon()
             return
         answers = self.admission.admit(calls, now)
         self._touch_all()
@@ -283,11 +267,11 @@ class TopicRunner:
         def answer() -> None:
             for future, result in answers:
                 if isinstance(result, Exception):
-                    _refuse(future, result)
+                    refuse(future, result)
                 else:
-                    _give(future, result)
+                    give(future, result)
 
-        self._answer(answer, [future for future, _ in answers])
+        self.committer.answer(answer, [future for future, _ in answers])
 
     def _ack_all(self, acks: list[tuple[list[int], list[int], asyncio.Future[Any]]], now: Now) -> None:
         """All acks of a turn as one: one event a partition."""
@@ -307,9 +291,9 @@ class TopicRunner:
 
         def answer() -> None:
             for ack_ids, _, future in acks:
-                _give(future, [id for id in ack_ids if id in missing] if missing else [])
+                give(future, [id for id in ack_ids if id in missing] if missing else [])
 
-        self._answer(answer, [future for _, _, future in acks])
+        self.committer.answer(answer, [future for _, _, future in acks])
 
     def emit(self, partition: Partition, event: AnyEvent, now: Now) -> None:
         self.topic.emit(self.journal, partition, event, now)
@@ -373,14 +357,14 @@ class TopicRunner:
             if call.waits:
                 self._pops.append(call)
             else:
-                self._answer(partial(self._give_nothing, call), (call.future,))
+                self.committer.answer(partial(self._give_nothing, call), (call.future,))
 
     def _give_nothing(self, call: PopCall) -> None:
         limit = self.topic.config.max_inflight
         if limit and self.topic.leased >= limit and self.topic.ready and not self.topic.paused:
-            _refuse(call.future, ResourceExhausted(f"max_inflight of topic {self.name!r}", limit))
+            refuse(call.future, ResourceExhausted(f"max_inflight of topic {self.name!r}", limit))
         else:
-            _give(call.future, [])
+            give(call.future, [])
 
     def _read(self, calls: list[PopCall]) -> None:
         """Get the records while the leases are being made durable: those of all pops of a turn at once."""
@@ -392,7 +376,7 @@ class TopicRunner:
             if load is not None:
                 if load.cancelled() or load.exception() is not None:
                     for call in calls:
-                        _refuse(call.future, TopicReloading(self.name, f"records could not be read: {load}"))
+                        refuse(call.future, TopicReloading(self.name, f"records could not be read: {load}"))
                     return
                 records.fill(missing, load.result())
             messages = build_messages(calls, records, self.topic, self._broker)
@@ -411,7 +395,7 @@ class TopicRunner:
             else:
                 load.add_done_callback(hand_over)
 
-        self._answer(deliver, [call.future for call in calls])
+        self.committer.answer(deliver, [call.future for call in calls])
 
     def _hand_over(self, call: PopCall, messages: list[Message], bad: list[int]) -> None:
         if bad:
@@ -488,107 +472,22 @@ class TopicRunner:
         for number in self._dirty:
             self.topic.partitions[number].maintain(now, MAINTAIN_ROWS)
 
-    # -- commits ---------------------------------------------------------------------------------------------------
-
-    def _answer(self, give: Callable[[], None], futures: Sequence[asyncio.Future[Any]]) -> None:
-        """Give an answer once everything decided so far is durable; `futures` are whose answer it is."""
-        waits_for = self.journal.open_unit_number - (not self.topic.has_open_unit)
-        if waits_for <= self.durable_unit:
-            give()
-        else:
-            self._answers.append((waits_for, give, futures))
-
-    @property
-    def durable_unit(self) -> int:
-        """Under a relaxed policy: written, which is all that policy promises."""
-        return self.journal.written_unit
-
-    def _pump(self) -> None:
-        """Keep the writer busy: seal and hand over a unit whenever it is idle."""
-        if self._committing is not None or self._preparing or self._failure is not None:
-            return
-        if self._between:
-            self._run_between()
-            return
-        self._queue.extend(self.journal.take_sealed())
-        if not self._queue and self.topic.has_open_unit:
-            self.topic.seal(self.journal, self.steady.now())
-            self._queue.extend(self.journal.take_sealed())
-        if self._queue:
-            unit = self._committing = self._queue.popleft()
-            self.io.run(self.journal.commit, unit).add_done_callback(self._committed)
-        elif self.journal.wants_prepare:
-            self._prepare_soon()
-
-    def _committed(self, done: asyncio.Future[None]) -> None:
-        unit, self._committing = self._committing, None
-        if done.cancelled() or done.exception() is not None:
-            self._poison(done.exception() or RuntimeError("the write was cancelled"))
-            return
-        assert unit is not None
-        self.counters.commits += 1
-        self.counters.bytes_written += unit.nbytes
-        self.bytes_since_snapshot += unit.nbytes
-        if self.journal.wants_prepare:
-            self._prepare_soon()
-        else:
-            self._pump()
-        durable = self.durable_unit
-        answers = self._answers
-        while answers and answers[0][0] <= durable:
-            answers.popleft()[1]()
-        while self._room_waiters and not self._backed_up:
-            _give(self._room_waiters.popleft(), None)
-
-    def _prepare_soon(self) -> None:
-        if self._committing is None and not self._preparing:
-            self._preparing = True
-            self.io.run(self.journal.prepare).add_done_callback(self._prepared)
-
-    async def between_commits(self, work: Callable[[], T]) -> T:
-        """Run blocking work on the journal that must not meet a commit."""
-        future = self.future()
-        self._between.append((work, future))
-        self._pump()
-        result: T = await future
-        return result
-
-    def _run_between(self) -> None:
-        work, future = self._between.popleft()
-        self._preparing = True
-
-        def done(ran: asyncio.Future[Any]) -> None:
-            if not ran.cancelled() and ran.exception() is None:
-                _give(future, ran.result())
-            else:
-                _refuse(future, ran.exception() or Closed())
-            self._prepared(ran)
-
-        self.io.run(work).add_done_callback(done)
-
-    def _prepared(self, done: asyncio.Future[Any]) -> None:
-        self._preparing = False
-        if done.cancelled() or done.exception() is not None:
-            self._poison(done.exception() or RuntimeError("cancelled"))
-            return
-        self._pump()
+    # -- failing ---------------------------------------------------------------------------------------------------
 
     def _poison(self, cause: BaseException) -> None:
         """A write failed: whoever waits gets no answer, and the state is read back from disk."""
+        if self._failure is not None:
+            return
         log.error("write failed, reloading", topic=self.name, cause=repr(cause))
-        error = TopicReloading(self.name, str(cause) or repr(cause))
-        self._failure = error
+        self._failure = TopicReloading(self.name, str(cause) or repr(cause))
         self.counters.reloads += 1
-        self._queue.clear()
-        waiting, self._answers = self._answers, deque()
-        for _, _, futures in waiting:
-            for future in futures:
-                _refuse(future, error)
-        while self._room_waiters:
-            _give(self._room_waiters.popleft(), None)  # they look at the failure themselves
+        self.counters.commits += self.committer.commits
+        self.counters.bytes_written += self.committer.bytes_written
+        self.committer.abandon(self._failure)
         self.spawn(self._reload())
 
     async def _reload(self) -> None:
+        await self.committer.idle()
         await self.io.run(self.journal.close)
         pause = RELOAD_PAUSE
         while True:
@@ -609,25 +508,15 @@ class TopicRunner:
     def _refuse_all(self, error: HeaplineError) -> None:
         """Nothing that waits can be served."""
         for call in self._inbox:
-            _refuse(call.future, error)
+            refuse(call.future, error)
         for pop in self._pops:
-            _refuse(pop.future, error)
+            refuse(pop.future, error)
         for _, waiting in self._calls:
             if waiting is not None:
-                _refuse(waiting, error)
+                refuse(waiting, error)
         for _, _, future in self._acks:
-            _refuse(future, error)
+            refuse(future, error)
         self._acks.clear()
         self._inbox.clear()
         self._pops.clear()
         self._calls.clear()
-
-
-def _give(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _refuse(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)

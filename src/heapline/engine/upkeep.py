@@ -60,7 +60,7 @@ class Upkeep:
         runner = self._runner
         while True:
             await asyncio.sleep(seconds)
-            await runner.between_commits(runner.journal.sync)
+            await runner.committer.between_commits(runner.journal.sync)
 
     def _is_snapshot_due(self) -> bool:
         runner = self._runner
@@ -83,8 +83,7 @@ class Upkeep:
             await runner.io.run(self._write, unit, frozen)
             if journal is not runner.journal:
                 return  # reloaded meanwhile; the snapshot itself is of durable units and stays good
-            runner.snapshot_unit = unit
-            runner.bytes_since_snapshot = 0
+            runner.note_snapshot(unit)
             self._snapshot_at = runner.steady.now().steady
             self.snapshots_total += 1
 

@@ -36,7 +36,7 @@ class Life:
     returns: list[Call] = field(default_factory=list)  # nack, release, bury
     extends: list[Call] = field(default_factory=list)
     moves: list[Call] = field(default_factory=list)  # reschedules
-    ends: list[Call] = field(default_factory=list)  # cancels and deletes from the dead letters
+    ends: list[Call] = field(default_factory=list)  # cancels and deletes from the dead letters (of one id each)
 
 
 class Evidence:
@@ -89,7 +89,7 @@ class Evidence:
                     getattr(self.life(id), kinds[call.verb]).append(call)
         elif call.verb == "cancel":
             self.life(call.args["id"]).ends.append(call)
-        elif call.verb == "dlq_delete":
+        elif call.verb == "dlq_delete" and call.result != 0:
             for id in call.args["ids"]:
                 self.life(id).ends.append(call)
         elif call.verb == "reschedule":

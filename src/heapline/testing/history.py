@@ -204,9 +204,11 @@ def _short(value: Any) -> str:
         return f"{value.name}({value.priority})"
     if isinstance(value, Got):
         return f"{value.name}:{value.id}#{value.token} p{value.priority} a{value.attempts} until {value.deadline_ms}"
+    if isinstance(value, Dead):
+        return f"{value.id} {name_in(value.payload) if value.payload is not None else '?'} ({value.reason})"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
-    if isinstance(value, list | tuple) and not isinstance(value, Told | Dead):
+    if isinstance(value, list | tuple) and not isinstance(value, Told):
         shown = ", ".join(_short(v) for v in value[:8])
         return f"[{shown}{f', … {len(value)}' if len(value) > 8 else ''}]"
     return str(value)[:200]

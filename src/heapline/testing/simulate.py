@@ -71,7 +71,7 @@ class Chaos:
         kinds = ["crash", "crash", "cut", "cut", "close", "full", "fsync", "fsync", "write", "read", "wall"]
         kinds += ["rot"] if self.rot else []
         while True:
-            await asyncio.sleep(self.rng.expovariate(1 / 4.0))
+            await asyncio.sleep(self.rng.expovariate(1.0))
             kind = self.rng.choice(kinds)
             self.counts[kind] = self.counts.get(kind, 0) + 1
             await getattr(self, f"_{kind}")()

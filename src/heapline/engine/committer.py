@@ -1,0 +1,190 @@
+"""Group commit: keeps the disk busy with one unit while the next one gathers, and gives answers when they are due.
+
+One committer serves one loaded topic. When a write fails it answers nobody any more; the runner abandons it, waits
+until its last I/O has ended (a file must not be closed under a write), and loads the topic anew with another committer.
+Used by the event loop's thread only; `commit`, `prepare` and other work on the journal run elsewhere, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from heapline.engine.io import Io
+from heapline.engine.topic import Topic
+from heapline.errors import HeaplineError
+from heapline.journal.journal import Journal
+from heapline.journal.unit import SealedUnit
+from heapline.model import Now
+
+T = TypeVar("T")
+
+
+class GroupCommitter:
+    def __init__(
+        self, topic: Topic, journal: Journal, io: Io, now: Callable[[], Now], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._topic = topic
+        self._journal = journal
+        self._io = io
+        self._now = now
+        self._failed = failed
+        self._queue: deque[SealedUnit] = deque()
+        self._queued_bytes = 0
+        self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
+        self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._busy = False  # the one I/O call at a time is under way
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._abandoned: HeaplineError | None = None
+        self.commits = 0
+        self.bytes_written = 0
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def answer(self, give: Callable[[], None], futures: Sequence[asyncio.Future[Any]]) -> None:
+        """Give an answer once everything decided so far is durable; `futures` are whose answer it is."""
+        waits_for = self._journal.open_unit_number - (not self._topic.has_open_unit)
+        if waits_for <= self.durable_unit:
+            give()
+        else:
+            self._answers.append((waits_for, give, futures))
+
+    @property
+    def durable_unit(self) -> int:
+        """Under a relaxed policy: written, which is all that policy promises."""
+        return self._journal.written_unit
+
+    # -- commits ---------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Hand the next unit to the writer if it is idle."""
+        if self._busy or self._abandoned is not None:
+            return
+        if self._between:
+            self._run_between()
+            return
+        self._take_sealed()
+        if not self._queue and self._topic.has_open_unit:
+            self._topic.seal(self._journal, self._now())
+            self._take_sealed()
+        if self._queue:
+            unit = self._queue.popleft()
+            self._start(self._journal.commit, (unit,), lambda _: self._committed(unit))
+        elif self._journal.wants_prepare:
+            self.prepare_soon()
+
+    def _take_sealed(self) -> None:
+        for unit in self._journal.take_sealed():
+            self._queue.append(unit)
+            self._queued_bytes += unit.nbytes
+
+    def _start(self, work: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None]) -> None:
+        """Run the one I/O call; `then` gets its result. A failure ends this committer."""
+        self._busy = True
+
+        def done(ran: asyncio.Future[Any]) -> None:
+            self._busy = False
+            while self._idle_waiters:
+                give(self._idle_waiters.pop(), None)
+            if self._abandoned is not None:
+                return
+            if ran.cancelled() or ran.exception() is not None:
+                self._failed(ran.exception() or RuntimeError("the write was cancelled"))
+            else:
+                then(ran.result())
+
+        self._io.run(work, *args).add_done_callback(done)
+
+    def _committed(self, unit: SealedUnit) -> None:
+        self.commits += 1
+        self.bytes_written += unit.nbytes
+        self._queued_bytes -= unit.nbytes
+        if self._journal.wants_prepare:
+            self.prepare_soon()
+        else:
+            self.pump()  # the disk first, then the answers
+        durable = self.durable_unit
+        while self._answers and self._answers[0][0] <= durable:
+            self._answers.popleft()[1]()
+        while self._room_waiters and not self.is_backed_up(self._room_limit):
+            give(self._room_waiters.popleft(), None)
+
+    def prepare_soon(self) -> None:
+        """Have space made ready before anything else is written."""
+        if not self._busy and self._abandoned is None:
+            self._start(self._journal.prepare, (), lambda _: self.pump())
+
+    async def between_commits(self, work: Callable[[], T]) -> T:
+        """Run blocking work on the journal that must not meet a commit."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._between.append((work, future))
+        self.pump()
+        return await future
+
+    def _run_between(self) -> None:
+        work, future = self._between.popleft()
+
+        def then(result: Any) -> None:
+            give(future, result)
+            self.pump()
+
+        self._start(work, (), then)
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    _room_limit = 1 << 62
+
+    def is_backed_up(self, limit: int) -> bool:
+        """Whether more bytes wait for the disk than may."""
+        return self._queued_bytes > 0 and self._queued_bytes + self._journal.open_bytes > limit
+
+    async def wait_for_room(self, limit: int, seconds: float) -> None:
+        """Wait until fewer bytes wait; TimeoutError if that takes too long."""
+        self._room_limit = limit
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room_waiters.append(future)
+        await asyncio.wait_for(future, seconds)
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Make durable all that was decided."""
+        while self._abandoned is None and (self._busy or self._queue or self._topic.has_open_unit):
+            self.pump()
+            await self._io_done()
+
+    def abandon(self, error: HeaplineError) -> None:
+        """Answer nobody any more but with `error`."""
+        self._abandoned = error
+        self._queue.clear()
+        while self._answers:
+            for future in self._answers.popleft()[2]:
+                refuse(future, error)
+        while self._between:
+            refuse(self._between.popleft()[1], error)
+        while self._room_waiters:
+            give(self._room_waiters.popleft(), None)  # they look at the failure themselves
+
+    async def idle(self) -> None:
+        """Wait until no I/O is under way."""
+        while self._busy:
+            await self._io_done()
+
+    async def _io_done(self) -> None:
+        if self._busy:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle_waiters.append(future)
+            await future
+
+
+def give(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def refuse(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,51 @@
+"""The contract's tests run on every broker in `worlds.WORLDS`; a test asks for `world` or just for its `broker`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from heapline.broker import Broker
+from heapline.model import TopicInfo
+from tests.conformance.worlds import WORLDS, World
+
+MakeTopic = Callable[..., Awaitable[TopicInfo]]
+
+
+@pytest.fixture(params=sorted(WORLDS))
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    world = WORLDS[request.param](tmp_path)
+    await world.start()
+    yield world
+    await world.stop()
+
+
+@pytest.fixture
+def broker(world: World) -> Broker:
+    return world.broker
+
+
+@pytest.fixture
+def topic(world: World) -> MakeTopic:
+    """Makes a cheap topic: `await topic()` is "jobs", `await topic("other", mode="max")` another."""
+
+    async def make(name: str = "jobs", **config: object) -> TopicInfo:
+        return await world.broker.create_topic(name, **{**world.small, **config})
+
+    return make
+
+
+@pytest.fixture
+async def jobs(world: World, topic: MakeTopic) -> Broker:
+    """A broker with a topic "jobs" of default settings."""
+    await topic()
+    return world.broker
+
+
+@pytest.fixture
+def fake_time(world: World) -> None:
+    """Asked for by tests that let hours pass."""
+    if not world.controls_time:
+        pytest.skip("this broker's time cannot be steered")

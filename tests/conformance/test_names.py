@@ -1,0 +1,114 @@
+"""The names and keywords of the contract, as the issue spells them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import heapline
+from heapline.broker import Broker
+
+#: Every call of the contract with the parameters that people may name.
+CALLS = {
+    "create_topic": ["topic"],
+    "update_topic": ["topic"],
+    "list_topics": [],
+    "delete_topic": ["topic"],
+    "stats": ["topic"],
+    "purge": ["topic"],
+    "pause_topic": ["topic", "until"],
+    "resume_topic": ["topic"],
+    "snapshot": ["topic"],
+    "enqueue": [
+        "topic", "payload", "priority", "key", "delay", "headers", "ttl", "max_retries", "idempotency_key",
+        "deliver_at", "idempotency_scope", "producer", "producer_id", "epoch", "seq", "answered_below",
+    ],
+    "enqueue_batch": ["topic", "messages", "atomic", "producer", "producer_id", "epoch", "answered_below"],
+    "open_producer": ["topic", "producer_id"],
+    "pop": ["topic", "max_messages", "visibility", "wait", "holder", "max_bytes", "request_id"],
+    "ack": ["messages"],
+    "nack": ["messages", "backoff", "reason"],
+    "release": ["messages"],
+    "extend": ["messages", "seconds"],
+    "bury": ["messages", "reason"],
+    "get": ["topic", "message_id"],
+    "peek": ["topic", "limit"],
+    "cancel": ["topic", "message_id"],
+    "reschedule": ["topic", "message_id", "delay", "deliver_at", "priority"],
+    "dlq_list": ["topic", "limit", "where"],
+    "dlq_replay": ["topic", "ids", "where", "rate"],
+    "dlq_delete": ["topic", "ids", "where"],
+    "offsets": ["topic"],
+    "read_log": ["topic", "partition", "start", "end"],
+    "close": [],
+}  # fmt: skip
+
+
+def test_broker_is_a_broker(broker: Broker) -> None:
+    assert isinstance(broker, heapline.Broker)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_broker_has_every_call_with_every_keyword(broker: Broker, name: str) -> None:
+    parameters = inspect.signature(getattr(broker, name)).parameters
+    assert set(CALLS[name]) <= set(parameters)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_contract_and_broker_agree_on_names_order_and_defaults(broker: Broker, name: str) -> None:
+    promised = list(inspect.signature(getattr(Broker, name)).parameters.values())[1:]
+    given = list(inspect.signature(getattr(broker, name)).parameters.values())
+    assert [(p.name, p.kind, p.default) for p in given] == [(p.name, p.kind, p.default) for p in promised]
+
+
+def test_contract_holds_no_call_that_this_suite_does_not_know() -> None:
+    public = {name for name, value in vars(Broker).items() if callable(value) and not name.startswith("_")}
+    assert public == set(CALLS)
+
+
+async def test_a_message_has_everything_that_the_contract_names(jobs: Broker) -> None:
+    await jobs.enqueue("jobs", b"payload", priority=5, key="customer-7", headers={"k": "v"})
+    (m,) = await jobs.pop("jobs", holder="worker-1")
+    assert (m.payload, m.priority, m.attempts, m.key, m.headers, m.topic, m.partition) == (
+        b"payload", 5, 1, "customer-7", {"k": "v"}, "jobs", 0,
+    )  # fmt: skip
+    assert isinstance(m.id, int)
+    assert len(m.message_id) == 26
+    assert m.enqueued_at.utcoffset() is not None
+    assert m.deadline > m.enqueued_at
+    for act in ("ack", "nack", "release", "extend", "bury"):
+        assert callable(getattr(m, act))
+
+
+async def test_the_example_of_the_contract_runs_as_it_stands(jobs: Broker) -> None:
+    hl = jobs
+    r = await hl.enqueue(
+        "jobs", b"payload", priority=5, key="customer-7", delay=None, headers={"k": "v"}, ttl=3600, max_retries=3,
+        idempotency_key="order-1",
+    )  # fmt: skip
+    assert isinstance(r.message_id, str)
+    assert isinstance(r.id, int)
+    assert r.duplicate is False
+    rs = await hl.enqueue_batch("jobs", [heapline.Outgoing(b"a", priority=1)], atomic=True)
+    assert len(rs) == 1
+    ms = await hl.pop("jobs", max_messages=100, visibility=30.0, wait=5.0, holder="worker-1", max_bytes=2 << 20)
+    assert [m.payload for m in ms] == [b"a", b"payload"]
+    await hl.ack(ms)
+    assert (await hl.get("jobs", r.message_id)).state == "acked"
+    assert await hl.peek("jobs", 10) == []
+    assert await hl.dlq_list("jobs", limit=100) == []
+    assert await hl.dlq_replay("jobs", ids=None, where=heapline.DlqFilter(reason="x"), rate=None) == 0
+    assert await hl.dlq_delete("jobs", ids=[]) == 0
+    assert await hl.purge("jobs") == 0
+    await hl.pause_topic("jobs", until=None)
+    await hl.resume_topic("jobs")
+    assert (await hl.stats("jobs")).acked_total == 2
+    await hl.update_topic("jobs", max_backlog=10)
+    assert [t.name for t in await hl.list_topics()] == ["jobs"]
+    await hl.snapshot("jobs")
+    (start, end) = (await hl.offsets("jobs"))[0]
+    frames = [frame async for frame in hl.read_log("jobs", partition=0, start=0, end=None)]
+    assert (start, end) == (0, frames[-1].offset + frames[-1].row_count)
+    await hl.delete_topic("jobs")
+    assert await hl.list_topics() == []

@@ -1,0 +1,123 @@
+"""Where a broker lives while the contract is tried on it: how it is opened, closed and opened again, and its time.
+
+A new broker joins the suite by one class here and one line in `WORLDS`; no test knows which broker it talks to.
+A world that cannot steer its broker's time lets `advance` sleep and says so in `controls_time`: what would take
+minutes is then left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import heapline
+from heapline.broker import Broker
+from heapline.config import BrokerConfig
+from heapline.engine import EmbeddedBroker
+from heapline.testing.clock import FakeClock
+
+Memory = Literal["snapshot", "journal"]
+
+
+class World(Protocol):
+    broker: Broker
+    controls_time: bool
+    small: dict[str, Any]  # settings that make a topic cheap to create
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def reopen(self, memory: Memory = "snapshot") -> Broker:
+        """Close and open again, from what it likes to remember by or from its log alone, where it knows the two."""
+        ...
+
+    async def advance(self, seconds: float) -> None:
+        """Time passes, and what it brings about has happened."""
+        ...
+
+    def now(self) -> datetime:
+        """The broker's wall time."""
+        ...
+
+
+class EmbeddedWorld:
+    """`heapline.open` on a directory, with a clock that is moved by hand."""
+
+    controls_time = True
+    small: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "data"
+        self.clock = FakeClock()
+        self.config = BrokerConfig(spare_segment_bytes=1 << 20, reclaim_interval=0.05)
+        self.broker: EmbeddedBroker
+
+    async def start(self) -> None:
+        self.broker = EmbeddedBroker(str(self.directory), config=self.config, clock=self.clock)
+        await self.broker.__aenter__()
+
+    async def stop(self) -> None:
+        await self.broker.close()
+
+    async def reopen(self, memory: Memory = "snapshot") -> Broker:
+        await self.stop()
+        if memory == "journal":
+            for folder in self.directory.glob("topics/*/*/snapshots"):
+                shutil.rmtree(folder)
+                folder.mkdir()
+        await self.start()
+        return self.broker
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for info in await self.broker.list_topics():
+            for _ in range(2):  # the first call is decided before what time brings, the second after it
+                await self.broker.stats(info.name)
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self.clock.wall_ms())
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld}
+
+Picture = dict[str, Any]
+
+
+async def picture(hl: Broker, topic: str = "jobs") -> Picture:
+    """All that can be seen of a topic, to be compared before and after a call that must change nothing."""
+    stats = await hl.stats(topic)
+    return {
+        "counts": (stats.ready, stats.delayed, stats.leased, stats.dead, stats.paused),
+        "offsets": await hl.offsets(topic),
+        "waiting": await hl.peek(topic, 1000),
+        "dead": await hl.dlq_list(topic, 1000),
+        "config": next(info.config for info in await hl.list_topics() if info.name == topic),
+    }
+
+
+async def put(hl: Broker, *priorities: int, topic: str = "jobs", **options: Any) -> list[int]:
+    """Enqueue one message a priority, its payload the priority as text; returns the ids."""
+    results = await hl.enqueue_batch(
+        topic, [heapline.Outgoing(str(p).encode(), priority=p, **options) for p in priorities]
+    )
+    return [result.id for result in results]
+
+
+async def take(hl: Broker, topic: str = "jobs", **options: Any) -> heapline.Message:
+    """Pop the one message that must be there."""
+    messages = await hl.pop(topic, 1, **options)
+    assert messages, "nothing to pop"
+    return messages[0]
+
+
+async def drain(hl: Broker, topic: str = "jobs") -> list[bytes]:
+    """Payloads of all that is ready, in the order in which single pops give them; all acked."""
+    payloads: list[bytes] = []
+    while messages := await hl.pop(topic):
+        payloads += [m.payload for m in messages]
+        await hl.ack(messages)
+    return payloads
