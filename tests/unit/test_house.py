@@ -129,7 +129,7 @@ def test_error_branch_says_what_to_do(cls: type[errors.HeaplineError]) -> None:
 # --- what core may know -----------------------------------------------------------------------------------------------
 
 CORE_LIBRARIES = {"numpy", "msgspec", "xxhash"}
-CORE_HOUSE = ("heapline.core", "heapline.model", "heapline.errors", "heapline.config")
+CORE_HOUSE = ("heapline.core", "heapline.model", "heapline.errors", "heapline.config", "heapline.ulid")
 #: Clocks, chance, files, sockets, threads: whatever makes the same input give another output.
 WORLD = {
     *("time", "random", "secrets", "uuid", "os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "logging"),

@@ -28,7 +28,7 @@ from heapline.journal import RealDisk, verify
 
 TOPIC = "demo"
 BATCH = 1000
-LEASE = 3.0  # seconds: how long what the dead worker held stays its own
+LEASE, LEASE_SMALL = 3.0, 1.0  # seconds that what the dead worker held stays its own; a small demo waits less
 MESSAGES_MIN = 100
 GIVE_UP = 60.0  # seconds without any sign of life from the worker
 
@@ -38,6 +38,8 @@ class Run:
     """What the demo measured, for the closing table."""
 
     total: int
+    batch: int
+    lease: float
     filled_in: float = 0.0
     worked_in: float = 0.0
     acked_at_kill: int = 0
@@ -94,21 +96,22 @@ def _directory(wanted: Path | None) -> tuple[Path, bool]:
 
 def _play(console: Console, directory: Path, total: int) -> tuple[Run, Ledger]:
     data = str(directory / "data")
-    run, ledger = Run(total), Ledger(priorities_of(total))
-    batch = min(BATCH, max(10, total // 20))  # a small demo has batches too, some of them after the kill
+    # A small demo has batches too, some of them after the kill.
+    batch, lease = min(BATCH, max(10, total // 20)), LEASE if total >= 20 * BATCH else LEASE_SMALL
+    run, ledger = Run(total, batch, lease), Ledger(priorities_of(total))
     console.print(f"[bold]1.[/bold] {count(total)} messages of 256 bytes, random priorities, into {data}")
-    ids = asyncio.run(_fill(console, data, run, ledger, batch))
+    ids = asyncio.run(_fill(console, data, run, ledger))
     console.print(
         f"   in {seconds(run.filled_in)}: {rate(total, run.filled_in)}, each batch of {count(batch)} fsynced before it "
         "was answered"
     )
     console.print("[bold]2.[/bold] A worker process pops the most urgent first and acks; halfway it gets kill -9")
-    pid = _work_and_kill(console, data, run, ledger, batch)
+    pid = _work_and_kill(console, data, run, ledger)
     console.print(
         f"   process {pid} killed after {count(run.acked_at_kill)} answered acks, {seconds(run.worked_in)} of work"
     )
     console.print("[bold]3.[/bold] The directory is opened again, as after any crash; the rest is popped")
-    asyncio.run(_recover_and_drain(console, data, run, ledger, ids, batch))
+    asyncio.run(_recover_and_drain(console, data, run, ledger, ids))
     console.print("[bold]4.[/bold] Every message and every byte of the journal is checked")
     report = verify(RealDisk(), f"{data}/topics/default/{TOPIC}.1")
     run.faults = ledger.faults() + [f"{d.path} is damaged at byte {d.offset}: {d.detail}" for d in report.damage]
@@ -116,7 +119,7 @@ def _play(console: Console, directory: Path, total: int) -> tuple[Run, Ledger]:
     return run, ledger
 
 
-async def _fill(console: Console, data: str, run: Run, ledger: Ledger, batch: int) -> list[int]:
+async def _fill(console: Console, data: str, run: Run, ledger: Ledger) -> list[int]:
     """The ids by message number."""
     ids: list[int] = []
     async with heapline.open(data) as hl:
@@ -125,8 +128,8 @@ async def _fill(console: Console, data: str, run: Run, ledger: Ledger, batch: in
         begun = time.perf_counter()
         with progress_bar(console) as bar:
             task = bar.add_task("messages in", total=run.total)
-            for start in range(0, run.total, batch):
-                numbers = range(start, min(start + batch, run.total))
+            for start in range(0, run.total, run.batch):
+                numbers = range(start, min(start + run.batch, run.total))
                 outgoing = [heapline.Outgoing(payload_of(n), priority=ledger.priorities[n]) for n in numbers]
                 ids += [answer.id for answer in await hl.enqueue_batch(TOPIC, outgoing)]
                 bar.advance(task, len(numbers))
@@ -134,16 +137,17 @@ async def _fill(console: Console, data: str, run: Run, ledger: Ledger, batch: in
     return ids
 
 
-def _work_and_kill(console: Console, data: str, run: Run, ledger: Ledger, batch: int) -> int:
+def _work_and_kill(console: Console, data: str, run: Run, ledger: Ledger) -> int:
     """Start the worker, hear what it does, kill it halfway, and hear what it had still said before."""
-    command = [sys.executable, "-m", "heapline.cli.demo", data, str(batch)]
+    command = [sys.executable, "-m", "heapline.cli.demo", data, str(run.batch), str(run.lease)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as worker:
         try:
             assert worker.stdout is not None
-            begun = time.perf_counter()
+            begun = 0.0
             with progress_bar(console) as bar:
                 task = bar.add_task("acked by the worker", total=run.total)
                 for line in worker.stdout:
+                    begun = begun or time.perf_counter()  # its start-up is not its work
                     if not line.endswith(b"\n"):
                         break  # the kill cut it off: what it would have said counts as not said
                     said = json.loads(line)
@@ -164,9 +168,7 @@ def _work_and_kill(console: Console, data: str, run: Run, ledger: Ledger, batch:
     return worker.pid
 
 
-async def _recover_and_drain(
-    console: Console, data: str, run: Run, ledger: Ledger, ids: list[int], batch: int
-) -> None:
+async def _recover_and_drain(console: Console, data: str, run: Run, ledger: Ledger, ids: list[int]) -> None:
     begun = time.perf_counter()
     async with heapline.open(data) as hl:
         run.reopened_in = time.perf_counter() - begun
@@ -180,10 +182,12 @@ async def _recover_and_drain(
         begun = time.perf_counter()
         with progress_bar(console) as bar:
             task = bar.add_task("the rest", total=run.total, completed=run.acked_at_kill)
-            await _drain(hl, ledger, batch, run, lambda n: bar.advance(task, n))
+            await _drain(hl, ledger, run, lambda n: bar.advance(task, n))
         run.drained_in = time.perf_counter() - begun
     if run.held_by_dead:
-        console.print(f"   its leases ended after {LEASE:.0f} s without an ack: those messages came again, as they must")
+        console.print(
+            f"   its leases ended after {run.lease:.0f} s without an ack: those messages came again, as they must"
+        )
 
 
 async def _is_gone(hl: heapline.Broker, id: int) -> bool:
@@ -193,9 +197,9 @@ async def _is_gone(hl: heapline.Broker, id: int) -> bool:
         return True
 
 
-async def _drain(hl: heapline.Broker, ledger: Ledger, batch: int, run: Run, advance: Callable[[int], None]) -> None:
+async def _drain(hl: heapline.Broker, ledger: Ledger, run: Run, advance: Callable[[int], None]) -> None:
     while True:
-        messages = await hl.pop(TOPIC, batch, visibility=30.0, wait=LEASE + 2)
+        messages = await hl.pop(TOPIC, run.batch, visibility=30.0, wait=run.lease + 2)
         if not messages:
             return
         numbers = [number_of(m.payload) for m in messages]
@@ -219,7 +223,7 @@ def _closing_table(run: Run, ledger: Ledger) -> Any:
          f"{count(run.acked_at_kill)} in {seconds(run.worked_in)} ({rate(run.acked_at_kill, run.worked_in)})"),
         ("killed with SIGKILL", f"after {count(run.acked_at_kill)} answered acks of {count(run.total)}"),
         ("recovery", f"{seconds(run.reopened_in)}: {run.found}"),
-        ("acked, but the answer died with it", f"{count(sum(ledger.gone))} (recorded, so they rightly never came again)"),
+        ("acked, but the answer died with it", f"{count(sum(ledger.gone))} (recorded: they rightly never came again)"),
         ("popped, but never acked by it", f"{count(ledger.again)} (came again when their leases ended)"),
         ("popped and acked after recovery", f"{count(run.drained)} in {seconds(run.drained_in)}"),
         ("lost", verdict(ledger.lost)),
@@ -230,7 +234,7 @@ def _closing_table(run: Run, ledger: Ledger) -> Any:
     return facts_table("What happened", rows)
 
 
-async def _worker(data: str, batch: int) -> None:
+async def _worker(data: str, batch: int, lease: float) -> None:
     """The one that is killed: pops and acks for ever, the next pop under way while an ack is answered."""
 
     async def ack(messages: list[heapline.Message], numbers: list[int]) -> None:
@@ -243,7 +247,7 @@ async def _worker(data: str, batch: int) -> None:
 
     async with heapline.open(data) as hl:
         under_way: asyncio.Task[None] | None = None
-        while messages := await hl.pop(TOPIC, batch, visibility=LEASE, holder="the worker", wait=GIVE_UP):
+        while messages := await hl.pop(TOPIC, batch, visibility=lease, holder="the worker", wait=GIVE_UP):
             numbers = [number_of(m.payload) for m in messages]
             _say({"popped": numbers, "attempts": [m.attempts for m in messages]})
             if under_way is not None:
@@ -257,4 +261,4 @@ def _say(what: dict[str, list[int]]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_worker(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(_worker(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

@@ -1,7 +1,8 @@
 """`journal verify` of one topic: does every segment, unit, record, snapshot, index and watermark check?
 
-Goes on after the first fault, and says of each what to do. Then the topic is rebuilt as opening would do it, so that
-what verifies is what opens. Only reads; how findings are shown is journal.py's.
+Goes on after the first fault, and says of each what to do. Then the topic is rebuilt as opening would do it: damage
+below the newest snapshot does not keep a topic from being served, and then nothing should be cut. Only reads; how
+findings are shown is journal.py's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from heapline.journal.watermark import read_watermark, watermark_path
 
 RECORD_ADVICE = "this message is never delivered, all others are; restore a backup to have it back"
 JOURNAL_ADVICE = "restore a backup, or give up what lies behind the damage: heapline journal repair"
+BELOW_ADVICE = (
+    "the topic opens all the same, from a newer snapshot: do not cut; restore a backup to have these units back"
+)
 SNAPSHOT_ADVICE = "an older snapshot or the journal itself serves instead; the next snapshots replace it"
 INDEX_ADVICE = "it is rebuilt from its segment when needed; the file can be deleted"
 WATERMARK_ADVICE = "opening the topic once writes it anew"
@@ -46,27 +50,24 @@ class Examined:
     findings: list[Finding] = field(default_factory=list)
     state: dict[str, int] | None = None  # messages by state, if the topic could be rebuilt
 
-    @property
-    def journal_is_sound(self) -> bool:
-        """Units are whole, though single records may not be."""
-        return all(damage.is_record for damage in self.report.damage)
-
 
 def examine(disk: Disk, place: Place, *, running: bool, replay: bool = True) -> Examined:
     with held_for_reading(disk, place.folder, running):
         report = _verify_running(disk, place) if running else verify(disk, place.folder)
         found = Examined(place.topic, place.folder, running, report)
-        found.findings += [_of_damage(damage) for damage in report.damage]
+        obstacle = _check_replay(disk, place, found) if replay and place.config is not None else None
+        found.findings += [_of_damage(damage, found.state is not None) for damage in report.damage]
+        if obstacle is not None and all(damage.is_record for damage in report.damage):
+            found.findings.append(obstacle)
         _check_watermark(disk, found)
         _check_indexes(disk, found)
         _check_snapshots(disk, place, found)
-        if replay and place.config is not None and found.journal_is_sound:
-            _check_replay(disk, place, found)
     return found
 
 
-def _of_damage(damage: Damage) -> Finding:
-    return Finding(damage.path, damage.offset, damage.detail, RECORD_ADVICE if damage.is_record else JOURNAL_ADVICE)
+def _of_damage(damage: Damage, opens: bool) -> Finding:
+    advice = RECORD_ADVICE if damage.is_record else BELOW_ADVICE if opens else JOURNAL_ADVICE
+    return Finding(damage.path, damage.offset, damage.detail, advice)
 
 
 def _verify_running(disk: Disk, place: Place) -> Report:
@@ -123,10 +124,12 @@ def _check_snapshots(disk: Disk, place: Place, found: Examined) -> None:
             found.snapshots += 1
 
 
-def _check_replay(disk: Disk, place: Place, found: Examined) -> None:
+def _check_replay(disk: Disk, place: Place, found: Examined) -> Finding | None:
+    """Why the topic cannot be opened, if so."""
     try:
         found.state = state_of(rebuild(disk, place, found.running))
     except CorruptionError as error:
         path, offset = getattr(error, "path", place.folder), getattr(error, "offset", 0)
         detail = getattr(error, "detail", str(error))
-        found.findings.append(Finding(path, offset, f"the topic cannot be rebuilt: {detail}", JOURNAL_ADVICE))
+        return Finding(path, offset, f"the topic cannot be rebuilt: {detail}", JOURNAL_ADVICE)
+    return None

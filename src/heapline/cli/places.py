@@ -76,9 +76,6 @@ def _of_data_directory(root: str, disk: Disk) -> Places:
         return Places(root, [_guess(root, folder) for folder in folders], catalog_damage=str(error))
     topics = [Place(e.topic, f"{root}/{e.folder}", e.incarnation, e.config) for e in entries]
     named = {e.folder for e in entries}
-    if not entries and folders and not os.path.exists(f"{root}/{CATALOG}"):
-        damage = f"{root}/{CATALOG} is missing, though there are topics: restore it from a backup"
-        return Places(root, [_guess(root, folder) for folder in folders], catalog_damage=damage)
     return Places(root, sorted(topics, key=lambda t: t.topic), unnamed=[f for f in folders if f not in named])
 
 

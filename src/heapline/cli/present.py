@@ -9,10 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Literal
 
 from rich.box import ROUNDED
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -104,9 +114,12 @@ class RateColumn(ProgressColumn):
         return Text(f"{count(round(speed))}/s" if speed else "", style="green")
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar(console: Console, unit: Literal["items", "bytes"] = "items") -> Progress:
     """A bar that counts; nothing at all where there is no terminal."""
+    counted: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), RateColumn())
+    if unit == "bytes":
+        counted = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     return Progress(
-        TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), RateColumn(), TimeElapsedColumn(),
+        TextColumn("  {task.description}"), BarColumn(40), *counted, TimeElapsedColumn(),
         console=console, disable=not console.is_terminal, transient=True,
     )  # fmt: skip

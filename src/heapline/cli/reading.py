@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
+
 from heapline.cli.places import Place
 from heapline.engine.freeze import thaw
 from heapline.engine.topic import Topic
@@ -101,7 +103,7 @@ def units_of(disk: Disk, place: Place, running: bool, after_unit: int = 0) -> It
 def fresh_topic(place: Place) -> Topic:
     assert place.config is not None
     wall = wall_ms()
-    return Topic(place.topic, place.config, Now(wall, wall), lambda: 0.5)  # only a live engine draws back-off
+    return Topic(place.topic, place.config, Now(wall, wall), np.zeros)  # only a live engine draws back-off
 
 
 def thawed(place: Place, snapshot: Snapshot) -> Topic:

@@ -25,9 +25,9 @@ class Departure(NamedTuple):
 
 class _Batch(NamedTuple):
     ids: I64
+    ats: I64
     tokens: I64 | None
     how: str
-    at: int
     reason: str | None
 
 
@@ -38,24 +38,24 @@ class GoneMemory:
         self._rows = 0
 
     def add(self, ids: I64, how: str, at: int, tokens: I64 | None = None, reason: str | None = None) -> None:
+        self._add(_Batch(ids, np.full(len(ids), at, dtype=np.int64), tokens, how, reason))
+
+    def _add(self, batch: _Batch) -> None:
         last = self._batches[-1] if self._batches else None
-        if last is not None and len(last.ids) < _GATHER_ROWS and last.how == how and last.reason == reason:
+        if last is not None and len(last.ids) < _GATHER_ROWS and last[3:] == batch[3:]:
             # Singles gather, so that a look through the memory stays short.
-            self._batches[-1] = _Batch(
-                np.concatenate((last.ids, ids)),
-                None if tokens is None or last.tokens is None else np.concatenate((last.tokens, tokens)),
-                how, at, reason,
-            )  # fmt: skip
+            self._batches[-1] = _join(last, batch)
         else:
-            self._batches.append(_Batch(ids, tokens, how, at, reason))
-        self._rows += len(ids)
+            self._batches.append(batch)
+        self._rows += len(batch.ids)
         while self._rows > self._rows_max and len(self._batches) > 1:
             self._rows -= len(self._batches.popleft().ids)
 
     def find(self, id: int) -> Departure | None:
         for batch in reversed(self._batches):
-            if (batch.ids == id).any():
-                return Departure(batch.how, batch.at, batch.reason)
+            found = np.flatnonzero(batch.ids == id)
+            if len(found):
+                return Departure(batch.how, batch.ats.item(found[0]), batch.reason)
         return None
 
     def was_acked(self, id: int, token: int) -> bool:
@@ -66,14 +66,22 @@ class GoneMemory:
 
     def to_state(self) -> list[Any]:
         return [
-            (b.ids.tobytes(), None if b.tokens is None else b.tokens.tobytes(), b.how, b.at, b.reason)
+            (b.ids.tobytes(), b.ats.tobytes(), None if b.tokens is None else b.tokens.tobytes(), b.how, b.reason)
             for b in self._batches
         ]
 
     @classmethod
     def from_state(cls, state: list[Any]) -> GoneMemory:
         memory = cls()
-        for ids, tokens, how, at, reason in state:
-            columns = np.frombuffer(ids, dtype=np.int64)
-            memory.add(columns, how, at, None if tokens is None else np.frombuffer(tokens, dtype=np.int64), reason)
+        for ids, ats, tokens, how, reason in state:
+            memory._add(_Batch(_column(ids), _column(ats), None if tokens is None else _column(tokens), how, reason))
         return memory
+
+
+def _join(a: _Batch, b: _Batch) -> _Batch:
+    tokens = None if a.tokens is None or b.tokens is None else np.concatenate((a.tokens, b.tokens))
+    return _Batch(np.concatenate((a.ids, b.ids)), np.concatenate((a.ats, b.ats)), tokens, a.how, a.reason)
+
+
+def _column(data: bytes) -> I64:
+    return np.frombuffer(data, dtype=np.int64)

@@ -118,9 +118,11 @@ class Partition(PartitionState):
 
     def decide_ack(self, ids: Sequence[int], tokens: Sequence[int]) -> Decision:
         held, held_tokens, lost = self._held(ids, tokens)
-        if lost:
-            token_of = dict(zip(ids, tokens, strict=True))
-            lost = [id for id in lost if not self.gone.was_acked(id, token_of[id])]
+        if lost:  # an ack that is repeated because its answer was lost is good
+            lost = [
+                id for id, token in zip(ids, tokens, strict=True)
+                if not self.leases.holds(id, token) and not self.gone.was_acked(id, token)
+            ]  # fmt: skip
         if not held:
             return Decision([], lost)
         return Decision([Acked(_i64(held), _i64(held_tokens))], lost)
@@ -243,28 +245,29 @@ class Partition(PartitionState):
                 return None
             wheel.take(len(rows.ids))
             current = self.live.alive(rows.positions)
-            ids: list[int] = []
-            positions: list[int] = []
-            flags = bytearray()
-            leased: list[int] = []
-            for id, due, position in zip(
-                rows.ids[current].tolist(), rows.dues[current].tolist(), rows.positions[current].tolist(), strict=True
-            ):
-                touched = self.touched.get(id)
-                if id in self.dead or (
-                    touched is not None and (touched.expires != due or touched.expires_wall != wall)
-                ):
-                    continue
-                if id in self.leases.by_id:
-                    leased.append(id)
-                    continue
-                waits = touched.place == DELAYED if touched is not None else id in self.retrying
-                ids.append(id)
-                positions.append(position)
-                flags.append(waits)
-            if ids or leased:
-                return Expired(_i64(ids), _i64(positions), bytes(flags), _i64(leased), now.steady)
+            columns = (rows.ids, rows.dues, rows.positions)
+            ended: dict[int, int] = {}  # id -> position; the same end may stand in the wheel twice
+            for id, due, position in zip(*(column[current].tolist() for column in columns), strict=True):
+                if self._ends(id, due, wall):
+                    ended[id] = position
+            if ended:
+                leased = [id for id in ended if id in self.leases.by_id]
+                ids = [id for id in ended if id not in self.leases.by_id]
+                flags = bytes(self._waits(id) for id in ids)
+                return Expired(_i64(ids), _i64([ended[id] for id in ids]), flags, _i64(leased), now.steady)
         return None
+
+    def _ends(self, id: int, due: int, wall: bool) -> bool:
+        """Whether this is when the life of a message ends that is still there: it may have been given another."""
+        touched = self.touched.get(id)
+        if touched is not None and (touched.expires, touched.expires_wall) != (due, wall):
+            return False
+        return id not in self.dead
+
+    def _waits(self, id: int) -> bool:
+        """Whether a message whose first due time has passed stands in a wheel, rather than in the heap."""
+        touched = self.touched.get(id)
+        return id in self.retrying if touched is None else touched.place == DELAYED
 
     def next_wake_in(self, now: Now) -> int | None:
         """Milliseconds until time alone may change something; 0 = already; None = never."""
@@ -311,13 +314,14 @@ class Partition(PartitionState):
         self, id: int, found: Found, now: Now, seq: int, *, priority: int, enqueued_at: int,
         due: int | None, wall: bool, expires: int, expires_wall: bool | None = None,
     ) -> Rescheduled:  # fmt: skip
-        """`due` None keeps the message's due time; `expires` is 0 or an instant, on the due time's clock if not said."""
+        """`due` None keeps the due time. `expires` is 0 or an instant, on the due time's clock if that is not said."""
         if expires_wall is None:
             expires_wall = wall if due is not None else found.wall
         if due is None:
             due, wall = found.due, found.wall
-        elif due <= (now.wall if wall else now.steady):
-            due = 0
+        elif due <= (time := now.wall if wall else now.steady):
+            # A moment that has passed means now, and the time to live counts from there.
+            due, expires = 0, expires and expires + time - due
         key = self.ordering.key(priority, enqueued_at)
         return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),

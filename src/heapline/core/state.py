@@ -90,8 +90,8 @@ class Touched:
     def is_ready(self, key: int, position: int) -> bool:
         return self.place == READY and self.key == key and self.position == position
 
-    def is_delayed(self, due: int, wall: bool, position: int) -> bool:
-        return self.place == DELAYED and self.due == due and self.wall == wall and self.position == position
+    def is_delayed(self, due: int, wall: bool, key: int, position: int) -> bool:
+        return (self.place, self.due, self.wall, self.key, self.position) == (DELAYED, due, wall, key, position)
 
     def to_state(self) -> tuple[Any, ...]:
         return (
@@ -159,7 +159,8 @@ class PartitionState:
             for i, id in enumerate(rows.ids.tolist()):
                 touched = self.touched.get(id)
                 if touched is not None:
-                    good[i] &= id not in seen and touched.is_delayed(int(rows.dues[i]), wall, int(rows.positions[i]))
+                    due, key, position = rows.dues.item(i), rows.keys.item(i), rows.positions.item(i)
+                    good[i] &= id not in seen and touched.is_delayed(due, wall, key, position)
                     if good[i]:
                         seen.add(id)
         return good

@@ -1,12 +1,18 @@
 """Which topics a data directory holds, and their configs: one small file, replaced whole.
 
 `catalog.json`, format version 1. Ritual for changing it: bump the version, keep reading the old one, add a fixture.
+`crc32c` is the checksum of the whole text with its own eight digits as zeros: folders that the catalog does not name
+are swept, so a flipped bit in a name must never pass for another name. For the same reason the file is written before
+the first topic is made, and its absence beside topics is damage.
 An incarnation number is never given twice, so a deleted and re-made topic shares nothing with the old one.
 """
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+from crc32c import crc32c
 
 from heapline.config import TopicConfig
 from heapline.errors import CorruptionError, UnknownFormat
@@ -14,6 +20,7 @@ from heapline.journal.disk import Disk
 
 VERSION = 1
 FILE = "catalog.json"
+_CRC = re.compile(rb'"crc32c": "[0-9a-f]{8}"')
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,30 +40,54 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 class _File(msgspec.Struct, kw_only=True):
     version: int
+    crc32c: str = "00000000"
     next_incarnation: int = 1
     topics: list[Entry] = []
+
+
+def _with_checksum(text: bytes) -> bytes:
+    blank = _CRC.sub(b'"crc32c": "00000000"', text, count=1)
+    return _CRC.sub(b'"crc32c": "%08x"' % crc32c(blank), blank, count=1)
 
 
 class Catalog:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
+        self._directory = directory
         self._path = f"{directory}/{FILE}"
         self._file = self._load()
         self.entries: dict[tuple[str, str], Entry] = {(e.namespace, e.name): e for e in self._file.topics}
 
     def _load(self) -> _File:
         if not self._disk.exists(self._path):
+            if self._has_topics():
+                raise self._damaged("it is missing, though there are topics")
             return _File(version=VERSION)
         data = self._disk.read_file(self._path)
         try:
             version = msgspec.json.decode(data, type=dict)["version"]
             if version != VERSION:
                 raise UnknownFormat(self._path, version)
-            return msgspec.json.decode(data, type=_File)
+            file = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, KeyError, UnicodeDecodeError) as error:
-            raise CorruptionError(
-                f"{self._path} cannot be read ({error}): restore it from a backup; the topics' own files are untouched"
-            ) from error
+            raise self._damaged(str(error)) from error
+        if _with_checksum(data) != data:
+            raise self._damaged("it does not match its checksum")
+        return file
+
+    def _has_topics(self) -> bool:
+        top = f"{self._directory}/topics"
+        return self._disk.exists(top) and any(self._disk.listdir(f"{top}/{name}") for name in self._disk.listdir(top))
+
+    def _damaged(self, detail: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._path} cannot be read ({detail}): restore it from a backup; the topics' own files are untouched"
+        )
+
+    def make(self) -> None:
+        """Have the file there from the beginning, so that its absence can be told from a new directory."""
+        if not self._disk.exists(self._path):
+            self._save({}, self._file.next_incarnation)
 
     def planned(self, namespace: str, name: str, config: TopicConfig) -> Entry:
         """What `add` would add: its folder is made first."""
@@ -79,5 +110,6 @@ class Catalog:
     def _save(self, entries: dict[tuple[str, str], Entry], next_incarnation: int) -> None:
         """Durable first, then true in memory."""
         file = _File(version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()))
-        self._disk.write_file_atomic(self._path, msgspec.json.format(msgspec.json.encode(file), indent=1))
+        text = msgspec.json.format(msgspec.json.encode(file), indent=1)
+        self._disk.write_file_atomic(self._path, _with_checksum(text))
         self._file, self.entries = file, entries

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import structlog
 
 from heapline.broker import Held, MessageId
 from heapline.clock import Clock, SystemClock
@@ -62,6 +61,7 @@ from heapline.errors import (
 from heapline.journal.disk import Disk, RealDisk
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
+from heapline.logs import Log
 from heapline.model import (
     DlqFilter,
     Enqueued,
@@ -77,7 +77,7 @@ from heapline.model import (
 from heapline.producer import Producer
 from heapline.ulid import parse_id
 
-log = structlog.get_logger("heapline.engine")
+log = Log("heapline.engine")
 
 POP_MESSAGES_MAX = 100_000
 PEEK_MAX = 10_000
@@ -131,6 +131,7 @@ class EmbeddedBroker:
         self._make_directory()
         self._lock = self._disk.lock(f"{self._path}/LOCK")
         catalog = Catalog(self._disk, self._path)
+        catalog.make()
         self._sweep(catalog)
         return catalog
 

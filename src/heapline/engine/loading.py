@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
-
 from heapline.clock import Clock
 from heapline.config import TopicConfig
 from heapline.core.partition import Draw
@@ -21,9 +19,10 @@ from heapline.journal.journal import Journal
 from heapline.journal.records import CacheBudget
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.spares import SparePool
+from heapline.logs import Log
 from heapline.model import Now
 
-log = structlog.get_logger("heapline.engine")
+log = Log("heapline.engine")
 
 
 class Loaded(NamedTuple):

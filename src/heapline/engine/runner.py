@@ -25,7 +25,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import structlog
 
 from heapline.clock import Clock, SteadyClock
 from heapline.config import BrokerConfig
@@ -40,12 +39,13 @@ from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
 from heapline.engine.upkeep import Upkeep
 from heapline.errors import Closed, CorruptionError, HeaplineError, ResourceExhausted, StorageFull, TopicReloading
+from heapline.logs import Log
 from heapline.model import Message, Now
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
 
-log = structlog.get_logger("heapline.engine")
+log = Log("heapline.engine")
 T = TypeVar("T")
 
 MAINTAIN_ROWS = 65536

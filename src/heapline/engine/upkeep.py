@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import structlog
 
 from heapline.core.events import I64, Moved
 from heapline.core.ids import partition_of
@@ -24,12 +23,13 @@ from heapline.journal.block import make_block
 from heapline.journal.reclaim import delete_segment, held_by
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import segment_path
+from heapline.logs import Log
 from heapline.model import Now
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
 
-log = structlog.get_logger("heapline.engine")
+log = Log("heapline.engine")
 REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite delays nobody for long
 REWRITE_ROWS = 4096
 

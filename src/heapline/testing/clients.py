@@ -205,7 +205,8 @@ class Worker(Client):
     async def _finish(self, held: list[tuple[str, Got]]) -> None:
         rng, hl = self.rng, self.node.hl
         topic = rng.choice(held)[0]
-        mine = [h for h in held if h[0] == topic]
+        # One lease of a message at a time: `LeaseLost` names messages, not leases.
+        mine = list({got.id: (of, got) for of, got in held if of == topic}.values())
         some = rng.sample(mine, min(len(mine), rng.choice((1, 2, 10, 100))))
         leases = [(got.id, got.token) for _, got in some]
         refs = [LeaseRef(topic, *lease) for lease in leases]
@@ -309,7 +310,7 @@ class Drainer(Client):
 
     async def _drain(self, topic: str) -> None:
         hl = self.node.hl
-        for _ in range(2000):
+        for turn in range(300):
             call = await self.call("pop", topic, hl.pop(topic, 100, visibility=60.0), _got, count=100, visibility_ms=60_000)
             if call.outcome == "ok" and call.result:
                 leases = [(got.id, got.token) for got in call.result]
@@ -320,7 +321,7 @@ class Drainer(Client):
                 break
             if isinstance(stats.error, Exception) and topic in self.node.history.damaged:
                 return  # refused by name: that is the promise
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.1 if turn < 100 else 2.0)
         else:
             raise Unexpected(f"topic {topic} could not be emptied: {stats.line()}")
         listed = await self.call("dlq_list", topic, hl.dlq_list(topic, limit=1 << 20), _dead)

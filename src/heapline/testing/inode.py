@@ -59,9 +59,7 @@ class Inode:
             self.bad -= set(_sectors(off, end)) if self.bad else set()
             return  # the same bytes over clean ones: old and new are one
         for sector in _sectors(off, end):
-            if sector not in self._old:
-                self._old[sector] = self._sector(sector)
-            elif sector in self._dirty and rng.random() < REWRITTEN_EARLY:
+            if sector not in self._old or (sector in self._dirty and rng.random() < REWRITTEN_EARLY):
                 self._old[sector] = self._sector(sector)
             self._dirty.add(sector)
         self.data[off:end] = data

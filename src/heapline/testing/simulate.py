@@ -22,13 +22,11 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from heapline.config import Backoff, BrokerConfig, aging
 from heapline.testing.checkers import judge
 from heapline.testing.clients import Budget, Client, Drainer, Operator, Producer, Worker
 from heapline.testing.history import History
-from heapline.testing.node import PATH, Node
+from heapline.testing.node import Node
 
 STEPS = 400
 TAIL = 60
@@ -223,7 +221,7 @@ class Simulation:
 
 def simulate(seed: int, steps: int = STEPS, *, rot: bool | None = None) -> Report:
     """One run. Judge it by `complaints`; compare runs by `digest`."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("heapline").setLevel(logging.CRITICAL + 1)
     return Simulation(seed, steps, rot=rot).run()
 
 

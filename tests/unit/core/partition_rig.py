@@ -349,6 +349,12 @@ class Rig:
     def advance(self, ms: int) -> None:
         self.now = Now(self.now.steady + ms, self.now.wall + ms)
 
+    def advance_to(self, id: int) -> None:
+        """To the moment at which a delayed message is due."""
+        m = self.model.messages[id]
+        assert m.state == "delayed"
+        self.advance(m.due - clock(self.now, m.wall))
+
     def set_wall(self, wall: int) -> None:
         self.now = Now(self.now.steady, wall)
 
@@ -402,7 +408,7 @@ class Rig:
     # -- by hand ---------------------------------------------------------------------------------------------------
 
     def waiting(self, id: int) -> Found | None:
-        """What the embedded broker asks before it cancels or reschedules."""
+        """What the broker asks before it cancels or reschedules."""
         found = self.p.find(id)
         return None if found is None or found.place in (LEASED, DEAD) else found
 
@@ -419,25 +425,24 @@ class Rig:
     def reschedule(
         self, id: int, *, priority: int | None = None, due: int | None = None, wall: bool = False
     ) -> bool:
-        """As `engine/embedded.py` does it: the record's facts, unless the message was touched since."""
+        """As `engine/lookup.py` does it: the record's facts, unless the message was touched since."""
         found = self.waiting(id)
         assert (found is not None) == self.model.messages[id].is_waiting
         if found is None:
             return False
         row, touched = self.records[id], self.p.touched.get(id)
         ttl = int(row["ttl_ms"])
-        flag = wall
         if due is not None:
-            expires = due + ttl if ttl else 0
+            expires, expires_wall = (due + ttl if ttl else 0), wall
         elif touched is not None:
-            expires, flag = touched.expires, touched.expires_wall
+            expires, expires_wall = touched.expires, touched.expires_wall
         else:
             expires = (int(row["due"]) or int(row["enqueued_at"])) + ttl if ttl else 0
-            flag = bool(int(row["flags"]) & FLAG_WALL)
+            expires_wall = bool(int(row["flags"]) & FLAG_WALL)
         kept = touched.priority if touched is not None and touched.priority is not None else int(row["priority"])
         event = self.p.decide_reschedule(
             id, found, self.now, self.take_seq(), priority=kept if priority is None else priority,
-            enqueued_at=int(row["enqueued_at"]), due=due, wall=flag, expires=expires,
+            enqueued_at=int(row["enqueued_at"]), due=due, wall=wall, expires=expires, expires_wall=expires_wall,
         )  # fmt: skip
         self.emit(event)
         self.model.reschedule(id, self.now, priority=priority, due=due, wall=wall)

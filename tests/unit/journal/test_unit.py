@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 from heapline.errors import UnknownFormat
 from heapline.journal import unit as unit_module
 from heapline.journal.block import ROW, ROW_BYTES, make_block, new_rows, row_checks
+from heapline.journal.index import SegmentIndex
 from heapline.journal.planner import UnitPlanner
 from heapline.journal.sectors import all_zeros, sector_sums, sector_sums_of_parts
-from heapline.journal.unit import HEADER_BYTES, BadUnit, crc_seed, decode, parse_header, unit_nbytes
+from heapline.journal.segment import SegmentHeader
+from heapline.journal.unit import HEADER_BYTES, BadUnit, Frame, crc_seed, decode, parse_header, unit_nbytes
+from heapline.journal.watermark import Watermark
 
 SEED = crc_seed(7, 1)
 
@@ -159,3 +164,14 @@ def test_all_zeros_looks_at_every_byte(length: int) -> None:
         data = bytearray(length)
         data[at] = 1
         assert not all_zeros(data)
+
+
+def test_version_1_bytes_never_change() -> None:
+    """If this fails the format changed: bump the version, keep the old reader, keep old files as fixtures."""
+    data, _ = sealed([b"payload one", bytes(600), b"three"], [b"k", b"", b"headers"], b"events")
+    header = SegmentHeader(3, 64 << 20, 7, 9, 0x1234, 1_700_000_000_000).pack()
+    mark = Watermark(8, 9, 3, 4096, 5, 7, True).pack()
+    index = SegmentIndex(3)
+    index.add(9, 512, 5, [Frame(3, 40, 3, b"events", 100)])
+    found = [sha256(b).hexdigest()[:16] for b in (data, header, mark, index.pack(7))]
+    assert found == ["0eea8429faad135b", "1e224e9aa8f0c6e5", "448b83e97b555344", "dd3429d5c4aaf50c"]

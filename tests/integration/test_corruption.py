@@ -1,0 +1,298 @@
+"""Every file of a data directory, cut short and with bits flipped at many places: recovered exactly, or refused by name.
+
+For each damage one of these must hold, and nothing else: the topic opens with exactly the state it had; it is refused
+with a CorruptionError that names a file of its own; or it opens and only single messages, whose own bytes are damaged,
+are told to be corrupt and never delivered. Meanwhile the other topic of the directory serves as if nothing had
+happened, and `heapline journal verify` finds the damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import heapline
+from heapline.cli.examine import examine
+from heapline.cli.places import find_topics
+from heapline.engine import freeze
+from heapline.errors import CorruptionError
+from heapline.journal.recovery import Scan
+from tests.integration.whole import FixedClock, Filler, UnsyncedDisk, broker, digest
+
+TOPIC, OTHER = "jobs", "other"
+FOLDER = f"topics/default/{TOPIC}.1"
+SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
+
+
+class Harm(NamedTuple):
+    """What is done to one file."""
+
+    file: str  # relative to the data directory
+    how: str  # flip | cut | blank | remove
+    at: int
+    bit: int = 0
+
+    def do(self, root: Path) -> None:
+        path = root / self.file
+        if self.how == "remove":
+            path.unlink()
+            return
+        data = bytearray(path.read_bytes())
+        if self.how == "cut":
+            del data[self.at :]
+        elif self.how == "blank":
+            data[self.at : self.at + 512] = bytes(len(data[self.at : self.at + 512]))
+        else:
+            data[self.at] ^= 1 << self.bit
+        path.write_bytes(data)
+
+
+@dataclass
+class Base:
+    """A good directory and what is in it."""
+
+    root: Path
+    clock: FixedClock
+    ids: list[int]
+    other_ids: list[int]
+    expected: dict[str, Any] = field(default_factory=dict)
+    expected_other: dict[str, Any] = field(default_factory=dict)
+
+    def files(self) -> list[str]:
+        found = (p.relative_to(self.root) for p in sorted(self.root.rglob("*")) if p.is_file())
+        return [str(p) for p in found if OTHER not in str(p) and p.name != "LOCK"]
+
+
+async def _build(directory: Path, *, snapshots: bool, reclaimed: bool) -> Base:
+    """Copied while the engine is open and idle: what a kill leaves behind, with units above the last snapshot."""
+    live, clock = directory / "live", FixedClock()
+    async with broker(str(live), clock) as hl:
+        await hl.create_topic(TOPIC, partitions=2, **SMALL)
+        await hl.create_topic(OTHER, **SMALL)
+        other = Filler(hl, clock, OTHER)
+        await other.put_all_kinds()
+        jobs = Filler(hl, clock, TOPIC)
+        await jobs.put(220, 4000)
+        first = await hl.pop(TOPIC, 400 if reclaimed else 90, visibility=60.0, max_bytes=1 << 30)
+        await hl.ack(first)
+        await jobs.put_all_kinds()
+        if snapshots:
+            await hl.snapshot(TOPIC)
+        await jobs.work()
+        await jobs.put(220, 4000)
+        await jobs.by_hand()
+        if snapshots:
+            await hl.snapshot(TOPIC)
+        if reclaimed:
+            await _reclaim(hl)
+        await jobs.put(40)
+        await hl.ack(await hl.pop(TOPIC, 10))
+        shutil.copytree(live, directory / "base")
+    return Base(directory / "base", clock, jobs.ids, other.ids)
+
+
+async def _reclaim(hl: Any) -> None:
+    """Look until the journal's beginning has gone; messages that still live there are moved."""
+    upkeep = hl._runners[TOPIC].upkeep
+    for _ in range(4):
+        await upkeep.reclaim()
+        await hl.enqueue(TOPIC, b"more", priority=99)
+        await hl.snapshot(TOPIC)
+
+
+async def _expect(base: Base, scratch: Path) -> None:
+    """What the undamaged directory holds, taken from a copy."""
+    copy = _copy(base, scratch)
+    async with broker(str(copy), base.clock) as hl:
+        base.expected = await digest(hl, TOPIC, base.ids)
+        base.expected_other = await digest(hl, OTHER, base.other_ids)
+
+
+def _copy(base: Base, scratch: Path) -> Path:
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(base.root, scratch)
+    return scratch
+
+
+BASES = {
+    "snapshots": {"snapshots": True, "reclaimed": False},
+    "journal-alone": {"snapshots": False, "reclaimed": False},
+    "reclaimed": {"snapshots": True, "reclaimed": True},
+}
+
+
+@pytest.fixture(scope="module", params=BASES)
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
+    directory = tmp_path_factory.mktemp("base")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(freeze, "BLOB_ROWS_MIN", 32)  # so that a small topic has blobs too
+        made = asyncio.run(_build(directory, **BASES[request.param]))
+        asyncio.run(_expect(made, directory / "expect"))
+        yield made
+    shutil.rmtree(directory)
+
+
+# --- where it is done -------------------------------------------------------------------------------------------------
+
+
+def harms(base: Base, file: str, few: int, seed: int) -> Iterator[Harm]:
+    """All interesting places of a file, sampled, and `few` random ones; the same on every machine."""
+    draw = random.Random(f"{seed} {file}")
+    size = (base.root / file).stat().st_size
+    places = sorted(p for p in _edges(base, file, size) if 0 <= p < size)
+    places = sorted(draw.sample(places, min(len(places), few)))
+    used = _used(base, file, size)
+    places += [draw.randrange(used if draw.random() < 0.9 else size) for _ in range(few)]
+    for at in places:
+        yield Harm(file, "flip", at, draw.randrange(8))
+    for at in draw.sample(places, min(len(places), few // 3 + 2)):
+        yield Harm(file, "cut", at)
+    if file.endswith(".seg"):
+        for at in draw.sample(range(0, used, 512), min(used // 512, few // 3 + 1)):
+            yield Harm(file, "blank", at)
+    yield Harm(file, "cut", 0)
+    yield Harm(file, "remove", 0)
+
+
+def _edges(base: Base, file: str, size: int) -> set[int]:
+    """Where something begins or ends, and its neighbours."""
+    marks = {0, 7, 8, 9, 16, 24, 32, 40, 48, 56, 63, 64, 511, 512, size - 1, size - 4, size - 5, size // 2}
+    for unit in _units(base, file):
+        at = unit.offset
+        marks |= {at, at + 4, at + 8, at + 63, at + 64, unit.end - 1, at + unit.header.table_at}
+        marks |= {at + block.offset + 80 * row + 8 for block in unit.blocks for row in (0, block.count - 1)}
+        marks |= {at + 64 + unit.header.blocks_len, unit.end - 512}
+    return marks | {m + 1 for m in marks} | {m - 1 for m in marks}
+
+
+def _units(base: Base, file: str) -> list[Any]:
+    if not file.endswith(".seg"):
+        return []
+    number = int(Path(file).stem)
+    scan = Scan(UnsyncedDisk(), str(base.root / FOLDER))
+    return [unit for unit in scan if unit.segment == number]
+
+
+def _used(base: Base, file: str, size: int) -> int:
+    """Up to where a file holds something."""
+    return max((unit.end for unit in _units(base, file)), default=size)
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+async def outcome(base: Base, root: Path, harm: Harm) -> str:
+    try:
+        async with broker(str(root), base.clock) as hl:
+            other = await digest(hl, OTHER, base.other_ids)
+            assert other == base.expected_other, f"{harm}: the other topic is not what it was"
+            try:
+                found = await digest(hl, TOPIC, base.ids)
+            except CorruptionError as error:
+                assert FOLDER in str(error), f"{harm}: refused, but without naming the file: {error}"
+                return "refused"
+            if found == base.expected:
+                await hl.enqueue(TOPIC, b"still serving")
+                return "exact"
+            return single_records(harm, found, base.expected)
+    except CorruptionError as error:
+        assert harm.file in str(error), f"{harm}: refused, but without naming the file: {error}"
+        return "directory refused"
+
+
+def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """All differences must be messages that are told to be corrupt; wrong bytes are never handed out."""
+    assert found["stats"] == expected["stats"], harm
+    assert found["offsets"] == expected["offsets"], harm
+    delivered = {row[0] for row in found["ready"]}
+    missing = {row[0] for row in expected["ready"]} - delivered
+    assert found["ready"] == [row for row in expected["ready"] if row[0] in delivered], harm
+    for id in missing:
+        told = found["others"][str(id)]
+        assert (told["state"], told["reason"], told["payload"]) == ("dead", "record corrupt", None), (harm, told)
+    damaged = len(missing)
+    for id, before in expected["others"].items():
+        now = found["others"][id]
+        if now != before:
+            # The record is unreadable: what stood in it is not told, what stands elsewhere still is.
+            assert now["payload"] is None, (harm, before, now)
+            assert (now["state"], now["attempts"]) == (before["state"], before["attempts"]), (harm, before, now)
+            damaged += 1
+    assert damaged, harm
+    return "records"
+
+
+def is_found(root: Path, harm: Harm) -> bool:
+    """Whether `heapline journal verify` sees it."""
+    places = find_topics(root)
+    disk = UnsyncedDisk()
+    if places.catalog_damage:
+        return True
+    return any(examine(disk, place, running=False).findings for place in places.topics)
+
+
+def harmless(base: Base, harm: Harm) -> bool:
+    """Removing what can be made again, or blanking zeros, is no damage."""
+    path = base.root / harm.file
+    if harm.how == "remove":
+        return harm.file.endswith((".idx", ".snap", ".blob"))
+    if harm.how == "cut" and harm.at >= path.stat().st_size:
+        return True
+    return harm.how == "blank" and not any(path.read_bytes()[harm.at : harm.at + 512])
+
+
+def run_all(base: Base, scratch: Path, few: int, seed: int, verify_every: int) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    for file in base.files():
+        for number, harm in enumerate(harms(base, file, few, seed)):
+            root = _copy(base, scratch)
+            harm.do(root)
+            if number % verify_every == 0 and not harmless(base, harm):
+                assert is_found(root, harm), f"{harm}: heapline journal verify does not see it"
+            kind = Path(file).suffix or Path(file).name
+            outcomes[f"{kind} {asyncio.run(outcome(base, root, harm))}"] += 1
+    print(dict(sorted(outcomes.items())), sum(outcomes.values()))
+    return outcomes
+
+
+def test_damage_is_recovered_exactly_or_refused_by_name(base: Base, tmp_path: Path) -> None:
+    outcomes = run_all(base, tmp_path / "copy", few=12, seed=1, verify_every=4)
+    refused = sum(n for what, n in outcomes.items() if "refused" in what)
+    exact = sum(n for what, n in outcomes.items() if "exact" in what)
+    assert refused > 20, "damage to the journal's tail must be refused"
+    assert exact > 20, "damage to what can be made again must be recovered from"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_at_very_many_places(base: Base, tmp_path: Path, seed: int) -> None:
+    run_all(base, tmp_path / "copy", few=400, seed=100 + seed, verify_every=10)
+
+
+def test_refused_topic_says_so_to_every_call(base: Base, tmp_path: Path) -> None:
+    root = _copy(base, tmp_path / "copy")
+    last = sorted(f for f in base.files() if f.endswith(".seg"))[-1]
+    written = _units(base, last)
+    while not written:  # segments made ready hold nothing yet
+        last = f"{FOLDER}/{int(Path(last).stem) - 1:010d}.seg"
+        written = _units(base, last)
+    Harm(last, "flip", written[-1].offset + 70).do(root)
+
+    async def ask() -> None:
+        async with broker(str(root), base.clock) as hl:
+            for call in (hl.stats(TOPIC), hl.pop(TOPIC), hl.enqueue(TOPIC, b"x"), hl.purge(TOPIC), hl.peek(TOPIC)):
+                with pytest.raises(heapline.JournalCorrupt, match=os.path.basename(last)):
+                    await call
+            assert [info.name for info in await hl.list_topics()] == [TOPIC, OTHER]
+            await hl.enqueue(OTHER, b"as ever")
+
+    asyncio.run(ask())
