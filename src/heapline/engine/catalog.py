@@ -71,7 +71,7 @@ class Catalog:
             file = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, KeyError, UnicodeDecodeError) as error:
             raise self._damaged(str(error)) from error
-        if _with_checksum(data) != data:
+        if not _CRC.search(data) or _with_checksum(data) != data:
             raise self._damaged("it does not match its checksum")
         return file
 

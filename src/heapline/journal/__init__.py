@@ -12,10 +12,6 @@ snapshot reclaim       what makes it short     verify repair  what the CLI offer
 from __future__ import annotations
 
 from heapline.journal.block import (
-    FLAG_DUE_IS_WALL_TIME,
-    FLAG_HEADERS,
-    FLAG_KEY,
-    MAX_RETRIES_DEFAULT,
     ROW,
     Block,
     make_block,
@@ -44,10 +40,6 @@ from heapline.journal.verify import Damage, Report, stats, verify
 from heapline.journal.writer import SyncPolicy
 
 __all__ = [
-    "FLAG_DUE_IS_WALL_TIME",
-    "FLAG_HEADERS",
-    "FLAG_KEY",
-    "MAX_RETRIES_DEFAULT",
     "ROW",
     "UNIT_BYTES_MAX",
     "BadRecord",

@@ -23,35 +23,11 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from heapline.core.position import ALIGN
+from heapline.core.record import DEFAULT_RETRIES, ROW
 
-ROW = np.dtype(
-    [
-        ("crc", "<u4"),  # crc32c of row bytes 4..80 followed by the small part
-        ("payload_crc", "<u4"),
-        ("payload_at", "<u4"),  # bytes from this row's start to its payload
-        ("payload_len", "<u4"),
-        ("small_at", "<u4"),  # bytes from this row's start to its small part
-        ("small_len", "<u4"),  # key bytes + headers bytes
-        ("key_len", "<u2"),
-        ("flags", "<u2"),
-        ("max_retries", "<u2"),  # MAX_RETRIES_DEFAULT = what the topic says
-        ("reserved", "<u2"),
-        ("id", "<i8"),
-        ("priority", "<i8"),
-        ("enqueued_at", "<i8"),
-        ("due", "<i8"),  # 0 = at once
-        ("ttl_ms", "<i8"),  # 0 = none
-        ("reserved8", "<i8"),
-    ]
-)
-ROW_BYTES = 80
-if ROW.itemsize != ROW_BYTES or ROW_BYTES % ALIGN:
-    raise TypeError("a row must be 80 bytes: positions count in steps of 16")
-
-FLAG_KEY = 1
-FLAG_HEADERS = 2
-FLAG_DUE_IS_WALL_TIME = 4
-MAX_RETRIES_DEFAULT = 0xFFFF
+ROW_BYTES = ROW.itemsize
+if ROW_BYTES % ALIGN:
+    raise TypeError("rows must be a multiple of 16 bytes: positions count in steps of 16")
 
 Rows = npt.NDArray[Any]
 _CHECKED = struct.Struct("<4x76s")
@@ -74,7 +50,7 @@ class Block:
 def new_rows(count: int) -> Rows:
     """Zeroed rows for the caller to fill: id, priority, enqueued_at, due, ttl_ms, flags, max_retries, key_len."""
     rows = np.zeros(count, ROW)
-    rows["max_retries"] = MAX_RETRIES_DEFAULT
+    rows["max_retries"] = DEFAULT_RETRIES
     return rows
 
 
