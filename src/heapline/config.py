@@ -36,7 +36,9 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jitter: float = 0.2  # share of the wait that is random, so that failures do not come back in step; 0 = none
 
     def validate(self) -> None:
-        if not (0 <= self.base <= self.max and self.factor >= 1 and 0 <= self.jitter <= 1 and math.isfinite(self.max)):
+        # The config is stored as JSON, which knows no infinity.
+        finite = math.isfinite(self.max) and math.isfinite(self.factor)
+        if not (finite and 0 <= self.base <= self.max and self.factor >= 1 and 0 <= self.jitter <= 1):
             raise BadRequest(f"{self} is not a back-off: need 0 <= base <= max, factor >= 1 and 0 <= jitter <= 1")
 
 
@@ -75,6 +77,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         self.backoff.validate()
         _between("partitions", self.partitions, 1, PARTITIONS_MAX)
         _between("k", self.k, 1, 1 << 31)
+        _between("lease_max", self.lease_max, 0.001, 366 * 86400)
         _between("visibility_default", self.visibility_default, 0.001, self.lease_max)
         _between("max_retries_default", self.max_retries_default, 0, MAX_RETRIES_MAX)
         _between("retention", self.retention, 0, 100 * 366 * 86400)
@@ -93,6 +96,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 #: Fields that are settled when a topic is made: its keys, positions and log were laid out by them.
 FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "partitions")
+#: Fields that change when the topic's journal is opened again, which update_topic does by itself.
+REOPENING_FIELDS = ("fsync", "tick")
 
 
 def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> TopicConfig:

@@ -252,7 +252,7 @@ def harmless(base: Base, harm: Harm) -> bool:
     """Removing what can be made again, or blanking zeros, is no damage."""
     path = base.root / harm.file
     if harm.how == "remove":
-        return harm.file.endswith((".idx", ".snap", ".blob"))
+        return harm.file.endswith((".idx", ".snap", ".blob")) or not any(path.read_bytes())
     if harm.how == "cut" and harm.at >= path.stat().st_size:
         return True
     return harm.how == "blank" and not any(path.read_bytes()[harm.at : harm.at + 512])

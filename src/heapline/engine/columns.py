@@ -155,8 +155,11 @@ def check_one(message: Outgoing, config: TopicConfig, topic: str) -> None:
         check_retries(message.max_retries)
     if message.idempotency_key is not None:
         _check_text("idempotency_key", message.idempotency_key, KEY_BYTES_MAX)
-    if message.idempotency_scope is not None and message.idempotency_scope not in SCOPES:
-        raise BadRequest(f"idempotency_scope is one of {', '.join(SCOPES)}, not {message.idempotency_scope!r}")
+    if message.idempotency_scope is not None:
+        if message.idempotency_scope not in SCOPES:
+            raise BadRequest(f"idempotency_scope is one of {', '.join(SCOPES)}, not {message.idempotency_scope!r}")
+        if message.idempotency_key is None:
+            raise BadRequest("idempotency_scope goes with an idempotency_key")
     if message.seq is not None and not (type(message.seq) is int and 0 <= message.seq <= INT64_MAX):
         raise BadRequest(f"seq is an int from 0 to 2^63−1, not {message.seq!r}")
 
@@ -180,7 +183,7 @@ def are_plain(messages: list[Outgoing], config: TopicConfig) -> bool:
 
 
 def check_priority(priority: Any) -> None:
-    if type(priority) is not int or not INT64_MIN <= priority <= INT64_MAX:
+    if isinstance(priority, bool) or not isinstance(priority, int) or not INT64_MIN <= priority <= INT64_MAX:
         raise BadRequest(f"a priority is an int of 64 bits, not {priority!r}")
 
 

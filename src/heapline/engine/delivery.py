@@ -18,7 +18,7 @@ import numpy as np
 from heapline.core.events import I64, Grant
 from heapline.core.heap import Rows
 from heapline.core.ids import partition_of
-from heapline.core.leases import DEADLINE, POSITION, TOKEN
+from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.partition import Partition
 from heapline.core.position import ATTEMPTS_MAX, size_bound
 from heapline.core.record import FLAG_HEADERS, FLAG_KEY
@@ -67,37 +67,47 @@ class Delivery:
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
         """Lease messages to these pops; returns those that got some."""
-        again = [call for call in calls if call.request_id is not None and self._repeat(call)]
-        fresh = [call for call in calls if not call.ids]
+        named = [call for call in calls if call.request_id is not None]
+        for call in named:
+            self._repeat(call)
+        # Of pops with one request id that come together, the first is served and the others repeat it.
+        first = {call.request_id: call for call in reversed(named)}
+        fresh = [c for c in calls if not c.ids and (c.request_id is None or first[c.request_id] is c)]
+        self._serve_fresh(fresh, now)
+        for call in named:
+            if not call.ids and first[call.request_id] is not call:
+                self._repeat(call)
+        return [call for call in calls if call.ids]
+
+    def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
         room = self._room()
-        if not fresh or room <= 0:
-            return again
-        want = min(sum(call.max_messages for call in fresh), room)
         partitions = [p for p in self._topic.partitions if p.ready]
-        if not partitions:
-            return again
+        if not calls or not partitions or room <= 0:
+            return
+        want = min(sum([call.max_messages for call in calls]), room)
         if len(partitions) == 1:
-            self._serve_one(partitions[0], fresh, want, now)
+            self._serve_one(partitions[0], calls, want, now)
         else:
-            self._serve_many(partitions, fresh, want, now)
-        return again + [call for call in fresh if call.ids]
+            self._serve_many(partitions, calls, want, now)
 
     def _room(self) -> int:
+        if self._topic.paused:
+            return 0
         limit = self._topic.config.max_inflight
         return limit - self._topic.leased if limit else 1 << 40
 
-    def _repeat(self, call: PopCall) -> bool:
-        """A pop that was asked before gets the leases that it got then, if they still stand."""
-        deadlines = []
-        for partition in self._topic.partitions:
-            for id in partition.leases.request(call.request_id or ""):
-                lease = partition.leases.by_id[id]
-                call.ids.append(id)
-                call.tokens.append(lease[TOKEN])
-                call.positions.append(lease[POSITION])
-                deadlines.append(lease[DEADLINE])
-        call.deadline = deadlines
-        return bool(call.ids)
+    def _repeat(self, call: PopCall) -> None:
+        """A pop that was asked before gets the leases that it got then, as far as they still stand, best first."""
+        held = sorted(
+            (lease[KEY], id, lease)
+            for partition in self._topic.partitions
+            for id in partition.leases.request(call.request_id or "")
+            for lease in (partition.leases.by_id[id],)
+        )
+        call.ids = [id for _, id, _ in held]
+        call.tokens = [lease[TOKEN] for _, _, lease in held]
+        call.positions = [lease[POSITION] for _, _, lease in held]
+        call.deadline = [lease[DEADLINE] for _, _, lease in held]
 
     def _serve_one(self, partition: Partition, calls: Sequence[PopCall], want: int, now: Now) -> None:
         rows = partition.eligible(want)

@@ -18,7 +18,7 @@ import numpy as np
 
 from heapline.broker import Held, MessageId
 from heapline.clock import Clock, SystemClock
-from heapline.config import FIXED_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
+from heapline.config import FIXED_FIELDS, REOPENING_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
 from heapline.core.events import ConfigChanged, Paused, Resumed
 from heapline.core.partition import Draw, Partition
 from heapline.engine import deadletters, lookup
@@ -267,6 +267,7 @@ class EmbeddedBroker:
             fixed = [f for f in FIXED_FIELDS if getattr(wanted, f) != getattr(entry.config, f)]
             if fixed:
                 raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
+            before = entry.config
             entry = await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
             runner.loader.config = wanted
 
@@ -277,6 +278,8 @@ class EmbeddedBroker:
                 runner.emit(runner.topic.partitions[0], ConfigChanged(msgspec.json.encode(wanted)), now)
 
             await runner.call(decide)
+            if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
+                await runner.reopen()
             return _info(entry)
 
     async def list_topics(self) -> list[TopicInfo]:
@@ -360,7 +363,8 @@ class EmbeddedBroker:
         )  # fmt: skip
         check_one(message, runner.topic.config, runner.name)
         if producer is not None:
-            results = await self.enqueue_batch(topic, [message], producer=producer)
+            check_unnumbered([message], producer_id, epoch, answered_below)
+            results = await self._enqueue_numbered(runner, [message], True, producer)
             return results[0]
         identity = identity_of(producer_id, epoch, answered_below, [message])
         result: Enqueued = await runner.enqueue(EnqueueCall(runner.future(), message=message, identity=identity))
@@ -377,7 +381,8 @@ class EmbeddedBroker:
         if not good:
             return [Enqueued(0, error=errors[i]) for i in range(len(messages))]
         if producer is not None:
-            results = await self._enqueue_numbered(runner, topic, good, atomic, producer)
+            check_unnumbered(good, producer_id, epoch, answered_below)
+            results = await self._enqueue_numbered(runner, good, atomic, producer)
         else:
             identity = identity_of(producer_id, epoch, answered_below, good)
             results = await self._enqueue_all(runner, good, atomic, identity)
@@ -387,11 +392,9 @@ class EmbeddedBroker:
         return [Enqueued(0, error=errors[i]) if i in errors else next(rest) for i in range(len(messages))]
 
     async def _enqueue_numbered(
-        self, runner: TopicRunner, topic: str, messages: list[Outgoing], atomic: bool, producer: Producer
+        self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, producer: Producer
     ) -> list[Enqueued]:
         line = await producer.line(self, runner.name)
-        if any(m.seq is not None for m in messages):
-            raise BadRequest("a Producer gives the numbers itself: leave seq away")
         answered_below = line.answered_below
         first = producer.take(line, len(messages))
         numbered = [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
@@ -433,8 +436,7 @@ class EmbeddedBroker:
             check_seconds("visibility", visibility, 0.001)
             if visibility > config.lease_max:
                 raise BadRequest(f"visibility={visibility} is over the topic's lease_max of {config.lease_max} seconds")
-        if wait:
-            check_seconds("wait", wait)
+        check_seconds("wait", wait)
         check_text("holder", holder)
         check_text("request_id", request_id)
         check_int("max_messages", max_messages, 1, POP_MESSAGES_MAX)
@@ -446,16 +448,26 @@ class EmbeddedBroker:
         return messages
 
     async def ack(self, messages: Held) -> None:
-        lost: list[int] = []
-        topic = ""
         if type(messages) is Message:
-            topic = messages.topic
-            lost = await self._runner(topic).ack([messages.id], [messages.token])
-        else:
-            for topic, ids, tokens in by_topic(listed(messages)):
-                lost += await self._runner(topic).ack(ids, tokens)
-        if lost:
-            raise LeaseLost(lost, topic)
+            lost = await self._runner(messages.topic).ack([messages.id], [messages.token])
+            if lost:
+                raise LeaseLost(lost, messages.topic)
+            return
+        await self._by_topic(messages, lambda runner, ids, tokens: runner.ack(ids, tokens))
+
+    async def _by_topic(self, messages: Held, act: Callable[[TopicRunner, list[int], list[int]], Any]) -> None:
+        """Act on leases of any topics, on all that can be; then raise for those that could not."""
+        problems: list[HeaplineError] = []
+        for topic, ids, tokens in by_topic(listed(messages)):
+            try:
+                lost = await act(self._runner(topic), ids, tokens)
+            except HeaplineError as error:
+                problems.append(error)
+            else:
+                if lost:
+                    problems.append(LeaseLost(lost, topic))
+        if problems:
+            raise problems[0] if len(problems) == 1 else _worst(problems)
 
     async def nack(self, messages: Held, *, backoff: float | None = None, reason: str | None = None) -> None:
         if backoff is not None:
@@ -464,7 +476,6 @@ class EmbeddedBroker:
         wait = None if backoff is None else delay_ms(backoff)
 
         def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
-            runner.counters.nacked += len(ids)
             return runner.emit_decision(p, p.decide_nack(ids, tokens, now, wait, reason), now)
 
         await self._on_leases(messages, decide)
@@ -501,21 +512,18 @@ class EmbeddedBroker:
         await self._on_leases(messages, decide)
 
     async def _on_leases(self, messages: Held, decide: Any) -> None:
-        """Act on leases of any topics; raises LeaseLost for those that were not held, after the rest is done."""
-        lost: list[int] = []
-        topic = ""
-        for topic, ids, tokens in by_topic(listed(messages)):
-            runner = self._runner(topic)
+        """The same with a decision for each partition."""
 
-            def run(now: Now, runner: TopicRunner = runner, ids: Any = ids, tokens: Any = tokens) -> list[int]:
+        def act(runner: TopicRunner, ids: list[int], tokens: list[int]) -> Any:
+            def run(now: Now) -> list[int]:
                 missing: list[int] = []
                 for partition, part_ids, part_tokens in runner.by_partition(ids, tokens):
                     missing += decide(runner, partition, part_ids, part_tokens, now)
                 return missing
 
-            lost += await runner.call(run)
-        if lost:
-            raise LeaseLost(lost, topic)
+            return runner.call(run)
+
+        await self._by_topic(messages, act)
 
     # -- by id -----------------------------------------------------------------------------------------------------
 
@@ -596,6 +604,14 @@ class EmbeddedBroker:
 LOG_FRAMES = 16
 CHUNK_BYTES = 3 << 20
 _DEFAULT = TopicConfig()
+
+
+def _worst(problems: list[HeaplineError]) -> HeaplineError:
+    """Of several topics' problems: leases lost, all of them together, unless something else went wrong."""
+    lost = [p for p in problems if isinstance(p, LeaseLost)]
+    if len(lost) < len(problems):
+        return next(p for p in problems if not isinstance(p, LeaseLost))
+    return LeaseLost([id for p in lost for id in p.lost], ", ".join(p.topic for p in lost))
 
 
 def _take(found: Any, count: int) -> list[LogFrame]:

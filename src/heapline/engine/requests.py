@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heapline.broker import Held
@@ -27,6 +27,12 @@ def identity_of(
     check_int("epoch", epoch, 1, 1 << 62)
     check_int("answered_below", answered_below or 0, 0, 1 << 62)
     return Identity(producer_id, epoch or 0, answered_below or 0)
+
+
+def check_unnumbered(messages: Sequence[Outgoing], *own: object) -> None:
+    """A Producer brings its own name, epoch and numbers."""
+    if any(value is not None for value in own) or any(m.seq is not None for m in messages):
+        raise BadRequest("a Producer gives the numbers itself: leave producer_id, epoch, seq and answered_below away")
 
 
 def check_producer(producer_id: Any) -> None:
@@ -57,23 +63,41 @@ def check_int(name: str, value: Any, low: int, high: int) -> None:
 
 
 def check_reason(reason: Any) -> None:
-    if reason is not None and not (isinstance(reason, str) and len(reason) <= 4096):
-        raise BadRequest("reason is a str of at most 4096 characters")
+    check_text("reason", reason, 4096, low=0)  # str(error) may well be empty
 
 
-def check_text(name: str, value: Any) -> None:
-    if value is not None and not (isinstance(value, str) and len(value) <= 1024):
-        raise BadRequest(f"{name} is a str of at most 1024 characters, not {value!r}")
+def check_text(name: str, value: Any, limit: int = 1024, low: int = 1) -> None:
+    """What goes into the journal as text must be writable there: a str that UTF-8 can spell."""
+    if value is None:
+        return
+    if not (isinstance(value, str) and low <= len(value) <= limit):
+        raise BadRequest(f"{name} is a str of {low} to {limit} characters, not {str(value)[:40]!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{name} cannot be encoded as UTF-8: {value[:40]!r}") from None
 
 
 def listed(messages: Held) -> list[Message | LeaseRef]:
     if isinstance(messages, Message | LeaseRef):
-        return [messages]
+        messages = [messages]
+    elif not isinstance(messages, Iterable):
+        raise BadRequest(f"give messages that pop returned, not {messages!r}")
     found = list(messages)
     for kind in set(map(type, found)):
         if not issubclass(kind, Message | LeaseRef):
             raise BadRequest(f"give messages that pop returned, not {kind.__name__}")
+        if issubclass(kind, LeaseRef):
+            _check_refs(found)
     return found
+
+
+def _check_refs(messages: list[Message | LeaseRef]) -> None:
+    """A LeaseRef may be made by hand or come over a wire: its numbers must be numbers."""
+    for m in messages:
+        if isinstance(m, LeaseRef):
+            check_int("the id of a LeaseRef", m.id, 0, (1 << 63) - 1)
+            check_int("the token of a LeaseRef", m.token, 0, (1 << 63) - 1)
 
 
 def by_topic(messages: list[Message | LeaseRef]) -> list[tuple[str, list[int], list[int]]]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from heapline.clock import Clock, SteadyClock
 from heapline.config import BrokerConfig
-from heapline.core.events import AnyEvent, DeadLettered, Expired, LeaseExpired, Resumed
+from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked, Resumed
 from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
@@ -78,6 +78,7 @@ class TopicRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._failure: HeaplineError | None = None
         self._closed = False
+        self._suspended = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wakes: list[float] = []
         self._dirty: set[int] = set()
@@ -90,8 +91,22 @@ class TopicRunner:
     async def start(self) -> None:
         self._install(await self.io.run(self.loader.load))
         self.spawn(self.upkeep.run())
-        if self.topic.config.fsync == "interval":
-            self.spawn(self.upkeep.sync_at_intervals(self.topic.config.fsync_interval))
+        self.spawn(self.upkeep.sync_at_intervals())
+
+    async def reopen(self) -> None:
+        """Load the topic again, on purpose: for settings that are fixed while a journal is open. Calls wait."""
+        self._suspended = True
+        try:
+            await self.committer.drain()
+            if self._failure is not None:
+                return  # it is being reloaded anyway
+            self.committer.abandon(TopicReloading(self.name, "its settings change"))
+            await self.committer.idle()
+            await self.io.run(self.journal.close)
+            self._install(await self.io.run(self.loader.load))
+        finally:
+            self._suspended = False
+            self._plan_turn()
 
     def _install(self, loaded: Loaded) -> None:
         self.topic: Topic = loaded.topic
@@ -200,6 +215,10 @@ class TopicRunner:
         self._plan_turn()
         try:
             return await call.future
+        except asyncio.CancelledError:
+            if not call.future.cancelled() and call.future.exception() is None:
+                self._give_back(call)  # cancelled between the answer and the one who asked
+            raise
         finally:
             if call.timer is not None:
                 call.timer.cancel()
@@ -225,7 +244,7 @@ class TopicRunner:
 
     def _turn(self) -> None:
         self._turn_planned = False
-        if self._failure is not None or self._closed:
+        if self._failure is not None or self._closed or self._suspended:
             return
         now = self.steady.now()
         calls, self._inbox = self._inbox, []
@@ -283,7 +302,6 @@ class TopicRunner:
                 for ack in acks:
                     self._ack_all([ack], now)
                 return
-        self.counters.acked += len(ids)
         lost: list[int] = []
         for partition, part_ids, part_tokens in self.by_partition(ids, tokens):
             lost += self.emit_decision(partition, partition.decide_ack(part_ids, part_tokens), now)
@@ -306,7 +324,11 @@ class TopicRunner:
         return decision.lost
 
     def _count(self, event: AnyEvent) -> None:
-        if isinstance(event, LeaseExpired):
+        if isinstance(event, Acked):
+            self.counters.acked += len(event.ids)
+        elif isinstance(event, Nacked):
+            self.counters.nacked += len(event.ids)
+        elif isinstance(event, LeaseExpired):
             self.counters.timeouts += len(event.ids)
         elif isinstance(event, DeadLettered):
             self.counters.dead += len(event.ids)
@@ -343,11 +365,9 @@ class TopicRunner:
     def _serve(self, now: Now) -> None:
         calls = [call for call in self._pops if not call.future.done()]
         self._pops.clear()
-        served: list[PopCall] = []
-        if not self.topic.paused and calls:
-            served = self.delivery.serve(calls, now)
-            if served:
-                self._touch_all()
+        served = self.delivery.serve(calls, now)
+        if served:
+            self._touch_all()
         if served:
             self._read(served)
         got = set(map(id, served))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = Log("heapline.engine")
 REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite delays nobody for long
 REWRITE_ROWS = 4096
+IDLE_LOOK = 30.0  # seconds
 
 
 class Upkeep:
@@ -56,11 +57,20 @@ class Upkeep:
             except (HeaplineError, OSError) as error:
                 log.warning("upkeep failed, will be tried again", topic=runner.name, error=str(error))
 
-    async def sync_at_intervals(self, seconds: float) -> None:
+    async def sync_at_intervals(self) -> None:
+        """Under the `interval` policy; under the others it only looks now and then whether that has changed."""
         runner = self._runner
         while True:
-            await asyncio.sleep(seconds)
-            await runner.committer.between_commits(runner.journal.sync)
+            config = runner.topic.config
+            if config.fsync != "interval":
+                await asyncio.sleep(IDLE_LOOK)
+                continue
+            await asyncio.sleep(config.fsync_interval)
+            if runner.is_serving:
+                try:
+                    await runner.committer.between_commits(runner.journal.sync)
+                except (HeaplineError, OSError) as error:
+                    log.warning("sync failed", topic=runner.name, error=str(error))
 
     def _is_snapshot_due(self) -> bool:
         runner = self._runner
