@@ -1,4 +1,4 @@
-"""Every file of a data directory, cut short and with bits flipped at many places: recovered exactly, or refused by name.
+"""Every file of a data directory, cut short and with bits flipped in many places: recovered exactly or refused by name.
 
 For each damage one of these must hold, and nothing else: the topic opens with exactly the state it had; it is refused
 with a CorruptionError that names a file of its own; or it opens and only single messages, whose own bytes are damaged,
@@ -10,73 +10,73 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import heapline
 from heapline.cli.examine import examine
-from heapline.cli.places import find_topics
+from heapline.cli.places import Place
+from heapline.core.placement import place_one
 from heapline.engine import freeze
+from heapline.engine.catalog import Catalog
 from heapline.errors import CorruptionError
 from heapline.journal.recovery import Scan
-from tests.integration.whole import FixedClock, Filler, UnsyncedDisk, broker, digest
+from heapline.journal.segment import segment_path
+from tests.integration.ram import RamDisk
+from tests.integration.whole import Filler, FixedClock, broker, digest
 
 TOPIC, OTHER = "jobs", "other"
-FOLDER = f"topics/default/{TOPIC}.1"
+FOLDER = f"/data/topics/default/{TOPIC}.1"
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
 
 
 class Harm(NamedTuple):
     """What is done to one file."""
 
-    file: str  # relative to the data directory
+    file: str
     how: str  # flip | cut | blank | remove
     at: int
     bit: int = 0
 
-    def do(self, root: Path) -> None:
-        path = root / self.file
+    def do(self, disk: RamDisk) -> None:
         if self.how == "remove":
-            path.unlink()
+            disk.unlink(self.file)
             return
-        data = bytearray(path.read_bytes())
+        data = bytearray(disk.read_file(self.file))
         if self.how == "cut":
             del data[self.at :]
         elif self.how == "blank":
             data[self.at : self.at + 512] = bytes(len(data[self.at : self.at + 512]))
         else:
             data[self.at] ^= 1 << self.bit
-        path.write_bytes(data)
+        disk.write_file_atomic(self.file, data)
 
 
 @dataclass
 class Base:
     """A good directory and what is in it."""
 
-    root: Path
+    disk: RamDisk
     clock: FixedClock
     ids: list[int]
     other_ids: list[int]
+    units: list[Any]
     expected: dict[str, Any] = field(default_factory=dict)
     expected_other: dict[str, Any] = field(default_factory=dict)
 
     def files(self) -> list[str]:
-        found = (p.relative_to(self.root) for p in sorted(self.root.rglob("*")) if p.is_file())
-        return [str(p) for p in found if OTHER not in str(p) and p.name != "LOCK"]
+        return [f for f in self.disk.paths() if OTHER not in f]
 
 
-async def _build(directory: Path, *, snapshots: bool, reclaimed: bool) -> Base:
+async def _build(*, snapshots: bool, reclaimed: bool) -> Base:
     """Copied while the engine is open and idle: what a kill leaves behind, with units above the last snapshot."""
-    live, clock = directory / "live", FixedClock()
-    async with broker(str(live), clock) as hl:
+    live, clock = RamDisk(), FixedClock()
+    async with broker(live, clock) as hl:
         await hl.create_topic(TOPIC, partitions=2, **SMALL)
         await hl.create_topic(OTHER, **SMALL)
         other = Filler(hl, clock, OTHER)
@@ -85,6 +85,8 @@ async def _build(directory: Path, *, snapshots: bool, reclaimed: bool) -> Base:
         await jobs.put(220, 4000)
         first = await hl.pop(TOPIC, 400 if reclaimed else 90, visibility=60.0, max_bytes=1 << 30)
         await hl.ack(first)
+        acked = {m.id for m in first[5:]}
+        jobs.ids = [id for id in jobs.ids if id not in acked]  # five tell as much as all of them
         await jobs.put_all_kinds()
         if snapshots:
             await hl.snapshot(TOPIC)
@@ -97,8 +99,7 @@ async def _build(directory: Path, *, snapshots: bool, reclaimed: bool) -> Base:
             await _reclaim(hl)
         await jobs.put(40)
         await hl.ack(await hl.pop(TOPIC, 10))
-        shutil.copytree(live, directory / "base")
-    return Base(directory / "base", clock, jobs.ids, other.ids)
+        return Base(disk := live.copy(), clock, jobs.ids, other.ids, list(Scan(disk, FOLDER)))
 
 
 async def _reclaim(hl: Any) -> None:
@@ -110,18 +111,11 @@ async def _reclaim(hl: Any) -> None:
         await hl.snapshot(TOPIC)
 
 
-async def _expect(base: Base, scratch: Path) -> None:
+async def _expect(base: Base) -> None:
     """What the undamaged directory holds, taken from a copy."""
-    copy = _copy(base, scratch)
-    async with broker(str(copy), base.clock) as hl:
+    async with broker(base.disk.copy(), base.clock) as hl:
         base.expected = await digest(hl, TOPIC, base.ids)
         base.expected_other = await digest(hl, OTHER, base.other_ids)
-
-
-def _copy(base: Base, scratch: Path) -> Path:
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(base.root, scratch)
-    return scratch
 
 
 BASES = {
@@ -132,14 +126,14 @@ BASES = {
 
 
 @pytest.fixture(scope="module", params=BASES)
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
-    directory = tmp_path_factory.mktemp("base")
+def base(request: pytest.FixtureRequest) -> Iterator[Base]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(freeze, "BLOB_ROWS_MIN", 32)  # so that a small topic has blobs too
-        made = asyncio.run(_build(directory, **BASES[request.param]))
-        asyncio.run(_expect(made, directory / "expect"))
+        made = asyncio.run(_build(**BASES[request.param]))
+        asyncio.run(_expect(made))
+        if request.param == "reclaimed":
+            assert made.units[0].segment > 1, "nothing was reclaimed: this base is like the others"
         yield made
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +147,8 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 def harms(base: Base, file: str, few: int, seed: int) -> Iterator[Harm]:
     """All interesting places of a file, sampled, and `few` random ones; the same on every machine."""
     draw = random.Random(f"{seed} {file}")
-    size = (base.root / file).stat().st_size
+    size = len(base.disk.read_file(file))
+    few *= 3 if file.endswith(".seg") else 1
     places = sorted(p for p in _edges(base, file, size) if 0 <= p < size)
     places = sorted(draw.sample(places, min(len(places), few)))
     used = _used(base, file, size)
@@ -183,9 +178,8 @@ def _edges(base: Base, file: str, size: int) -> set[int]:
 def _units(base: Base, file: str) -> list[Any]:
     if not file.endswith(".seg"):
         return []
-    number = int(Path(file).stem)
-    scan = Scan(UnsyncedDisk(), str(base.root / FOLDER))
-    return [unit for unit in scan if unit.segment == number]
+    number = int(file[-14:-4])
+    return [unit for unit in base.units if unit.segment == number]
 
 
 def _used(base: Base, file: str, size: int) -> int:
@@ -196,23 +190,26 @@ def _used(base: Base, file: str, size: int) -> int:
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
-async def outcome(base: Base, root: Path, harm: Harm) -> str:
+async def outcome(base: Base, disk: RamDisk, harm: Harm) -> str:
     try:
-        async with broker(str(root), base.clock) as hl:
+        async with broker(disk, base.clock) as hl:
             other = await digest(hl, OTHER, base.other_ids)
             assert other == base.expected_other, f"{harm}: the other topic is not what it was"
             try:
                 found = await digest(hl, TOPIC, base.ids)
             except CorruptionError as error:
-                assert FOLDER in str(error), f"{harm}: refused, but without naming the file: {error}"
-                return "refused"
+                return named("refused", FOLDER, error, harm)
             if found == base.expected:
                 await hl.enqueue(TOPIC, b"still serving")
                 return "exact"
             return single_records(harm, found, base.expected)
     except CorruptionError as error:
-        assert harm.file in str(error), f"{harm}: refused, but without naming the file: {error}"
-        return "directory refused"
+        return named("directory refused", harm.file, error, harm)
+
+
+def named(what: str, file: str, error: CorruptionError, harm: Harm) -> str:
+    assert file in str(error), f"{harm}: refused without naming the file: {error}"
+    return what
 
 
 def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) -> str:
@@ -237,43 +234,42 @@ def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) 
     return "records"
 
 
-def is_found(root: Path, harm: Harm) -> bool:
+def is_found(disk: RamDisk) -> bool:
     """Whether `heapline journal verify` sees it."""
-    places = find_topics(root)
-    disk = UnsyncedDisk()
-    if places.catalog_damage:
+    try:
+        entries = Catalog(disk, "/data").entries.values()
+    except CorruptionError:
         return True
+    places = [Place(e.topic, f"/data/{e.folder}", e.incarnation, e.config) for e in entries]
     # A flipped bit in space not written yet looks like a torn write, and is told as one.
-    found = [examine(disk, place, running=False) for place in places.topics]
+    found = [examine(disk, place, running=False) for place in places]
     return any(topic.findings or topic.report.torn_unit for topic in found)
 
 
 def harmless(base: Base, harm: Harm) -> bool:
-    """Removing what can be made again, or blanking zeros, is no damage."""
-    path = base.root / harm.file
+    """Removing what can be made again, or what is not written yet, or blanking zeros, is no damage."""
+    data = base.disk.read_file(harm.file)
     if harm.how == "remove":
-        return harm.file.endswith((".idx", ".snap", ".blob")) or not any(path.read_bytes())
-    if harm.how == "cut" and harm.at >= path.stat().st_size:
-        return True
-    return harm.how == "blank" and not any(path.read_bytes()[harm.at : harm.at + 512])
+        return harm.file.endswith((".idx", ".snap", ".blob")) or not any(data)
+    return harm.how == "blank" and not any(data[harm.at : harm.at + 512])
 
 
-def run_all(base: Base, scratch: Path, few: int, seed: int, verify_every: int) -> Counter[str]:
+def run_all(base: Base, few: int, seed: int, verify_every: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for file in base.files():
         for number, harm in enumerate(harms(base, file, few, seed)):
-            root = _copy(base, scratch)
-            harm.do(root)
+            disk = base.disk.copy()
+            harm.do(disk)
             if number % verify_every == 0 and not harmless(base, harm):
-                assert is_found(root, harm), f"{harm}: heapline journal verify does not see it"
-            kind = Path(file).suffix or Path(file).name
-            outcomes[f"{kind} {asyncio.run(outcome(base, root, harm))}"] += 1
+                assert is_found(disk), f"{harm}: heapline journal verify does not see it"
+            kind = file.rpartition("/")[2].rpartition(".")[2]
+            outcomes[f"{kind} {asyncio.run(outcome(base, disk, harm))}"] += 1
     print(dict(sorted(outcomes.items())), sum(outcomes.values()))
     return outcomes
 
 
-def test_damage_is_recovered_exactly_or_refused_by_name(base: Base, tmp_path: Path) -> None:
-    outcomes = run_all(base, tmp_path / "copy", few=12, seed=1, verify_every=4)
+def test_damage_is_recovered_exactly_or_refused_by_name(base: Base) -> None:
+    outcomes = run_all(base, few=8, seed=1, verify_every=3)
     refused = sum(n for what, n in outcomes.items() if "refused" in what)
     exact = sum(n for what, n in outcomes.items() if "exact" in what)
     assert refused > 20, "damage to the journal's tail must be refused"
@@ -282,25 +278,52 @@ def test_damage_is_recovered_exactly_or_refused_by_name(base: Base, tmp_path: Pa
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(8))
-def test_damage_at_very_many_places(base: Base, tmp_path: Path, seed: int) -> None:
-    run_all(base, tmp_path / "copy", few=400, seed=100 + seed, verify_every=10)
+def test_damage_at_very_many_places(base: Base, seed: int) -> None:
+    run_all(base, few=400, seed=100 + seed, verify_every=10)
 
 
-def test_refused_topic_says_so_to_every_call(base: Base, tmp_path: Path) -> None:
-    root = _copy(base, tmp_path / "copy")
-    last = sorted(f for f in base.files() if f.endswith(".seg"))[-1]
-    written = _units(base, last)
-    while not written:  # segments made ready hold nothing yet
-        last = f"{FOLDER}/{int(Path(last).stem) - 1:010d}.seg"
-        written = _units(base, last)
-    Harm(last, "flip", written[-1].offset + 70).do(root)
+def test_refused_topic_says_so_to_every_call(base: Base) -> None:
+    last = base.units[-1]
+    disk = base.disk.copy()
+    Harm(segment_path(FOLDER, last.segment), "flip", last.offset + 70).do(disk)
 
     async def ask() -> None:
-        async with broker(str(root), base.clock) as hl:
+        async with broker(disk, base.clock) as hl:
             for call in (hl.stats(TOPIC), hl.pop(TOPIC), hl.enqueue(TOPIC, b"x"), hl.purge(TOPIC), hl.peek(TOPIC)):
-                with pytest.raises(heapline.JournalCorrupt, match=os.path.basename(last)):
+                with pytest.raises(heapline.JournalCorrupt, match=segment_path(FOLDER, last.segment)):
                     await call
             assert [info.name for info in await hl.list_topics()] == [TOPIC, OTHER]
             await hl.enqueue(OTHER, b"as ever")
+
+    asyncio.run(ask())
+
+
+def test_reclaimed_journal_without_snapshots_is_refused_though_what_is_left_replays() -> None:
+    """What the reclaimed part said of a partition that is silent since (offsets, keys, ids) would be lost unseen."""
+    disk, clock = RamDisk(), FixedClock()
+    silent, other = (next(k for k in map(str, range(99)) if place_one(k.encode(), 2) == p) for p in (1, 0))
+
+    async def build() -> RamDisk:
+        async with broker(disk, clock) as hl:
+            await hl.create_topic(TOPIC, partitions=2, **SMALL)
+            await hl.enqueue(TOPIC, b"once", key=silent, idempotency_key="order-1")
+            await hl.enqueue_batch(TOPIC, [heapline.Outgoing(b"." * 4000, key=silent)] * 200)
+            await hl.ack(await hl.pop(TOPIC, 1000, max_bytes=1 << 30))
+            for _ in range(3):
+                await hl.enqueue_batch(TOPIC, [heapline.Outgoing(b"." * 4000, key=other)] * 60)
+                await hl.snapshot(TOPIC)
+            await hl._runners[TOPIC].upkeep.reclaim()
+            assert segment_path(FOLDER, 1) not in disk.paths()
+            return disk.copy()
+
+    left = asyncio.run(build())
+    for path in left.paths():
+        if path.endswith(".snap"):
+            left.unlink(path)
+
+    async def ask() -> None:
+        async with broker(left, clock) as hl:
+            with pytest.raises(heapline.JournalCorrupt, match="no snapshot"):
+                await hl.stats(TOPIC)
 
     asyncio.run(ask())

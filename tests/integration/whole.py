@@ -7,7 +7,7 @@ ready, so it is the last thing to do with a broker). Used by the corruption test
 
 from __future__ import annotations
 
-import os
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
@@ -18,8 +18,8 @@ import numpy as np
 import heapline
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
-from heapline.journal.disk import Buffer, File, RealDisk, RealFile
 from heapline.model import from_ms
+from tests.integration.ram import InlineIo, RamDisk
 
 START = 1_767_225_600_000  # 2026-01-01 00:00 UTC, in ms
 HOUR = 3600.0
@@ -43,30 +43,9 @@ class FixedClock:
         self.now += round(seconds * 1000)
 
 
-class _UnsyncedFile(RealFile):
-    def fdatasync(self) -> None:
-        pass
-
-
-class UnsyncedDisk(RealDisk):
-    """Real files, no syncs: nothing here loses power, and hundreds of directories are opened."""
-
-    def open(self, path: str, *, write: bool = False) -> File:
-        return _UnsyncedFile(path, os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
-
-    def create(self, path: str) -> File:
-        return _UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
-
-    def fsync_dir(self, path: str) -> None:
-        pass
-
-    def write_file_atomic(self, path: str, data: Buffer) -> None:
-        super().write_file_atomic(path, data)
-
-
-def broker(path: str, clock: FixedClock, config: BrokerConfig = STILL) -> EmbeddedBroker:
+def broker(disk: RamDisk, clock: FixedClock, path: str = "/data") -> EmbeddedBroker:
     return EmbeddedBroker(
-        path, config=config, disk=UnsyncedDisk(), clock=clock, draw=np.random.default_rng(1).random
+        path, config=STILL, disk=disk, io=InlineIo(), clock=clock, draw=np.random.default_rng(1).random
     )  # fmt: skip
 
 
@@ -80,12 +59,14 @@ class Filler:
     def __init__(self, hl: EmbeddedBroker, clock: FixedClock, topic: str) -> None:
         self.hl, self.clock, self.topic = hl, clock, topic
         self.ids: list[int] = []
+        self._made = 0
 
     async def put(self, count: int, length: int = 40, **options: Any) -> list[int]:
         batch = [
             heapline.Outgoing(payload(n, length), priority=n * 7919 % 101 - 50, **options)
-            for n in range(len(self.ids), len(self.ids) + count)
+            for n in range(self._made, self._made + count)
         ]
+        self._made += count
         ids = [answer.id for answer in await self.hl.enqueue_batch(self.topic, batch)]
         self.ids += ids
         return ids
@@ -142,13 +123,11 @@ class Filler:
 
 async def known(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[int, Any]:
     """What is told of each id; None of those that nothing is remembered of."""
-    told: dict[int, Any] = {}
-    for id in ids:
-        try:
-            told[id] = await hl.get(topic, id)
-        except heapline.MessageNotFound:
-            told[id] = None
-    return told
+    told = await asyncio.gather(*(hl.get(topic, id) for id in ids), return_exceptions=True)
+    for answer in told:
+        if isinstance(answer, BaseException) and not isinstance(answer, heapline.MessageNotFound):
+            raise answer
+    return {id: None if isinstance(a, BaseException) else a for id, a in zip(ids, told, strict=True)}
 
 
 async def digest(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[str, Any]:

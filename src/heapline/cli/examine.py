@@ -127,7 +127,13 @@ def _check_snapshots(disk: Disk, place: Place, found: Examined) -> None:
 def _check_replay(disk: Disk, place: Place, found: Examined) -> Finding | None:
     """Why the topic cannot be opened, if so."""
     try:
-        found.state = state_of(rebuild(disk, place, found.running))
+        topic = rebuild(disk, place, found.running)
+        found.state = state_of(topic)
+        present = numbered(disk.listdir(place.folder), ".seg")
+        for segment in topic.live.segments():
+            if segment not in present and (count := topic.live.count(segment)):
+                detail = f"the segment is missing, and with it {count} message(s) that are not gone"
+                found.findings.append(Finding(segment_path(place.folder, segment), 0, detail, RECORD_ADVICE))
     except CorruptionError as error:
         path, offset = getattr(error, "path", place.folder), getattr(error, "offset", 0)
         detail = getattr(error, "detail", str(error))

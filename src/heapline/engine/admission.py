@@ -93,27 +93,45 @@ class Admission:
 
     def admit(self, calls: Sequence[EnqueueCall], now: Now) -> list[Answer]:
         answers: list[Answer] = []
-        limit = self._topic.config.max_backlog
-        backlog = self._topic.backlog if limit else 0
         group: list[EnqueueCall] = []
-        group_bytes = 0
+        group_bytes = group_count = 0
         for call in calls:
-            if limit and backlog + call.count > limit:
-                answers.append((call.future, ResourceExhausted(f"max_backlog of topic {self._topic.name!r}", limit)))
-                continue
-            backlog += call.count
-            if not call.is_plain:
+            alone = not call.is_plain or group_count + call.count > self._room()
+            if group and (alone or group_bytes + call.nbytes > self._group_bytes_max):
                 answers += self._admit_plain(group, now)
-                group, group_bytes = [], 0
-                answers.append((call.future, self._admit_identified(call, now)))
+                group, group_bytes, group_count = [], 0, 0
+            if alone:
+                answers.append((call.future, self._admit_alone(call, now)))
                 continue
-            if group and group_bytes + call.nbytes > self._group_bytes_max:
-                answers += self._admit_plain(group, now)
-                group, group_bytes = [], 0
             group.append(call)
             group_bytes += call.nbytes
+            group_count += call.count
         answers += self._admit_plain(group, now)
         return answers
+
+    def _room(self) -> int:
+        """How many more messages may wait."""
+        limit = self._topic.config.max_backlog
+        return max(0, limit - self._topic.backlog) if limit else 1 << 62
+
+    def _no_room(self) -> ResourceExhausted:
+        return ResourceExhausted(f"max_backlog of topic {self._topic.name!r}", self._topic.config.max_backlog)
+
+    def _admit_alone(self, call: EnqueueCall, now: Now) -> Any:
+        """A call with an identity, or one that may be too many: a result, a list of results, or an exception."""
+        try:
+            if not call.is_plain:
+                return self._admit_identified(call, now)
+            room = self._room()
+            if call.count <= room:
+                return self._admit_plain([call], now)[0][1]
+            if call.atomic or call.columns is None:
+                return self._no_room()
+            part = EnqueueCall(call.future, columns=call.columns.subset(range(room)), atomic=False)
+            taken = self._admit_plain([part], now)[0][1] if room else []
+            return taken + [Enqueued(0, error=self._no_room())] * (call.count - room)
+        except HeaplineError as error:
+            return error
 
     # -- calls without identity ------------------------------------------------------------------------------------
 
@@ -187,23 +205,20 @@ class Admission:
     # -- calls with identity ---------------------------------------------------------------------------------------
 
     def _admit_identified(self, call: EnqueueCall, now: Now) -> Any:
-        """What to answer: a result, a list of results, or an exception."""
         columns = call.columns or Columns([call.message])  # type: ignore[list-item]
-        try:
-            results = self._judge_and_write(call, columns, now)
-        except HeaplineError as error:
-            return error
+        results = self._judge_and_write(call, columns, now)
         return results if call.columns is not None else results[0]
 
     def _judge_and_write(self, call: EnqueueCall, columns: Columns, now: Now) -> list[Enqueued]:
         if call.identity is not None:
-            self._open_epoch(call.identity, now)
+            self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
         parts = self._place_identified(call, columns)
         prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
         shares = [
             _Share(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now)
             for n in np.unique(parts).tolist()
         ]
+        self._refuse_over_room(shares, call.atomic)
         errors = {row: error for share in shares for row, error in share.errors.items()}
         if errors and call.atomic:
             raise errors[min(errors)]
@@ -222,12 +237,24 @@ class Admission:
                 self.duplicates += result.duplicate
         return results
 
-    def _open_epoch(self, identity: Identity, now: Now) -> None:
+    def _refuse_over_room(self, shares: list[_Share], atomic: bool) -> None:
+        """Only what is new counts against max_backlog: a repeat is answered however full the topic is."""
+        new = sorted(row for share in shares for row in share.new_rows())
+        room = self._room()
+        if len(new) > room:
+            if atomic:
+                raise self._no_room()
+            for share in shares:
+                share.refuse(set(new[room:]), self._no_room())
+
+    def _open_epoch(self, identity: Identity, atomic: bool, seqs: Sequence[int], now: Now) -> None:
         """A producer that brings its own epochs begins a new one by using it."""
         known = max(p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions)
         if identity.epoch < known:
             raise StaleEpoch(identity.producer_id, identity.epoch, known)
         if identity.epoch > known:
+            if atomic and len(set(seqs)) > self._room():  # all are new then: refused before anything changes
+                raise self._no_room()
             self.open_producer(identity.producer_id, identity.epoch, now)
 
     def open_producer(self, producer_id: str, epoch: int | None, now: Now) -> int:
@@ -320,6 +347,18 @@ class _Share:
         identity = f"idempotency key {token!r}" if token is not None else f"sequence {seq}"
         first = int(self._first[row])
         return IdempotencyConflict(identity, to_ulid(first) if first >= 0 else "(of the same batch)")
+
+    def new_rows(self) -> list[int]:
+        rows: list[int] = self._index[self.new].tolist()
+        return rows
+
+    def refuse(self, rows: set[int], error: HeaplineError) -> None:
+        """These rows of the call do not go in after all, nor those that repeat them."""
+        for row, where in enumerate(self._index.tolist()):
+            twin = int(self._twin[row])
+            if where in rows or (twin >= 0 and int(self._index[twin]) in rows):
+                self.errors[where] = error
+                self.new[row] = False
 
     def build(self, now: Now) -> tuple[Any, Block, EnqueuedEvent]:
         new = np.flatnonzero(self.new)

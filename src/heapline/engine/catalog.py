@@ -28,6 +28,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int
     config: TopicConfig
+    floor_ms: int = 0  # its time starts no earlier: ids of topics deleted before it are never given again
 
     @property
     def topic(self) -> str:
@@ -42,6 +43,7 @@ class _File(msgspec.Struct, kw_only=True):
     version: int
     crc32c: str = "00000000"
     next_incarnation: int = 1
+    floor_ms: int = 0  # after the last id of every topic that was deleted
     topics: list[Entry] = []
 
 
@@ -91,7 +93,10 @@ class Catalog:
 
     def planned(self, namespace: str, name: str, config: TopicConfig) -> Entry:
         """What `add` would add: its folder is made first."""
-        return Entry(namespace=namespace, name=name, incarnation=self._file.next_incarnation, config=config)
+        file = self._file
+        return Entry(
+            namespace=namespace, name=name, incarnation=file.next_incarnation, config=config, floor_ms=file.floor_ms
+        )  # fmt: skip
 
     def add(self, namespace: str, name: str, config: TopicConfig) -> Entry:
         entry = self.planned(namespace, name, config)
@@ -103,13 +108,19 @@ class Catalog:
         self._save(self.entries | {(entry.namespace, entry.name): changed}, self._file.next_incarnation)
         return changed
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: Entry, last_ms: int) -> None:
+        """`last_ms`: the time in its last id."""
         kept = {place: e for place, e in self.entries.items() if e is not entry}
-        self._save(kept, self._file.next_incarnation)
+        self._save(kept, self._file.next_incarnation, max(self._file.floor_ms, last_ms + 1))
 
-    def _save(self, entries: dict[tuple[str, str], Entry], next_incarnation: int) -> None:
+    def _save(
+        self, entries: dict[tuple[str, str], Entry], next_incarnation: int, floor_ms: int | None = None
+    ) -> None:
         """Durable first, then true in memory."""
-        file = _File(version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()))
+        file = _File(
+            version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()),
+            floor_ms=self._file.floor_ms if floor_ms is None else floor_ms,
+        )  # fmt: skip
         text = msgspec.json.format(msgspec.json.encode(file), indent=1)
         self._disk.write_file_atomic(self._path, _with_checksum(text))
         self._file, self.entries = file, entries

@@ -20,6 +20,7 @@ from heapline.journal.unit import SealedUnit
 from heapline.model import Now
 
 T = TypeVar("T")
+FULL_DISK_PAUSE = 0.25  # seconds between looks for space on a full disk: looking on end would wear it out
 
 
 class GroupCommitter:
@@ -37,6 +38,7 @@ class GroupCommitter:
         self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._busy = False  # the one I/O call at a time is under way
+        self._rest: asyncio.TimerHandle | None = None  # until space is looked for again
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._abandoned: HeaplineError | None = None
         self.commits = 0
@@ -89,10 +91,11 @@ class GroupCommitter:
             self._busy = False
             while self._idle_waiters:
                 give(self._idle_waiters.pop(), None)
+            error = RuntimeError("the write was cancelled") if ran.cancelled() else ran.exception()
             if self._abandoned is not None:
                 return
-            if ran.cancelled() or ran.exception() is not None:
-                self._failed(ran.exception() or RuntimeError("the write was cancelled"))
+            if error is not None:
+                self._failed(error)
             else:
                 then(ran.result())
 
@@ -102,7 +105,7 @@ class GroupCommitter:
         self.commits += 1
         self.bytes_written += unit.nbytes
         self._queued_bytes -= unit.nbytes
-        if self._journal.wants_prepare:
+        if self._journal.wants_prepare and self._rest is None:
             self.prepare_soon()
         else:
             self.pump()  # the disk first, then the answers
@@ -114,8 +117,17 @@ class GroupCommitter:
 
     def prepare_soon(self) -> None:
         """Have space made ready before anything else is written."""
-        if not self._busy and self._abandoned is None:
-            self._start(self._journal.prepare, (), lambda _: self.pump())
+        if not self._busy and self._abandoned is None and self._rest is None:
+            self._start(self._journal.prepare, (), self._prepared)
+
+    def _prepared(self, can_grow: bool) -> None:
+        if not can_grow:
+            self._rest = asyncio.get_running_loop().call_later(FULL_DISK_PAUSE, self._rested)
+        self.pump()
+
+    def _rested(self) -> None:
+        self._rest = None
+        self.pump()
 
     async def between_commits(self, work: Callable[[], T]) -> T:
         """Run blocking work on the journal that must not meet a commit."""
@@ -155,10 +167,17 @@ class GroupCommitter:
         while self._abandoned is None and (self._busy or self._queue or self._topic.has_open_unit):
             self.pump()
             await self._io_done()
+        self._end_rest()
+
+    def _end_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
 
     def abandon(self, error: HeaplineError) -> None:
         """Answer nobody any more but with `error`."""
         self._abandoned = error
+        self._end_rest()
         self._queue.clear()
         while self._answers:
             for future in self._answers.popleft()[2]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,8 @@ from heapline.broker import Held, MessageId
 from heapline.clock import Clock, SystemClock
 from heapline.config import FIXED_FIELDS, REOPENING_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
 from heapline.core.events import ConfigChanged, Paused, Resumed
+from heapline.core.ids import unix_ms_of
+from heapline.core.leases import DEADLINE, TOKEN
 from heapline.core.partition import Draw, Partition
 from heapline.engine import deadletters, lookup
 from heapline.engine.admission import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
@@ -45,6 +47,7 @@ from heapline.engine.requests import (
     check_producer,
     check_reason,
     check_text,
+    check_unnumbered,
     identity_of,
     listed,
 )  # fmt: skip
@@ -54,11 +57,11 @@ from heapline.errors import (
     Closed,
     CorruptionError,
     HeaplineError,
-    LeaseLost,
+    JournalCorrupt, LeaseLost,
     TopicExists,
     TopicNotFound,
 )  # fmt: skip
-from heapline.journal.disk import Disk, RealDisk
+from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
@@ -163,13 +166,21 @@ class EmbeddedBroker:
         except CorruptionError as error:
             log.error("topic refused", topic=entry.topic, error=str(error))
             self._refused[entry.topic] = error
+        except OSError as error:
+            if is_no_space(error):
+                raise
+            # One topic that cannot be read must not keep the others shut.
+            log.error("topic refused", topic=entry.topic, error=str(error))
+            path = str(error.filename or runner.loader.directory)
+            self._refused[entry.topic] = JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
         else:
             self._runners[entry.topic] = runner
 
     def _loader(self, entry: Entry) -> Loader:
         return Loader(
             self._disk, f"{self._path}/{entry.folder}", entry.topic, entry.incarnation, entry.config,
-            clock=self._clock, draw=self._draw, spares=self._pool(entry.config.segment_bytes), budget=self._budget,
+            floor_ms=entry.floor_ms, clock=self._clock, draw=self._draw,
+            spares=self._pool(entry.config.segment_bytes), budget=self._budget,
         )  # fmt: skip
 
     def _pool(self, segment_bytes: int) -> SparePool | None:
@@ -290,12 +301,18 @@ class EmbeddedBroker:
         io = self._io_or_fail()
         async with self._admin:
             entry = self._entry(topic)
-            # The catalog first: from then on the topic is gone, and its folder is swept now or at the next open.
-            await io.run(self._catalog_or_fail().remove, entry)
-            self._refused.pop(entry.topic, None)
             runner = self._runners.pop(entry.topic, None)
+            last_ms = 0
             if runner is not None:
                 await runner.close(TopicNotFound(topic))
+                last_ms = max(unix_ms_of(p.ids.last) for p in runner.topic.partitions)
+            # Once the catalog does not name it the topic is gone, and its folder is swept now or at the next open.
+            try:
+                await io.run(self._catalog_or_fail().remove, entry, last_ms)
+            except OSError:
+                await self._load(entry)
+                raise
+            self._refused.pop(entry.topic, None)
             await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
 
     async def purge(self, topic: str) -> int:
@@ -493,15 +510,19 @@ class EmbeddedBroker:
         def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
             return runner.emit_decision(p, p.decide_extend(ids, tokens, now, extend_ms), now)
 
-        await self._on_leases(messages, decide)
-        deadline = {}
-        for m in listed(messages):
-            if isinstance(m, Message):
-                runner = self._runners.get(m.topic)
-                if runner is not None:
-                    lease = runner.topic.partitions[m.partition].leases.by_id.get(m.id)
-                    if lease is not None and lease[0] == m.token:
-                        deadline[m.id] = m._deadline_ms = lease[3]
+        held = listed(messages)
+        try:
+            await self._on_leases(held, decide)
+        finally:  # also when some of them were lost
+            self._tell_deadlines([m for m in held if isinstance(m, Message)])
+
+    def _tell_deadlines(self, messages: list[Message]) -> None:
+        for m in messages:
+            runner = self._runners.get(m.topic)
+            if runner is not None:
+                lease = runner.topic.partitions[m.partition].leases.by_id.get(m.id)
+                if lease is not None and lease[TOKEN] == m.token:
+                    m._deadline_ms = lease[DEADLINE]
 
     async def bury(self, messages: Held, *, reason: str | None = None) -> None:
         check_reason(reason)

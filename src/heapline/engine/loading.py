@@ -13,10 +13,12 @@ from heapline.config import TopicConfig
 from heapline.core.partition import Draw
 from heapline.engine.freeze import thaw
 from heapline.engine.topic import Topic
-from heapline.errors import CorruptionError, SnapshotCorrupt
+from heapline.errors import CorruptionError, JournalCorrupt, SnapshotCorrupt
 from heapline.journal.disk import Disk
 from heapline.journal.journal import Journal
 from heapline.journal.records import CacheBudget
+from heapline.journal.recovery import list_segments, read_header
+from heapline.journal.segment import segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
@@ -36,14 +38,16 @@ class Loaded(NamedTuple):
 
 class Loader:
     def __init__(
-        self, disk: Disk, directory: str, name: str, incarnation: int, config: TopicConfig, *, clock: Clock, draw: Draw,
-        spares: SparePool | None, budget: CacheBudget, progress: Callable[[int], None] | None = None,
+        self, disk: Disk, directory: str, name: str, incarnation: int, config: TopicConfig, *, floor_ms: int,
+        clock: Clock, draw: Draw, spares: SparePool | None, budget: CacheBudget,
+        progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self.disk = disk
         self.directory = directory
         self.name = name
         self.incarnation = incarnation
         self.config = config
+        self._floor_ms = floor_ms
         self._clock = clock
         self._draw = draw
         self._spares = spares
@@ -69,7 +73,16 @@ class Loader:
                 log.warning("snapshot damaged, not used", topic=self.name, error=str(error))
                 continue
             return self._replay(topic, snapshots, unit)
+        self._check_beginning()
         return self._replay(self._fresh(), snapshots, 0)
+
+    def _check_beginning(self) -> None:
+        """Without a snapshot the journal must tell everything, from its first unit on."""
+        first = list_segments(self.disk, self.directory)[0]
+        header = read_header(self.disk, self.directory, first)
+        if header is not None and header.first_unit > 1:
+            detail = f"units 1 to {header.first_unit - 1} are not there any more, and no snapshot of them checks"
+            raise JournalCorrupt(segment_path(self.directory, first), 0, detail)
 
     def _fresh(self) -> Topic:
         wall = self._clock.wall_ms()
@@ -94,4 +107,4 @@ class Loader:
             journal.close()
             raise
         journal.prepare()
-        return Loaded(topic, journal, snapshots, journal.last_time, after_unit, count)
+        return Loaded(topic, journal, snapshots, max(journal.last_time, self._floor_ms), after_unit, count)

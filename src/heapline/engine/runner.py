@@ -78,6 +78,7 @@ class TopicRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._failure: HeaplineError | None = None
         self._closed = False
+        self._end: HeaplineError = Closed()  # what those hear who come when it is closed
         self._suspended = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wakes: list[float] = []
@@ -134,9 +135,10 @@ class TopicRunner:
         if self._closed:
             return
         self._closed = True
+        self._end = reason or self._end
         if self._timer is not None:
             self._timer.cancel()
-        self._refuse_all(reason or Closed())
+        self._refuse_all(self._end)
         if hasattr(self, "committer"):
             await self.committer.drain()
             await self.committer.idle()
@@ -162,7 +164,7 @@ class TopicRunner:
 
     def check(self) -> None:
         if self._closed:
-            raise Closed
+            raise self._end
         if self._failure is not None:
             raise self._failure
 
@@ -433,6 +435,9 @@ class TopicRunner:
             self._plan_turn()
 
     def _give_back(self, call: PopCall) -> None:
+        if call.is_repeat:
+            return  # the leases are those of an earlier pop, whose caller may well hold them
+
         def decide(now: Now) -> None:
             for partition, ids, tokens in self.by_partition(call.ids, call.tokens):
                 decision = partition.decide_release(ids, tokens, now, self.topic.take_seq(len(ids)))

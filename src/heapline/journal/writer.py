@@ -84,8 +84,17 @@ class SegmentWriter:
         self._active = self._segments[segment]
         self._seed = crc_seed(self.incarnation, segment)
         self.index = index
-        path = watermark_path(self.directory)
-        self.disk.write_file_atomic(path, self._watermark(segment, end, time))
+        path, mark = watermark_path(self.directory), self._watermark(segment, end, time)
+        try:
+            self.disk.write_file_atomic(path, mark)
+        except OSError as error:
+            # A full disk must open too, to be drained: then in place, which one sector survives whole.
+            if not (is_no_space(error) and self.disk.exists(path)):
+                raise
+            file = self.disk.open(path, write=True)
+            file.pwritev([mark], 0)
+            file.fdatasync()
+            file.close()
         self._mark = self.disk.open(path, write=True)
 
     # Space.

@@ -72,7 +72,8 @@ class FakeFile:
             self._step("pwritev", write=True)
         except OSError as error:
             if error.errno != errno.EBADF:  # part of it may have been taken before the error
-                part = data[: rng.randrange(len(data) + 1)]
+                end = rng.randrange(off, off + len(data) + 1) // SECTOR * SECTOR
+                part = data[: max(0, end - off)]
                 if not self._inode.blocks_wanted(off, off + len(part)) and off + len(part) <= self.size():
                     self._inode.write(part, off, rng)
             raise

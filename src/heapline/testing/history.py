@@ -134,6 +134,7 @@ class History:
     notes: list[Note] = field(default_factory=list)
     sent: dict[str, Sent] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)  # topics under which a sector was made to go bad
+    reads_failed: bool = False  # reads were made to fail: a record may count as corrupt for that
     drained: set[str] = field(default_factory=set)  # topics that were emptied at the end, by the client "drain"
     steady_of: Callable[[str], int | None] = lambda topic: None
     _order: int = 0

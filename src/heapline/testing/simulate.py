@@ -100,6 +100,7 @@ class Chaos:
         self._fail("pwritev", after=self.rng.choice((0, 0, 1, 3)))
 
     async def _read(self) -> None:
+        self.node.history.reads_failed = True
         self._fail("pread", after=self.rng.choice((0, 1, 5)))
 
     def _fail(self, operation: str, after: int) -> None:

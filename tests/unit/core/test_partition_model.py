@@ -12,39 +12,42 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from heapline.config import Aging, Backoff
 from heapline.core import partition
 from heapline.model import Outgoing, from_ms
-from tests.unit.core.naive import AGING_RATE, clock
+from tests.unit.core.naive import AGING_RATE, LIVING, clock
 from tests.unit.core.partition_rig import START, Rig
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 SECOND, HOUR, DAY, YEAR = 1000, 3_600_000, 86_400_000, 365 * 86_400_000
-MESSAGES_MAX = 60  # then no more are enqueued: what matters are few messages that live through much
+LIVING_MAX = 14  # then no more are enqueued: few messages that live through much find more than many
 STEADY_MAX = START + 30 * YEAR
 
 PRIORITIES = st.one_of(
     st.integers(0, 2),
+    st.integers(0, 2),
     st.sampled_from([INT64_MIN, INT64_MIN + 1, -(1 << 52), -1, 1 << 52, INT64_MAX - 1, INT64_MAX]),
     st.integers(INT64_MIN, INT64_MAX),
 )
-WAITS = st.sampled_from([1, 50, 100, 101, 999, SECOND, SECOND, 5 * SECOND, 30 * SECOND, HOUR, DAY, 3 * YEAR])
-TTLS = st.sampled_from([1, 100, SECOND, SECOND, 10 * SECOND, DAY])
-JUMPS = st.sampled_from([0, 1, 7, 99, 100, SECOND, 31 * SECOND, HOUR, 2 * DAY, YEAR])
+#: Few different ones, so that things often fall due together.
+WAITS = st.sampled_from([1, 100, SECOND, SECOND, 5 * SECOND, 5 * SECOND, DAY, 3 * YEAR])
+JUMPS = st.sampled_from([1, 99, SECOND, 31 * SECOND, HOUR, 2 * DAY, YEAR])
 NUMBERS = st.integers(0, 1 << 16)
-SMALL = st.sampled_from([1, 1, 2, 3, 7, 1000])
+LEASES = st.lists(NUMBERS, min_size=1, max_size=4)
+SMALL = st.sampled_from([1, 1, 2, 3, 1000])
 REASONS = st.sampled_from([None, "boom", "no such host"])
-BACKOFFS = st.sampled_from([None, None, 0, 100, SECOND, DAY])
 
 OUTGOING = st.fixed_dictionaries(
-    {"priority": PRIORITIES, "size": st.sampled_from([0, 1, 200, 5000])},
-    optional={
-        "delay": WAITS,
-        "at": WAITS,
-        "ttl": TTLS,
-        "max_retries": st.sampled_from([0, 0, 1, 3, 250]),
-    },
+    {
+        "priority": PRIORITIES,
+        "size": st.sampled_from([0, 1, 5000]),
+        "wait": st.sampled_from([None, None, "delay", "at"]),
+        "ms": WAITS,
+        "ttl": st.sampled_from([None, None, 100, SECOND, SECOND, 5 * SECOND, DAY]),
+        "max_retries": st.sampled_from([None, None, 0, 1, 3]),
+    }
 )
 
 
@@ -55,57 +58,61 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(["min", "max"]),
-        aging=st.booleans(),
+        aging=st.sampled_from([False, False, True]),
         streams=st.booleans(),
         tick=st.sampled_from([0.01, 0.1, 1.0]),
         wall=st.sampled_from([0, 0, -DAY, YEAR]),
-        base=st.sampled_from([0.0, 1.0]),
+        base=st.sampled_from([0.0, 1.0, 1.0]),
     )
     def begin(self, mode: Any, aging: bool, streams: bool, tick: float, wall: int, base: float) -> None:
         self.rig = Rig(
             START + wall, mode=mode, ordering=Aging(AGING_RATE) if aging else "strict", streams=streams, tick=tick,
             backoff=Backoff(base=base), max_retries_default=2, lease_max=120.0, dedup_window=3600.0,
         )  # fmt: skip
+        self.dues: list[tuple[int, bool]] = []  # that messages had
 
-    def choose(self, number: int, *states: str) -> int | None:
-        """One of the messages in these states (or of all), the number says which."""
-        ids = [m.id for m in (self.rig.model.inside(*states) if states else self.rig.model.messages.values())]
-        return ids[number % len(ids)] if ids else None
+    def has(self, *states: str) -> bool:
+        return bool(self.rig.model.inside(*states))
+
+    def choose(self, number: int, *states: str) -> int:
+        """One of the messages in these states, of which there must be some; now and then one in any state."""
+        inside = self.rig.model.inside(*states)
+        if number % 16 == 15:
+            inside = list(self.rig.model.messages.values())
+        return inside[number // 16 % len(inside)].id
 
     def choose_some(self, numbers: list[int], *states: str) -> list[int]:
-        return list(dict.fromkeys(id for n in numbers if (id := self.choose(n, *states)) is not None))
+        inside = self.rig.model.inside(*states)
+        return list(dict.fromkeys(inside[n % len(inside)].id for n in numbers))
 
     def leases(self, numbers: list[int]) -> tuple[list[int], list[int]]:
-        """Ids with tokens that were good once and may still be; the same one may come twice."""
+        """Ids with tokens that were good once and mostly still are; the same one may come twice."""
         held = [(m.id, m.lease.token) for m in self.rig.model.inside("leased") if m.lease is not None]
         old = self.rig.old_tokens
-        pairs = []
-        for n in numbers:
-            pool = held if held and n % 4 else old
-            if pool:
-                pairs.append(pool[n // 4 % len(pool)])
+        pools = [old if n % 8 == 7 else held for n in numbers]
+        pairs = [pool[n // 8 % len(pool)] for n, pool in zip(numbers, pools, strict=True)]
         return [id for id, _ in pairs], [token for _, token in pairs]
 
     @property
     def has_room(self) -> bool:
-        return len(self.rig.model.messages) < MESSAGES_MAX
+        return len(self.rig.model.inside(*LIVING)) < LIVING_MAX
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     def outgoing(self, facts: dict[str, Any], **more: Any) -> Outgoing:
-        delay, at, ttl = facts.get("delay"), facts.get("at"), facts.get("ttl")
+        wait, ms, ttl = facts["wait"], facts["ms"], facts["ttl"]
         return Outgoing(
             bytes(facts["size"]),
             priority=facts["priority"],
-            delay=delay / 1000 if delay is not None and at is None else None,
-            deliver_at=from_ms(self.rig.now.wall + at) if at is not None else None,
+            delay=ms / 1000 if wait == "delay" else None,
+            deliver_at=from_ms(self.rig.now.wall + ms) if wait == "at" else None,
             ttl=None if ttl is None else ttl / 1000,
-            max_retries=facts.get("max_retries"),
+            max_retries=facts["max_retries"],
             **more,
         )
 
     @precondition(lambda self: self.has_room)
-    @rule(batch=st.lists(OUTGOING, min_size=1, max_size=6))
+    @rule(batch=st.lists(OUTGOING, min_size=1, max_size=5))
     def enqueue(self, batch: list[dict[str, Any]]) -> None:
         self.rig.enqueue(*(self.outgoing(facts) for facts in batch))
 
@@ -114,108 +121,97 @@ class PartitionMachine(RuleBasedStateMachine):
         facts=OUTGOING,
         keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
         scope=st.sampled_from([None, "window", "pending", "until_ack"]),
-    )
-    def enqueue_keyed(self, facts: dict[str, Any], keys: list[str], scope: Any) -> None:
-        self.rig.enqueue(*(self.outgoing(facts, idempotency_key=k, idempotency_scope=scope) for k in keys))
-
-    @precondition(lambda self: self.has_room)
-    @rule(
-        facts=OUTGOING,
-        producer=st.sampled_from("pq"),
-        seqs=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True),
+        seqs=st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True),
+        producer=st.sampled_from([None, "p", "q"]),
         answered=st.sampled_from([0, 0, 0, 2, 5]),
-        key=st.sampled_from([None, None, "a"]),
     )
-    def enqueue_numbered(self, facts: dict[str, Any], producer: str, seqs: list[int], answered: int, key: Any) -> None:
-        if producer not in self.rig.model.producers:
+    def enqueue_identified(
+        self, facts: dict[str, Any], keys: list[str], scope: Any, seqs: list[int], producer: Any, answered: int
+    ) -> None:
+        if producer is not None and producer not in self.rig.model.producers:
             self.rig.open_producer(producer)
-        first, *rest = (self.outgoing(facts, seq=seq, idempotency_key=None) for seq in seqs)
-        if key is not None:
-            first = self.outgoing(facts, seq=seqs[0], idempotency_key=key)
-        self.rig.enqueue(first, *rest, producer=producer, answered_below=answered)
-
-    @rule(producer=st.sampled_from("pq"))
-    def open_epoch(self, producer: str) -> None:
-        self.rig.open_producer(producer)
+        messages = [self.outgoing(facts, idempotency_key=k, idempotency_scope=scope) for k in keys]
+        if producer is not None:
+            messages = [replace(m, seq=seq) for m, seq in zip(messages, seqs, strict=False)]
+        self.rig.enqueue(*messages, producer=producer, answered_below=answered)
 
     # -- out -------------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.has("ready"))
     @rule(
         counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
-        visibility=st.sampled_from([1, 100, 30 * SECOND, 120 * SECOND]),
+        visibility=st.sampled_from([100, 5 * SECOND, 30 * SECOND, 120 * SECOND]),
         holder=st.sampled_from([None, "w1", "w2"]),
         request=st.sampled_from([None, "r", "s"]),
     )
     def pop(self, counts: list[int], visibility: int, holder: Any, request: Any) -> None:
         self.rig.pop(*counts, visibility=visibility, holder=holder, request=request)
 
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=5))
+    @precondition(lambda self: self.has("leased"))
+    @rule(numbers=LEASES)
     def ack(self, numbers: list[int]) -> None:
         ids, tokens = self.leases(numbers)
         self.rig.ack(*ids, tokens=tokens)
 
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=5), backoff=BACKOFFS, reason=REASONS)
+    @precondition(lambda self: self.has("leased"))
+    @rule(numbers=LEASES, backoff=st.sampled_from([None, None, 0, 100, SECOND, DAY]), reason=REASONS)
     def nack(self, numbers: list[int], backoff: Any, reason: Any) -> None:
         ids, tokens = self.leases(numbers)
         self.rig.nack(*ids, tokens=tokens, backoff=backoff, reason=reason)
 
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=3))
+    @precondition(lambda self: self.has("leased"))
+    @rule(numbers=LEASES)
     def release(self, numbers: list[int]) -> None:
         ids, tokens = self.leases(numbers)
         self.rig.release(*ids, tokens=tokens)
 
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=3), by=WAITS)
+    @precondition(lambda self: self.has("leased"))
+    @rule(numbers=LEASES, by=WAITS)
     def extend(self, numbers: list[int], by: int) -> None:
         ids, tokens = self.leases(numbers)
         self.rig.extend(*ids, tokens=tokens, by=by)
 
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=3), reason=REASONS, keep=st.booleans())
+    @precondition(lambda self: self.has("leased"))
+    @rule(numbers=LEASES, reason=REASONS, keep=st.booleans())
     def bury(self, numbers: list[int], reason: Any, keep: bool) -> None:
         ids, tokens = self.leases(numbers)
         self.rig.bury(*ids, tokens=tokens, reason=reason, keep=keep)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    @rule(ms=JUMPS)
-    def advance(self, ms: int) -> None:
-        if self.rig.now.steady + ms <= STEADY_MAX:
+    @rule(number=st.integers(0, 5), off=st.sampled_from([-1, 0, 0, 0, 1]), limit=SMALL)
+    def wait_for_something(self, number: int, off: int, limit: int) -> None:
+        """To just before, at or after a moment at which something is due, and then do it."""
+        waits = sorted(w + off for w in self.rig.model.changes_in(self.rig.now) if w + off > 0)
+        if waits and self.rig.now.steady + waits[number % len(waits)] < STEADY_MAX:
+            self.rig.advance(waits[number % len(waits)])
+        self.rig.tick(limit)
+
+    @rule(ms=JUMPS, which=st.sampled_from(["both", "both", "wall", "wall back"]))
+    def jump(self, ms: int, which: str) -> None:
+        wall = self.rig.now.wall + (-ms if which == "wall back" else ms)
+        if which == "both" and self.rig.now.steady + ms < STEADY_MAX:
             self.rig.advance(ms)
-
-    @rule(number=NUMBERS, off=st.sampled_from([-1, 0, 0, 1]))
-    def advance_to_something(self, number: int, off: int) -> None:
-        """To just before, at or after a moment at which something is due."""
-        waits = [w + off for w in self.rig.model.changes_in(self.rig.now) if w + off > 0]
-        if waits:
-            self.advance(sorted(waits)[number % len(waits)])
-
-    @rule(ms=JUMPS, back=st.booleans())
-    def jump_wall(self, ms: int, back: bool) -> None:
-        wall = self.rig.now.wall + (-ms if back else ms)
-        if abs(wall - START) < 20 * YEAR:
+        elif which != "both" and abs(wall - START) < 20 * YEAR:
             self.rig.set_wall(wall)
 
     @rule(limit=SMALL, turns=SMALL)
     def tick(self, limit: int, turns: int) -> None:
         self.rig.tick(limit, turns)
 
-    @rule()
-    def tick_to_the_end(self) -> None:
-        self.rig.tick()
-
     # -- by hand ---------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.has("ready", "delayed"))
     @rule(number=NUMBERS)
     def cancel(self, number: int) -> None:
-        id = self.choose(number)
-        if id is not None:
-            self.rig.cancel(id)
+        self.rig.cancel(self.choose(number, "ready", "delayed"))
 
-    @rule(number=NUMBERS, priority=st.one_of(st.integers(0, 2), PRIORITIES))
+    @precondition(lambda self: self.has("ready", "delayed"))
+    @rule(number=NUMBERS, priority=PRIORITIES)
     def reprioritise(self, number: int, priority: int) -> None:
-        id = self.choose(number, "ready", "delayed") if number % 8 else self.choose(number)
-        if id is not None:
-            self.rig.reschedule(id, priority=priority)
+        self.rig.reschedule(self.choose(number, "ready", "delayed"), priority=priority)
 
+    @precondition(lambda self: self.has("ready", "delayed"))
     @rule(
         number=NUMBERS,
         priority=st.one_of(st.none(), st.integers(0, 2)),
@@ -223,55 +219,47 @@ class PartitionMachine(RuleBasedStateMachine):
         wall=st.booleans(),
     )
     def reschedule(self, number: int, priority: Any, wait: int, wall: bool) -> None:
-        id = self.choose(number, "ready", "delayed") if number % 8 else self.choose(number)
-        if id is not None:
-            self.rig.reschedule(id, priority=priority, due=clock(self.rig.now, wall) + wait, wall=wall)
+        due = clock(self.rig.now, wall) + wait
+        self.dues.append((due, wall))
+        self.rig.reschedule(self.choose(number, "ready", "delayed"), priority=priority, due=due, wall=wall)
 
+    @precondition(lambda self: self.dues and self.has("ready", "delayed"))
     @rule(number=NUMBERS, other=NUMBERS)
-    def reschedule_to_a_time_of_before(self, number: int, other: int) -> None:
-        """A message comes back to a due time that it, or another, had: stale entries equal to the current one."""
-        id = self.choose(number, "ready", "delayed")
-        dues = sorted({(m.due, m.wall) for m in self.rig.model.inside("delayed")})
-        if id is not None:
-            if dues:
-                self.seen_dues = [*getattr(self, "seen_dues", []), *dues][-20:]
-            if seen := getattr(self, "seen_dues", []):
-                due, wall = seen[other % len(seen)]
-                self.rig.reschedule(id, due=due, wall=wall)
+    def reschedule_to_an_old_time(self, number: int, other: int) -> None:
+        """Back to a due time that it, or another, had: stale entries equal to the current one."""
+        due, wall = self.dues[other % len(self.dues)]
+        self.rig.reschedule(self.choose(number, "ready", "delayed"), due=due, wall=wall)
 
-    @rule()
-    def purge(self) -> None:
-        self.rig.purge()
-
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=4), wait=st.one_of(st.none(), WAITS), ttl=st.booleans())
+    @precondition(lambda self: self.has("dead"))
+    @rule(numbers=LEASES, wait=st.one_of(st.none(), WAITS), ttl=st.sampled_from([True, True, False]))
     def replay_dead(self, numbers: list[int], wait: Any, ttl: bool) -> None:
         ids = self.choose_some(numbers, "dead")
-        if ids:
-            dues = [0 if wait is None or not i else self.rig.now.steady + wait * i for i in range(len(ids))]
-            self.rig.replay_dead(ids, dues, restart_ttl=ttl)
+        dues = [0 if wait is None else self.rig.now.steady + wait * i for i in range(len(ids))]
+        self.rig.replay_dead(ids, [0 if due == self.rig.now.steady else due for due in dues], restart_ttl=ttl)
 
-    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=2))
-    def delete_dead(self, numbers: list[int]) -> None:
-        ids = self.choose_some(numbers, "dead")
-        if ids:
-            self.rig.delete_dead(ids)
+    @precondition(lambda self: self.has("dead"))
+    @rule(number=NUMBERS)
+    def delete_dead(self, number: int) -> None:
+        self.rig.delete_dead(self.choose_some([number], "dead"))
 
-    @rule(dlq=st.booleans(), retries=st.sampled_from([0, 1, 2, 5]), lease_max=st.sampled_from([120.0, 31.0]))
-    def configure(self, dlq: bool, retries: int, lease_max: float) -> None:
-        self.rig.configure(dlq=dlq, max_retries_default=retries, lease_max=lease_max)
+    @rule(what=st.integers(0, 7), dlq=st.booleans(), retries=st.sampled_from([0, 1, 2, 5]))
+    def do_something_rare(self, what: int, dlq: bool, retries: int) -> None:
+        if what == 0:
+            self.rig.purge()
+        elif what == 1:
+            self.rig.open_producer("p")
+        elif what < 4:
+            self.rig.roll()
+        else:
+            self.rig.configure(dlq=dlq, max_retries_default=retries, lease_max=120.0 if what < 7 else 31.0)
 
     # -- upkeep ----------------------------------------------------------------------------------------------------
 
-    @rule()
-    def roll(self) -> None:
-        self.rig.roll()
-
+    @precondition(lambda self: self.has(*LIVING))
     @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=8))
     def move(self, numbers: list[int]) -> None:
-        ids = self.choose_some(numbers, "ready", "delayed", "leased", "dead")
-        if ids:
-            self.rig.roll()
-            self.rig.move(ids)
+        self.rig.roll()
+        self.rig.move(self.choose_some(numbers, *LIVING))
 
     @rule(budget=st.sampled_from([1, 3, 10, 65536]))
     def maintain(self, budget: int) -> None:
@@ -287,18 +275,12 @@ class PartitionMachine(RuleBasedStateMachine):
     def take_snapshot(self, blob_rows_min: int) -> None:
         self.rig.take_snapshot(blob_rows_min)
 
-    @rule(go_on=st.booleans())
-    def replay_journal(self, go_on: bool) -> None:
-        topic = self.rig.replayed()
-        if go_on:
-            self.rig.restart(topic)
-        else:
-            self.rig.check(topic.partitions[0], look=True)
-
-    @precondition(lambda self: self.rig.snapshot is not None)
-    @rule(go_on=st.booleans())
-    def thaw_snapshot(self, go_on: bool) -> None:
-        topic = self.rig.thawed()
+    @rule(from_snapshot=st.booleans(), go_on=st.booleans())
+    def restart(self, from_snapshot: bool, go_on: bool) -> None:
+        """Load it again; go on with what was loaded, or throw it away once it was compared."""
+        if from_snapshot and self.rig.snapshot is None:
+            self.rig.take_snapshot()
+        topic = self.rig.thawed() if from_snapshot else self.rig.replayed()
         if go_on:
             self.rig.restart(topic)
         else:
