@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from heapline.config import NAME
 from heapline.errors import BadName
@@ -45,32 +46,37 @@ class Producer:
             raise BadName("producer", str(producer_id))
         self._name = producer_id
         self._pid = os.getpid()
-        self._lines: dict[str, _Line] = {}
-        self._opening: dict[str, asyncio.Task[int]] = {}
+        self._forget()
 
     @property
     def producer_id(self) -> str:
         if os.getpid() != self._pid:  # a forked child is another producer
             self._pid = os.getpid()
             self._name = f"{self._name[:100]}.fork{self._pid}"
-            self._lines, self._opening = {}, {}
+            self._forget()
         return self._name
+
+    def _forget(self) -> None:
+        # By broker first: two directories, or one opened again, may each have a topic of the same name.
+        self._lines: WeakKeyDictionary[Broker, dict[str, _Line]] = WeakKeyDictionary()
+        self._opening: WeakKeyDictionary[Broker, dict[str, asyncio.Task[int]]] = WeakKeyDictionary()
 
     async def line(self, broker: Broker, topic: str) -> _Line:
         """The numbers on a topic, opening an epoch on first use."""
         name = self.producer_id
-        line = self._lines.get(topic)
-        if line is None:
-            task = self._opening.get(topic)
+        lines = self._lines.setdefault(broker, {})
+        if topic not in lines:
+            opening = self._opening.setdefault(broker, {})
+            task = opening.get(topic)
             if task is None:  # first uses at once share one opening, else they would fence each other
-                task = self._opening[topic] = asyncio.ensure_future(broker.open_producer(topic, name))
+                task = opening[topic] = asyncio.ensure_future(broker.open_producer(topic, name))
             try:
                 epoch = await asyncio.shield(task)
             finally:
                 if task.done():
-                    self._opening.pop(topic, None)
-            line = self._lines.setdefault(topic, _Line(epoch))
-        return line
+                    opening.pop(topic, None)
+            lines.setdefault(topic, _Line(epoch))
+        return lines[topic]
 
     @staticmethod
     def take(line: _Line, count: int) -> int:

@@ -325,9 +325,9 @@ async def test_totals_count_what_was_done_not_what_was_tried(jobs: Broker) -> No
     a, b = await jobs.pop("jobs", 2)
     await a.ack()
     await b.nack(backoff=3600)
-    for late in (b.ack(), a.nack(), b.nack()):
+    for late in (b.ack, a.nack, b.nack):
         with pytest.raises(heapline.LeaseLost):
-            await late
+            await late()
     stats = await jobs.stats("jobs")
     assert (stats.acked_total, stats.nacked_total, stats.leased_total) == (1, 1, 2)
 

@@ -243,7 +243,7 @@ async def test_repeated_request_is_answered_while_the_topic_is_paused(jobs: Brok
         {"holder": 7}, {"holder": "\ud800"}, {"holder": "w" * 5000}, {"request_id": 7}, {"request_id": "\ud800"},
         {"request_id": "r" * 5000}, {"request_id": ""},
     ],
-    ids=str,
+    ids=lambda options: ascii(options)[:30],
 )  # fmt: skip
 async def test_bad_pop_is_refused_and_leases_nothing(jobs: Broker, options: dict[str, Any]) -> None:
     await put(jobs, 1)

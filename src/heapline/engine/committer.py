@@ -36,6 +36,7 @@ class GroupCommitter:
         self._queued_bytes = 0
         self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
         self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._running: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None  # of those, the one under way
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._busy = False  # the one I/O call at a time is under way
         self._rest: asyncio.TimerHandle | None = None  # until space is looked for again
@@ -131,15 +132,18 @@ class GroupCommitter:
 
     async def between_commits(self, work: Callable[[], T]) -> T:
         """Run blocking work on the journal that must not meet a commit."""
+        if self._abandoned is not None:
+            raise self._abandoned
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._between.append((work, future))
         self.pump()
         return await future
 
     def _run_between(self) -> None:
-        work, future = self._between.popleft()
+        work, future = self._running = self._between.popleft()
 
         def then(result: Any) -> None:
+            self._running = None
             give(future, result)
             self.pump()
 
@@ -164,7 +168,9 @@ class GroupCommitter:
 
     async def drain(self) -> None:
         """Make durable all that was decided."""
-        while self._abandoned is None and (self._busy or self._queue or self._topic.has_open_unit):
+        while self._abandoned is None and (
+            self._busy or self._queue or self._between or self._topic.has_open_unit
+        ):
             self.pump()
             await self._io_done()
         self._end_rest()
@@ -182,6 +188,8 @@ class GroupCommitter:
         while self._answers:
             for future in self._answers.popleft()[2]:
                 refuse(future, error)
+        if self._running is not None:
+            self._between.append(self._running)
         while self._between:
             refuse(self._between.popleft()[1], error)
         while self._room_waiters:

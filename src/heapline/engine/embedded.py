@@ -7,11 +7,12 @@ Each method checks its arguments, asks the topic's runner, and shapes the answer
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,6 +44,7 @@ from heapline.engine.reporting import topic_stats
 from heapline.engine.requests import (
     by_topic,
     check_all,
+    check_filter,
     check_int,
     check_producer,
     check_reason,
@@ -50,6 +52,7 @@ from heapline.engine.requests import (
     check_unnumbered,
     identity_of,
     listed,
+    parse_ids,
 )  # fmt: skip
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (
@@ -57,7 +60,8 @@ from heapline.errors import (
     Closed,
     CorruptionError,
     HeaplineError,
-    JournalCorrupt, LeaseLost,
+    JournalCorrupt,
+    LeaseLost,
     TopicExists,
     TopicNotFound,
 )  # fmt: skip
@@ -81,9 +85,23 @@ from heapline.producer import Producer
 from heapline.ulid import parse_id
 
 log = Log("heapline.engine")
+P = ParamSpec("P")
+T = TypeVar("T")
 
+LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between tries to load a topic that cannot be read
 POP_MESSAGES_MAX = 100_000
 PEEK_MAX = 10_000
+
+
+def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """A change of the catalog goes on when its caller is cancelled, and keeps the next one waiting: its thread would not
+    stop, and two that write the catalog at once would lose a topic."""
+
+    @functools.wraps(method)
+    async def shielded(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.shield(asyncio.ensure_future(method(*args, **kwargs)))
+
+    return shielded
 
 
 class EmbeddedBroker:
@@ -128,7 +146,9 @@ class EmbeddedBroker:
             self._io = ThreadIo()
         self._catalog = await self._io.run(self._open_directory)
         loads = [self._load(entry) for entry in self._catalog.entries.values()]
-        await asyncio.gather(*loads)
+        ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is given back
+        for error in filter(None, ends):
+            raise error
 
     def _open_directory(self) -> Catalog:
         self._make_directory()
@@ -162,7 +182,7 @@ class EmbeddedBroker:
     async def _load(self, entry: Entry) -> None:
         runner = TopicRunner(self._loader(entry), self._io_or_fail(), self._clock, self._config, self)
         try:
-            await runner.start()
+            await self._start_runner(runner)
         except CorruptionError as error:
             log.error("topic refused", topic=entry.topic, error=str(error))
             self._refused[entry.topic] = error
@@ -175,6 +195,19 @@ class EmbeddedBroker:
             self._refused[entry.topic] = JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
         else:
             self._runners[entry.topic] = runner
+
+    @staticmethod
+    async def _start_runner(runner: TopicRunner) -> None:
+        """A read that fails once is tried again before the topic is given up."""
+        for pause in LOAD_PAUSES:
+            try:
+                return await runner.start()
+            except OSError as error:
+                if is_no_space(error):
+                    raise
+                log.warning("load failed", topic=runner.name, error=str(error), retry_in=pause)
+            await asyncio.sleep(pause)
+        return await runner.start()
 
     def _loader(self, entry: Entry) -> Loader:
         return Loader(
@@ -201,18 +234,26 @@ class EmbeddedBroker:
         if self._closed:
             return
         self._closed = True
-        for runner in self._runners.values():
+        try:
+            await self._close_topics()
+        finally:
+            # A thread does not stop when its caller is cancelled: the directory is given back after the last of them.
+            if self._io is not None:
+                self._io.close()
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    async def _close_topics(self) -> None:
+        for runner in list(self._runners.values()):
             if runner.is_serving and runner.journal.written_unit > runner.snapshot_unit:
                 try:
                     await runner.upkeep.snapshot()
-                except (HeaplineError, OSError) as error:
-                    log.warning("no snapshot on close", topic=runner.name, error=str(error))
+                except Exception as error:  # the journal is enough
+                    log.warning("no snapshot on close", topic=runner.name, error=repr(error))
         await asyncio.gather(*(runner.close() for runner in self._runners.values()))
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        if self._io is not None:
-            self._io.close()
+        async with self._admin:  # a topic that was just being made
+            await asyncio.gather(*(runner.close() for runner in self._runners.values()))
 
     def _runner(self, topic: str) -> TopicRunner:
         if self._closed:
@@ -242,6 +283,7 @@ class EmbeddedBroker:
             raise Closed
         return self._catalog
 
+    @_to_its_end
     async def create_topic(self, topic: str, **config: Any) -> TopicInfo:
         namespace, name = parse_topic(topic)
         wanted = make_config(config)
@@ -253,6 +295,8 @@ class EmbeddedBroker:
                 differing = [f for f in TopicConfig.__struct_fields__ if getattr(wanted, f) != getattr(entry.config, f)]
                 if differing:
                     raise TopicExists(topic, differing)
+                if entry.topic not in self._runners and entry.topic not in self._refused:
+                    await self._load(entry)  # it was made, but could not be loaded then
                 return _info(entry)
             # The folder first, then the catalog: a folder that the catalog does not name is swept at the next open.
             entry = await io.run(self._make_topic, namespace, name, wanted)
@@ -270,6 +314,7 @@ class EmbeddedBroker:
         self._loader(entry).create()
         return catalog.add(namespace, name, config)
 
+    @_to_its_end
     async def update_topic(self, topic: str, **config: Any) -> TopicInfo:
         runner = self._runner(topic)
         async with self._admin:
@@ -297,6 +342,7 @@ class EmbeddedBroker:
         entries = self._catalog_or_fail().entries.values()
         return sorted((_info(e) for e in entries), key=lambda info: info.name)
 
+    @_to_its_end
     async def delete_topic(self, topic: str) -> None:
         io = self._io_or_fail()
         async with self._admin:
@@ -578,24 +624,25 @@ class EmbeddedBroker:
 
     async def dlq_list(self, topic: str, limit: int = 100, *, where: DlqFilter | None = None) -> list[MessageInfo]:
         check_int("limit", limit, 1, 1 << 31)
+        check_filter(where)
         return await deadletters.listed(self._runner(topic), limit, where)
 
     async def dlq_replay(
         self, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None,
         rate: float | None = None,
     ) -> int:  # fmt: skip
-        if rate is not None and not (isinstance(rate, int | float) and 0 < rate <= 1e6):
+        if rate is not None and not (type(rate) in (int, float) and 0 < rate <= 1e6):
             raise BadRequest(f"rate is messages a second, over 0 and at most 1e6, not {rate!r}")
-        wanted = None if ids is None else [parse_id(i) for i in ids]
-        return await deadletters.replay(self._runner(topic), wanted, where, rate)
+        check_filter(where)
+        return await deadletters.replay(self._runner(topic), parse_ids(ids), where, rate)
 
     async def dlq_delete(
         self, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None
     ) -> int:
         if ids is None and where is None:
             raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
-        wanted = None if ids is None else [parse_id(i) for i in ids]
-        return await deadletters.delete(self._runner(topic), wanted, where)
+        check_filter(where)
+        return await deadletters.delete(self._runner(topic), parse_ids(ids), where)
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

@@ -103,8 +103,8 @@ class Loader:
                     for partition in topic.partitions:
                         partition.heap.maintain()
                         partition.delays.maintain()
-        except CorruptionError:
+            journal.prepare()
+        except BaseException:  # a reload is tried again and again: it must not use up file descriptors
             journal.close()
             raise
-        journal.prepare()
         return Loaded(topic, journal, snapshots, max(journal.last_time, self._floor_ms), after_unit, count)

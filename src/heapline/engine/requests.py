@@ -8,9 +8,10 @@ from typing import Any
 from heapline.broker import Held
 from heapline.config import NAME, TopicConfig
 from heapline.engine.admission import Identity
-from heapline.engine.columns import are_plain, check_one
+from heapline.engine.columns import are_plain, check_moment, check_one, check_priority
 from heapline.errors import BadName, BadRequest, HeaplineError
-from heapline.model import LeaseRef, Message, Outgoing
+from heapline.model import DlqFilter, LeaseRef, Message, Outgoing
+from heapline.ulid import parse_id
 
 
 def identity_of(
@@ -64,6 +65,30 @@ def check_int(name: str, value: Any, low: int, high: int) -> None:
 
 def check_reason(reason: Any) -> None:
     check_text("reason", reason, 4096, low=0)  # str(error) may well be empty
+
+
+def check_filter(where: Any) -> None:
+    """A DlqFilter is a plain struct that anybody can fill with anything."""
+    if where is None:
+        return
+    if not isinstance(where, DlqFilter):
+        raise BadRequest(f"where is a heapline.DlqFilter(…), not {where!r}")
+    for name in ("died_after", "died_before"):
+        if getattr(where, name) is not None:
+            check_moment(name, getattr(where, name))
+    for name in ("priority_min", "priority_max"):
+        if getattr(where, name) is not None:
+            check_priority(getattr(where, name))
+    for name in ("reason", "key"):
+        check_text(f"{name} of a DlqFilter", getattr(where, name), 4096, low=0)
+
+
+def parse_ids(ids: Any) -> list[int] | None:
+    if ids is None:
+        return None
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise BadRequest(f"ids is a list of message ids, not {ids!r}")
+    return [parse_id(id) for id in ids]
 
 
 def check_text(name: str, value: Any, limit: int = 1024, low: int = 1) -> None:

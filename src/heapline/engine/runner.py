@@ -19,6 +19,7 @@ One thread (the event loop's) runs all of this; only `Journal.commit`, `prepare`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -74,6 +75,7 @@ class TopicRunner:
         self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
         self._calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
         self._pops: deque[PopCall] = deque()
+        self._taken: list[PopCall] = []  # by the turn that is under way
         self._turn_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._failure: HeaplineError | None = None
@@ -90,12 +92,16 @@ class TopicRunner:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._install(await self.io.run(self.loader.load))
+        self._install(await self._load())
         self.spawn(self.upkeep.run())
         self.spawn(self.upkeep.sync_at_intervals())
 
     async def reopen(self) -> None:
         """Load the topic again, on purpose: for settings that are fixed while a journal is open. Calls wait."""
+        # In a task of its own: half of it would leave a topic that takes calls and answers none.
+        await asyncio.shield(self.spawn(self._reopen()))
+
+    async def _reopen(self) -> None:
         self._suspended = True
         try:
             await self.committer.drain()
@@ -103,17 +109,32 @@ class TopicRunner:
                 return  # it is being reloaded anyway
             self.committer.abandon(TopicReloading(self.name, "its settings change"))
             await self.committer.idle()
-            await self.io.run(self.journal.close)
-            self._install(await self.io.run(self.loader.load))
+            try:
+                await self.io.run(self.journal.close)
+                self._install(await self._load())
+            except Exception as error:
+                self._poison(error)
         finally:
             self._suspended = False
             self._plan_turn()
+
+    async def _load(self) -> Loaded:
+        """Load the topic in a thread. A thread does not stop when nobody waits for it any more: then its end is
+        awaited all the same, because whoever cancels goes on to give the directory away."""
+        load = self.io.run(self.loader.load)
+        try:
+            return await asyncio.shield(load)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                (await load).journal.close()
+            raise
 
     def _install(self, loaded: Loaded) -> None:
         self.topic: Topic = loaded.topic
         self.journal = loaded.journal
         self.snapshots = loaded.snapshots
-        self.steady = SteadyClock(self._clock, loaded.time)
+        if not hasattr(self, "steady"):  # a reload must not make time jump: leases would end early, or last
+            self.steady = SteadyClock(self._clock, loaded.time)
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
         self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
@@ -164,9 +185,9 @@ class TopicRunner:
 
     def check(self) -> None:
         if self._closed:
-            raise self._end
+            raise self._end.with_traceback(None)
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # raised many times: it must not gather all their frames
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -227,6 +248,8 @@ class TopicRunner:
 
     def _give_up(self, call: PopCall) -> None:
         call.waits = False
+        if self._failure is not None:  # there may be no turn for long
+            refuse(call.future, self._failure)
         self._plan_turn()
 
     async def _wait_for_room(self) -> None:
@@ -252,6 +275,7 @@ class TopicRunner:
         calls, self._inbox = self._inbox, []
         acks, self._acks = self._acks, []
         runs, self._calls = self._calls, []
+        self._taken = []
         try:
             if calls:
                 self._admit(calls, now)
@@ -262,15 +286,17 @@ class TopicRunner:
             more = self._tick(now)
             if self._pops:
                 self._serve(now)
+            self.committer.pump()
+            self._maintain(now)
         except Exception as error:
             # A bug, or a journal that does not take what was decided: what is in memory can no longer be trusted.
             log.exception("a turn failed", topic=self.name)
             self._poison(error)
-            for future in [c.future for c in calls] + [a[2] for a in acks] + [f for _, f in runs if f is not None]:
+            futures = [call.future for call in calls] + [future for _, _, future in acks]
+            futures += [pop.future for pop in self._taken] + [future for _, future in runs if future is not None]
+            for future in futures:
                 refuse(future, TopicReloading(self.name, repr(error)))
             return
-        self.committer.pump()
-        self._maintain(now)
         if more:
             self._plan_turn()
         else:
@@ -367,6 +393,7 @@ class TopicRunner:
     def _serve(self, now: Now) -> None:
         calls = [call for call in self._pops if not call.future.done()]
         self._pops.clear()
+        self._taken = calls
         served = self.delivery.serve(calls, now)
         if served:
             self._touch_all()
@@ -428,10 +455,8 @@ class TopicRunner:
         elif messages:
             call.future.set_result(messages)
         else:  # all of them were damaged and have been set aside: look again
-            again = PopCall(
-                call.future, call.max_messages, call.max_bytes, call.visibility_ms, call.holder, None, call.waits
-            )  # fmt: skip
-            self._pops.appendleft(again)
+            call.ids, call.tokens, call.positions, call.is_repeat = [], [], [], False
+            self._pops.appendleft(call)  # the same one, because its timer ends its waiting
             self._plan_turn()
 
     def _give_back(self, call: PopCall) -> None:
@@ -517,16 +542,17 @@ class TopicRunner:
         pause = RELOAD_PAUSE
         while True:
             try:
-                self._install(await self.io.run(self.loader.load))
+                self._install(await self._load())
                 return
             except CorruptionError as error:
                 log.error("topic refused", topic=self.name, error=str(error))
                 self._failure = error
                 self._refuse_all(error)
                 return
-            except OSError as error:
-                log.error("reload failed", topic=self.name, error=str(error), retry_in=pause)
-                self._failure = TopicReloading(self.name, str(error))
+            except Exception as error:
+                log.error("reload failed", topic=self.name, error=repr(error), retry_in=pause)
+                self._failure = TopicReloading(self.name, str(error) or repr(error))
+                self._refuse_all(self._failure)  # it may take long
             await asyncio.sleep(pause)
             pause = min(2 * pause, RELOAD_PAUSE_MAX)
 

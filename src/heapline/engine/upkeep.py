@@ -28,6 +28,8 @@ from heapline.model import Now
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
+    from heapline.journal.journal import Journal
+    from heapline.journal.snapshot import SnapshotStore
 
 log = Log("heapline.engine")
 REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite delays nobody for long
@@ -54,8 +56,8 @@ class Upkeep:
                 if self._is_snapshot_due():
                     await self.snapshot()
                 await self.reclaim()
-            except (HeaplineError, OSError) as error:
-                log.warning("upkeep failed, will be tried again", topic=runner.name, error=str(error))
+            except Exception as error:  # whatever it is, one failure must not end upkeep for good
+                log.warning("upkeep failed, will be tried again", topic=runner.name, error=repr(error))
 
     async def sync_at_intervals(self) -> None:
         """Under the `interval` policy; under the others it only looks now and then whether that has changed."""
@@ -86,25 +88,33 @@ class Upkeep:
         """Write a snapshot of the topic as it is now."""
         async with self._lock:
             runner = self._runner
-            unit, frozen = await runner.call(self._capture)
-            journal = runner.journal
-            if unit <= runner.snapshot_unit:
+            unit, frozen, journal, store = await runner.call(self._capture)
+            if unit <= max(runner.snapshot_unit, store.newest_unit):
                 return
-            await runner.io.run(self._write, unit, frozen)
+            await self._make_durable(journal, unit)
+            await runner.io.run(self._write, store, unit, frozen)
             if journal is not runner.journal:
                 return  # reloaded meanwhile; the snapshot itself is of durable units and stays good
             runner.note_snapshot(unit)
             self._snapshot_at = runner.steady.now().steady
             self.snapshots_total += 1
 
-    def _capture(self, now: Now) -> tuple[int, Frozen]:
+    def _capture(self, now: Now) -> tuple[int, Frozen, Journal, SnapshotStore]:
         """In a turn: close the open unit and take references to the state that it leads to."""
         runner = self._runner
         runner.topic.seal(runner.journal, now)
-        return runner.journal.open_unit_number - 1, freeze(runner.topic, runner.journal.open_unit_number - 1)
+        unit = runner.journal.open_unit_number - 1
+        return unit, freeze(runner.topic, unit), runner.journal, runner.snapshots
 
-    def _write(self, unit: int, frozen: Frozen) -> None:
-        self._runner.snapshots.write(unit, frozen.encode(), frozen.blobs)
+    async def _make_durable(self, journal: Journal, unit: int) -> None:
+        """Under the relaxed policies what is written need not be durable. A snapshot ahead of its journal, or a segment
+        deleted for acks that a power cut undoes, would be damage: so sync first."""
+        if journal.durable_unit < unit:
+            await self._runner.committer.between_commits(journal.sync)
+
+    @staticmethod
+    def _write(store: SnapshotStore, unit: int, frozen: Frozen) -> None:
+        store.write(unit, frozen.encode(), frozen.blobs)
 
     # -- reclaim ---------------------------------------------------------------------------------------------------
 
@@ -113,16 +123,25 @@ class Upkeep:
         async with self._lock:
             runner = self._runner
             candidates = await runner.io.run(self._candidates)
-            live = runner.topic.live
             for segment in candidates:
-                if live.count(segment):
+                # Asked in a turn, so that the answer waits until what emptied the segment is durable: an ack that is
+                # only decided may yet be undone by a crash or a failed write.
+                count, journal, unit = await runner.call(partial(self._live_in, segment))
+                if count:
                     if self._worth_rewriting(segment, candidates):
                         await self._rewrite(segment)  # it goes when two snapshots have passed the rewriting
                     break
+                await self._make_durable(journal, unit)
                 if not await runner.io.run(self._delete, segment):
                     break
-                live.drop(segment)
+                runner.topic.live.drop(segment)
                 self.segments_reclaimed_total += 1
+
+    def _live_in(self, segment: int, now: Now) -> tuple[int, Journal, int]:
+        """How many records of the segment are live, and up to which unit that was decided."""
+        runner = self._runner
+        unit = runner.journal.open_unit_number - (not runner.topic.has_open_unit)
+        return runner.topic.live.count(segment), runner.journal, unit
 
     def _candidates(self) -> list[int]:
         """Segments from the journal's start that lie below the older snapshot and outside retention."""

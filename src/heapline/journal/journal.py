@@ -126,6 +126,7 @@ class Journal:
                                policy=self._policy, spares=self._spares, last_unit=scan.last_unit, chain=scan.chain,
                                name=self.name)
         # fmt: on
+        self._writer = writer  # from here on `close` gives its files back
         for number in (scan.segment, *scan.ready_segments):
             file = self.disk.open(segment_path(self.path, number), write=True)
             start, size = scan.end if number == scan.segment else 0, file.size()
@@ -140,7 +141,6 @@ class Journal:
         writer.begin(scan.segment, scan.end, scan.last_time, scan.index, scan.finished_indexes)
         writer.on_written = lambda unit: self.cache.mark_written(unit.number)
         writer.on_replaced = self.records.forget
-        self._writer = writer
         self._planner = UnitPlanner(self.segment_bytes, scan.segment, scan.end, scan.last_unit + 1, scan.last_time)
 
     def _plan(self) -> UnitPlanner:

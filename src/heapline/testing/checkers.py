@@ -27,7 +27,7 @@ class NoLostMessage:
         if seen.topic not in seen.history.drained:
             return
         for name, answers in seen.told.items():
-            first = min((call for _, call in answers), key=lambda call: call.started)
+            first = min(seen.sends[name], key=lambda call: call.started)
             for told, call in answers:
                 if not told.error and not self._accounted_for(seen, told.id, first):
                     yield f"{name} ({told.id}) was enqueued (call {call.number}) and is nowhere at the end"
@@ -98,7 +98,7 @@ class SingleLease:
     def _held_until(life: Life, held: Delivery) -> int:
         """Steady time. An answered extension counts for certain: the next lease can only have come after it."""
         extended = [
-            c.result["deadlines"].get(life.id, 0)
+            int(c.result["deadlines"].get(life.id, 0))
             for c in life.extends if c.outcome == "ok" and is_on(c, held.got) and "deadlines" in c.result
         ]  # fmt: skip
         return max([held.got.deadline_ms, *extended])
@@ -183,7 +183,7 @@ class BatchAllOrNothing:
             there = [name for name in names if name in visible]
             if there and len(there) < len(names) and not self._may_be_short(seen, call):
                 missing = sorted(set(names) - set(there))
-                yield f"of the batch in call {call.number}, {len(there)} of {len(names)} are there, without {missing[:5]}"
+                yield f"of the batch in call {call.number} {len(there)} are there, and not {missing[:5]}"
 
     @staticmethod
     def _may_be_short(seen: Evidence, call: Call) -> bool:
@@ -249,12 +249,12 @@ class NeverEarly:
         held_until = SingleLease._held_until(life, first)
         earliest = held_until + self._least(seen, first)
         for call in named:
-            if call.verb == "nack" and call.decided_after is not None:
-                backoff = call.args.get("backoff")
-                wait = self._least(seen, first) if backoff is None else round(backoff * 1000)
-                earliest = min(earliest, call.decided_after + wait)
-            else:
+            if call.verb != "nack" or call.decided_after is None:
                 return  # a release comes back at once; a bury only by a replay
+            backoff = call.args.get("backoff")
+            wait = self._least(seen, first) if backoff is None else round(backoff * 1000)
+            rested = call.decided_after + wait
+            earliest = rested if call.outcome == "ok" else min(earliest, rested)
         if second.decided < earliest - SLACK_MS:
             yield (
                 f"{life.id} failed in call {first.call.number} and was to rest until {earliest}, "
@@ -270,7 +270,7 @@ class NeverEarly:
 
 
 class AttemptsCounted:
-    """`attempts` is 1 on the first delivery, one more after each failure, the same after a release; and it has an end."""
+    """`attempts` is 1 at first, one more after each failure, the same after a release; and it has an end."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for life in seen.lives.values():
@@ -289,7 +289,7 @@ class AttemptsCounted:
                     )
                 limit = self._limit(seen, got.name)
                 if got.attempts > limit:
-                    yield f"{life.id} came as attempt {got.attempts} in call {delivery.call.number}; {limit} are allowed"
+                    yield f"{life.id} came as attempt {got.attempts} of {limit} in call {delivery.call.number}"
                 low = high = got.attempts
                 releases = [c for c in life.returns if c.verb == "release" and is_on(c, got)]
                 if releases:
@@ -305,17 +305,19 @@ class AttemptsCounted:
 
 
 class NoFalseAlarm:
-    """Corruption is reported only where bytes were damaged."""
+    """Corruption is reported only where bytes were damaged, or could not be read."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic in seen.history.damaged:
             return
         for call in seen.history.calls:
-            if call.topic == seen.topic and call.error is not None and "Corrupt" in type(call.error).__name__:
+            if call.topic != seen.topic or call.ended > seen.history.reads_failed:
+                continue
+            if call.error is not None and "Corrupt" in type(call.error).__name__:
                 yield f"call {call.number} was told {call.error}, though nothing was damaged"
-        for rows in seen.listed.values() if not seen.history.reads_failed else ():
+        for rows in seen.listed.values():
             for dead, call in rows:
-                if "corrupt" in dead.reason:
+                if "corrupt" in dead.reason and call.started < seen.history.reads_failed:
                     yield f"{dead.id} is {dead.reason!r} in call {call.number}, though nothing was damaged"
 
 

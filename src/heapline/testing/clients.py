@@ -311,7 +311,9 @@ class Drainer(Client):
     async def _drain(self, topic: str) -> None:
         hl = self.node.hl
         for turn in range(300):
-            call = await self.call("pop", topic, hl.pop(topic, 100, visibility=60.0), _got, count=100, visibility_ms=60_000)
+            call = await self.call(
+                "pop", topic, hl.pop(topic, 100, visibility=60.0), _got, count=100, visibility_ms=60_000
+            )
             if call.outcome == "ok" and call.result:
                 leases = [(got.id, got.token) for got in call.result]
                 await self.call("ack", topic, hl.ack([LeaseRef(topic, *lease) for lease in leases]), leases=leases)
@@ -359,5 +361,3 @@ def _got(messages: list[Message]) -> list[Got]:
 
 def _dead(infos: list[MessageInfo]) -> list[Dead]:
     return [Dead(i.id, i.payload, i.reason or "") for i in infos]
-
-

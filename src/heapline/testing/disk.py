@@ -143,9 +143,7 @@ class FakeDisk:
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def inject(
-        self, operation: str, error: int = errno.EIO, *, path: str = "", after: int = 0, times: int = 1
-    ) -> None:
+    def inject(self, operation: str, error: int = errno.EIO, *, path: str = "", after: int = 0, times: int = 1) -> None:
         """Make calls fail: pread, pwritev, zero, fallocate, truncate, fdatasync, open, create, rename, unlink, …"""
         self._faults.append(Fault(operation, error, path, after, times))
 

@@ -111,7 +111,8 @@ class Call:
         answer = {"ok": _short(self.result), "open": "…", "unknown": f"unknown ({_problem(self.error)})"}.get(
             self.outcome, f"refused ({_problem(self.error)})"
         )
-        return f"{self.started:6d} {self.started_at:9.3f}s {self.client:10} {self.verb} {self.topic} {shown} -> {answer}"
+        head = f"{self.started:6d} {self.started_at:9.3f}s {self.client:10}"
+        return f"{head} {self.verb} {self.topic} {shown} -> {answer}"
 
 
 class Note(NamedTuple):
@@ -134,7 +135,7 @@ class History:
     notes: list[Note] = field(default_factory=list)
     sent: dict[str, Sent] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)  # topics under which a sector was made to go bad
-    reads_failed: bool = False  # reads were made to fail: a record may count as corrupt for that
+    reads_failed: int = 1 << 62  # from this place on reads were made to fail: a record may count as corrupt for that
     drained: set[str] = field(default_factory=set)  # topics that were emptied at the end, by the client "drain"
     steady_of: Callable[[str], int | None] = lambda topic: None
     _order: int = 0
@@ -144,6 +145,9 @@ class History:
     def _next(self) -> int:
         self._order += 1
         return self._order
+
+    def reads_will_fail(self) -> None:
+        self.reads_failed = min(self.reads_failed, self._order)
 
     def note(self, what: str) -> None:
         self.notes.append(Note(self._next(), self.clock.elapsed_ns / 1e9, self.clock.wall_ms(), what))

@@ -75,7 +75,7 @@ class Inode:
             return
         self._cut = self._cut or {}
         for sector in _sectors(size, len(self.data)):
-            self._cut.setdefault(sector, self._old.pop(sector, None) or self._sector(sector))
+            self._cut.setdefault(sector, self._old.pop(sector, b"") or self._sector(sector))
             self._dirty.discard(sector)
         del self.data[size:]
         self.blocks = {b for b in self.blocks if b * BLOCK < size}
@@ -125,7 +125,7 @@ class Inode:
         for sector, content in self._old.items():
             if sector not in self._dirty or rng.random() < loss:
                 new._show(sector, content)
-        size = rng.choice(self._sizes)
+        size = rng.choice(self._sizes if self._cut is None else self._sizes[1:])
         if self._cut is not None and rng.random() < 0.5:  # the truncation did not happen, nor anything after it
             size = self._sizes[0]
             new.data.extend(bytes(max(0, size - len(new.data))))

@@ -57,12 +57,12 @@ class Node:
 
     # -- lives -----------------------------------------------------------------------------------------------------
 
-    def live(self, work: Callable[[], list[Coroutine[Any, Any, None]]], *, close: bool = True) -> str:
+    def live(self, work: Callable[[], list[Coroutine[Any, Any, None]]]) -> str:
         """Open the broker and run tasks on it, until they are all done or the node is ended; returns how it ended."""
         loop = SimLoop(self.clock)
         loop.set_exception_handler(self._stray)
         try:
-            how = loop.run_until_complete(self._life(work, close))
+            how = loop.run_until_complete(self._life(work))
         finally:
             self._abandon(loop)
         if self._strays:
@@ -74,29 +74,30 @@ class Node:
         self.disk.cut_power_in(None)
         return how
 
-    async def _life(self, work: Callable[[], list[Coroutine[Any, Any, None]]], close: bool) -> str:
+    async def _life(self, work: Callable[[], list[Coroutine[Any, Any, None]]]) -> str:
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
-        opening = loop.create_task(self._open(), name="open")
-        await asyncio.wait([opening, self._over], return_when=asyncio.FIRST_COMPLETED)
-        if self._over.done():
+        if not await self._unless_over(loop.create_task(self._open(), name="open")):
             return self._over.result()
-        opening.result()
         tasks = [loop.create_task(coroutine, name=f"client-{i}") for i, coroutine in enumerate(work())]
-        clients = loop.create_task(_all(tasks), name="clients")
-        await asyncio.wait([clients, self._over], return_when=asyncio.FIRST_COMPLETED)
-        if clients.done() and not self._over.done():
-            clients.result()
+        if await self._unless_over(loop.create_task(_all(tasks), name="clients")):
             self.end("done")
         how = self._over.result()
-        if how != "crash" and close:
-            closing = loop.create_task(self._close(tasks), name="close")
-            self._over = loop.create_future()
-            await asyncio.wait([closing, self._over], return_when=asyncio.FIRST_COMPLETED)
-            if self._over.done():
-                return self._over.result()
-            closing.result()
-        return how
+        if how == "crash":
+            return how
+        self._over = loop.create_future()  # closing can be cut short too
+        closed = await self._unless_over(loop.create_task(self._close(tasks), name="close"))
+        return how if closed else self._over.result()
+
+    async def _unless_over(self, task: asyncio.Task[None]) -> bool:
+        """Wait for a task; False if the life ended first."""
+        assert self._over is not None
+        waited: list[asyncio.Future[Any]] = [task, self._over]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._over.done():
+            return False
+        task.result()
+        return True
 
     async def _open(self) -> None:
         for attempt in range(OPEN_TRIES):

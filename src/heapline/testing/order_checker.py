@@ -2,8 +2,10 @@
 
 Judged where it is exact: a message counts as *certainly eligible* for a pop if its enqueue was answered before the pop
 began, it was due by then with a tick to spare, nothing has touched it until the pop was answered, and its own first
-delivery began only after that. Then every message in the pop's answer must be better, and the answer cannot be empty. Timers fire in slices: for a while
-after an open or a reload, when a herd of them may be due at once, delayed messages are not counted.
+delivery began only after that. Then every message in the pop's answer must be better, and the answer cannot be empty.
+
+Timers fire in slices: for a while after an open or a reload, when a herd of them may be due at once, delayed messages
+are not counted. A record that cannot be read is set aside when its turn comes, so nothing is judged after that.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Waiting(NamedTuple):
 class StrictOrder:
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic in seen.history.damaged:
-            return  # a record that does not check is set aside when its turn comes
+            return
         waiting = sorted(self._waiting(seen), key=lambda w: w.rank)
         pauses = self._pauses(seen)
         upsets = sorted(
@@ -43,7 +45,7 @@ class StrictOrder:
             + [c.ended_at for c in seen.history.calls if c.topic == seen.topic and c.outcome == "unknown"]
         )
         for call in seen.history.of(seen.topic, "pop"):
-            if call.outcome != "ok" or call.steady_start is None:
+            if call.outcome != "ok" or call.steady_start is None or call.ended > seen.history.reads_failed:
                 continue
             place = bisect(upsets, call.ended_at)
             before = upsets[place - 1] if place else -HERD_SECONDS

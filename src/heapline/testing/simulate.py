@@ -54,7 +54,8 @@ class Report:
 
     def text(self) -> str:
         shown = [f"seed {self.seed}: {len(self.complaints)} complaint(s)", "", *self.history.lines()[-TAIL:], ""]
-        return "\n".join([*shown, *self.complaints[:20], f"\nreplay: python -m heapline.testing.simulate --seed {self.seed}"])
+        replay = f"replay: python -m heapline.testing.simulate --seed {self.seed}"
+        return "\n".join([*shown, *self.complaints[:20], "", replay])
 
 
 class Chaos:
@@ -100,13 +101,14 @@ class Chaos:
         self._fail("pwritev", after=self.rng.choice((0, 0, 1, 3)))
 
     async def _read(self) -> None:
-        self.node.history.reads_failed = True
+        self.node.history.reads_will_fail()
         self._fail("pread", after=self.rng.choice((0, 1, 5)))
 
     def _fail(self, operation: str, after: int) -> None:
         times = self.rng.choice((1, 1, 2))
         self.node.history.note(f"{operation} will fail {times}×, after {after} more")
-        self.node.disk.inject(operation, errno.EIO, path=".seg" if self.rng.random() < 0.7 else "", after=after, times=times)
+        path = ".seg" if self.rng.random() < 0.7 else ""
+        self.node.disk.inject(operation, errno.EIO, path=path, after=after, times=times)
 
     async def _wall(self) -> None:
         seconds = self.rng.choice((-100.0, -10.0, -1.5, 1.5, 10.0, 100.0))
@@ -197,8 +199,6 @@ class Simulation:
             self.node.live(lambda: [self._until_spent()])
             self.node.disk.capacity = None
         self.node.disk.clear_faults()
-        if self._budget.left % 2:
-            self.node.history.note("one more crash before the end")
         self.node.live(lambda: [self._drainer.run()])
 
     async def _make_topics(self) -> None:
@@ -210,11 +210,7 @@ class Simulation:
         chaos = asyncio.ensure_future(self._chaos.run())
         clients = [asyncio.ensure_future(client.run()) for client in self._clients]
         try:
-            done, _ = await asyncio.wait([chaos, *clients], return_when=asyncio.FIRST_EXCEPTION) if chaos.done() else (
-                await asyncio.wait(clients, return_when=asyncio.FIRST_EXCEPTION)
-            )
-            for task in done:
-                task.result()
+            await asyncio.gather(*clients)
         finally:
             for task in (chaos, *clients):
                 task.cancel()

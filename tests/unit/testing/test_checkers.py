@@ -1,0 +1,429 @@
+"""Each checker is shown a history in which its promise was broken, and one beside it in which it was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from heapline.config import Aging, Backoff, TopicConfig
+from heapline.errors import JournalCorrupt
+from heapline.testing import FakeClock
+from heapline.testing.checkers import judge
+from heapline.testing.history import Call, Dead, Got, History, Outcome, Sent, Told, payload_of
+
+TOPIC = "jobs"
+
+
+class Tale:
+    """Writes a history call by call. Time stands still unless it is moved; a lease is for 1000 ms."""
+
+    def __init__(self, **config: Any) -> None:
+        self.clock = FakeClock()
+        config = {"backoff": Backoff(base=0.5, jitter=0.0), "max_retries_default": 3, **config}
+        self.history = History(self.clock, topics={TOPIC: TopicConfig(**config)}, drained={TOPIC})
+        self.history.steady_of = lambda topic: self.clock.wall_ms()
+        self._token = 0
+
+    @property
+    def now(self) -> int:
+        return self.clock.wall_ms()
+
+    def call(
+        self, verb: str, result: Any = None, outcome: Outcome = "ok", client: str = "c", error: Any = None, **args: Any
+    ) -> Call:
+        call = self.history.start(client, verb, TOPIC, **args)
+        self.history.end(call, outcome, result, error)
+        return call
+
+    def enqueue(
+        self, *names: str, ids: Sequence[int] = (), outcome: Outcome = "ok", duplicate: bool = False, **facts: Any
+    ) -> Call:
+        messages = [Sent(name, payload_of(name, 40), **facts) for name in names]
+        told = [Told(id, duplicate) for id in ids or range(1, len(names) + 1)]
+        return self.call("enqueue", told if outcome == "ok" else None, outcome, messages=messages, atomic=True)
+
+    def got(self, name: str, id: int = 1, attempts: int = 1, priority: int = 0, at: int | None = None) -> Got:
+        self._token += 1
+        deadline = (self.now if at is None else at) + 1000
+        return Got(id, self._token, payload_of(name, 40), priority, attempts, self.now, deadline)
+
+    def pop(self, *gots: Got, outcome: Outcome = "ok", client: str = "c") -> Call:
+        return self.call("pop", list(gots) if outcome == "ok" else None, outcome, client, visibility_ms=1000)
+
+    def on(self, verb: str, got: Got, outcome: Outcome = "ok", result: Any = None, **args: Any) -> Call:
+        return self.call(verb, result, outcome, leases=[(got.id, got.token)], **args)
+
+    def drain(self, *gots: Got) -> None:
+        for got in gots:
+            self.pop(got, client="drain")
+            self.call("ack", client="drain", leases=[(got.id, got.token)])
+
+    def broken(self) -> set[str]:
+        return {complaint.partition(" ")[0] for complaint in judge(self.history)}
+
+
+def test_a_history_in_which_all_went_well_has_no_complaints() -> None:
+    tale = Tale()
+    tale.enqueue("a", "b")
+    first = tale.got("a")
+    tale.pop(first)
+    tale.on("ack", first)
+    tale.drain(tale.got("b", 2))
+    assert tale.broken() == set()
+
+
+@pytest.mark.parametrize(
+    ("end", "complaint"),
+    [
+        (None, {"NoLostMessage"}),
+        ("ok", set()),
+        ("unknown", set()),
+        ("refused", {"NoLostMessage"}),
+    ],
+)
+def test_no_lost_message(end: Outcome | None, complaint: set[str]) -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    got = tale.got("a")
+    tale.pop(got)
+    if end is not None:
+        tale.on("ack", got, end)
+    assert tale.broken() == complaint
+
+
+def test_no_lost_message_takes_dead_letters_purges_and_unanswered_enqueues_into_account() -> None:
+    tale = Tale()
+    tale.enqueue("gone", outcome="unknown")
+    tale.enqueue("dead", ids=[2])
+    tale.call("dlq_list", [Dead(2, payload_of("dead", 40), "why")], client="drain")
+    assert tale.broken() == set()
+    tale.enqueue("purged", ids=[3])
+    assert tale.broken() == {"NoLostMessage"}
+    tale.call("purge", 1)
+    assert tale.broken() == set()
+
+
+def test_no_lost_message_does_not_excuse_a_message_enqueued_after_the_purge() -> None:
+    tale = Tale()
+    tale.call("purge", 0)
+    tale.enqueue("a")
+    assert tale.broken() == {"NoLostMessage"}
+
+
+def test_single_lease() -> None:
+    tale = Tale(backoff=Backoff(base=0.0))
+    tale.enqueue("a")
+    tale.pop(tale.got("a"))
+    tale.clock.advance(0.999)
+    tale.drain(second := tale.got("a", attempts=2))
+    assert "SingleLease" in tale.broken()
+    assert second.token == 2
+    tale = Tale(backoff=Backoff(base=0.0))
+    tale.enqueue("a")
+    tale.pop(tale.got("a"))
+    tale.clock.advance(1.0)
+    tale.drain(tale.got("a", attempts=2))
+    assert tale.broken() == set()
+
+
+@pytest.mark.parametrize(("outcome", "complaint"), [("ok", {"SingleLease"}), ("unknown", set())])
+def test_single_lease_counts_an_answered_extension(outcome: Outcome, complaint: set[str]) -> None:
+    tale = Tale(backoff=Backoff(base=0.0))
+    tale.enqueue("a")
+    got = tale.got("a")
+    tale.pop(got)
+    result = {"lost": [], "deadlines": {1: got.deadline_ms + 5000}}
+    tale.on("extend", got, outcome, result if outcome == "ok" else None)
+    tale.clock.advance(2.0)
+    tale.drain(tale.got("a", attempts=2))
+    assert tale.broken() - {"NeverEarly"} == complaint
+
+
+def test_single_lease_ends_with_a_release_even_an_unanswered_one() -> None:
+    for outcome in ("ok", "unknown"):
+        tale = Tale()
+        tale.enqueue("a")
+        got = tale.got("a")
+        tale.pop(got)
+        tale.on("release", got, outcome)  # type: ignore[arg-type]
+        tale.drain(tale.got("a", attempts=1))
+        assert tale.broken() == set()
+
+
+def test_single_lease_sees_one_lease_given_twice_and_a_message_twice_in_a_pop() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    got = tale.got("a")
+    tale.pop(got, got)
+    assert "SingleLease" in tale.broken()
+
+
+@pytest.mark.parametrize("verb", ["ack", "cancel", "dlq_delete"])
+def test_acked_stays_gone(verb: str) -> None:
+    tale = Tale(backoff=Backoff(base=0.0))
+    tale.enqueue("a")
+    got = tale.got("a")
+    if verb == "ack":
+        tale.pop(got)
+        tale.on("ack", got)
+    elif verb == "cancel":
+        tale.call("cancel", id=1)
+    else:
+        tale.call("dlq_delete", 1, ids=[1])
+    assert tale.broken() == set()
+    tale.clock.advance(10)
+    tale.drain(tale.got("a", attempts=2 if verb == "ack" else 1))
+    assert tale.broken() == {"AckedStaysGone"}
+
+
+def test_an_unanswered_ack_may_go_either_way() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    got = tale.got("a")
+    tale.pop(got)
+    tale.on("ack", got, "unknown")
+    assert tale.broken() == set()
+    tale.clock.advance(10)
+    tale.drain(tale.got("a", attempts=2))
+    assert tale.broken() == set()
+
+
+def test_purged_stays_gone() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    tale.call("purge", 1)
+    tale.drain(tale.got("a"))
+    assert tale.broken() == {"AckedStaysGone"}
+
+
+def test_never_early_by_delay() -> None:
+    for wait, complaint in ((4.999, {"NeverEarly"}), (5.0, set())):
+        tale = Tale()
+        tale.enqueue("a", delay=5.0)
+        got = tale.got("a", at=tale.now + round(wait * 1000))
+        tale.clock.advance(wait)
+        tale.drain(got)
+        assert tale.broken() == complaint
+
+
+def test_never_early_by_wall_clock() -> None:
+    for late, complaint in ((-1, {"NeverEarly"}), (0, set())):
+        tale = Tale()
+        tale.enqueue("a", deliver_at_ms=tale.now + 1000)
+        tale.clock.advance(1.0 + late / 1000)
+        tale.drain(tale.got("a"))
+        assert tale.broken() == complaint
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "rest"),
+    [("nack", {"backoff": 2.0}, 2.0), ("nack", {"backoff": None}, 0.5), ("nothing", {}, 1.5)],
+)
+def test_never_early_by_back_off(verb: str, args: dict[str, Any], rest: float) -> None:
+    for wait, complaint in ((rest - 0.01, {"NeverEarly"}), (rest, set())):
+        tale = Tale()
+        tale.enqueue("a")
+        got = tale.got("a")
+        tale.pop(got)
+        if verb == "nack":
+            tale.on("nack", got, **args)
+        tale.clock.advance(wait)
+        tale.drain(tale.got("a", attempts=2))
+        assert tale.broken() == complaint
+
+
+def test_never_early_by_a_new_date() -> None:
+    for wait, complaint in ((2.9, {"NeverEarly"}), (3.0, set())):
+        tale = Tale()
+        tale.enqueue("a")
+        tale.call("reschedule", id=1, delay=3.0)
+        tale.clock.advance(wait)
+        tale.drain(tale.got("a"))
+        assert tale.broken() == complaint
+
+
+def test_no_double_enqueue() -> None:
+    tale = Tale()
+    tale.enqueue("a", outcome="unknown", identified=True)
+    tale.enqueue("a", ids=[1], duplicate=True, identified=True)
+    tale.drain(tale.got("a"))
+    assert tale.broken() == set()
+    tale.drain(tale.got("a", 2))
+    assert tale.broken() == {"NoDoubleEnqueue"}
+
+
+def test_no_double_enqueue_of_a_message_that_was_sent_once() -> None:
+    tale = Tale()
+    tale.enqueue("a", outcome="unknown")
+    tale.drain(tale.got("a", 1), tale.got("a", 2))
+    assert tale.broken() == {"NoDoubleEnqueue"}
+
+
+def test_the_first_of_its_name_is_no_duplicate() -> None:
+    tale = Tale()
+    tale.enqueue("a", duplicate=True, identified=True)
+    tale.drain(tale.got("a"))
+    assert tale.broken() == {"NoDoubleEnqueue"}
+
+
+def test_batch_all_or_nothing() -> None:
+    tale = Tale()
+    tale.enqueue("a", "b", "c", outcome="unknown")
+    assert tale.broken() == set()
+    tale.drain(tale.got("a"), tale.got("b", 2))
+    assert tale.broken() == {"BatchAllOrNothing"}
+    tale.drain(tale.got("c", 3))
+    assert tale.broken() == set()
+
+
+def test_an_atomic_batch_is_not_refused_in_part() -> None:
+    tale = Tale()
+    call = tale.enqueue("a", "b")
+    call.result[1] = Told(0, error="PayloadTooLarge")
+    tale.drain(tale.got("a"))
+    assert "BatchAllOrNothing" in tale.broken()
+
+
+def test_refused_changes_nothing() -> None:
+    tale = Tale()
+    tale.enqueue("a", outcome="refused")
+    assert tale.broken() == set()
+    tale.drain(tale.got("a"))
+    assert tale.broken() == {"RefusedChangesNothing"}
+
+
+def test_payload_intact() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    got = tale.got("a")
+    tale.drain(got._replace(payload=got.payload[:-1] + b"?"))
+    assert tale.broken() == {"PayloadIntact"}
+    tale = Tale()
+    tale.enqueue("a", priority=5)
+    tale.drain(tale.got("a", priority=6))
+    assert "PayloadIntact" in tale.broken()
+
+
+@pytest.mark.parametrize(("attempts", "complaint"), [(1, {"AttemptsCounted"}), (2, set()), (3, {"AttemptsCounted"})])
+def test_attempts_counted(attempts: int, complaint: set[str]) -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    tale.pop(tale.got("a"))
+    tale.clock.advance(10)
+    tale.drain(tale.got("a", attempts=attempts))
+    assert tale.broken() == complaint
+
+
+@pytest.mark.parametrize(("attempts", "complaint"), [(1, set()), (2, {"AttemptsCounted"})])
+def test_a_release_counts_no_attempt(attempts: int, complaint: set[str]) -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    got = tale.got("a")
+    tale.pop(got)
+    tale.on("release", got)
+    tale.drain(tale.got("a", attempts=attempts))
+    assert tale.broken() == complaint
+
+
+def test_a_pop_without_an_answer_may_have_counted() -> None:
+    for attempts in (1, 2):
+        tale = Tale()
+        tale.enqueue("a")
+        tale.pop(outcome="unknown")
+        tale.drain(tale.got("a", attempts=attempts))
+        assert tale.broken() == set()
+
+
+def test_attempts_have_an_end() -> None:
+    tale = Tale(max_retries_default=0)
+    tale.enqueue("a")
+    tale.pop(tale.got("a"))
+    tale.clock.advance(10)
+    tale.drain(tale.got("a", attempts=2))
+    assert tale.broken() == {"AttemptsCounted"}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_strict_order(mode: str) -> None:
+    better, worse = (1, 2) if mode == "min" else (2, 1)
+    tale = Tale(mode=mode)
+    tale.enqueue("a", ids=[1], priority=worse)
+    tale.enqueue("b", ids=[2], priority=better)
+    tale.drain(tale.got("b", 2, priority=better), tale.got("a", 1, priority=worse))
+    assert tale.broken() == set()
+    tale = Tale(mode=mode)
+    tale.enqueue("a", ids=[1], priority=worse)
+    tale.enqueue("b", ids=[2], priority=better)
+    tale.drain(tale.got("a", 1, priority=worse), tale.got("b", 2, priority=better))
+    assert tale.broken() == {"StrictOrder"}
+
+
+def test_strict_order_goes_by_id_among_equals() -> None:
+    tale = Tale()
+    tale.enqueue("a", "b")
+    tale.drain(tale.got("b", 2), tale.got("a", 1))
+    assert tale.broken() == {"StrictOrder"}
+
+
+def test_strict_order_sees_a_pop_that_wrongly_finds_nothing() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    tale.pop()
+    tale.drain(tale.got("a"))
+    assert tale.broken() == {"StrictOrder"}
+
+
+def test_strict_order_lets_a_paused_topic_give_nothing() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    tale.call("pause")
+    tale.pop()
+    tale.call("resume")
+    tale.drain(tale.got("a"))
+    assert tale.broken() == set()
+
+
+def test_strict_order_sees_a_delayed_message_that_is_due() -> None:
+    for wait, complaint in ((5.1, set()), (5.5, {"StrictOrder"})):
+        tale = Tale()
+        tale.enqueue("a", delay=5.0)
+        tale.clock.advance(wait)
+        tale.pop()
+        got = tale.got("a")._replace(enqueued_ms=tale.now - round(wait * 1000))
+        tale.drain(got)
+        assert tale.broken() == complaint
+
+
+def test_strict_order_knows_aging() -> None:
+    tale = Tale(ordering=Aging(1.0))
+    tale.enqueue("old", ids=[1], priority=5)
+    old = tale.now
+    tale.clock.advance(10.0)
+    tale.enqueue("new", ids=[2], priority=0)
+    tale.drain(tale.got("new", 2), tale.got("old", 1, priority=5)._replace(enqueued_ms=old))
+    assert tale.broken() == {"StrictOrder"}
+
+
+def test_no_false_alarm() -> None:
+    tale = Tale()
+    tale.call("pop", outcome="unknown", error=JournalCorrupt("f", 0, "x"), visibility_ms=1000)
+    assert tale.broken() == {"NoFalseAlarm"}
+    tale.history.damaged.add(TOPIC)
+    assert tale.broken() == set()
+
+
+def test_no_false_alarm_among_dead_letters() -> None:
+    tale = Tale()
+    tale.enqueue("a")
+    tale.call("dlq_list", [Dead(1, None, "record corrupt")], client="drain")
+    assert tale.broken() == {"NoFalseAlarm"}
+
+
+def test_a_crash_leaves_every_open_call_without_an_answer() -> None:
+    tale = Tale()
+    call = tale.history.start("c", "pop", TOPIC, visibility_ms=1000)
+    tale.history.crash("CRASH")
+    tale.history.end(call, "ok", [tale.got("a")])
+    assert (call.outcome, call.result) == ("unknown", None)
