@@ -90,6 +90,9 @@ class RamDisk:
     def paths(self) -> list[str]:
         return sorted(self._files)
 
+    def directories(self) -> list[str]:
+        return sorted(self._directories - {"/"})
+
     def open(self, path: str, *, write: bool = False) -> File:
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)

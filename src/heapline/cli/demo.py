@@ -182,7 +182,7 @@ async def _recover_and_drain(console: Console, data: str, run: Run, ledger: Ledg
         begun = time.perf_counter()
         with progress_bar(console) as bar:
             task = bar.add_task("the rest", total=run.total, completed=run.acked_at_kill)
-            await _drain(hl, ledger, run, lambda n: bar.advance(task, n))
+            await _drain(hl, ledger, run, lambda n, what: bar.update(task, advance=n, description=what))
         run.drained_in = time.perf_counter() - begun
     if run.held_by_dead:
         console.print(
@@ -197,18 +197,15 @@ async def _is_gone(hl: heapline.Broker, id: int) -> bool:
         return True
 
 
-async def _drain(hl: heapline.Broker, ledger: Ledger, run: Run, advance: Callable[[int], None]) -> None:
-    while True:
-        messages = await hl.pop(TOPIC, run.batch, visibility=30.0, wait=run.lease + 2)
-        if not messages:
-            return
+async def _drain(hl: heapline.Broker, ledger: Ledger, run: Run, show: Callable[[int, str], None]) -> None:
+    while messages := await hl.pop(TOPIC, run.batch, visibility=30.0, wait=run.lease + 2):
         numbers = [number_of(m.payload) for m in messages]
         ledger.popped(numbers, [m.attempts for m in messages])
         await hl.ack(messages)
         ledger.acked(n for n in numbers if n >= 0)
         run.drained += len(messages)
-        advance(len(messages))
         stats = await hl.stats(TOPIC)
+        show(len(messages), "the rest" if stats.ready else "waiting for the dead worker's leases to end")
         if not (stats.ready or stats.leased or stats.delayed):
             return
 

@@ -138,4 +138,6 @@ def _check_replay(disk: Disk, place: Place, found: Examined) -> Finding | None:
         path, offset = getattr(error, "path", place.folder), getattr(error, "offset", 0)
         detail = getattr(error, "detail", str(error))
         return Finding(path, offset, f"the topic cannot be rebuilt: {detail}", JOURNAL_ADVICE)
+    except Exception as error:  # a journal that contradicts itself may fail anywhere; to say so is what verify is for
+        return Finding(place.folder, 0, f"the topic cannot be rebuilt: {error!r}", JOURNAL_ADVICE)
     return None

@@ -140,7 +140,10 @@ class Admission:
             return []
         columns, spans = _gather(calls)
         parts = self._place(columns, spans)
-        ids = self._write(columns, parts, now).tolist()
+        try:
+            ids = self._write(columns, parts, now).tolist()
+        except ResourceExhausted as error:  # no more ids: nothing was written yet
+            return [(call.future, error) for call in calls]
         answers: list[Answer] = []
         for call, start, end in spans:
             if call.columns is None:
@@ -323,6 +326,10 @@ class _Share:
             rows = np.array(self._keyed)
             verdict = self.partition.keys.check(self._hashes, self._prints[rows], now.steady)
             self._take(verdict, rows)
+        for row in np.flatnonzero(self._twin >= 0).tolist():
+            twin = self._twin[row]
+            if self._status[twin] != NEW:  # the row it repeats does not go in: what holds for that one holds for it
+                self._status[row], self._first[row], self._twin[row] = self._status[twin], self._first[twin], -1
         for row in np.flatnonzero((self._status == CONFLICT) | (self._status == STALE)).tolist():
             self.errors[int(self._index[row])] = self._error(row)
 

@@ -37,8 +37,8 @@ class PopCall:
     """One pop: what it wants, and then what it got."""
 
     __slots__ = (
-        "deadline", "future", "holder", "ids", "is_repeat", "max_bytes", "max_messages", "positions", "request_id",
-        "timer", "tokens", "visibility_ms", "waits",
+        "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "request_id", "timer",
+        "tokens", "visibility_ms", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +57,6 @@ class PopCall:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.deadline: int | list[int] = 0
-        self.is_repeat = False
 
 
 class Delivery:
@@ -105,7 +104,6 @@ class Delivery:
             for id in partition.leases.request(call.request_id or "")
             for lease in (partition.leases.by_id[id],)
         )
-        call.is_repeat = bool(held)
         call.ids = [id for _, id, _ in held]
         call.tokens = [lease[TOKEN] for _, _, lease in held]
         call.positions = [lease[POSITION] for _, _, lease in held]

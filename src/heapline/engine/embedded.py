@@ -22,7 +22,7 @@ from heapline.clock import Clock, SystemClock
 from heapline.config import FIXED_FIELDS, REOPENING_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
 from heapline.core.events import ConfigChanged, Paused, Resumed
 from heapline.core.ids import unix_ms_of
-from heapline.core.leases import DEADLINE, TOKEN
+from heapline.core.leases import DEADLINE
 from heapline.core.partition import Draw, Partition
 from heapline.engine import deadletters, lookup
 from heapline.engine.admission import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
@@ -73,6 +73,7 @@ from heapline.model import (
     DlqFilter,
     Enqueued,
     IdempotencyScope,
+    LeaseRef,
     LogFrame,
     Message,
     MessageInfo,
@@ -94,8 +95,8 @@ PEEK_MAX = 10_000
 
 
 def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """A change of the catalog goes on when its caller is cancelled, and keeps the next one waiting: its thread would not
-    stop, and two that write the catalog at once would lose a topic."""
+    """A change of the catalog goes on when its caller is cancelled, and keeps the next one waiting: its thread would
+    not stop, and two that write the catalog at once would lose a topic."""
 
     @functools.wraps(method)
     async def shielded(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -553,22 +554,22 @@ class EmbeddedBroker:
         check_seconds("seconds", seconds, 0.001)
         extend_ms = round(seconds * 1000)
 
+        deadlines: dict[tuple[str, int, int], int] = {}  # as decided here: what is in memory later may not be durable
+
         def decide(runner: TopicRunner, p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
-            return runner.emit_decision(p, p.decide_extend(ids, tokens, now, extend_ms), now)
+            lost = runner.emit_decision(p, p.decide_extend(ids, tokens, now, extend_ms), now)
+            for id, token in zip(ids, tokens, strict=True):
+                if p.leases.holds(id, token):
+                    deadlines[runner.name, id, token] = p.leases.by_id[id][DEADLINE]
+            return lost
 
         held = listed(messages)
         try:
             await self._on_leases(held, decide)
-        finally:  # also when some of them were lost
-            self._tell_deadlines([m for m in held if isinstance(m, Message)])
-
-    def _tell_deadlines(self, messages: list[Message]) -> None:
-        for m in messages:
-            runner = self._runners.get(m.topic)
-            if runner is not None:
-                lease = runner.topic.partitions[m.partition].leases.by_id.get(m.id)
-                if lease is not None and lease[TOKEN] == m.token:
-                    m._deadline_ms = lease[DEADLINE]
+        except LeaseLost:
+            _tell_deadlines(held, deadlines)
+            raise
+        _tell_deadlines(held, deadlines)
 
     async def bury(self, messages: Held, *, reason: str | None = None) -> None:
         check_reason(reason)
@@ -680,6 +681,12 @@ def _worst(problems: list[HeaplineError]) -> HeaplineError:
     if len(lost) < len(problems):
         return next(p for p in problems if not isinstance(p, LeaseLost))
     return LeaseLost([id for p in lost for id in p.lost], ", ".join(p.topic for p in lost))
+
+
+def _tell_deadlines(held: list[Message | LeaseRef], deadlines: dict[tuple[str, int, int], int]) -> None:
+    for m in held:
+        if isinstance(m, Message):
+            m._deadline_ms = deadlines.get((m.topic, m.id, m.token), m._deadline_ms)
 
 
 def _take(found: Any, count: int) -> list[LogFrame]:

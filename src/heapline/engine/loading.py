@@ -13,7 +13,7 @@ from heapline.config import TopicConfig
 from heapline.core.partition import Draw
 from heapline.engine.freeze import thaw
 from heapline.engine.topic import Topic
-from heapline.errors import CorruptionError, JournalCorrupt, SnapshotCorrupt
+from heapline.errors import JournalCorrupt, SnapshotCorrupt
 from heapline.journal.disk import Disk
 from heapline.journal.journal import Journal
 from heapline.journal.records import CacheBudget

@@ -426,6 +426,7 @@ class TopicRunner:
                 if load.cancelled() or load.exception() is not None:
                     for call in calls:
                         refuse(call.future, TopicReloading(self.name, f"records could not be read: {load}"))
+                        self._give_back(call)
                     return
                 records.fill(missing, load.result())
             messages = build_messages(calls, records, self.topic, self._broker)
@@ -455,13 +456,13 @@ class TopicRunner:
         elif messages:
             call.future.set_result(messages)
         else:  # all of them were damaged and have been set aside: look again
-            call.ids, call.tokens, call.positions, call.is_repeat = [], [], [], False
+            call.ids, call.tokens, call.positions = [], [], []
             self._pops.appendleft(call)  # the same one, because its timer ends its waiting
             self._plan_turn()
 
     def _give_back(self, call: PopCall) -> None:
-        if call.is_repeat:
-            return  # the leases are those of an earlier pop, whose caller may well hold them
+        if call.request_id is not None:
+            return  # whoever named the pop may be repeating it, or have repeated it, and then holds these leases
 
         def decide(now: Now) -> None:
             for partition, ids, tokens in self.by_partition(call.ids, call.tokens):

@@ -11,12 +11,7 @@ snapshot reclaim       what makes it short     verify repair  what the CLI offer
 
 from __future__ import annotations
 
-from heapline.journal.block import (
-    ROW,
-    Block,
-    make_block,
-    new_rows,
-)
+from heapline.journal.block import Block, make_block, new_rows
 from heapline.journal.disk import Disk, File, Lock, RealDisk
 from heapline.journal.journal import Journal
 from heapline.journal.reader import LogReader
@@ -40,7 +35,6 @@ from heapline.journal.verify import Damage, Report, stats, verify
 from heapline.journal.writer import SyncPolicy
 
 __all__ = [
-    "ROW",
     "UNIT_BYTES_MAX",
     "BadRecord",
     "Block",

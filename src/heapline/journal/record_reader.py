@@ -8,6 +8,7 @@ Blocking, for any number of threads at once; knows nothing of what is in memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from heapline.core.position import PositionLayout, size_bound
-from heapline.journal.block import ROW, ROW_BYTES, Rows, row_checks
+from heapline.core.record import ROW
+from heapline.journal.block import ROW_BYTES, Rows, row_checks
 from heapline.journal.disk import Disk, File
 from heapline.journal.records import BadRecord, Records, empty_records
 from heapline.journal.segment import segment_path
@@ -29,6 +31,8 @@ OPEN_FILES_MAX = 16
 MERGE_GAP_BYTES = 16 << 10
 #: A row's small part and payload are read along with it if the position says that they are no larger.
 READ_ALONG_BYTES = 16 << 10
+#: Errors that say nothing about the file: too many are open, or memory is short.
+_NOT_ITS_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class _Handle:
@@ -63,6 +67,8 @@ class RecordReader:
             with self._open(segment) as file:
                 self._load_from(file, offsets, size_bound(positions), records)
         except OSError as error:
+            if error.errno in _NOT_ITS_FAULT:
+                raise
             for index, offset in enumerate(offsets.tolist()):
                 records.bad[index] = BadRecord(0, path, offset, f"the segment cannot be opened: {error}")
         return records

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.position import ALIGN, PositionLayout
-from heapline.journal.block import ROW, ROW_BYTES, Block, Rows
+from heapline.core.record import ROW
+from heapline.journal.block import ROW_BYTES, Block, Rows
 
 I64 = npt.NDArray[np.int64]
 CACHE_BYTES_DEFAULT = 64 << 20

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from heapline.errors import UnknownFormat
 from heapline.journal import unit as unit_module
-from heapline.journal.block import ROW, ROW_BYTES, make_block, new_rows, row_checks
+from heapline.core.record import ROW
+from heapline.journal.block import ROW_BYTES, make_block, new_rows, row_checks
 from heapline.journal.index import SegmentIndex
 from heapline.journal.planner import UnitPlanner
 from heapline.journal.sectors import all_zeros, sector_sums, sector_sums_of_parts

@@ -1,0 +1,80 @@
+"""`heapline demo` as a newcomer runs it: a real process is killed, everything is checked, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from heapline.cli import demo as demo_module
+from heapline.cli.main import app
+
+MESSAGES = "2000"
+
+
+def run_demo(*options: str, tmp: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(tmp), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "heapline", "demo", "--messages", MESSAGES, *options]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def facts(output: str) -> dict[str, str]:
+    """The closing table."""
+    rows = [line.split("│") for line in output.splitlines() if line.startswith("│")]
+    return {name.strip(): value.strip() for _, name, value, _ in rows}
+
+
+def test_demo_survives_kill_9_and_cleans_up(tmp_path: Path) -> None:
+    done = run_demo(tmp=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = facts(done.stdout)
+    assert table["messages in"].startswith("2 000 in ")
+    promises = ("lost", "out of order", "delivered again after an answered ack", "payloads damaged")
+    assert [table[name] for name in promises] == ["0"] * 4
+    assert table["killed with SIGKILL"].endswith("of 2 000")
+    assert "killed after" in done.stdout
+    assert "\x1b" not in done.stdout, "plain lines without a terminal"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_keeps_its_directory_if_asked(tmp_path: Path) -> None:
+    done = run_demo("--keep", "--dir", str(tmp_path / "queue"), tmp=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = CliRunner().invoke(app, ["journal", "verify", str(tmp_path / "queue" / "data")])
+    assert verdict.exit_code == 0, verdict.output
+
+
+def test_demo_refuses_a_directory_that_holds_something(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("do not touch")
+    done = run_demo("--dir", str(tmp_path), tmp=tmp_path)
+    assert done.returncode == 2
+    assert "not empty" in done.stderr
+    assert (tmp_path / "precious").read_text() == "do not touch"
+
+
+def invoke(tmp_path: Path) -> Any:
+    return CliRunner().invoke(app, ["demo", "--messages", MESSAGES, "--dir", str(tmp_path / "queue")])
+
+
+def test_demo_fails_if_messages_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drain_nothing(*_: Any) -> None:
+        return
+
+    monkeypatch.setattr(demo_module, "_drain", drain_nothing)
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    assert "FAILED" in result.output
+    assert "lost" in result.output.partition("FAILED")[2]
+    assert not (tmp_path / "queue").exists()
+
+
+def test_demo_fails_if_a_payload_is_not_what_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "number_of", lambda payload: -1)
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    assert "with other bytes than went in" in result.output

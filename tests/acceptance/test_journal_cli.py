@@ -1,0 +1,312 @@
+"""`heapline journal` on real directories: good ones, damaged ones, and ones that are in use."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import heapline
+from heapline.cli.main import app
+from heapline.journal import RealDisk, scan
+
+SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
+FOLDER = "topics/default/jobs.1"
+
+
+def cli(*arguments: str, answer: str = "") -> Any:
+    return CliRunner().invoke(app, ["journal", *arguments], input=answer, env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two topics; `jobs` with 10 messages in, 3 acked, 1 dead, 1 delayed, and no snapshot but the one at its close."""
+    with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs", **SMALL)
+        hl.create_topic("billing/invoices", partitions=2, **SMALL)
+        hl.enqueue_batch("billing/invoices", [heapline.Outgoing(b"i", key=str(n)) for n in range(20)])
+        batch = [heapline.Outgoing(b"job %d" % n, priority=n, key="k", headers={"n": str(n)}) for n in range(9)]
+        hl.enqueue_batch("jobs", batch)
+        hl.enqueue("jobs", b"later", delay=3600.0)
+        popped = hl.pop("jobs", 4, holder="w1", visibility=600.0)
+        hl.ack(popped[:3])
+        hl.bury(popped[3:], reason="poison")
+    return tmp_path / "data"
+
+
+def units(data: Path) -> list[Any]:
+    return list(scan(RealDisk(), str(data / FOLDER)))
+
+
+def segment(data: Path) -> Path:
+    return data / FOLDER / "0000000001.seg"
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
+def forget_snapshots(data: Path) -> None:
+    for path in (data / FOLDER / "snapshots").iterdir():
+        path.unlink()
+
+
+def objects(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_finds_good_directories_good(data: Path) -> None:
+    result = cli("verify", str(data))
+    assert result.exit_code == 0
+    assert result.stdout.count("every byte checks") == 2
+    assert "5 ready, 1 delayed, 0 leased, 1 dead" in result.stdout
+
+
+def test_verify_as_json_is_one_object_a_topic(data: Path) -> None:
+    found = {topic["topic"]: topic for topic in objects(cli("verify", str(data), "--json").stdout)}
+    assert set(found) == {"jobs", "billing/invoices"}
+    assert found["jobs"]["ok"]
+    assert found["jobs"]["messages"] == 10
+    assert found["jobs"]["state"] == {"ready": 5, "delayed": 1, "leased": 0, "dead": 1}
+    assert found["jobs"]["findings"] == []
+
+
+def test_verify_names_file_and_byte_and_says_what_to_do(data: Path) -> None:
+    forget_snapshots(data)
+    last = units(data)[-1]
+    flip(segment(data), last.offset + 70)
+    result = cli("verify", str(data))
+    assert result.exit_code == 1
+    assert f"{segment(data)} at byte {last.offset}" in result.stdout
+    assert "heapline journal repair" in result.stdout
+    assert result.stdout.count("every byte checks") == 1, "the other topic is good"
+    findings = objects(cli("verify", str(data), "--topic", "jobs", "--json").stdout)[0]["findings"]
+    assert (findings[0]["path"], findings[0]["offset"]) == (str(segment(data)), last.offset)
+
+
+def test_verify_of_one_topic_leaves_the_others_alone(data: Path) -> None:
+    forget_snapshots(data)
+    flip(segment(data), units(data)[-1].offset + 70)
+    assert cli("verify", str(data), "--topic", "billing/invoices").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["watermark", "snapshots/*.snap"])
+def test_verify_finds_damage_that_opening_would_mend(data: Path, name: str) -> None:
+    path = next((data / FOLDER).glob(name))
+    flip(path, 20)
+    result = cli("verify", str(data))
+    assert result.exit_code == 1
+    assert path.name in result.stdout
+    heapline.open_sync(data, spare_segment_bytes=0).__enter__().close()
+
+
+@pytest.fixture
+def grown(data: Path) -> Path:
+    """The same, gone on into a second segment before the last snapshot: then opening need not read the first."""
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        for _ in range(3):
+            hl.enqueue_batch("jobs", [heapline.Outgoing(b"." * 50_000)] * 10)
+    assert units(data)[-1].segment == 2
+    return data
+
+
+def test_verify_says_that_damage_below_a_snapshot_needs_no_cut(grown: Path) -> None:
+    data = grown
+    flip(segment(data), units(data)[0].offset + 200)
+    result = cli("verify", str(data))
+    assert result.exit_code == 1
+    assert "the topic opens all the same" in result.stdout
+
+
+def test_verify_finds_a_damaged_catalog_and_looks_at_the_topics_all_the_same(data: Path) -> None:
+    flip(data / "catalog.json", 40)
+    result = cli("verify", str(data), "--json")
+    assert result.exit_code == 1
+    found = {topic["topic"]: topic for topic in objects(result.stdout)}
+    assert not found[None]["ok"]
+    assert found["jobs"]["ok"]
+
+
+def test_verify_takes_the_folder_of_one_topic(data: Path) -> None:
+    result = cli("verify", str(data / FOLDER), "--json")
+    assert [topic["topic"] for topic in objects(result.stdout)] == ["jobs"]
+
+
+def test_verify_runs_beside_an_engine_up_to_where_it_is_durable(data: Path) -> None:
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        hl.enqueue("jobs", b"while open")
+        result = cli("verify", str(data), "--json")
+        assert result.exit_code == 0
+        jobs = objects(result.stdout)[1]
+        assert (jobs["running"], jobs["state"]["ready"]) == (True, 6)
+        assert list((data / FOLDER / "readers").iterdir()) == [], "the reader's lease was given back"
+        hl.ack(hl.pop("jobs"))
+
+
+# --- repair -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(data: Path) -> Path:
+    """The unit of the first pop is damaged; behind it lie acks and a burial."""
+    forget_snapshots(data)
+    flip(segment(data), units(data)[2].offset + 70)
+    return data
+
+
+def test_repair_cuts_keeps_a_copy_and_says_what_is_lost(damaged: Path) -> None:
+    before = segment(damaged).read_bytes()
+    result = cli("repair", str(damaged), "--topic", "jobs", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "units lost" in result.stdout
+    assert "3 acked" in result.stdout
+    aside = damaged / FOLDER / "damaged" / "0000000001.seg"
+    assert aside.read_bytes() == before
+    assert cli("verify", str(damaged)).exit_code == 0
+    with heapline.open_sync(damaged, spare_segment_bytes=0) as hl:
+        assert [m.payload for m in hl.pop("jobs", 100)] == [b"job %d" % n for n in range(9)]
+
+
+def test_repair_names_messages_that_will_be_gone(data: Path) -> None:
+    forget_snapshots(data)
+    later = objects(cli("dump", str(data), "-t", "jobs", "--json", "--start", "9", "--limit", "1").stdout)[0]
+    flip(segment(data), units(data)[0].offset + 70)
+    result = cli("repair", str(data), "--topic", "jobs", "--yes")
+    assert f"1: {later['message_id']}" in result.stdout, "it stands in a unit behind the cut that can still be read"
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        assert hl.pop("jobs", 100) == []
+
+
+def test_repair_asks_first(damaged: Path) -> None:
+    before = segment(damaged).read_bytes()
+    result = cli("repair", str(damaged), "--topic", "jobs", answer="n\n")
+    assert result.exit_code == 1
+    assert "Cut the journal there?" in result.stdout
+    assert "nothing was changed" in result.stdout
+    assert segment(damaged).read_bytes() == before
+    assert cli("repair", str(damaged), "--topic", "jobs", answer="y\n").exit_code == 0
+
+
+def test_repair_of_a_good_directory_does_nothing(data: Path) -> None:
+    result = cli("repair", str(data), "--yes")
+    assert result.exit_code == 0
+    assert result.stdout.count("nothing to repair") == 2
+
+
+def test_repair_never_cuts_a_topic_that_opens(grown: Path) -> None:
+    data = grown
+    flip(segment(data), units(data)[0].offset + 200)
+    before = segment(data).read_bytes()
+    result = cli("repair", str(data), "--topic", "jobs", "--yes")
+    assert result.exit_code == 1
+    assert "can be opened as it is" in result.stdout
+    assert segment(data).read_bytes() == before
+
+
+def test_repair_needs_the_directory_for_itself(damaged: Path) -> None:
+    with heapline.open_sync(damaged, spare_segment_bytes=0):
+        result = cli("repair", str(damaged), "--yes")
+    assert result.exit_code == 1
+    assert "DirectoryLocked" in result.stderr
+
+
+# --- dump -------------------------------------------------------------------------------------------------------------
+
+
+def test_dump_shows_what_happened_in_order(data: Path) -> None:
+    lines = cli("dump", str(data), "--topic", "jobs").stdout.splitlines()
+    kinds = [line.split()[2] for line in lines]
+    assert kinds == ["enqueued"] * 10 + ["leased"] * 4 + ["acked"] * 3 + ["dead_lettered"]
+    assert "key=k" in lines[0]
+    assert 'headers={"n": "0"}' in lines[0]
+    assert "reason=poison" in lines[-1]
+    assert lines[0].startswith("0:0 ")
+
+
+def test_dump_as_json_holds_payloads_only_if_asked(data: Path) -> None:
+    plain = objects(cli("dump", str(data), "-t", "jobs", "--json", "--limit", "1").stdout)[0]
+    assert (plain["payload_len"], "payload" in plain) == (5, False)
+    whole = objects(cli("dump", str(data), "-t", "jobs", "--json", "--limit", "1", "--payloads").stdout)[0]
+    assert base64.b64decode(whole["payload"]) == b"job 0"
+
+
+@pytest.mark.parametrize("partition", [[], ["--partition", "0"]])
+def test_dump_takes_offsets_and_kinds(data: Path, partition: list[str]) -> None:
+    rows = objects(cli("dump", str(data), "-t", "jobs", "--json", "--start", "8", "--end", "16", *partition).stdout)
+    assert [row["offset"] for row in rows] == list(range(8, 16))
+    leased = objects(cli("dump", str(data), "-t", "jobs", "--json", "--kind", "leased", *partition).stdout)
+    assert [(row["holder"], row["attempts"]) for row in leased] == [("w1", 1)] * 4
+
+
+def test_dump_of_several_partitions_is_all_of_them_or_one(data: Path) -> None:
+    both = objects(cli("dump", str(data), "-t", "billing/invoices", "--json").stdout)
+    parts = [objects(cli("dump", str(data), "-t", "billing/invoices", "--json", "--partition", p).stdout) for p in "01"]
+    assert len(both) == 20
+    assert sorted(map(str, both)) == sorted(map(str, parts[0] + parts[1]))
+    assert all(parts)
+
+
+def test_dump_wants_one_topic_and_known_kinds(data: Path) -> None:
+    several = cli("dump", str(data))
+    assert several.exit_code == 1
+    assert "--topic" in several.stderr
+    unknown = cli("dump", str(data), "-t", "jobs", "--kind", "nonsense")
+    assert unknown.exit_code == 1
+    assert "lease_expired" in unknown.stderr
+
+
+def test_dump_beside_an_engine_shows_what_is_durable(data: Path) -> None:
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        hl.enqueue("jobs", b"while open")
+        rows = objects(cli("dump", str(data), "-t", "jobs", "--json", "--start", "18").stdout)
+    assert [row["kind"] for row in rows] == ["enqueued"]
+
+
+# --- stats ------------------------------------------------------------------------------------------------------------
+
+
+def test_stats_counts_rows_by_kind_and_what_is_live(data: Path) -> None:
+    found = objects(cli("stats", str(data), "--json", "-t", "jobs").stdout)[0]
+    assert found["rows"] == {"enqueued": 10, "leased": 4, "acked": 3, "dead_lettered": 1}
+    assert found["live_messages"] == {"1": 7}
+    assert (found["segments"], found["bytes"]) == (1, 1 << 20)
+    assert 0 < found["live_bytes_max"] < found["bytes"]
+    assert found["from_ms"] <= found["to_ms"]
+    assert list(found["snapshots"]) == [str(found["last_unit"])]
+
+
+def test_stats_for_people_names_every_topic(data: Path) -> None:
+    result = cli("stats", str(data))
+    assert result.exit_code == 0
+    assert "billing/invoices" in result.stdout
+    assert "dead_lettered" in result.stdout
+
+
+# --- what was typed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["verify", "stats", "dump", "repair"])
+def test_wrong_places_are_refused_with_advice(command: str, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, advice in ((tmp_path / "absent", "there is no directory"), (tmp_path / "empty", "holds no queue")):
+        result = cli(command, str(path))
+        assert result.exit_code == 1
+        assert advice in result.stderr
+    assert list((tmp_path / "empty").iterdir()) == [], "looking must leave nothing behind"
+    unknown = cli(command, str(data), "--topic", "nobody")
+    assert unknown.exit_code == 1
+    assert "there is no topic 'nobody'" in unknown.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "stats", "dump", "repair"])
+def test_every_command_shows_an_example(command: str) -> None:
+    assert cli(command, "--help").stdout.count(f"heapline journal {command}") >= 2

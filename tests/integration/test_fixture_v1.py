@@ -1,0 +1,151 @@
+"""Directories that earlier versions wrote must open for ever, with all that was in them.
+
+Each is kept as bytes in tests/fixtures/<version>, with what it held when it was written. Never change one: see
+tests/fixtures/make_v1.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import heapline
+from heapline.cli.main import app
+from heapline.core.events import KIND_NAMES, SnapshotMark
+from heapline.engine import EmbeddedBroker
+from tests.fixtures.make_v1 import log_of
+from tests.integration.whole import STILL, FixedClock, digest
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+VERSIONS = ("v1",)
+KEPT_BYTES_MAX = 300_000
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def expected(version: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIXTURES / version / "expected.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture
+def data(version: str, tmp_path: Path) -> Iterator[Path]:
+    with tarfile.open(FIXTURES / version / "data.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    yield tmp_path / "data"
+    shutil.rmtree(tmp_path / "data")
+
+
+def opened(data: Path, expected: dict[str, Any]) -> EmbeddedBroker:
+    """In the moment in which it was written."""
+    clock = FixedClock(expected["now"])
+    return EmbeddedBroker(str(data), config=STILL, clock=clock, draw=np.random.default_rng(1).random)
+
+
+async def check_content(data: Path, expected: dict[str, Any]) -> None:
+    async with opened(data, expected) as hl:
+        infos = {info.name: info for info in await hl.list_topics()}
+        assert set(infos) == set(expected["topics"])
+        for name, topic in expected["topics"].items():
+            assert infos[name].incarnation == topic["incarnation"]
+            config = json.loads(msgspec.json.encode(infos[name].config))
+            assert topic["config"].items() <= config.items(), name  # later versions may know more settings
+            assert await log_of(hl, name) == topic["log"], name
+            found = json.loads(json.dumps(await digest(hl, name, topic["ids"])))
+            assert found == topic["digest"], name
+
+
+def test_every_message_state_config_and_event_is_read_back(data: Path, expected: dict[str, Any]) -> None:
+    asyncio.run(check_content(data, expected))
+
+
+def test_journals_alone_lead_to_the_same_state(data: Path, expected: dict[str, Any]) -> None:
+    """Where nothing was reclaimed: without snapshots, indexes and watermark, from the first unit on."""
+    removed = 0
+    for folder in data.glob("topics/*/*"):
+        if (folder / "0000000001.seg").exists():
+            for path in [*folder.glob("snapshots/*"), *folder.glob("*.idx")]:
+                path.unlink()
+                removed += 1
+    assert removed
+    asyncio.run(check_content(data, expected))
+
+
+def test_what_was_promised_before_still_holds(data: Path, expected: dict[str, Any]) -> None:
+    """Leases, idempotency keys, producers' sequences and request ids are remembered."""
+
+    async def ask() -> None:
+        async with opened(data, expected) as hl:
+            again = await hl.enqueue("jobs", b"only once", priority=-60, idempotency_key="order-1")
+            assert again.duplicate
+            with pytest.raises(heapline.IdempotencyConflict):
+                await hl.enqueue("jobs", b"something else", idempotency_key="order-2", idempotency_scope="until_ack")
+            assert (await hl.enqueue("jobs", b"numbered", producer_id="p1", epoch=1, seq=7)).duplicate
+            assert await hl.open_producer("jobs", "p1") == 2
+            held = await hl.pop("jobs", 9, request_id="pop-1")
+            assert len(held) == 5, "the same leases again, but for those that were buried"
+            await hl.ack(held)
+            fresh = await hl.enqueue("jobs", b"new")
+            assert fresh.id > max(expected["topics"]["jobs"]["ids"])
+            assert (await hl.stats("halted")).paused
+
+    asyncio.run(ask())
+
+
+def test_verify_finds_every_byte_in_order(data: Path) -> None:
+    result = CliRunner().invoke(app, ["journal", "verify", str(data)])
+    assert result.exit_code == 0, result.output
+
+
+def test_directory_serves_years_later(data: Path, expected: dict[str, Any]) -> None:
+    """By the clock of whoever opens it: leases have ended, delays are over, lives too; the rest can be popped."""
+
+    async def drain() -> int:
+        async with heapline.open(data) as hl:
+            served = 0
+            for name in expected["topics"]:
+                await hl.resume_topic(name)
+                await hl.dlq_replay(name)
+                while popped := await hl.pop(name, 1000, wait=0.2, max_bytes=1 << 30):
+                    await hl.ack(popped)
+                    served += len(popped)
+                assert (await hl.stats(name)).ready == 0
+            return served
+
+    assert asyncio.run(drain()) > 100
+
+
+def test_fixture_holds_every_kind_of_file(data: Path) -> None:
+    names = {path.suffix or path.name for path in data.rglob("*") if path.is_file()}
+    assert names >= {".seg", ".idx", ".snap", ".blob", "watermark", ".json"}
+
+
+def test_fixture_holds_every_kind_of_event_and_is_small(version: str, expected: dict[str, Any]) -> None:
+    kinds = {event[0] for topic in expected["topics"].values() for log in topic["log"].values() for event in log}
+    never_written = {KIND_NAMES[SnapshotMark]}
+    if version == VERSIONS[-1]:
+        assert kinds == set(KIND_NAMES.values()) - never_written
+    states = {
+        (told or {}).get("state")
+        for topic in expected["topics"].values()
+        for told in topic["digest"]["others"].values()
+    }
+    assert {"delayed", "leased", "dead", "acked", "cancelled", "expired", "purged", "deleted"} <= states
+    assert any(topic["digest"]["ready"] for topic in expected["topics"].values())
+    assert expected["topics"]["moved"]["log"]["0"][0][1] > 0, "the beginning of one log was reclaimed"
+    size = sum(path.stat().st_size for path in (FIXTURES / version).iterdir())
+    assert size < KEPT_BYTES_MAX
