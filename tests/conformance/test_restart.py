@@ -12,7 +12,7 @@ import heapline
 from heapline.broker import Broker
 from heapline.model import Outgoing
 from tests.conformance.conftest import MakeTopic
-from tests.conformance.worlds import World, drain, picture, put, take
+from tests.conformance.worlds import World, all_fired, drain, picture, put, take
 
 Reopen = Callable[[], Awaitable[Broker]]
 
@@ -319,6 +319,5 @@ async def test_a_large_backlog_is_kept(world: World, topic: MakeTopic, reopen: R
     found = [m.priority for _ in range(2) for m in await hl.pop("jobs", 5000)]
     assert [*first, *found] == sorted((p * 7919) % 20_000 for p in range(20_000) if p % 4)
     await world.advance(61)
-    while (await hl.stats("jobs")).delayed:
-        pass
+    await all_fired(hl)
     assert (await hl.stats("jobs")).ready == 5000

@@ -9,7 +9,7 @@ import pytest
 import heapline
 from heapline.broker import Broker
 from tests.conformance.conftest import MakeTopic
-from tests.conformance.worlds import World, drain, put, take
+from tests.conformance.worlds import World, all_fired, drain, put, take
 
 TICK = 0.1  # of a topic by default
 
@@ -67,10 +67,8 @@ async def test_many_timers_of_one_moment_all_fire(world: World, topic: MakeTopic
     for _ in range(3):
         await put(world.broker, *range(3000), delay=60)
     await world.advance(61)
-    stats = await world.broker.stats("jobs")
-    while stats.delayed:
-        stats = await world.broker.stats("jobs")
-    assert stats.ready == 9000
+    await all_fired(world.broker)
+    assert (await world.broker.stats("jobs")).ready == 9000
 
 
 @pytest.mark.usefixtures("fake_time")

@@ -7,6 +7,7 @@ minutes is then left out.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -135,6 +136,13 @@ async def take(hl: Broker, topic: str = "jobs", **options: Any) -> heapline.Mess
     messages = await hl.pop(topic, 1, **options)
     assert messages, "nothing to pop"
     return messages[0]
+
+
+async def all_fired(hl: Broker, topic: str = "jobs") -> None:
+    """A herd of timers that are all due fires in slices: wait for the last."""
+    async with asyncio.timeout(30):
+        while (await hl.stats(topic)).delayed:
+            await asyncio.sleep(0)
 
 
 async def drain(hl: Broker, topic: str = "jobs") -> list[bytes]:

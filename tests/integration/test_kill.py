@@ -9,11 +9,13 @@ that is left is popped, and every message ever answered for is accounted for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,23 +42,29 @@ class Arena:
         self.draw = random.Random(seed)
         self.runs = 0
 
-    def run_and_kill(self) -> None:
+    @contextlib.contextmanager
+    def child(self, open_within: float) -> Iterator[None]:
+        """A child that has opened the directory, or has had so many seconds for it; killed at the end."""
         self.runs += 1
         command = [sys.executable, "-m", "tests.integration.killer", str(self.data), str(self._side), str(self.runs)]
+        said_before = self._side.stat().st_size
         with subprocess.Popen([*command, str(self.draw.randrange(1 << 30))], cwd=ROOT) as child:
             try:
-                said_before = self._side.stat().st_size
-                early = self.draw.random() < 0.15  # some die before or while they open
-                deadline = time.monotonic() + (self.draw.uniform(0.2, 0.8) if early else PATIENCE)
+                deadline = time.monotonic() + open_within
                 while self._side.stat().st_size == said_before and time.monotonic() < deadline:
                     assert child.poll() is None, f"the child ended by itself with code {child.returncode}"
                     time.sleep(0.01)
-                if not early:
-                    time.sleep(self.draw.choice([0.0, 0.05, 0.3, 0.6]) + self.draw.uniform(0, 0.3))
+                yield
                 assert child.poll() is None, f"the child ended by itself with code {child.returncode}"
             finally:
                 child.kill()
         self.evidence.take_in()
+
+    def run_and_kill(self) -> None:
+        early = self.draw.random() < 0.15  # some die before or while they open
+        with self.child(self.draw.uniform(0.2, 0.8) if early else PATIENCE):
+            if not early:
+                time.sleep(self.draw.choice([0.0, 0.05, 0.3, 0.6]) + self.draw.uniform(0, 0.3))
 
     def check(self) -> None:
         """The directory as the kill left it, and a copy of it opened."""
@@ -162,6 +170,17 @@ def play(place: Path, kills: int, seed: int) -> None:
 @pytest.mark.slow
 def test_nothing_answered_is_lost_by_kill_9(tmp_path: Path) -> None:
     play(tmp_path, kills=6, seed=2026)
+
+
+@pytest.mark.slow
+def test_journal_commands_run_beside_a_busy_engine(tmp_path: Path) -> None:
+    arena = Arena(tmp_path, seed=7)
+    dump = ["dump", str(arena.data), "--topic", "lean", "--json"]
+    with arena.child(PATIENCE):
+        for command in (["verify", str(arena.data)], dump, ["stats", str(arena.data)]) * 3:
+            result = CliRunner().invoke(app, ["journal", *command])
+            assert result.exit_code == 0, result.output
+    arena.check()
 
 
 @pytest.mark.soak

@@ -660,6 +660,8 @@ class EmbeddedBroker:
         runner = self._runner(topic)
         check_int("partition", partition, 0, len(runner.topic.partitions) - 1)
         check_int("start", start, 0, 1 << 62)
+        if end is not None:
+            check_int("end", end, 0, 1 << 62)
         reader = runner.journal.reader()
         found = frames(reader, runner.name, partition, start, end)
         while True:

@@ -50,6 +50,7 @@ log = Log("heapline.engine")
 T = TypeVar("T")
 
 MAINTAIN_ROWS = 65536
+RELOAD_DOUBTS_MAX = 3  # times that damage is looked at again before the topic is refused
 RELOAD_PAUSE, RELOAD_PAUSE_MAX = 0.05, 10.0  # seconds between tries to load a topic again
 WALL_LOOK_MS = 1000  # how often wall time is looked at while something waits for it: it may jump
 
@@ -110,13 +111,17 @@ class TopicRunner:
             self.committer.abandon(TopicReloading(self.name, "its settings change"))
             await self.committer.idle()
             try:
-                await self.io.run(self.journal.close)
+                await self._close_journal()
                 self._install(await self._load())
             except Exception as error:
                 self._poison(error)
         finally:
             self._suspended = False
             self._plan_turn()
+
+    async def _close_journal(self) -> None:
+        await self.io.run(self.journal.close)
+        self.journal.cache.clear()  # here, not in the thread: the budget is shared with topics that go on
 
     async def _load(self) -> Loaded:
         """Load the topic in a thread. A thread does not stop when nobody waits for it any more: then its end is
@@ -167,7 +172,7 @@ class TopicRunner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "journal"):
-            await self.io.run(self.journal.close)
+            await self._close_journal()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task of this topic's own, cancelled when it closes."""
@@ -539,17 +544,21 @@ class TopicRunner:
 
     async def _reload(self) -> None:
         await self.committer.idle()
-        await self.io.run(self.journal.close)
+        await self._close_journal()
         pause = RELOAD_PAUSE
+        doubts = 0
         while True:
             try:
                 self._install(await self._load())
                 return
             except CorruptionError as error:
-                log.error("topic refused", topic=self.name, error=str(error))
-                self._failure = error
-                self._refuse_all(error)
-                return
+                doubts += 1
+                if doubts > RELOAD_DOUBTS_MAX:  # a disk that failed once may read badly for a while
+                    log.error("topic refused", topic=self.name, error=str(error))
+                    self._failure = error
+                    self._refuse_all(error)
+                    return
+                log.warning("reload found damage, looking again", topic=self.name, error=str(error))
             except Exception as error:
                 log.error("reload failed", topic=self.name, error=repr(error), retry_in=pause)
                 self._failure = TopicReloading(self.name, str(error) or repr(error))

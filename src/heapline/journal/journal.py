@@ -46,6 +46,7 @@ from heapline.journal.watermark import Watermark, watermark_path
 from heapline.journal.writer import SegmentWriter, SyncPolicy
 
 I64 = npt.NDArray[np.int64]
+READ_AGAIN = 2  # times
 
 
 class Journal:
@@ -269,8 +270,15 @@ class Journal:
         return self.cache.cached(positions)
 
     def load(self, positions: I64) -> Records:
-        """Records from disk, checked. Off the loop."""
-        return self.records.load(positions)
+        """Records from disk, checked. Off the loop. What does not check is read again: the fault may have passed."""
+        records = self.records.load(positions)
+        for _ in range(READ_AGAIN):
+            if not records.bad:
+                break
+            doubtful = np.array(sorted(records.bad), dtype=np.int64)
+            records.bad = {}
+            records.fill(doubtful, self.records.load(positions[doubtful]))
+        return records
 
     def read(self, positions: I64) -> Records:
         """From memory where possible, else from disk."""
@@ -284,8 +292,10 @@ class Journal:
         return LogReader(self.disk, self.path, active=lambda: self._io().index)
 
     def close(self) -> None:
-        """Let the files go. Nothing is written: what was not committed is lost, as after a kill."""
+        """Let the files go. Nothing is written: what was not committed is lost, as after a kill.
+
+        The records in memory are the event loop's: it gives them up itself, with `cache.clear`.
+        """
         if self._writer is not None:
             self._writer.close()
         self.records.close()
-        self.cache.clear()

@@ -123,9 +123,9 @@ class FakeDisk:
     """See the module.
 
     >>> disk = FakeDisk()
-    >>> disk.write_file_atomic("/data/x", b"kept")
-    >>> disk.crash(random.Random(1)).read_file("/data/x")
-    b'kept'
+    >>> disk.write_file_atomic("/kept", b"synced, with its name")
+    >>> disk.crash().read_file("/kept")
+    b'synced, with its name'
     """
 
     def __init__(self, capacity: int | None = None, seed: int = 0) -> None:
@@ -328,8 +328,6 @@ class FakeDisk:
             file.close()
 
     def write_file_atomic(self, path: str, data: Buffer) -> None:
-        if self._find(posixpath.dirname(_norm(path))) is None:
-            self.mkdir(posixpath.dirname(_norm(path)))
         temporary = path + ".tmp"
         file = self.create(temporary)
         try:

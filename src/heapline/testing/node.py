@@ -155,7 +155,7 @@ class Node:
         """An error in a callback, or one that nobody looked at."""
         error = context.get("exception")
         over = self._over is not None and self._over.done()
-        # When a future is collected is no part of a run, so an expected error that nobody fetched is not held against it.
+        # When a future is collected is no part of a run: an expected error that nobody fetched is not held against it.
         if error is None or over or isinstance(error, PowerCut | HeaplineError | OSError):
             return
         self._strays.append(f"{context['message']}: {error!r}")

@@ -258,17 +258,11 @@ class PartitionMachine(RuleBasedStateMachine):
         id, due, wall = self.dues[number % len(self.dues)]
         self.rig.reschedule(id, priority=priority, due=due, wall=wall)
 
-    @step(
-        4,
-        when=lambda self: self.has("dead"),
-        numbers=LEASES,
-        wait=st.one_of(st.none(), WAITS),
-        ttl=st.sampled_from([True, True, False]),
-    )
-    def replay_dead(self, numbers: list[int], wait: Any, ttl: bool) -> None:
+    @step(4, when=lambda self: self.has("dead"), numbers=LEASES, wait=st.one_of(st.none(), WAITS))
+    def replay_dead(self, numbers: list[int], wait: Any) -> None:
         ids = self.choose_some(numbers, "dead")
-        dues = [0 if wait is None else self.rig.now.steady + wait * i for i in range(len(ids))]
-        self.rig.replay_dead(ids, [0 if due == self.rig.now.steady else due for due in dues], restart_ttl=ttl)
+        dues = [self.rig.now.steady + wait * i if wait is not None and i else 0 for i in range(len(ids))]
+        self.rig.replay_dead(ids, dues)
 
     @step(1, when=lambda self: self.has("dead"), number=NUMBERS)
     def delete_dead(self, number: int) -> None:
