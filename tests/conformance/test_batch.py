@@ -96,7 +96,9 @@ async def test_results_of_an_atomic_batch_carry_no_error(jobs: Broker) -> None:
 
 
 async def test_repeats_within_one_batch_are_duplicates_of_its_first(jobs: Broker) -> None:
-    results = await jobs.enqueue_batch("jobs", [Outgoing(b"a", idempotency_key="k"), Outgoing(b"a", idempotency_key="k")])
+    results = await jobs.enqueue_batch(
+        "jobs", [Outgoing(b"a", idempotency_key="k"), Outgoing(b"a", idempotency_key="k")]
+    )
     assert [r.duplicate for r in results] == [False, True]
     assert results[0].id == results[1].id
     assert await drain(jobs) == [b"a"]
@@ -111,7 +113,9 @@ async def test_conflict_within_one_batch_refuses_it(jobs: Broker) -> None:
     assert await picture(jobs) == before
 
 
-async def test_atomic_batch_too_large_to_be_written_at_once_is_refused_by_name(topic: MakeTopic, broker: Broker) -> None:
+async def test_atomic_batch_too_large_to_be_written_at_once_is_refused_by_name(
+    topic: MakeTopic, broker: Broker
+) -> None:
     await topic()
     batch = [Outgoing(b"x" * 60_000)] * 300
     with pytest.raises(heapline.BadRequest, match="atomic=False"):

@@ -111,7 +111,7 @@ async def test_something_that_is_no_id_is_refused_by_every_call(jobs: Broker, id
         lambda: jobs.dlq_replay("jobs", [id]), lambda: jobs.dlq_delete("jobs", [id]),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(heapline.BadRequest, match="not a message id|not one that Heapline made"):
+        with pytest.raises(heapline.BadRequest, match=r"not a message id|not one that Heapline made"):
             await call()
 
 

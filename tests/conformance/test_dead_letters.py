@@ -183,9 +183,9 @@ async def test_replay_and_delete_take_filters_and_ids_together(jobs: Broker) -> 
 @pytest.mark.parametrize(
     "where",
     [
-        {"reason": "x"}, "reason", DlqFilter(died_after=datetime(2030, 1, 1)), DlqFilter(died_before=datetime(2030, 1, 1)),
-        DlqFilter(died_after=5), DlqFilter(reason=5), DlqFilter(priority_min="1"), DlqFilter(priority_max=1.5),
-        DlqFilter(key=7),
+        {"reason": "x"}, "reason", DlqFilter(died_after=datetime(2030, 1, 1)),
+        DlqFilter(died_before=datetime(2030, 1, 1)), DlqFilter(died_after=5), DlqFilter(reason=5),
+        DlqFilter(priority_min="1"), DlqFilter(priority_max=1.5), DlqFilter(key=7),
     ],
 )  # fmt: skip
 async def test_bad_filter_is_refused_and_changes_nothing(jobs: Broker, where: Any) -> None:

@@ -86,7 +86,7 @@ async def test_deliver_at_may_be_of_any_time_zone(world: World, jobs: Broker) ->
     assert (await jobs.get("jobs", r.id)).due_at == moment
 
 
-NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001
+NAIVE = datetime(2030, 1, 1)
 REFUSED: dict[str, dict[str, Any]] = {
     "payload of str": {"payload": "text"},
     "payload of bytearray": {"payload": bytearray(b"x")},

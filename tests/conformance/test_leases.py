@@ -341,8 +341,8 @@ async def test_totals_count_what_was_done_not_what_was_tried(jobs: Broker) -> No
         lambda hl, m: hl.extend(m, 0), lambda hl, m: hl.extend(m, -1), lambda hl, m: hl.extend(m, float("nan")),
         lambda hl, m: hl.ack("01ARZ3NDEKTSV4RRFFQ69G5FAV"), lambda hl, m: hl.ack([m.id]), lambda hl, m: hl.ack(None),
         lambda hl, m: hl.ack(7), lambda hl, m: hl.release([m, "x"]),
-        lambda hl, m: hl.ack(LeaseRef("jobs", m.message_id, m.token)), lambda hl, m: hl.ack(LeaseRef("jobs", m.id, "7")),
-        lambda hl, m: hl.nack(LeaseRef("jobs", None, 1)),
+        lambda hl, m: hl.ack(LeaseRef("jobs", m.message_id, m.token)),
+        lambda hl, m: hl.ack(LeaseRef("jobs", m.id, "7")), lambda hl, m: hl.nack(LeaseRef("jobs", None, 1)),
     ],
 )  # fmt: skip
 async def test_bad_act_is_refused_and_changes_nothing(jobs: Broker, call: Act) -> None:

@@ -18,7 +18,7 @@ async def test_enqueue_over_max_backlog_is_refused(topic: MakeTopic, broker: Bro
         await put(broker, p)
     await put(broker, 3, delay=60)
     before = await picture(broker)
-    with pytest.raises(heapline.ResourceExhausted, match="max_backlog.*3.*retry later") as caught:
+    with pytest.raises(heapline.ResourceExhausted, match=r"max_backlog.*3.*retry later") as caught:
         await broker.enqueue("jobs", b"x")
     assert caught.value.limit == 3
     assert isinstance(caught.value, heapline.UnavailableError)
@@ -74,7 +74,7 @@ async def test_pop_over_max_inflight_is_refused(topic: MakeTopic, broker: Broker
     held = await broker.pop("jobs", 10)
     assert len(held) == 2, "a pop gets as many as the limit leaves"
     before = await picture(broker)
-    with pytest.raises(heapline.ResourceExhausted, match="max_inflight.*2") as caught:
+    with pytest.raises(heapline.ResourceExhausted, match=r"max_inflight.*2") as caught:
         await broker.pop("jobs")
     assert caught.value.limit == 2
     assert await picture(broker) == before

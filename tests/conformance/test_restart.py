@@ -200,7 +200,8 @@ async def test_idempotency_keys_of_every_scope_are_kept(world: World, topic: Mak
     await topic(partitions=2, dedup_window=60)
     scopes: tuple[Any, ...] = ("window", "pending", "until_ack")
     first = [
-        await world.broker.enqueue("jobs", b"x", idempotency_key=f"k-{s}", idempotency_scope=s, delay=30) for s in scopes
+        await world.broker.enqueue("jobs", b"x", idempotency_key=f"k-{s}", idempotency_scope=s, delay=30)
+        for s in scopes
     ]
     hl = await reopen()
     for scope, r in zip(scopes, first, strict=True):
@@ -216,7 +217,9 @@ async def test_idempotency_keys_of_every_scope_are_kept(world: World, topic: Mak
     await hl.ack([heapline.LeaseRef("jobs", m.id, m.token) for m in messages])
     await world.advance(30)
     hl = await reopen()
-    free = [await hl.enqueue("jobs", b"z", idempotency_key=f"k-{s}", idempotency_scope=s) for s in scopes if s != "pending"]
+    free = [
+        await hl.enqueue("jobs", b"z", idempotency_key=f"k-{s}", idempotency_scope=s) for s in scopes if s != "pending"
+    ]
     assert [r.duplicate for r in free] == [False, False]
 
 
@@ -312,11 +315,14 @@ async def test_a_large_backlog_is_kept(world: World, topic: MakeTopic, reopen: R
     """Enough for runs and chunks that snapshots store apart, and for several journal segments."""
     await topic(partitions=2)
     for at in range(0, 20_000, 2000):
-        batch = [Outgoing(b"x" * 100, priority=(p * 7919) % 20_000, delay=60 if p % 4 == 0 else None) for p in range(at, at + 2000)]
+        batch = [
+            Outgoing(b"x" * 100, priority=(p * 7919) % 20_000, delay=60 if p % 4 == 0 else None)
+            for p in range(at, at + 2000)
+        ]
         await world.broker.enqueue_batch("jobs", batch)
-    first = [m.priority for m in await world.broker.pop("jobs", 5000)]
+    first = [m.priority for m in await world.broker.pop("jobs", 5000, visibility=3600)]
     hl = await reopen()
-    found = [m.priority for _ in range(2) for m in await hl.pop("jobs", 5000)]
+    found = [m.priority for _ in range(2) for m in await hl.pop("jobs", 5000, visibility=3600)]
     assert [*first, *found] == sorted((p * 7919) % 20_000 for p in range(20_000) if p % 4)
     await world.advance(61)
     await all_fired(hl)

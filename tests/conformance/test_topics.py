@@ -32,7 +32,9 @@ async def test_created_topic_has_the_settings_that_were_asked_for(topic: MakeTop
     assert (c.dlq, c.retention, c.dedup_window, c.max_inflight, c.max_backlog) == (False, 60, 3600, 10, 20)
 
 
-async def test_creating_again_with_an_equal_config_is_fine_and_changes_nothing(topic: MakeTopic, broker: Broker) -> None:
+async def test_creating_again_with_an_equal_config_is_fine_and_changes_nothing(
+    topic: MakeTopic, broker: Broker
+) -> None:
     first = await topic(mode="max")
     await put(broker, 1)
     assert await topic(mode="max") == first

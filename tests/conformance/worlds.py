@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import heapline
 from heapline.broker import Broker
@@ -70,7 +70,7 @@ class EmbeddedWorld:
     """`heapline.open` on a directory, with a clock that is moved by hand."""
 
     controls_time = True
-    small: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
+    small: ClassVar[dict[str, Any]] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "data"
@@ -141,7 +141,7 @@ async def take(hl: Broker, topic: str = "jobs", **options: Any) -> heapline.Mess
 async def all_fired(hl: Broker, topic: str = "jobs") -> None:
     """A herd of timers that are all due fires in slices: wait for the last."""
     async with asyncio.timeout(30):
-        while (await hl.stats(topic)).delayed:
+        while (await hl.stats(topic)).delayed:  # noqa: ASYNC110 - nothing tells the end of it
             await asyncio.sleep(0)
 
 

@@ -64,12 +64,14 @@ class GroupCommitter:
 
     def pump(self) -> None:
         """Hand the next unit to the writer if it is idle."""
-        if self._busy or self._abandoned is not None:
+        if self._abandoned is not None:
+            return
+        self._take_sealed()  # also while the disk is busy: what waits for it is counted by the queue
+        if self._busy:
             return
         if self._between:
             self._run_between()
             return
-        self._take_sealed()
         if not self._queue and self._topic.has_open_unit:
             self._topic.seal(self._journal, self._now())
             self._take_sealed()
@@ -168,9 +170,7 @@ class GroupCommitter:
 
     async def drain(self) -> None:
         """Make durable all that was decided."""
-        while self._abandoned is None and (
-            self._busy or self._queue or self._between or self._topic.has_open_unit
-        ):
+        while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.has_open_unit):
             self.pump()
             await self._io_done()
         self._end_rest()

@@ -50,6 +50,7 @@ log = Log("heapline.engine")
 T = TypeVar("T")
 
 MAINTAIN_ROWS = 65536
+ACT_ROWS = 16384  # leases acted on by one event
 RELOAD_DOUBTS_MAX = 3  # times that damage is looked at again before the topic is refused
 RELOAD_PAUSE, RELOAD_PAUSE_MAX = 0.05, 10.0  # seconds between tries to load a topic again
 WALL_LOOK_MS = 1000  # how often wall time is looked at while something waits for it: it may jump
@@ -491,6 +492,10 @@ class TopicRunner:
         self._plan_turn()
 
     def by_partition(self, ids: list[int], tokens: list[int]) -> list[tuple[Partition, list[int], list[int]]]:
+        """The leases of each partition; many of them in slices, since one event must fit into the smallest segment."""
+        if len(ids) > ACT_ROWS:
+            starts = range(0, len(ids), ACT_ROWS)
+            return [part for s in starts for part in self.by_partition(ids[s : s + ACT_ROWS], tokens[s : s + ACT_ROWS])]
         partitions = self.topic.partitions
         if len(partitions) == 1:
             return [(partitions[0], ids, tokens)]

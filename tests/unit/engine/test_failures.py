@@ -1,0 +1,201 @@
+"""A failed write: nobody is answered, the topic is read back from disk, and then goes on. An fsync is never repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+import heapline
+from heapline.model import Outgoing
+from tests.unit.engine.rig import Rig, opened, settle, until
+
+SEGMENT = ".seg"
+
+
+async def serving(rig: Rig, topic: str = "jobs") -> None:
+    await until(lambda: rig.runner(topic).is_serving)
+
+
+@pytest.mark.parametrize("operation", ["fdatasync", "pwritev"])
+async def test_failed_commit_answers_nobody_and_the_topic_reloads(operation: str) -> None:
+    async with opened() as rig:
+        kept = await rig.hl.enqueue("jobs", b"kept")
+        rig.disk.inject(operation, errno.EIO, path=SEGMENT)
+        calls = [rig.hl.enqueue("jobs", b"%d" % i) for i in range(5)]
+        calls += [rig.hl.get("jobs", kept.id), rig.hl.enqueue("jobs", b"kept")]  # type: ignore[list-item]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(a) for a in answers} == {heapline.TopicReloading}
+        assert "retry" in str(answers[0])
+        await serving(rig)
+        stats = await rig.hl.stats("jobs")
+        assert stats.reloads_total == 1
+        assert (await rig.hl.get("jobs", kept.id)).payload == b"kept"
+        await rig.hl.enqueue("jobs", b"after")
+        found = {m.payload for m in await rig.hl.pop("jobs", 20)}
+        assert {b"kept", b"after"} <= found
+
+
+async def test_retry_with_the_same_key_after_a_failure_makes_one_message() -> None:
+    async with opened() as rig:
+        rig.disk.inject("fdatasync", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x", idempotency_key="k")
+        await serving(rig)
+        await rig.hl.enqueue("jobs", b"x", idempotency_key="k")
+        assert (await rig.hl.stats("jobs")).ready == 1
+
+
+async def test_calls_during_the_reload_are_told_to_retry() -> None:
+    async with opened() as rig:
+        rig.io.hold = {"load"}
+        rig.disk.inject("fdatasync", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x")
+        await settle()
+        for call in (rig.hl.enqueue("jobs", b"x"), rig.hl.pop("jobs"), rig.hl.stats("jobs")):
+            with pytest.raises(heapline.UnavailableError):
+                await call
+        rig.io.release()
+        await serving(rig)
+        await rig.hl.enqueue("jobs", b"x")
+
+
+async def test_pop_that_waits_outlives_the_reload() -> None:
+    async with opened() as rig:
+        pop = asyncio.create_task(rig.hl.pop("jobs", wait=60))
+        await settle()
+        rig.disk.inject("fdatasync", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x", delay=3600)
+        await serving(rig)
+        await rig.hl.enqueue("jobs", b"y")
+        assert [m.payload for m in await pop] == [b"y"]
+
+
+async def test_lease_whose_commit_failed_was_never_given() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        rig.disk.inject("pwritev", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.pop("jobs")
+        await serving(rig)
+        stats = await rig.hl.stats("jobs")
+        assert stats.ready + stats.leased == 1
+
+
+async def test_other_topics_go_on() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        rig.io.hold = {"load"}
+        rig.disk.inject("fdatasync", path="/jobs.")
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x")
+        await rig.hl.enqueue("other", b"x")
+        assert len(await rig.hl.pop("other")) == 1
+
+
+async def test_reload_is_tried_again_until_the_disk_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.engine.runner.RELOAD_PAUSE", 0.001)
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"kept")
+        rig.disk.inject("fdatasync", path=SEGMENT)
+        rig.disk.inject("open", path=SEGMENT, times=3)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x")
+        await serving(rig)
+        assert b"kept" in {m.payload for m in await rig.hl.pop("jobs", 5)}
+
+
+async def test_corruption_found_by_a_reload_is_told_and_nothing_is_served() -> None:
+    async with opened() as rig:
+        for i in range(50):
+            await rig.hl.enqueue("jobs", b"%d" % i * 100)
+        (segment,) = rig.files(SEGMENT)[:1]
+        rig.disk.damage(segment, 3)
+        rig.disk.inject("fdatasync", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x")
+        await until(lambda: isinstance(rig.runner()._failure, heapline.CorruptionError))
+        for call in (rig.hl.pop("jobs"), rig.hl.enqueue("jobs", b"x")):
+            with pytest.raises(heapline.JournalCorrupt, match="journal verify") as caught:
+                await call
+            assert caught.value.path.endswith(SEGMENT)
+
+
+async def test_fsync_that_failed_is_never_repeated_on_the_same_open_file() -> None:
+    async with opened() as rig:
+        synced: list[str] = []
+        rig.disk.on_step = lambda operation, path: synced.append(f"{operation} {path}")
+        rig.disk.inject("fdatasync", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x")
+        await serving(rig)
+        at = max(i for i, step in enumerate(synced) if step.startswith("fdatasync") and step.endswith(SEGMENT))
+        failed = next(i for i, step in enumerate(synced) if step.startswith("fdatasync") and step.endswith(SEGMENT))
+        between = synced[failed + 1 : at + 1]
+        assert at == failed or any(step.startswith("open") and step.endswith(SEGMENT) for step in between)
+
+
+async def test_bug_in_a_turn_reloads_the_topic_instead_of_hanging() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"kept")
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        rig.runner().topic.partitions[0].decide_purge = broken  # type: ignore[assignment,method-assign]
+        calls = rig.hl.purge("jobs"), rig.hl.enqueue("jobs", b"x"), rig.hl.pop("jobs"), rig.hl.stats("jobs")
+        answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+        assert isinstance(answers[0], heapline.TopicReloading)
+        await serving(rig)
+        assert (await rig.hl.stats("jobs")).ready >= 1
+
+
+async def test_totals_go_on_over_a_reload() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * 3)
+        await rig.hl.enqueue("jobs", b"y", idempotency_key="k")
+        await rig.hl.enqueue("jobs", b"y", idempotency_key="k")
+        await rig.hl.ack(await rig.hl.pop("jobs", 2))
+        before = await rig.hl.stats("jobs")
+        rig.disk.inject("pwritev", path=SEGMENT)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.enqueue("jobs", b"x")
+        await serving(rig)
+        after = await rig.hl.stats("jobs")
+        names = ("enqueued_total", "duplicates_total", "leased_total", "acked_total", "commits_total")
+        assert all(getattr(after, name) >= getattr(before, name) > 0 for name in names)
+
+
+async def test_record_that_rotted_is_not_delivered_but_set_aside_and_told() -> None:
+    async with opened(cache_bytes=0) as rig:
+        ids = [(await rig.hl.enqueue("jobs", bytes([65 + i]) * 2000)).id for i in range(5)]
+        hl = await rig.reopen()
+        (segment,) = rig.files(SEGMENT)[:1]
+        data = rig.disk.contents()[segment]
+        rig.disk.damage(segment, data.index(b"C" * 2000) // 512 + 1)
+        messages = await hl.pop("jobs", 10)
+        assert [m.id for m in messages] == ids[:2] + ids[3:]
+        assert (await hl.stats("jobs")).corrupt_records_total == 1
+        (dead,) = await hl.dlq_list("jobs")
+        assert (dead.id, dead.reason, dead.payload) == (ids[2], "record corrupt", None)
+
+
+async def test_records_that_cannot_be_read_now_are_given_back() -> None:
+    async with opened(cache_bytes=0) as rig:
+        await rig.hl.enqueue("jobs", b"x" * 2000)
+        hl = await rig.reopen()
+        rig.disk.inject("pread", path=SEGMENT, times=4)
+        answers = []
+        for _ in range(5):
+            try:
+                answers.append(await hl.pop("jobs", wait=5))
+                break
+            except heapline.UnavailableError as error:
+                answers.append([error])  # type: ignore[list-item]
+        stats = await hl.stats("jobs")
+        delivered = [m for m in answers[-1] if isinstance(m, heapline.Message)]
+        assert len(delivered) + stats.dead == 1
+        assert (stats.leased, stats.ready) == (len(delivered), 0)

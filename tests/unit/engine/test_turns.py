@@ -1,0 +1,230 @@
+"""Turns and group commit: many calls become few units, and no answer comes before what it rests on is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.engine.admission import EnqueueCall, check_batch_bytes
+from heapline.engine.columns import Columns
+from heapline.model import Outgoing
+from tests.unit.engine.rig import Rig, opened, settle
+
+
+async def test_calls_of_one_turn_become_one_commit() -> None:
+    async with opened() as rig:
+        before = (await rig.hl.stats("jobs")).commits_total
+        await asyncio.gather(*(rig.hl.enqueue("jobs", b"x") for _ in range(500)))
+        assert (await rig.hl.stats("jobs")).commits_total == before + 1
+
+
+async def test_while_one_commit_is_under_way_the_next_gathers() -> None:
+    async with opened() as rig:
+        before = (await rig.hl.stats("jobs")).commits_total
+        rig.io.hold = {"commit"}
+        first = asyncio.create_task(rig.hl.enqueue("jobs", b"first"))
+        await settle()
+        rest = []
+        for _ in range(20):
+            rest.append(asyncio.create_task(rig.hl.enqueue("jobs", b"later")))
+            await settle(3)
+        assert len(rig.io.held) == 1, "one write at a time"
+        rig.io.step()
+        await settle()
+        assert first.done()
+        assert not any(task.done() for task in rest)
+        rig.io.release()
+        await asyncio.gather(*rest)
+        assert (await rig.hl.stats("jobs")).commits_total == before + 2
+
+
+async def prepared(rig: Rig) -> dict[str, Any]:
+    hl = rig.hl
+    await hl.enqueue("jobs", b"known", idempotency_key="k", priority=-1)
+    leased, stale = await hl.enqueue("jobs", b"a"), await hl.enqueue("jobs", b"b")
+    await hl.ack(await hl.pop("jobs"))
+    messages = await hl.pop("jobs", 2)
+    await messages[1].release()
+    return {"leased": leased, "stale": stale, "held": messages[0], "lost": messages[1]}
+
+
+CALLS: dict[str, Callable[[Any, dict[str, Any]], Awaitable[Any]]] = {
+    "a duplicate": lambda hl, p: hl.enqueue("jobs", b"known", idempotency_key="k"),
+    "a conflict": lambda hl, p: hl.enqueue("jobs", b"other", idempotency_key="k"),
+    "a get": lambda hl, p: hl.get("jobs", p["leased"].id),
+    "a peek": lambda hl, p: hl.peek("jobs"),
+    "stats": lambda hl, p: hl.stats("jobs"),
+    "offsets": lambda hl, p: hl.offsets("jobs"),
+    "an empty pop": lambda hl, p: hl.pop("other"),
+    "a refused ack": lambda hl, p: hl.ack(p["lost"]),
+    "a refused nack": lambda hl, p: hl.nack(p["lost"]),
+    "a refused cancel": lambda hl, p: hl.cancel("jobs", p["held"].id),
+    "an unknown id": lambda hl, p: hl.cancel("jobs", 1),
+    "a pop": lambda hl, p: hl.pop("jobs"),
+    "an ack": lambda hl, p: hl.ack(p["held"]),
+    "a purge of nothing": lambda hl, p: hl.purge("other"),
+    "a list of dead letters": lambda hl, p: hl.dlq_list("jobs"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CALLS))
+async def test_every_answer_waits_until_what_it_was_decided_on_is_durable(case: str) -> None:
+    async with opened() as rig:
+        facts = await prepared(rig)
+        await rig.topic("other")
+        rig.io.hold = {"commit"}
+        blocked = [asyncio.create_task(rig.hl.enqueue(name, b"not durable yet", delay=60)) for name in ("jobs", "other")]
+        await settle()
+        answer = asyncio.ensure_future(CALLS[case](rig.hl, facts))
+        await settle()
+        assert not answer.done()
+        rig.io.release()
+        await asyncio.gather(*blocked)
+        done, _ = await asyncio.wait([answer], timeout=20)
+        assert done
+        if answer.exception() is not None:
+            assert isinstance(answer.exception(), heapline.HeaplineError)
+
+
+async def test_message_is_handed_over_only_when_its_lease_is_durable() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        rig.io.hold = {"commit"}
+        pop = asyncio.create_task(rig.hl.pop("jobs"))
+        await settle()
+        assert not pop.done()
+        crashed = Rig(rig.disk.crash())
+        await crashed.open()
+        assert (await crashed.hl.stats("jobs")).ready == 1, "had the power gone, nobody would have had it"
+        await crashed.hl.close()
+        rig.io.release()
+        assert len(await pop) == 1
+        crashed = Rig(rig.disk.crash())
+        await crashed.open()
+        assert (await crashed.hl.stats("jobs")).leased == 1
+        await crashed.hl.close()
+
+
+async def test_pop_sees_what_was_asked_in_the_same_turn() -> None:
+    async with opened() as rig:
+        pop, _ = await asyncio.gather(rig.hl.pop("jobs"), rig.hl.enqueue("jobs", b"x"))
+        assert [m.payload for m in pop] == [b"x"]
+
+
+async def test_ack_in_the_turn_that_would_record_the_expiry_is_good() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        (m,) = await rig.hl.pop("jobs", visibility=1)
+        rig.clock.advance(5)
+        await m.ack()  # the deadline is long past, but its expiry was not recorded
+        assert (await rig.hl.get("jobs", m.id)).state == "acked"
+
+
+async def test_calls_larger_than_a_unit_are_cut_into_several() -> None:
+    async with opened() as rig:
+        await asyncio.gather(*(rig.hl.enqueue("jobs", b"x" * 200_000) for _ in range(20)))
+        assert (await rig.hl.stats("jobs")).ready == 20
+        hl = await rig.reopen()
+        assert len(await hl.pop("jobs", 30, max_bytes=1 << 30)) == 20
+
+
+async def test_leases_of_more_messages_than_one_frame_holds() -> None:
+    async with opened() as rig:
+        for _ in range(10):
+            await rig.hl.enqueue_batch("jobs", [Outgoing(b"")] * 5000, atomic=False)
+        messages = await rig.hl.pop("jobs", 50_000, max_bytes=1 << 40)
+        assert len(messages) == 50_000
+        await rig.hl.nack(messages, backoff=60, reason="all of them")
+        hl = await rig.reopen()
+        assert (await hl.stats("jobs")).delayed == 50_000
+        assert await hl.purge("jobs") == 50_000
+
+
+async def test_close_makes_durable_what_was_decided_and_answers_it() -> None:
+    rig = Rig()
+    hl = await rig.open()
+    await rig.topic()
+    rig.io.hold = {"commit"}
+    call = asyncio.create_task(hl.enqueue("jobs", b"x"))
+    await settle()
+    closing = asyncio.create_task(hl.close())
+    await settle()
+    rig.io.release()
+    await closing
+    assert (await call).id
+    hl = await rig.open()
+    assert (await hl.stats("jobs")).ready == 1
+    await hl.close()
+
+
+async def test_waiting_without_work_takes_no_turns() -> None:
+    """`wait=` wakes at once and does not poll: an idle topic with a waiting pop plans nothing."""
+    async with opened() as rig:
+        pop = asyncio.create_task(rig.hl.pop("jobs", wait=60))
+        await settle()
+        turns = 0
+        turn = rig.runner()._turn
+
+        def counted() -> None:
+            nonlocal turns
+            turns += 1
+            turn()
+
+        rig.runner()._turn = counted  # type: ignore[method-assign]
+        await asyncio.sleep(0.05)
+        assert turns == 0
+        await rig.hl.enqueue("jobs", b"x")
+        assert [m.payload for m in await pop] == [b"x"]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"payload": b""}, {"payload": b"x"}, {"payload": b"x" * 17}, {"payload": b"x", "key": "k"},
+        {"payload": b"x" * 100, "headers": {"a": "b"}}, {"payload": b"x", "idempotency_key": True},
+        {"payload": b"x", "key": "k", "idempotency_key": True, "seq": True}, {"payload": b"x" * 50_000},
+        {"payload": b"", "seq": True},
+    ],
+    ids=lambda shape: ", ".join(shape),
+)  # fmt: skip
+async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[str, Any], partitions: int) -> None:
+    """Whatever passes the check at the door must fit into a unit: else the topic would fail and reload."""
+    async with opened() as rig:
+        await rig.topic("wide", partitions=partitions)
+
+        def batch(count: int) -> list[Outgoing]:
+            own = {"idempotency_key": lambda i: f"key {i}", "seq": lambda i: i}
+            return [
+                Outgoing(**{name: own[name](i) if name in own else value for name, value in shape.items()})
+                for i in range(count)
+            ]
+
+        producer: dict[str, Any] = {"producer_id": "p" * 128, "epoch": 1} if "seq" in shape else {}
+        low, high = 1, 20_000  # the largest batch that is let in
+        messages = batch(high)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _is_let_in(messages[:middle]):
+                low = middle
+            else:
+                high = middle - 1
+        results = await rig.hl.enqueue_batch("wide", messages[:low], **producer)
+        assert len(results) == low > 10
+        with pytest.raises(heapline.BadRequest, match="atomic=False"):
+            await rig.hl.enqueue_batch("wide", messages[: low + 1], **producer)
+        assert (await rig.hl.stats("wide")).ready == low
+        assert (await rig.hl.stats("wide")).reloads_total == 0
+
+
+def _is_let_in(messages: list[Outgoing]) -> bool:
+    call = EnqueueCall(asyncio.get_running_loop().create_future(), columns=Columns(messages))
+    try:
+        check_batch_bytes(call.nbytes, 1 << 20)
+    except heapline.BadRequest:
+        return False
+    return True
