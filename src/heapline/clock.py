@@ -31,13 +31,18 @@ JUMP_MS = 1000  # a wall clock that departs from steady time by more than this b
 
 
 class SteadyClock:
-    """Steady time for one journal: never before `floor`, never backwards."""
+    """Steady time for one journal: it goes on from the journal's last time, never backwards.
 
-    def __init__(self, clock: Clock, floor: int = 0) -> None:
+    `time` and `wall` are those of the last unit. The wall tells how long nobody was here; if it lies behind steady
+    time (it was ahead once, and was set right), steady time stays ahead, but it does not stand still.
+    """
+
+    def __init__(self, clock: Clock, time: int = 0, wall: int | None = None) -> None:
         self._clock = clock
         self._boot = clock.boot_ms()
-        wall = clock.wall_ms()
-        self._base = max(floor, wall)
+        then, wall = wall, clock.wall_ms()
+        away = max(0, wall - then) if then is not None else 0
+        self._base = max(time + away, wall)
         self._steady = self._base
         self._drift = wall - self._base
         self.jumps = 0

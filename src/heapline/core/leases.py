@@ -45,6 +45,7 @@ class LeaseTable:
         self.by_id.update(zip(ids, rows, strict=False))
         heapq.heappush(self._deadlines, (deadline, token, ids, 0))
         if request_id is not None:
+            self._requests.pop(request_id, None)  # the oldest are forgotten first, and this one is new
             self._requests[request_id] = (token, ids)
             if len(self._requests) > REQUESTS_MAX:
                 del self._requests[next(iter(self._requests))]

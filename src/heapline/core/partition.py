@@ -8,6 +8,7 @@ before it answers anybody. Randomness (jitter) and time are passed in; the parti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ from heapline.core.live import LiveMap
 from heapline.core.order import Ordering
 from heapline.core.position import attempts_of
 from heapline.core.retry import backoffs_ms
-from heapline.core.state import DEAD, DELAYED, FROM_LEASE, LEASED, READY, PartitionState
+from heapline.core.state import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask, PartitionState
 from heapline.core.wheel import Timers, TimingWheel
 from heapline.model import Now
 
@@ -352,18 +353,33 @@ class Partition(PartitionState):
         return more
 
     def _sweep(self) -> None:
-        """Where more than half of the entries are of messages that went, drop those."""
+        """Where more than half of the entries are left over, drop those."""
         living = self.ready + self.delayed + len(self.leases)
-        for wheel in (self.ttls, self.ttls_wall):
+        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
             if len(wheel) > 2 * living + GARBAGE_ROWS_MIN:
-                wheel.keep(lambda rows: self.live.alive(rows.positions))
+                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
         if self.stale > self.ready + self.delayed + GARBAGE_ROWS_MIN:
-            for wheel in (self.delays, self.calendar):
-                wheel.keep(lambda rows: self.live.alive(rows.positions))
-            went = [
-                run.ids[run.start :][~self.live.alive(run.positions[run.start :])] for run in self.heap.runs()
-            ]  # fmt: skip
-            self.heap.discard(np.unique(np.concatenate(went)) if went else EMPTY)
+            seen: set[int] = set()
+            for wheel, wall in ((self.delays, False), (self.calendar, True)):
+                wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
+            self._sweep_heap(seen)
+
+    def _sweep_heap(self, seen: set[int]) -> None:
+        rests = [run.rest() for run in self.heap.runs()]
+        left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
+        self.heap.discard(left_over)
+        for _, id, touched in self._touched_among(left_over):
+            if touched.place == READY:  # the entry that counts went with those that do not
+                self.heap.push_one(touched.key, id, touched.position)
+
+    def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
+        """Which of these ends of life still count, each once."""
+        good = self.live.alive(rows.positions)
+        for i, id, _ in self._touched_among(rows.ids):
+            good[i] &= id not in seen and self._ends(id, rows.dues.item(i), wall)
+            if good[i]:
+                seen.add(id)
+        return good
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,7 @@ Time is passed in; `at` is the journal's (steady) time in ms. Positions are int6
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ import numpy as np
 from heapline.core.events import (
     EMPTY,
     I64,
+    KIND_NAMES,
     Acked,
     AnyEvent,
     Cancelled,
@@ -138,32 +139,43 @@ class PartitionState:
         """How many entries in heap and wheels are left over."""
         return len(self.heap) + len(self.delays) + len(self.calendar) - self.ready - self.delayed
 
-    def good_ready(self, keys: I64, ids: I64, positions: I64) -> Mask:
-        """Which of these heap entries, taken in this order, are messages that are ready."""
+    def good_ready(self, keys: I64, ids: I64, positions: I64, seen: set[int] | None = None) -> Mask:
+        """Which of these heap entries, taken in this order, are messages that are ready.
+
+        `seen` gathers the touched messages that were met, for those who ask piece by piece: each is good but once.
+        """
         good = self.live.alive(positions)
-        if self.touched:
-            seen: set[int] = set()
-            for i, id in enumerate(ids.tolist()):
-                touched = self.touched.get(id)
-                if touched is not None:
-                    good[i] &= id not in seen and touched.is_ready(int(keys[i]), int(positions[i]))
-                    if good[i]:
-                        seen.add(id)
+        seen = set() if seen is None else seen
+        for i, id, touched in self._touched_among(ids):
+            good[i] &= id not in seen and touched.is_ready(keys.item(i), positions.item(i))
+            if good[i]:
+                seen.add(id)
         return good
 
-    def good_delayed(self, rows: Timers, wall: bool) -> Mask:
+    def good_delayed(self, rows: Timers, wall: bool, seen: set[int] | None = None) -> Mask:
         """The same for entries of a wheel."""
         good = self.live.alive(rows.positions)
-        if self.touched:
-            seen: set[int] = set()
-            for i, id in enumerate(rows.ids.tolist()):
-                touched = self.touched.get(id)
-                if touched is not None:
-                    due, key, position = rows.dues.item(i), rows.keys.item(i), rows.positions.item(i)
-                    good[i] &= id not in seen and touched.is_delayed(due, wall, key, position)
-                    if good[i]:
-                        seen.add(id)
+        seen = set() if seen is None else seen
+        for i, id, touched in self._touched_among(rows.ids):
+            due, key, position = rows.dues.item(i), rows.keys.item(i), rows.positions.item(i)
+            good[i] &= id not in seen and touched.is_delayed(due, wall, key, position)
+            if good[i]:
+                seen.add(id)
         return good
+
+    def _touched_among(self, ids: I64) -> Iterator[tuple[int, int, Touched]]:
+        """(row, id, where it stands) of the touched ones among these."""
+        table = self.touched
+        if not table:
+            return
+        rows: Sequence[int] = range(len(ids))
+        if len(ids) > 64 + 4 * len(table):  # a whole heap against few: do not walk it in Python
+            rows = np.flatnonzero(np.isin(ids, np.fromiter(table, np.int64, len(table)))).tolist()
+        for i in rows:
+            id = ids.item(i)
+            touched = table.get(id)
+            if touched is not None:
+                yield i, id, touched
 
     def _place(
         self, ids: Sequence[int], place: int, positions: Sequence[int], dues: Sequence[int] | None = None
@@ -222,6 +234,14 @@ class PartitionState:
     def apply(self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None) -> None:
         """Carry out one event. `rows` and `positions` are those of events that bring records."""
         count = event.rows()
+        try:
+            self._carry_out(event, at, rows, positions)
+        except KeyError as error:
+            detail = f"{KIND_NAMES[type(event)]} names {error}, which is not there"
+            raise Replay(f"partition {self.number}: the journal does not fit: {detail}") from error
+        self.offset += count
+
+    def _carry_out(self, event: AnyEvent, at: int, rows: Any, positions: I64 | None) -> None:
         kind = type(event)
         if kind is Enqueued:
             self._enqueued(event, rows, positions, at)  # type: ignore[arg-type]
@@ -235,7 +255,6 @@ class PartitionState:
             handler = _HANDLERS.get(kind)
             if handler is not None:
                 handler(self, event, at)
-        self.offset += count
 
     def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int) -> None:
         ids = np.ascontiguousarray(rows["id"])
@@ -452,7 +471,8 @@ class PartitionState:
             else:
                 self.heap.push_one(key, id, position)
                 self.ready += 1
-            if expires:
+            before = self.touched.get(id)
+            if expires and (before is None or (before.expires, before.expires_wall) != (expires, event.expires_wall)):
                 (self.ttls_wall if event.expires_wall else self.ttls).insert_one(expires, key, id, position)
             self.retrying.discard(id)
             place = DELAYED if due else READY
@@ -471,27 +491,18 @@ class PartitionState:
 
     def waiting(self) -> tuple[I64, I64]:
         """Ids and positions of everything ready and delayed."""
-        ids: list[I64] = []
-        positions: list[I64] = []
-        stale = self.stale > 0
+        parts: list[tuple[I64, I64]] = [(EMPTY, EMPTY)]
+        seen: set[int] = set()
         for run in self.heap.runs():
-            s = run.start
-            keep: Any = self.good_ready(run.keys[s:], run.ids[s:], run.positions[s:]) if stale else slice(None)
-            ids.append(run.ids[s:][keep])
-            positions.append(run.positions[s:][keep])
+            keys, ids, positions = run.rest()
+            good = self.good_ready(keys, ids, positions, seen)
+            parts.append((ids[good], positions[good]))
         for wheel, wall in ((self.delays, False), (self.calendar, True)):
             for chunk in wheel.chunks():
-                s = chunk.start
-                rows = Timers(chunk.dues[s:], chunk.keys[s:], chunk.ids[s:], chunk.positions[s:])
-                keep = self.good_delayed(rows, wall) if stale else slice(None)
-                ids.append(rows.ids[keep])
-                positions.append(rows.positions[keep])
-        all_ids = np.concatenate(ids) if ids else EMPTY
-        all_positions = np.concatenate(positions) if positions else EMPTY
-        if stale and self.touched:  # equal entries of one touched message count once
-            all_ids, first = np.unique(all_ids, return_index=True)
-            all_positions = all_positions[first]
-        return all_ids, all_positions
+                rows = Timers(*(column[chunk.start :] for column in chunk.columns()))
+                good = self.good_delayed(rows, wall, seen)
+                parts.append((rows.ids[good], rows.positions[good]))
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def _moved(self, rows: Any, positions: I64) -> None:
         """Records lie elsewhere now. Positions given carry no attempts; each entry keeps its own."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from heapline.config import TopicConfig
 from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, STALE, fingerprint
 from heapline.core.events import I64, KeyRows, ProducerOpened, ProducerRows
 from heapline.core.events import Enqueued as EnqueuedEvent
@@ -21,7 +22,10 @@ from heapline.core.partition import Partition
 from heapline.core.placement import place
 from heapline.engine.columns import SCOPES, Columns, join
 from heapline.engine.topic import Topic
-from heapline.errors import BadRequest, HeaplineError, IdempotencyConflict, ResourceExhausted, StaleEpoch, StaleSequence
+from heapline.errors import (
+    BadRequest, ConflictError, HeaplineError, IdempotencyConflict, RequestError, ResourceExhausted, StaleEpoch,
+    StaleSequence, UnavailableError,
+)  # fmt: skip
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.journal import Journal
 from heapline.model import Enqueued, Now, Outgoing
@@ -29,6 +33,7 @@ from heapline.ulid import to_ulid
 
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 BATCH_BYTES_MAX = 15 << 20  # what one unit takes
+BYTES_PER_PARTITION = 768  # an upper bound of what a call's share in one partition adds to its unit
 EVENT_BYTES_PER_ROW = 64  # an upper bound of what one row adds to an event: sequences, hashes, fingerprints
 
 
@@ -62,6 +67,8 @@ class EnqueueCall:
             self.nbytes = len(message.payload) + 2 * ROW_BYTES
             if message.key or message.headers:
                 self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
+        if not self.is_plain:
+            self.nbytes += self.count * EVENT_BYTES_PER_ROW
 
     @property
     def count(self) -> int:
@@ -86,7 +93,8 @@ class Admission:
         self._topic = topic
         self._journal = journal
         # What is written together must fit into one block, and that into a segment, however small those are.
-        self._group_bytes_max = min(BLOCK_BYTES_MAX, topic.config.segment_bytes // 2)
+        room = batch_bytes_max(topic.config, topic.config.partitions)
+        self._group_bytes_max = min(BLOCK_BYTES_MAX, topic.config.segment_bytes // 2, room)
         self._turn = 0  # whose turn it is among the partitions, for messages that name none
         self.enqueued = 0
         self.duplicates = 0
@@ -130,7 +138,7 @@ class Admission:
             part = EnqueueCall(call.future, columns=call.columns.subset(range(room)), atomic=False)
             taken = self._admit_plain([part], now)[0][1] if room else []
             return taken + [Enqueued(0, error=self._no_room())] * (call.count - room)
-        except HeaplineError as error:
+        except (RequestError, ConflictError, UnavailableError) as error:
             return error
 
     # -- calls without identity ------------------------------------------------------------------------------------
@@ -196,7 +204,7 @@ class Admission:
         self, made: list[tuple[Partition, Any, Block]], now: Now, events: list[EnqueuedEvent] | None = None
     ) -> None:
         extra = sum(b.count for _, _, b in made) * EVENT_BYTES_PER_ROW if events else 0
-        total = sum(b.nbytes + 128 for _, _, b in made) + extra
+        total = sum(b.nbytes + 512 for _, _, b in made) + extra
         self._topic.reserve(self._journal, total, now, blocks=len(made), frames=len(made))
         for i, (partition, rows, block) in enumerate(made):
             seq = self._topic.take_seq(len(rows))
@@ -252,10 +260,10 @@ class Admission:
 
     def _open_epoch(self, identity: Identity, atomic: bool, seqs: Sequence[int], now: Now) -> None:
         """A producer that brings its own epochs begins a new one by using it."""
-        known = max(p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions)
-        if identity.epoch < known:
-            raise StaleEpoch(identity.producer_id, identity.epoch, known)
-        if identity.epoch > known:
+        known = [p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
+        if identity.epoch < max(known):
+            raise StaleEpoch(identity.producer_id, identity.epoch, max(known))
+        if identity.epoch > min(known):
             if atomic and len(set(seqs)) > self._room():  # all are new then: refused before anything changes
                 raise self._no_room()
             self.open_producer(identity.producer_id, identity.epoch, now)
@@ -443,15 +451,16 @@ def _pieces(index: Any, columns: Columns) -> list[tuple[Any, Columns]]:
     return pieces
 
 
-def batch_bytes_max(segment_bytes: int) -> int:
-    """The largest batch that is written at once."""
-    return min(BATCH_BYTES_MAX, segment_bytes - (64 << 10))
+def batch_bytes_max(config: TopicConfig, count: int) -> int:
+    """The largest batch of so many messages that is written at once, in one unit of one segment."""
+    spread = min(count, config.partitions) * BYTES_PER_PARTITION
+    return min(BATCH_BYTES_MAX, config.segment_bytes - (64 << 10)) - spread
 
 
-def check_batch_bytes(nbytes: int, segment_bytes: int) -> None:
-    limit = batch_bytes_max(segment_bytes)
-    if nbytes > limit:
+def check_batch_bytes(call: EnqueueCall, config: TopicConfig) -> None:
+    limit = batch_bytes_max(config, call.count)
+    if call.nbytes > limit:
         raise BadRequest(
-            f"an atomic batch of {nbytes} bytes is over the {limit} that are written at once: "
+            f"an atomic batch of {call.nbytes} bytes is over the {limit} that are written at once: "
             "split it, or enqueue with atomic=False"
         )

@@ -7,6 +7,7 @@ Each method checks its arguments, asks the topic's runner, and shapes the answer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -62,8 +63,10 @@ from heapline.errors import (
     HeaplineError,
     JournalCorrupt,
     LeaseLost,
+    StorageFull,
     TopicExists,
     TopicNotFound,
+    TopicReloading,
 )  # fmt: skip
 from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
@@ -288,7 +291,6 @@ class EmbeddedBroker:
     async def create_topic(self, topic: str, **config: Any) -> TopicInfo:
         namespace, name = parse_topic(topic)
         wanted = make_config(config)
-        io = self._io_or_fail()
         async with self._admin:
             catalog = self._catalog_or_fail()
             entry = catalog.entries.get((namespace, name))
@@ -300,7 +302,7 @@ class EmbeddedBroker:
                     await self._load(entry)  # it was made, but could not be loaded then
                 return _info(entry)
             # The folder first, then the catalog: a folder that the catalog does not name is swept at the next open.
-            entry = await io.run(self._make_topic, namespace, name, wanted)
+            entry = await self._on_disk(self._make_topic, namespace, name, wanted)
             await self._load(entry)
             return _info(entry)
 
@@ -312,8 +314,23 @@ class EmbeddedBroker:
         self._disk.fsync_dir(f"{self._path}/topics")
         self._disk.fsync_dir(self._path)
         self._disk.remove_tree(f"{self._path}/{entry.folder}")
-        self._loader(entry).create()
-        return catalog.add(namespace, name, config)
+        try:
+            self._loader(entry).create()
+            return catalog.add(namespace, name, config)
+        except OSError:
+            with contextlib.suppress(OSError):  # what is left is swept at the next open
+                self._disk.remove_tree(f"{self._path}/{entry.folder}.new")
+                self._disk.remove_tree(f"{self._path}/{entry.folder}")
+            raise
+
+    async def _on_disk(self, work: Callable[..., T], *args: Any) -> T:
+        """Work on the directory in a thread; a full disk is told by its own name."""
+        try:
+            return await self._io_or_fail().run(work, *args)
+        except OSError as error:
+            if is_no_space(error):
+                raise StorageFull from error
+            raise
 
     @_to_its_end
     async def update_topic(self, topic: str, **config: Any) -> TopicInfo:
@@ -325,7 +342,7 @@ class EmbeddedBroker:
             if fixed:
                 raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
             before = entry.config
-            entry = await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
+            entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
             runner.loader.config = wanted
 
             def decide(now: Now) -> None:
@@ -355,12 +372,15 @@ class EmbeddedBroker:
                 last_ms = max(unix_ms_of(p.ids.last) for p in runner.topic.partitions)
             # Once the catalog does not name it the topic is gone, and its folder is swept now or at the next open.
             try:
-                await io.run(self._catalog_or_fail().remove, entry, last_ms)
-            except OSError:
+                await self._on_disk(self._catalog_or_fail().remove, entry, last_ms)
+            except (OSError, StorageFull):
                 await self._load(entry)
                 raise
             self._refused.pop(entry.topic, None)
-            await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
+            try:
+                await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
+            except OSError as error:
+                log.warning("folder left for the next open", topic=entry.topic, error=str(error))
 
     async def purge(self, topic: str) -> int:
         runner = self._runner(topic)
@@ -404,10 +424,11 @@ class EmbeddedBroker:
         total = count = 0
         for name in self._disk.listdir(directory):
             if name.endswith(".seg"):
-                file = self._disk.open(f"{directory}/{name}")
-                total += file.size()
-                file.close()
-                count += 1
+                with contextlib.suppress(FileNotFoundError):  # reclaimed just now
+                    file = self._disk.open(f"{directory}/{name}")
+                    total += file.size()
+                    file.close()
+                    count += 1
         return total, count
 
     # -- in --------------------------------------------------------------------------------------------------------
@@ -464,18 +485,34 @@ class EmbeddedBroker:
         numbered = [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
         identity = Identity(producer.producer_id, line.epoch, answered_below)
         try:
-            return await self._enqueue_all(runner, numbered, atomic, identity)
-        finally:
+            results = await self._enqueue_until_known(runner, numbered, atomic, identity)
+        except TopicReloading:
+            raise  # nobody knows whether they went in: their numbers stay open
+        except BaseException:
             producer.answered(line, first)
+            raise
+        producer.answered(line, first)
+        return results
+
+    async def _enqueue_until_known(
+        self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity
+    ) -> list[Enqueued]:
+        """Numbered messages can be sent again without doubling, so a topic that reloads is waited for."""
+        for pause in REPEAT_PAUSES:
+            try:
+                return await self._enqueue_all(runner, messages, atomic, identity)
+            except TopicReloading:
+                await asyncio.sleep(pause)
+        return await self._enqueue_all(runner, messages, atomic, identity)
 
     async def _enqueue_all(
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity | None
     ) -> list[Enqueued]:
         call = EnqueueCall(runner.future(), columns=Columns(messages), atomic=atomic, identity=identity)
-        segment_bytes = runner.topic.config.segment_bytes
+        config = runner.topic.config
         if atomic:
-            check_batch_bytes(call.nbytes, segment_bytes)
-        elif len(messages) > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(segment_bytes)):
+            check_batch_bytes(call, config)
+        elif len(messages) > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, len(messages))):
             half = len(messages) // 2
             first = await self._enqueue_all(runner, messages[:half], atomic, identity)
             return first + await self._enqueue_all(runner, messages[half:], atomic, identity)
@@ -650,6 +687,8 @@ class EmbeddedBroker:
     async def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         runner = self._runner(topic)
         ends = await runner.call(lambda now: [p.offset for p in runner.topic.partitions])
+        if runner.topic.config.fsync != "commit":  # an end is durable, also where answers are not
+            await runner.committer.between_commits(runner.journal.sync)
         starts = await runner.io.run(first_offsets, runner.journal.reader(), len(ends))
         pairs = zip(starts, ends, strict=True)
         return {p: (end if start is None else start, end) for p, (start, end) in enumerate(pairs)}
@@ -673,6 +712,7 @@ class EmbeddedBroker:
 
 
 LOG_FRAMES = 16
+REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
 CHUNK_BYTES = 3 << 20
 _DEFAULT = TopicConfig()
 

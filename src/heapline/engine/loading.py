@@ -32,6 +32,7 @@ class Loaded(NamedTuple):
     journal: Journal
     snapshots: SnapshotStore
     time: int  # journal time of the last unit
+    wall: int | None  # and its wall time
     snapshot_unit: int  # of the snapshot it was loaded from, 0 if none
     units: int  # applied after the snapshot
 
@@ -107,4 +108,4 @@ class Loader:
         except BaseException:  # a reload is tried again and again: it must not use up file descriptors
             journal.close()
             raise
-        return Loaded(topic, journal, snapshots, max(journal.last_time, self._floor_ms), after_unit, count)
+        return Loaded(topic, journal, snapshots, max(journal.last_time, self._floor_ms), journal.last_wall, after_unit, count)

@@ -39,7 +39,10 @@ from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
 from heapline.engine.upkeep import Upkeep
-from heapline.errors import Closed, CorruptionError, HeaplineError, ResourceExhausted, StorageFull, TopicReloading
+from heapline.errors import (
+    Closed, ConflictError, CorruptionError, HeaplineError, RequestError, ResourceExhausted, StorageFull,
+    TopicReloading, UnavailableError,
+)  # fmt: skip
 from heapline.logs import Log
 from heapline.model import Message, Now
 
@@ -61,7 +64,9 @@ class Counters:
 
     def __init__(self) -> None:
         self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
-        self.commits = self.bytes_written = self.reloads = self.corrupt = 0  # of commits: those before the last reload
+        self.reloads = self.corrupt = 0
+        # Those before the last reload; the topic as it is loaded now counts its own.
+        self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
 
 
 class TopicRunner:
@@ -136,11 +141,13 @@ class TopicRunner:
             raise
 
     def _install(self, loaded: Loaded) -> None:
+        if hasattr(self, "committer"):
+            self._keep_totals()
         self.topic: Topic = loaded.topic
         self.journal = loaded.journal
         self.snapshots = loaded.snapshots
         if not hasattr(self, "steady"):  # a reload must not make time jump: leases would end early, or last
-            self.steady = SteadyClock(self._clock, loaded.time)
+            self.steady = SteadyClock(self._clock, loaded.time, loaded.wall)
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
         self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
@@ -148,6 +155,15 @@ class TopicRunner:
         self._wakes = [0.0] * len(self.topic.partitions)
         self._failure = None
         self._plan_turn()
+
+    def _keep_totals(self) -> None:
+        """Loaded again: totals go on."""
+        counters = self.counters
+        counters.commits += self.committer.commits
+        counters.bytes_written += self.committer.bytes_written
+        counters.enqueued += self.admission.enqueued
+        counters.duplicates += self.admission.duplicates
+        counters.leased += self.delivery.leased
 
     def note_snapshot(self, unit: int) -> None:
         self.snapshot_unit = unit
@@ -216,7 +232,7 @@ class TopicRunner:
         def run(now: Now) -> None:
             try:
                 result = decide(now)
-            except HeaplineError as problem:
+            except (RequestError, ConflictError, UnavailableError) as problem:
                 error = problem  # outlives the except block
                 self.committer.answer(lambda: refuse(future, error), (future,))
             else:
@@ -494,8 +510,8 @@ class TopicRunner:
     def by_partition(self, ids: list[int], tokens: list[int]) -> list[tuple[Partition, list[int], list[int]]]:
         """The leases of each partition; many of them in slices, since one event must fit into the smallest segment."""
         if len(ids) > ACT_ROWS:
-            starts = range(0, len(ids), ACT_ROWS)
-            return [part for s in starts for part in self.by_partition(ids[s : s + ACT_ROWS], tokens[s : s + ACT_ROWS])]
+            cuts = range(0, len(ids), ACT_ROWS)
+            return [part for c in cuts for part in self.by_partition(ids[c : c + ACT_ROWS], tokens[c : c + ACT_ROWS])]
         partitions = self.topic.partitions
         if len(partitions) == 1:
             return [(partitions[0], ids, tokens)]
@@ -542,8 +558,6 @@ class TopicRunner:
         log.error("write failed, reloading", topic=self.name, cause=repr(cause))
         self._failure = TopicReloading(self.name, str(cause) or repr(cause))
         self.counters.reloads += 1
-        self.counters.commits += self.committer.commits
-        self.counters.bytes_written += self.committer.bytes_written
         self.committer.abandon(self._failure)
         self.spawn(self._reload())
 

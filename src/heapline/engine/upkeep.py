@@ -17,6 +17,7 @@ import numpy as np
 from heapline.core.events import I64, Moved
 from heapline.core.ids import partition_of
 from heapline.core.position import ALIGN
+from heapline.core.record import ROW
 from heapline.engine.freeze import Frozen, freeze
 from heapline.errors import HeaplineError
 from heapline.journal.block import make_block
@@ -201,9 +202,10 @@ class Upkeep:
         good = [i for i in np.flatnonzero(alive).tolist() if i not in records.bad]
         total = 0
         taken: list[int] = []
+        limit = min(REWRITE_BYTES, topic.config.segment_bytes // 4)  # one unit takes it, however small segments are
         for i in good:
-            total += len(records.payloads[i]) + len(records.smalls[i]) + 2 * ALIGN
-            if taken and total > REWRITE_BYTES:
+            total += len(records.payloads[i]) + len(records.smalls[i]) + 2 * ALIGN + ROW.itemsize
+            if taken and total > limit:
                 break
             taken.append(i)
         owners = partition_of(records.rows["id"].astype(np.int64))

@@ -61,6 +61,7 @@ class Journal:
         self._policy: SyncPolicy = policy
         self._spares = spares
         self._planner: UnitPlanner | None = None
+        self.last_wall: int | None = None  # wall time of the last unit that was there when it was opened
         self._writer: SegmentWriter | None = None
 
     @staticmethod
@@ -143,6 +144,7 @@ class Journal:
         writer.on_written = lambda unit: self.cache.mark_written(unit.number)
         writer.on_replaced = self.records.forget
         self._planner = UnitPlanner(self.segment_bytes, scan.segment, scan.end, scan.last_unit + 1, scan.last_time)
+        self.last_wall = scan.last_wall
 
     def _plan(self) -> UnitPlanner:
         if self._planner is None or self._writer is None:

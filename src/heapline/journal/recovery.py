@@ -104,6 +104,7 @@ class Scan:
         self.finished = False
         self.last_unit = first.first_unit - 1
         self.last_time = self._mark.time if self._mark else 0
+        self.last_wall: int | None = None  # of the last unit
         self.chain = first.chain
         self.segment = self._start  # segment and byte where the next unit goes
         self.end = FIRST_UNIT_AT
@@ -204,7 +205,7 @@ class Scan:
 
     def _passed(self, unit: Unit) -> None:
         self.last_unit, self.last_time, self.chain = unit.number, max(self.last_time, unit.time), unit.header.body_crc
-        self.end = unit.end
+        self.end, self.last_wall = unit.end, unit.wall
         self.index.add(unit.number, unit.offset, unit.time, unit.frames)
         if self._mark is None:
             self.relaxed = bool(unit.header.flags & FLAG_RELAXED)

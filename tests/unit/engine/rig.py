@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from heapline.config import BrokerConfig
+from heapline.config import BrokerConfig, TopicConfig
 from heapline.engine import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
 from heapline.testing import FakeClock, FakeDisk
@@ -86,8 +86,8 @@ class Rig:
         await self.hl.close()
         return await self.open()
 
-    async def topic(self, name: str = "jobs", **config: Any) -> None:
-        await self.hl.create_topic(name, **{**SMALL, **config})
+    async def topic(self, name: str = "jobs", **config: Any) -> TopicConfig:
+        return (await self.hl.create_topic(name, **{**SMALL, **config})).config
 
     def runner(self, name: str = "jobs") -> TopicRunner:
         """The one place where these tests look inside."""

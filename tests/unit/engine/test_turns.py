@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.engine.admission import EnqueueCall, check_batch_bytes
+from heapline.engine.admission import EnqueueCall, Identity, check_batch_bytes
 from heapline.engine.columns import Columns
 from heapline.model import Outgoing
 from tests.unit.engine.rig import Rig, opened, settle
@@ -181,7 +181,7 @@ async def test_waiting_without_work_takes_no_turns() -> None:
         assert [m.payload for m in await pop] == [b"x"]
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("partitions", [1, 500])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -195,7 +195,7 @@ async def test_waiting_without_work_takes_no_turns() -> None:
 async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[str, Any], partitions: int) -> None:
     """Whatever passes the check at the door must fit into a unit: else the topic would fail and reload."""
     async with opened() as rig:
-        await rig.topic("wide", partitions=partitions)
+        config = await rig.topic("wide", partitions=partitions)
 
         def batch(count: int) -> list[Outgoing]:
             own = {"idempotency_key": lambda i: f"key {i}", "seq": lambda i: i}
@@ -209,7 +209,7 @@ async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[s
         messages = batch(high)
         while low < high:
             middle = (low + high + 1) // 2
-            if _is_let_in(messages[:middle]):
+            if _is_let_in(messages[:middle], config):
                 low = middle
             else:
                 high = middle - 1
@@ -221,10 +221,11 @@ async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[s
         assert (await rig.hl.stats("wide")).reloads_total == 0
 
 
-def _is_let_in(messages: list[Outgoing]) -> bool:
-    call = EnqueueCall(asyncio.get_running_loop().create_future(), columns=Columns(messages))
+def _is_let_in(messages: list[Outgoing], config: heapline.TopicConfig) -> bool:
+    identity = None if messages[0].seq is None else Identity("p", 1, 0)
+    call = EnqueueCall(asyncio.get_running_loop().create_future(), columns=Columns(messages), identity=identity)
     try:
-        check_batch_bytes(call.nbytes, 1 << 20)
+        check_batch_bytes(call, config)
     except heapline.BadRequest:
         return False
     return True

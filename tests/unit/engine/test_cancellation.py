@@ -1,0 +1,99 @@
+"""Callers who go away leave nothing behind: no lease, no waiter, no half-made change."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.engine.rig import opened, settle
+
+
+async def test_pop_cancelled_after_its_lease_was_decided_gives_the_message_back() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        rig.io.hold = {"commit"}
+        pop = asyncio.create_task(rig.hl.pop("jobs"))
+        await settle()
+        assert rig.runner().topic.leased == 1
+        pop.cancel()
+        await settle()
+        rig.io.release()
+        (m,) = await rig.hl.pop("jobs", wait=5)
+        assert (m.payload, m.attempts) == (b"x", 1)
+
+
+async def test_pop_cancelled_while_its_records_are_read_gives_the_messages_back() -> None:
+    async with opened(cache_bytes=0) as rig:
+        await rig.hl.enqueue("jobs", b"x" * 1000)
+        hl = await rig.reopen()
+        rig.io.hold = {"load"}
+        pop = asyncio.create_task(hl.pop("jobs"))
+        await settle()
+        assert not pop.done()
+        pop.cancel()
+        await settle()
+        rig.io.release()
+        assert len(await hl.pop("jobs", wait=5)) == 1
+
+
+async def test_pop_cancelled_as_its_answer_arrives_gives_the_message_back() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        rig.io.hold = {"commit"}
+        pop = asyncio.create_task(rig.hl.pop("jobs"))
+        await settle()
+        rig.io.release()  # sets the answer; the one who asked has not run yet
+        await asyncio.sleep(0)
+        pop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pop
+        assert len(await rig.hl.pop("jobs", wait=5)) == 1
+
+
+async def test_waiting_pop_that_is_cancelled_is_forgotten() -> None:
+    async with opened() as rig:
+        pops = [asyncio.create_task(rig.hl.pop("jobs", wait=60)) for _ in range(3)]
+        await settle()
+        pops[0].cancel()
+        pops[2].cancel()
+        await settle()
+        await rig.hl.enqueue("jobs", b"x")
+        assert [m.payload for m in await pops[1]] == [b"x"]
+        await rig.hl.stats("jobs")
+        assert not rig.runner()._pops
+
+
+async def test_pop_given_up_by_a_timeout_of_the_callers_own() -> None:
+    async with opened() as rig:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await rig.hl.pop("jobs", wait=60)
+        await rig.hl.enqueue("jobs", b"x")
+        assert len(await rig.hl.pop("jobs")) == 1
+
+
+async def test_enqueue_that_is_cancelled_is_there_or_not_but_the_topic_goes_on() -> None:
+    async with opened() as rig:
+        rig.io.hold = {"commit"}
+        call = asyncio.create_task(rig.hl.enqueue("jobs", b"x"))
+        await settle()
+        call.cancel()
+        await settle()
+        rig.io.release()
+        await rig.hl.enqueue("jobs", b"y")
+        assert (await rig.hl.stats("jobs")).ready == 2
+
+
+async def test_ack_that_is_cancelled_is_recorded_all_the_same() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        (m,) = await rig.hl.pop("jobs")
+        rig.io.hold = {"commit"}
+        ack = asyncio.create_task(m.ack())
+        await settle()
+        ack.cancel()
+        await settle()
+        rig.io.release()
+        assert (await rig.hl.get("jobs", m.id)).state == "acked"
+        await m.ack()  # repeated, for its answer was lost

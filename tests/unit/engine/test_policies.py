@@ -1,0 +1,102 @@
+"""The fsync policies: what each syncs, what stats say of it, and changing it on a live topic."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import heapline
+from tests.unit.engine.rig import Rig, opened, until
+
+
+def count_syncs(rig: Rig) -> list[str]:
+    syncs: list[str] = []
+
+    def note(operation: str, path: str) -> None:
+        if operation == "fdatasync" and path.endswith(".seg"):
+            syncs.append(path)
+
+    rig.disk.on_step = note
+    return syncs
+
+
+async def test_commit_syncs_every_unit() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        syncs = count_syncs(rig)
+        for _ in range(5):
+            await rig.hl.enqueue("jobs", b"x")
+        assert len(syncs) == 5
+
+
+@pytest.mark.parametrize("policy", ["interval", "os"])
+async def test_relaxed_policy_answers_without_a_sync_and_says_so(policy: str) -> None:
+    async with opened() as rig:
+        await rig.topic("loose", fsync=policy, fsync_interval=60.0)
+        await rig.hl.enqueue("loose", b"x")
+        syncs = count_syncs(rig)
+        for _ in range(5):
+            await rig.hl.enqueue("loose", b"x")
+        assert syncs == []
+        assert "may be lost" in (await rig.hl.stats("loose")).durability
+
+
+async def test_interval_syncs_by_itself() -> None:
+    async with opened() as rig:
+        await rig.topic("timed", fsync="interval", fsync_interval=0.005)
+        await rig.hl.enqueue("timed", b"kept")
+        journal = rig.runner("timed").journal
+        await until(lambda: journal.durable_unit == journal.written_unit)
+        other = Rig(rig.disk.crash())
+        hl = await other.open()
+        assert (await hl.stats("timed")).ready == 1
+        await hl.close()
+
+
+async def test_relaxed_topic_that_is_closed_well_loses_nothing() -> None:
+    async with opened() as rig:
+        await rig.topic("loose", fsync="os")
+        await rig.hl.enqueue("loose", b"x")
+        await rig.hl.close()
+        other = Rig(rig.disk.crash())
+        hl = await other.open()
+        assert (await hl.stats("loose")).ready == 1
+        await hl.close()
+
+
+async def test_policy_of_a_live_topic_can_be_changed_and_holds_at_once() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        (held,) = await rig.hl.pop("jobs")
+        waiting = asyncio.create_task(rig.hl.pop("jobs", wait=60))
+        await rig.hl.update_topic("jobs", fsync="os")
+        assert "operating system" in (await rig.hl.stats("jobs")).durability
+        syncs = count_syncs(rig)
+        await rig.hl.enqueue("jobs", b"y")
+        assert (syncs, [m.payload for m in await waiting]) == ([], [b"y"])
+        await rig.hl.update_topic("jobs", fsync="commit")
+        assert (await rig.hl.stats("jobs")).durability == "every answer is durable"
+        syncs.clear()
+        await rig.hl.enqueue("jobs", b"z")
+        assert len(syncs) == 1
+        await held.ack()
+        stats = await rig.hl.stats("jobs")
+        assert (stats.reloads_total, stats.enqueued_total) == (0, 3)
+
+
+async def test_log_of_a_relaxed_topic_ends_at_what_is_durable() -> None:
+    """offsets say end = durable, and readers of the log see no further."""
+    async with opened() as rig:
+        await rig.topic("timed", fsync="interval", fsync_interval=60.0)
+        for i in range(3):
+            await rig.hl.enqueue("timed", b"%d" % i)
+        start, end = (await rig.hl.offsets("timed"))[0]
+        frames = [frame async for frame in rig.hl.read_log("timed")]
+        assert (start, end) == (0, frames[-1].offset + frames[-1].row_count if frames else 0)
+
+
+async def test_unknown_policy_is_refused() -> None:
+    async with opened() as rig:
+        with pytest.raises(heapline.BadRequest):
+            await rig.hl.update_topic("jobs", fsync="sometimes")
