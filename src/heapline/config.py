@@ -142,3 +142,29 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rewrite_below: float = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
     reclaim_interval: float = 5.0  # seconds between looks for segments to reclaim
     spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none
+
+    def validate(self) -> None:
+        _between("cache_bytes", self.cache_bytes, 0, 1 << 50)
+        _between("uncommitted_bytes_max", self.uncommitted_bytes_max, 1, 1 << 50)
+        _between("uncommitted_wait", self.uncommitted_wait, 0, 86400)
+        _between("snapshot_bytes", self.snapshot_bytes, 1, 1 << 60)
+        _between("snapshot_interval", self.snapshot_interval, 0, 1e12)
+        _between("fire_slice", self.fire_slice, 1, 1 << 30)
+        _between("rewrite_below", self.rewrite_below, 0, 1)
+        _between("reclaim_interval", self.reclaim_interval, 0.001, 1e12)
+        if self.spare_segment_bytes:
+            _between("spare_segment_bytes", self.spare_segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+
+
+def make_broker_config(fields: dict[str, Any]) -> BrokerConfig:
+    """A validated config from keywords, over the defaults."""
+    known = BrokerConfig.__struct_fields__
+    for name in fields:
+        if name not in known:
+            raise BadRequest(f"a broker has no setting {name!r}; it has {', '.join(known)}")
+    try:
+        config = msgspec.convert(fields, BrokerConfig)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"a broker's settings do not fit: {error}") from None
+    config.validate()
+    return config

@@ -114,7 +114,7 @@ class MessageNotFound(RequestError, LookupError):
 
 class Closed(RequestError):
     def __init__(self) -> None:
-        super().__init__("this broker is closed: open it again with heapline.open(...)")
+        super().__init__("this broker is not open: use it inside `async with heapline.open(...)`, or open it again")
 
 
 class ConflictError(HeaplineError):

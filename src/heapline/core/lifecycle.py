@@ -1,5 +1,7 @@
 """The life of a message as a table; the picture in docs/states.md is made from it.
 
+    python -m heapline.core.lifecycle > docs/states.md
+
 Everything that may change a message's state stands here once: event kind, from, to. The partition's apply methods
 carry it out; a test walks random histories and checks that no other transition ever happens.
 """
@@ -60,3 +62,27 @@ def mermaid() -> str:
         label = t.when if t.after not in GONE else f"{t.when} ({t.after})"
         lines.append(f"    {before} --> {after}: {label}")
     return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """docs/states.md."""
+    rows = [f"| {t.event} | {t.before or '–'} | {t.after} | {t.when} |" for t in TRANSITIONS]
+    return "\n".join(
+        (
+            "# The states of a message",
+            "",
+            "Made from the table in `src/heapline/core/lifecycle.py` by `python -m heapline.core.lifecycle`; do not edit.",
+            "",
+            "```mermaid",
+            mermaid() + "```",
+            "",
+            "| event | before | after | when |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        )
+    )
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -23,8 +23,15 @@ from heapline.core.placement import place
 from heapline.engine.columns import SCOPES, Columns, join
 from heapline.engine.topic import Topic
 from heapline.errors import (
-    BadRequest, ConflictError, HeaplineError, IdempotencyConflict, RequestError, ResourceExhausted, StaleEpoch,
-    StaleSequence, UnavailableError,
+    BadRequest,
+    ConflictError,
+    HeaplineError,
+    IdempotencyConflict,
+    RequestError,
+    ResourceExhausted,
+    StaleEpoch,
+    StaleSequence,
+    UnavailableError,
 )  # fmt: skip
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.journal import Journal

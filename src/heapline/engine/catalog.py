@@ -113,9 +113,7 @@ class Catalog:
         kept = {place: e for place, e in self.entries.items() if e is not entry}
         self._save(kept, self._file.next_incarnation, max(self._file.floor_ms, last_ms + 1))
 
-    def _save(
-        self, entries: dict[tuple[str, str], Entry], next_incarnation: int, floor_ms: int | None = None
-    ) -> None:
+    def _save(self, entries: dict[tuple[str, str], Entry], next_incarnation: int, floor_ms: int | None = None) -> None:
         """Durable first, then true in memory."""
         file = _File(
             version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()),

@@ -260,7 +260,7 @@ class EmbeddedBroker:
             await asyncio.gather(*(runner.close() for runner in self._runners.values()))
 
     def _runner(self, topic: str) -> TopicRunner:
-        if self._closed:
+        if self._closed or self._catalog is None:
             raise Closed
         runner = self._runners.get(topic)
         if runner is None:

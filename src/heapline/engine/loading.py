@@ -108,4 +108,5 @@ class Loader:
         except BaseException:  # a reload is tried again and again: it must not use up file descriptors
             journal.close()
             raise
-        return Loaded(topic, journal, snapshots, max(journal.last_time, self._floor_ms), journal.last_wall, after_unit, count)
+        time = max(journal.last_time, self._floor_ms)
+        return Loaded(topic, journal, snapshots, time, journal.last_wall, after_unit, count)

@@ -40,8 +40,15 @@ from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
 from heapline.engine.upkeep import Upkeep
 from heapline.errors import (
-    Closed, ConflictError, CorruptionError, HeaplineError, RequestError, ResourceExhausted, StorageFull,
-    TopicReloading, UnavailableError,
+    Closed,
+    ConflictError,
+    CorruptionError,
+    HeaplineError,
+    RequestError,
+    ResourceExhausted,
+    StorageFull,
+    TopicReloading,
+    UnavailableError,
 )  # fmt: skip
 from heapline.logs import Log
 from heapline.model import Message, Now

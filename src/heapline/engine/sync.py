@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 from heapline.config import BrokerConfig
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import Closed
-from heapline.model import LogFrame, Message
+from heapline.model import LeaseRef, LogFrame, Message
 
 T = TypeVar("T")
 
@@ -122,7 +122,8 @@ class SyncBroker:
         method = getattr(self._broker, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._wrap(self._run(method(*map(_unwrap, args), **kwargs)))
+            named = {key: _unwrap(value) for key, value in kwargs.items()}
+            return self._wrap(self._run(method(*map(_unwrap, args), **named)))
 
         call.__name__ = name
         call.__doc__ = method.__doc__
@@ -146,8 +147,9 @@ class SyncBroker:
 
 
 def _unwrap(value: Any) -> Any:
+    """The broker's own message behind one of ours, alone or in any collection."""
     if isinstance(value, SyncMessage):
         return value._message
-    if isinstance(value, list | tuple) and value and isinstance(value[0], SyncMessage):
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | LeaseRef):
         return [v._message if isinstance(v, SyncMessage) else v for v in value]
     return value

@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from heapline.errors import UnknownFormat
 from heapline.core.record import ROW
+from heapline.errors import UnknownFormat
 from heapline.journal.block import ROW_BYTES, Block, Rows, block_nbytes
 from heapline.journal.disk import SECTOR, Buffer
 from heapline.journal.sectors import U32, all_zeros, sector_sums_of_parts

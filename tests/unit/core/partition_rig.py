@@ -18,9 +18,29 @@ import numpy.typing as npt
 from heapline.config import TopicConfig
 from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, STALE
 from heapline.core.events import (
-    KIND_NAMES, Acked, AnyEvent, ConfigChanged, DeadLettered, Enqueued, Expired, Extended, Fired, FiredCount, Grant,
-    KeyRows, LeaseExpired, Leased, Moved, Nacked, ProducerOpened, ProducerRows, Purged, Released, Replayed,
-    decode_events, encode_event,
+    KIND_NAMES,
+    Acked,
+    AnyEvent,
+    ConfigChanged,
+    DeadLettered,
+    Enqueued,
+    Expired,
+    Extended,
+    Fired,
+    FiredCount,
+    Grant,
+    KeyRows,
+    Leased,
+    LeaseExpired,
+    Moved,
+    Nacked,
+    ProducerOpened,
+    ProducerRows,
+    Purged,
+    Released,
+    Replayed,
+    decode_events,
+    encode_event,
 )  # fmt: skip
 from heapline.core.heap import RunHeap
 from heapline.core.idempotency import key_hash
@@ -142,7 +162,7 @@ class Rig:
         gone = self.p.gone.find(id)
         return "" if gone is None else gone.how
 
-    def _allot(self, rows: Any) -> Any:
+    def allot(self, rows: Any) -> Any:
         """Places for records, one behind the other."""
         places = self._at + np.arange(len(rows), dtype=np.int64) * RECORD_BYTES
         self._at += len(rows) * RECORD_BYTES
@@ -155,9 +175,7 @@ class Rig:
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def enqueue(
-        self, *messages: Outgoing, producer: str | None = None, answered_below: int = 0
-    ) -> list[int]:
+    def enqueue(self, *messages: Outgoing, producer: str | None = None, answered_below: int = 0) -> list[int]:
         """Enqueue those that are no duplicates; returns their ids. A producer speaks in its current epoch."""
         columns = Columns(messages)
         prints = np.array([len(m.payload) for m in messages], dtype=np.uint32)
@@ -178,7 +196,7 @@ class Rig:
         if producer is not None:
             event.producers = [self._producer_rows(producer, answered_below, ids, part, prints[new])]
         event.keys = self._key_rows(ids, part, prints[new])
-        self.emit(event, rows, self._allot(rows))
+        self.emit(event, rows, self.allot(rows))
         for row in rows:
             self.records[int(row["id"])] = row
             self.model.enqueue(_naive_message(row))
@@ -197,9 +215,7 @@ class Rig:
                 allowed = {STALE}
             elif first is not None:
                 allowed = {DUPLICATE if first[1] == int(prints[i]) else CONFLICT}
-            if aged and first is not None:
-                allowed |= {STALE}
-            elif aged and seq < max(known.seqs, default=-1):
+            if (aged and first is not None) or (aged and seq < max(known.seqs, default=-1)):
                 allowed |= {STALE}
             assert verdict.status[i] in allowed, "a sequence was judged otherwise than it should be"
             if verdict.status[i] in (DUPLICATE, CONFLICT):
@@ -220,7 +236,9 @@ class Rig:
                 assert verdict.first_ids[row] == known.id
         status[keyed] = np.maximum(status[keyed], verdict.status)
 
-    def _producer_rows(self, name: str, answered_below: int, ids: list[int], part: Columns, prints: Any) -> ProducerRows:
+    def _producer_rows(
+        self, name: str, answered_below: int, ids: list[int], part: Columns, prints: Any
+    ) -> ProducerRows:
         producer = self.model.producers[name]
         seqs = np.array(part.seqs, dtype=np.int64)
         for id, seq, print in zip(ids, seqs.tolist(), prints.tolist(), strict=True):
@@ -250,7 +268,9 @@ class Rig:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def pop(self, *counts: int, visibility: int = 30_000, holder: str | None = None, request: str | None = None) -> list[int]:
+    def pop(
+        self, *counts: int, visibility: int = 30_000, holder: str | None = None, request: str | None = None
+    ) -> list[int]:
         """Serve pops of these sizes in one event; returns the ids, best first."""
         counts = counts or (1,)
         rows = self.p.eligible(sum(counts))
@@ -327,7 +347,9 @@ class Rig:
         self._emit_all(decision.events)
         return decision.lost
 
-    def bury(self, *ids: int, tokens: Sequence[int] | None = None, reason: str | None = None, keep: bool = False) -> list[int]:
+    def bury(
+        self, *ids: int, tokens: Sequence[int] | None = None, reason: str | None = None, keep: bool = False
+    ) -> list[int]:
         tokens = self._tokens(ids, tokens)
         decision = self.p.decide_bury(ids, tokens, self.now, reason, keep)
         held, lost = self.model.split(ids, tokens)
@@ -359,7 +381,7 @@ class Rig:
         self.now = Now(self.now.steady, wall)
 
     def tick(self, limit: int = 1000, turns: int = 10_000) -> list[AnyEvent]:
-        """Let time do what is due, `turns` decisions of it. Each must be right; when there are no more, none may lack."""
+        """Let time do what is due, `turns` decisions of it. Each must be right; at the end none may lack."""
         done: list[AnyEvent] = []
         for _ in range(turns):
             events = self.p.decide_tick(self.now, limit, self.take_seq)
@@ -422,9 +444,7 @@ class Rig:
         self.model.end(id, "cancelled", self.now.steady)
         return True
 
-    def reschedule(
-        self, id: int, *, priority: int | None = None, due: int | None = None, wall: bool = False
-    ) -> bool:
+    def reschedule(self, id: int, *, priority: int | None = None, due: int | None = None, wall: bool = False) -> bool:
         """As `engine/lookup.py` does it: the record's facts, unless the message was touched since."""
         found = self.waiting(id)
         assert (found is not None) == self.model.messages[id].is_waiting
@@ -484,7 +504,7 @@ class Rig:
     def move(self, ids: Sequence[int]) -> None:
         """Write the records of these living messages again, as a rewrite of their segment would."""
         rows = np.array([self.records[id] for id in ids])
-        self.emit(Moved(0, 0, len(rows)), rows, self._allot(rows))
+        self.emit(Moved(0, 0, len(rows)), rows, self.allot(rows))
 
     def take_snapshot(self, blob_rows_min: int = 4096) -> None:
         """Freeze now; the bytes are made when they are needed, as an I/O thread would."""
@@ -602,6 +622,3 @@ def _naive_message(row: Any) -> NaiveMessage:
         wall=bool(int(row["flags"]) & FLAG_WALL), ttl_ms=int(row["ttl_ms"]),
         max_retries=None if retries == DEFAULT_RETRIES else retries,
     )  # fmt: skip
-
-
-__all__ = ["START", "Leased", "Released", "Replayed", "Rig"]

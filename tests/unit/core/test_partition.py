@@ -9,23 +9,557 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from heapline.config import Aging
 from heapline.core import partition
 from heapline.core.dedup import CONFLICT, DUPLICATE, NEW
 from heapline.core.events import (
-    KIND_NAMES, Acked, AnyEvent, DeadDeleted, DeadLettered, Expired, Extended, Fired, FiredCount, Grant, LeaseExpired,
-    Leased, Moved, Nacked, Purged, Released, Replayed,
+    KIND_NAMES,
+    Acked,
+    AnyEvent,
+    DeadDeleted,
+    DeadLettered,
+    Expired,
+    Extended,
+    Fired,
+    FiredCount,
+    Grant,
+    Leased,
+    LeaseExpired,
+    Moved,
+    Nacked,
+    Purged,
+    Released,
+    Replayed,
 )  # fmt: skip
 from heapline.core.idempotency import key_hash
+from heapline.core.leases import DEADLINE, POSITION
 from heapline.core.state import FROM_LEASE, Replay
-from heapline.model import Now, Outgoing, from_ms
+from heapline.model import Outgoing, from_ms
 from tests.unit.core.naive import AGING_RATE
 from tests.unit.core.partition_rig import START, Rig
 
 SECOND, DAY = 1000, 86_400_000
 
 
+def everywhere(rig: Rig) -> None:
+    """The partition, the one that its journal leads to, and the one that a snapshot leads to: all as the model says."""
+    rig.check(rig.replayed().partitions[0], look=True)
+    if rig.snapshot is not None:
+        rig.check(rig.thawed().partitions[0], look=True)
+    rig.take_snapshot()
+    rig.check(rig.thawed().partitions[0], look=True)
+    rig.check(look=True)
+
+
 def column(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
+
+
+# -- what the words mean ----------------------------------------------------------------------------------------------
+
+
+def test_max_retries_3_is_at_most_4_deliveries_and_the_first_attempt_is_1() -> None:
+    rig = Rig(max_retries_default=16)
+    (a,) = rig.enqueue(Outgoing(b"", max_retries=3))
+    attempts = []
+    while rig.state_of(a) != "dead":
+        assert rig.pop() == [a]
+        attempts.append(rig.p.leases.by_id[a][POSITION] & 255)
+        rig.nack(a, backoff=0, reason="boom")
+    assert attempts == [1, 2, 3, 4]
+    assert rig.p.dead[a].reason == "boom"
+    everywhere(rig)
+
+
+def test_lease_timeouts_count_as_deliveries() -> None:
+    rig = Rig(max_retries_default=1)
+    (a,) = rig.enqueue(Outgoing(b""))
+    for _ in range(2):
+        assert rig.pop(visibility=SECOND) == [a]
+        rig.advance(DAY)
+        rig.tick()
+        rig.advance(DAY)
+        rig.tick()
+    assert rig.p.dead[a].reason == "lease expired"
+    everywhere(rig)
+
+
+def test_no_dlq_drops_the_dead_and_says_so() -> None:
+    rig = Rig(dlq=False, max_retries_default=0)
+    (a,) = rig.enqueue(Outgoing(b""))
+    rig.pop()
+    rig.nack(a, reason="boom")
+    assert rig.p.gone.find(a) == ("dropped", START, "boom")
+    everywhere(rig)
+
+
+def test_release_counts_no_attempt_and_is_ready_at_once() -> None:
+    rig = Rig(max_retries_default=0)
+    (a,) = rig.enqueue(Outgoing(b""))
+    for _ in range(5):
+        assert rig.pop() == [a]
+        assert rig.p.leases.by_id[a][POSITION] & 255 == 1
+        rig.release(a)
+    everywhere(rig)
+
+
+def test_expired_lease_returns_message_at_original_priority() -> None:
+    rig = Rig()
+    a, b, c = rig.enqueue(Outgoing(b"", priority=1), Outgoing(b"", priority=2), Outgoing(b"", priority=3))
+    assert rig.pop(visibility=SECOND) == [a]
+    rig.advance(SECOND)
+    (event,) = rig.tick()
+    assert isinstance(event, LeaseExpired)
+    rig.advance_to(a)
+    rig.tick()
+    assert rig.pop(3) == [a, b, c]
+
+
+@pytest.mark.parametrize("wall", [False, True])
+def test_ttl_counts_from_the_moment_the_message_is_due(wall: bool) -> None:
+    rig = Rig()
+    due = {"deliver_at": from_ms(rig.now.wall + DAY)} if wall else {"delay": 86400}
+    (a,) = rig.enqueue(Outgoing(b"", ttl=1, **due))
+    rig.advance_to(a)
+    (fired,) = rig.tick()
+    assert isinstance(fired, Fired)
+    rig.advance(SECOND - 1)
+    assert rig.tick() == []
+    rig.advance(1)
+    (ended,) = rig.tick()
+    assert isinstance(ended, Expired)
+    everywhere(rig)
+
+
+@pytest.mark.parametrize("how", ["nack", "release", "timeout"])
+def test_leased_message_does_not_expire_but_on_its_return_it_does(how: str) -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b"", ttl=1))
+    rig.pop(visibility=60 * SECOND)
+    rig.advance(2 * SECOND)
+    rig.tick()
+    assert rig.state_of(a) == "leased"
+    everywhere(rig)
+    rig.restart(rig.replayed())
+    if how == "nack":
+        rig.nack(a)
+    elif how == "release":
+        rig.release(a)
+    else:
+        rig.advance(60 * SECOND)
+        rig.tick()
+    assert rig.state_of(a) == "expired"
+    everywhere(rig)
+
+
+def test_leased_message_whose_ttl_has_ended_can_still_be_acked_or_buried() -> None:
+    rig = Rig()
+    a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b"", ttl=1))
+    rig.pop(2)
+    rig.advance(2 * SECOND)
+    rig.tick()
+    assert rig.ack(a) == []
+    assert rig.bury(b) == []
+    assert (rig.state_of(a), rig.state_of(b)) == ("acked", "dead")
+    everywhere(rig)
+
+
+def test_message_that_waits_for_a_retry_expires() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b"", ttl=1))
+    rig.pop()
+    rig.nack(a, backoff=DAY)
+    rig.advance(SECOND)
+    rig.tick()
+    assert rig.state_of(a) == "expired"
+    rig.advance(DAY)
+    assert rig.tick() == []
+    everywhere(rig)
+
+
+def test_extend_sets_the_deadline_never_shortens_and_never_passes_lease_max() -> None:
+    rig = Rig(lease_max=60.0)
+    (a,) = rig.enqueue(Outgoing(b""))
+    rig.pop(visibility=30 * SECOND)
+    deadlines = []
+    for by in (10 * SECOND, 40 * SECOND, 5 * SECOND, DAY):
+        rig.extend(a, by=by)
+        deadlines.append(rig.p.leases.by_id[a][DEADLINE] - START)
+    assert deadlines == [30 * SECOND, 40 * SECOND, 40 * SECOND, 60 * SECOND]
+    rig.advance(60 * SECOND - 1)
+    assert rig.tick() == []
+    rig.advance(1)
+    assert len(rig.tick()) == 1
+    everywhere(rig)
+
+
+def test_ack_of_many_acks_all_it_can_and_names_the_lost() -> None:
+    rig = Rig()
+    a, b, c = rig.enqueue(Outgoing(b""), Outgoing(b""), Outgoing(b""))
+    rig.pop(3)
+    tokens = [rig.token(id) for id in (a, b, c)]
+    rig.nack(b)
+    assert rig.ack(a, b, c, tokens=tokens) == [b]
+    assert [rig.state_of(id) for id in (a, b, c)] == ["acked", "delayed", "acked"]
+    everywhere(rig)
+
+
+def test_ack_before_the_lease_expiry_is_recorded_is_good() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b""))
+    rig.pop(visibility=SECOND)
+    rig.advance(DAY)
+    assert rig.ack(a) == []
+    assert rig.tick() == []
+    everywhere(rig)
+
+
+def test_repeated_ack_succeeds_also_after_a_restart() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b""))
+    rig.pop()
+    token = rig.token(a)
+    rig.ack(a)
+    rig.take_snapshot()
+    for topic in (rig.topic, rig.replayed(), rig.thawed()):
+        rig.restart(topic)
+        assert rig.ack(a, tokens=[token]) == []
+        assert rig.ack(a, tokens=[token + 1]) == [a]
+
+
+def test_stale_token_changes_nothing() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b""))
+    rig.pop(visibility=SECOND)
+    stale = rig.token(a)
+    rig.advance(SECOND)
+    rig.tick()
+    rig.advance_to(a)
+    rig.tick()
+    rig.pop()
+    for command in (rig.ack, rig.nack, rig.release, rig.bury):
+        assert command(a, tokens=[stale]) == [a]
+    assert rig.extend(a, tokens=[stale], by=DAY) == [a]
+    assert rig.state_of(a) == "leased"
+    rig.check()
+    assert rig.ack(a) == []
+
+
+def test_repeated_pop_finds_its_leases_by_request_id() -> None:
+    rig = Rig()
+    a, b, _ = rig.enqueue(Outgoing(b""), Outgoing(b""), Outgoing(b""))
+    rig.pop(2, request="r")
+    rig.take_snapshot()
+    for topic in (rig.topic, rig.replayed(), rig.thawed()):
+        assert topic.partitions[0].leases.request("r0") == [a, b]
+    rig.release(a)
+    assert rig.p.leases.request("r0") == [b]
+    rig.pop(2)  # leased again, but under another lease
+    assert rig.p.leases.request("r0") == [b]
+
+
+def test_reschedule_keeps_what_is_not_given() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b"", priority=7, delay=10, ttl=5))
+    before = rig.model.messages[a].due
+    rig.reschedule(a, priority=3)
+    found = rig.p.find(a)
+    assert found is not None
+    assert (found.due, found.key) == (before, 3)
+    rig.reschedule(a, due=rig.now.steady + DAY)
+    found = rig.p.find(a)
+    assert found is not None
+    assert (found.due, found.key) == (rig.now.steady + DAY, 3)
+    everywhere(rig)
+
+
+def test_cancelled_message_is_never_delivered() -> None:
+    rig = Rig()
+    a, b = rig.enqueue(Outgoing(b""), Outgoing(b"", delay=1))
+    assert rig.cancel(a)
+    assert rig.cancel(b)
+    rig.advance(DAY)
+    assert rig.tick() == []
+    assert rig.pop(5) == []
+    everywhere(rig)
+
+
+def test_cancel_and_reschedule_leave_leased_dead_and_gone_messages_alone() -> None:
+    rig = Rig()
+    a, b, c = rig.enqueue(Outgoing(b""), Outgoing(b""), Outgoing(b""))
+    rig.pop(3)
+    rig.bury(b)
+    rig.ack(c)
+    for id in (a, b, c):
+        assert not rig.cancel(id)
+        assert not rig.reschedule(id, priority=1)
+    assert rig.p.find(12345) is None
+
+
+def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b"", ttl=10, max_retries=0))
+    rig.pop()
+    rig.nack(a)
+    rig.advance(DAY)
+    rig.tick()
+    assert rig.state_of(a) == "dead", "the dead do not expire"
+    rig.replay_dead([a])
+    everywhere(rig)
+    rig.advance(10 * SECOND - 1)
+    assert rig.tick() == []
+    rig.pop()
+    assert rig.p.leases.by_id[a][POSITION] & 255 == 1
+    rig.release(a)
+    rig.advance(1)
+    rig.tick()
+    assert rig.state_of(a) == "expired"
+    everywhere(rig)
+
+
+def test_dlq_replay_asks_no_dedup() -> None:
+    rig = Rig(max_retries_default=0)
+    (a,) = rig.enqueue(Outgoing(b"x", idempotency_key="k", idempotency_scope="until_ack"))
+    rig.pop()
+    rig.nack(a)
+    assert rig.enqueue(Outgoing(b"x", idempotency_key="k", idempotency_scope="until_ack")) == []
+    rig.replay_dead([a])
+    assert rig.pop() == [a]
+    rig.ack(a)
+    assert len(rig.enqueue(Outgoing(b"x", idempotency_key="k"))) == 1
+    everywhere(rig)
+
+
+def test_purge_removes_ready_and_delayed_not_leased_nor_dead() -> None:
+    rig = Rig()
+    leased, dead = rig.enqueue(Outgoing(b"", priority=0), Outgoing(b"", priority=1))
+    rig.pop(2)
+    rig.bury(dead)
+    waiting = rig.enqueue(Outgoing(b""), Outgoing(b"", delay=1), Outgoing(b"", deliver_at=from_ms(START + DAY), ttl=1))
+    assert rig.purge() == 3
+    assert {rig.state_of(id) for id in waiting} == {"purged"}
+    assert (rig.state_of(leased), rig.state_of(dead)) == ("leased", "dead")
+    rig.advance(DAY)
+    rig.tick()
+    everywhere(rig)
+    assert rig.purge() == 1
+
+
+def test_order_holds_over_all_of_int64() -> None:
+    priorities = [5, -(1 << 63), (1 << 63) - 1, 0, -1, 5]
+    for mode in ("min", "max"):
+        rig = Rig(mode=mode)
+        ids = rig.enqueue(*(Outgoing(b"", priority=p) for p in priorities))
+        expected = sorted(range(6), key=lambda i: (priorities[i] if mode == "min" else -priorities[i], i))
+        assert rig.pop(9) == [ids[i] for i in expected]
+
+
+def test_aging_keeps_its_clock_when_a_message_is_rescheduled_or_replayed() -> None:
+    """A message grows more urgent from when it was enqueued, whatever is done to it afterwards."""
+    rig = Rig(ordering=Aging(AGING_RATE), max_retries_default=0)
+    old, dead = rig.enqueue(Outgoing(b"", priority=9), Outgoing(b"", priority=8))
+    rig.pop()
+    rig.nack(dead)
+    rig.advance(2 * SECOND)
+    rig.enqueue(Outgoing(b"", priority=7))
+    rig.reschedule(old, priority=8)
+    rig.replay_dead([dead])
+    assert rig.pop(2) == [old, dead]
+    everywhere(rig)
+
+
+def test_wall_clock_set_back_delays_only_what_waits_for_wall_time() -> None:
+    rig = Rig()
+    at, later = rig.enqueue(Outgoing(b"", deliver_at=from_ms(START + SECOND)), Outgoing(b"", delay=1))
+    rig.advance(2 * SECOND)
+    rig.set_wall(START - DAY)
+    rig.tick()
+    assert (rig.state_of(at), rig.state_of(later)) == ("delayed", "ready")
+    rig.set_wall(START + SECOND - 1)
+    assert rig.tick() == []
+    rig.set_wall(START + SECOND)
+    rig.tick()
+    assert rig.state_of(at) == "ready"
+    everywhere(rig)
+
+
+def test_topic_without_streams_records_only_how_many_fired() -> None:
+    rig = Rig(streams=False)
+    rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(5)))
+    rig.advance(DAY)
+    events = rig.tick(limit=3)
+    assert [e.count for e in events if isinstance(e, FiredCount)] == [3, 2]
+    everywhere(rig)
+
+
+def test_what_was_enqueued_is_known_again_after_a_restart() -> None:
+    rig = Rig()
+    rig.open_producer("p")
+    rig.enqueue(Outgoing(b"x", seq=1), Outgoing(b"y", seq=2, idempotency_key="k"), producer="p")
+    rig.take_snapshot()
+    for topic in (rig.topic, rig.replayed(), rig.thawed()):
+        rig.restart(topic)
+        p = rig.p
+        prints = np.array([1, 1, 2], dtype=np.uint32)
+        assert p.sequences.check("p", 1, column(1, 2, 3), prints).status.tolist() == [DUPLICATE, DUPLICATE, NEW]
+        assert p.sequences.check("p", 1, column(1, 2, 3), prints + 1).status.tolist() == [CONFLICT, CONFLICT, NEW]
+        assert p.keys.check([key_hash("k")], prints[:1], START).status.tolist() == [DUPLICATE]
+
+
+# -- stale entries ----------------------------------------------------------------------------------------------------
+
+
+def touched_five_one_five(rig: Rig) -> int:
+    """A message with two equal entries in the heap, and one between them that is stale."""
+    (a,) = rig.enqueue(Outgoing(b"", priority=5))
+    rig.reschedule(a, priority=1)
+    rig.reschedule(a, priority=5)
+    return a
+
+
+def test_message_rescheduled_there_and_back_is_delivered_once() -> None:
+    rig = Rig()
+    a = touched_five_one_five(rig)
+    (b,) = rig.enqueue(Outgoing(b"", priority=5))
+    assert rig.pop(9) == [a, b]
+    assert rig.pop(9) == []
+    everywhere(rig)
+
+
+@pytest.mark.parametrize("back", ["release", "nack", "timeout", "replay"])
+def test_message_popped_by_an_older_equal_entry_comes_back_once(back: str) -> None:
+    rig = Rig()
+    a = touched_five_one_five(rig)
+    rig.pop(visibility=SECOND)
+    if back == "release":
+        rig.release(a)
+    elif back == "nack":
+        rig.nack(a, backoff=0)
+    elif back == "timeout":
+        rig.advance(SECOND)
+        rig.tick()
+        rig.advance_to(a)
+        rig.tick()
+    else:
+        rig.bury(a)
+        rig.replay_dead([a])
+    everywhere(rig)
+    assert rig.pop(9) == [a]
+    assert rig.pop(9) == []
+    rig.ack(a)
+    assert rig.pop(9) == []
+    everywhere(rig)
+
+
+def test_message_moved_between_reschedules_is_delivered_once() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b"", priority=5))
+    rig.pop()
+    rig.nack(a, backoff=0)
+    rig.reschedule(a, priority=1)
+    rig.roll()
+    rig.move([a])
+    rig.reschedule(a, priority=5)
+    rig.roll()
+    rig.move([a])
+    everywhere(rig)
+    assert rig.pop(9) == [a]
+    assert rig.p.leases.by_id[a][POSITION] & 255 == 2, "attempts survive the move"
+    assert rig.pop(9) == []
+    everywhere(rig)
+
+
+def test_timer_rescheduled_there_and_back_fires_once() -> None:
+    rig = Rig()
+    a, b = rig.enqueue(Outgoing(b"", delay=1), Outgoing(b"", delay=1))
+    due = rig.model.messages[a].due
+    rig.reschedule(a, due=due + 5)
+    rig.reschedule(a, due=due)
+    rig.reschedule(a, due=due, wall=True)
+    rig.reschedule(a, due=due)
+    rig.advance(DAY)
+    assert [e.ids.tolist() for e in rig.tick(limit=1) if isinstance(e, Fired)] == [[a], [b]]
+    everywhere(rig)
+    assert rig.pop(9) == [a, b]
+
+
+def test_tick_passes_over_due_rows_that_are_all_stale() -> None:
+    rig = Rig()
+    ids = rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(20)), Outgoing(b"", delay=2))
+    for id in ids[:20]:
+        rig.cancel(id)
+    rig.advance(10 * SECOND)
+    (event,) = rig.tick(limit=3)
+    assert isinstance(event, Fired)
+    assert event.ids.tolist() == ids[20:]
+    everywhere(rig)
+
+
+def test_stale_entries_between_the_good_ones_are_passed_over_by_pops_of_any_size() -> None:
+    for size in (1, 2, 3, 7, 40):
+        rig = Rig()
+        ids = rig.enqueue(*(Outgoing(b"", priority=i // 3) for i in range(40)))
+        for id in ids[1::3]:
+            rig.cancel(id)
+        for id in ids[2::3]:
+            rig.reschedule(id, priority=100)
+        popped: list[int] = []
+        while got := rig.pop(size):
+            popped += got
+        assert popped == ids[0::3] + ids[2::3]
+        everywhere(rig)
+
+
+def test_purge_counts_a_message_with_several_entries_once() -> None:
+    rig = Rig()
+    a = touched_five_one_five(rig)
+    for due in (5000, 6000, 5000):
+        rig.reschedule(a, due=rig.now.steady + due)
+    assert rig.purge() == 1
+    everywhere(rig)
+
+
+def test_end_of_life_from_before_a_reschedule_or_replay_is_passed_over() -> None:
+    rig = Rig(max_retries_default=0)
+    a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b"", ttl=1))
+    rig.reschedule(a, due=rig.now.steady + DAY)
+    rig.pop()
+    rig.nack(b)
+    rig.replay_dead([b], [rig.now.steady + DAY])
+    rig.advance(SECOND)
+    assert rig.tick() == []
+    assert (rig.state_of(a), rig.state_of(b)) == ("delayed", "delayed")
+    everywhere(rig)
+
+
+def test_expiry_of_a_reprioritised_message_stays_on_its_own_clock() -> None:
+    """It was due by wall time, and so its life ends by wall time, wherever it waits now."""
+    rig = Rig(START + DAY)
+    (a,) = rig.enqueue(Outgoing(b"", deliver_at=from_ms(rig.now.wall + SECOND), ttl=10))
+    rig.advance(SECOND)
+    rig.tick()
+    rig.pop()
+    rig.nack(a, backoff=3600 * SECOND)
+    rig.reschedule(a, priority=1)
+    rig.set_wall(rig.now.wall + 10 * SECOND)
+    rig.tick()
+    assert rig.state_of(a) == "expired"
+    everywhere(rig)
+
+
+def test_record_that_was_moved_after_its_message_went_stays_dead() -> None:
+    rig = Rig()
+    a, b = rig.enqueue(Outgoing(b""), Outgoing(b""))
+    rig.cancel(a)
+    rows = np.array([rig.records[id] for id in (a, b)])
+    rig.roll()
+    positions = rig.allot(rows)
+    rig.emit(Moved(0, 0, 2), rows, positions)
+    assert rig.p.live.count(2) == 1
+    everywhere(rig)
+
+
+# -- found by the model ----------------------------------------------------------------------------------------------
 
 
 def test_delayed_message_that_was_reprioritised_is_delivered() -> None:

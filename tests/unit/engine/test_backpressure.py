@@ -1,4 +1,4 @@
-"""Bytes that wait for the disk are bounded: enqueues wait for room, then hear ResourceExhausted; acks are not held up."""
+"""Bytes that wait for the disk are bounded: enqueues wait for room, then hear ResourceExhausted; acks go on."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ async def fill(rig: Rig) -> int:
     for count in range(2000):
         try:
             await rig.hl.enqueue("jobs", b"x" * 50_000, priority=count)
-        except heapline.StorageFull as error:
-            assert "drained" in str(error)
+        except heapline.StorageFull:
             return count
     raise AssertionError("the disk is never full")
 
@@ -27,7 +26,7 @@ async def test_full_disk_refuses_enqueues_and_can_be_drained() -> None:
     async with opened(disk, spare_segment_bytes=MiB, reclaim_interval=0.01, snapshot_interval=0.0) as rig:
         count = await fill(rig)
         assert count > 50
-        with pytest.raises(heapline.StorageFull):
+        with pytest.raises(heapline.StorageFull, match="can be drained"):
             await rig.hl.enqueue_batch("jobs", [heapline.Outgoing(b"x")])
         with pytest.raises(heapline.ResourceExhausted):  # its branch of the tree
             await rig.hl.enqueue("jobs", b"x", idempotency_key="k")

@@ -77,7 +77,9 @@ async def test_every_answer_waits_until_what_it_was_decided_on_is_durable(case: 
         facts = await prepared(rig)
         await rig.topic("other")
         rig.io.hold = {"commit"}
-        blocked = [asyncio.create_task(rig.hl.enqueue(name, b"not durable yet", delay=60)) for name in ("jobs", "other")]
+        blocked = [
+            asyncio.create_task(rig.hl.enqueue(name, b"not durable yet", delay=60)) for name in ("jobs", "other")
+        ]
         await settle()
         answer = asyncio.ensure_future(CALLS[case](rig.hl, facts))
         await settle()

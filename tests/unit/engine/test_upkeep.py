@@ -178,9 +178,10 @@ async def long_lived(rig: Rig) -> dict[str, Any]:
     """One message of every kind that may stay for years, all in the first segment."""
     hl = rig.hl
     year = 366 * 86400.0
+    next_year = from_ms(rig.clock.wall_ms()) + timedelta(days=366)
     out = {
         "delayed": await hl.enqueue("jobs", b"delayed", priority=5, delay=year, key="k", headers={"a": "b"}),
-        "moment": await hl.enqueue("jobs", b"moment", priority=4, deliver_at=from_ms(rig.clock.wall_ms()) + timedelta(days=366)),
+        "moment": await hl.enqueue("jobs", b"moment", priority=4, deliver_at=next_year),
         "retried": await hl.enqueue("jobs", b"retried", priority=-9, max_retries=3),
         "leased": await hl.enqueue("jobs", b"leased", priority=-8, headers={"l": "l"}),
         "dead": await hl.enqueue("jobs", b"dead", priority=-7, key="dead"),

@@ -1,0 +1,109 @@
+"""Who holds which message until when, against a dict."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heapline.core import leases
+from heapline.core.leases import DEADLINE, POSITION, LeaseTable
+
+COMMANDS = st.lists(
+    st.tuples(st.sampled_from(["grant", "extend", "take", "look", "thaw"]), st.integers(1, 40), st.integers(0, 99)),
+    max_size=40,
+)
+
+
+def grant(table: LeaseTable, ids: list[int], token: int, deadline: int, request: str | None = None) -> None:
+    table.grant(ids, token, [id << 20 for id in ids], [0] * len(ids), deadline, 0, "w", request)
+
+
+def thaw(table: LeaseTable) -> LeaseTable:
+    return LeaseTable.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(table.to_state())))
+
+
+@given(COMMANDS)
+def test_deadlines_are_those_of_the_leases_that_are_held(commands: list[tuple[str, int, int]]) -> None:
+    table, deadlines, token = LeaseTable(), dict[int, int](), 0
+    for command, size, time in commands:
+        held = sorted(deadlines)[:size]
+        if command == "grant":
+            ids = [id for id in range(size) if id not in deadlines]
+            if ids:
+                grant(table, ids, token, time)
+                deadlines.update(dict.fromkeys(ids, time))
+                token += len(ids)
+        elif command == "extend":
+            later = [max(deadlines[id], time + id % 3) for id in held]
+            table.extend(held, later)
+            deadlines.update(zip(held, later, strict=True))
+        elif command == "take":
+            table.take(held)
+            for id in held:
+                del deadlines[id]
+        elif command == "thaw":
+            table = thaw(table)
+        assert {id: lease[DEADLINE] for id, lease in table.by_id.items()} == deadlines
+        if command == "look":
+            assert table.next_deadline() == min(deadlines.values(), default=None)
+        due = {id for id, deadline in deadlines.items() if deadline <= time}
+        assert set(table.overdue(time, 1000)) == due
+        some = table.overdue(time, size)
+        assert len(some) == len(set(some)) == min(size, len(due))
+        assert set(some) <= due
+    assert table.next_deadline() == min(deadlines.values(), default=None)
+
+
+def test_long_grant_is_remembered_where_it_was_left() -> None:
+    """Acks come from the front of a grant; looking for its deadline does not begin at the front each time."""
+    table = LeaseTable()
+    grant(table, list(range(1000)), 0, 50)
+    grant(table, [1000], 1000, 60)
+    for start in range(0, 1000, 100):
+        table.take(range(start, start + 100))
+        assert table.next_deadline() == (50 if start < 900 else 60)
+    # The same messages again, due earlier than what is left of their first grant.
+    grant(table, [3], 1001, 55)
+    assert table.next_deadline() == 55
+    assert table.overdue(55, 10) == [3]
+
+
+def test_tokens_tell_leases_of_one_message_apart() -> None:
+    table = LeaseTable()
+    grant(table, [1], 7, 50)
+    assert table.holds(1, 7)
+    table.take([1])
+    grant(table, [1], 8, 50)
+    assert not table.holds(1, 7)
+    assert table.holds(1, 8)
+
+
+def test_repeated_request_gets_only_leases_that_still_stand() -> None:
+    table = LeaseTable()
+    grant(table, [1, 2, 3], 10, 50, "r")
+    table.take([2])
+    grant(table, [2], 13, 50)
+    assert table.request("r") == [1, 3]
+    assert thaw(table).request("r") == [1, 3]
+    assert table.request("s") == []
+
+
+def test_oldest_requests_are_forgotten_first() -> None:
+    table = LeaseTable()
+    for number in range(leases.REQUESTS_MAX):
+        grant(table, [number], number, 50, f"r{number}")
+    table.take([0])
+    grant(table, [0], 1 << 20, 50, "r0")  # the name is used again: it is the newest now
+    grant(table, [1 << 20], 1 << 21, 50, "new")
+    assert table.request("r0") == [0]
+    assert table.request("r1") == []
+    assert table.request("r2") == [2]
+
+
+def test_moved_record_keeps_the_attempts_of_its_lease() -> None:
+    table = LeaseTable()
+    table.grant([1], 0, [(5 << 20) | 3], [0], 50, 0, None, None)
+    table.replace_positions({1: 9 << 20, 2: 8 << 20})
+    assert table.by_id[1][POSITION] == (9 << 20) | 3
+    assert len(table) == 1

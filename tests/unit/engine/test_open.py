@@ -1,0 +1,225 @@
+"""Opening and closing a directory: one process at a time, and nothing half-made survives."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heapline
+from tests.unit.engine.rig import PATH, Rig, opened
+
+CHILD = """
+import asyncio, sys, heapline
+
+async def main():
+    try:
+        async with heapline.open(sys.argv[1], spare_segment_bytes=0):
+            print("opened")
+    except heapline.DirectoryLocked as error:
+        print(type(error).__name__, error)
+
+asyncio.run(main())
+"""
+
+
+def open_elsewhere(path: Path) -> str:
+    """What another process says that opens the directory."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )  # fmt: skip
+    return done.stdout
+
+
+async def test_second_process_on_the_directory_is_told_to_run_a_server(tmp_path: Path) -> None:
+    async with heapline.open(tmp_path / "data", spare_segment_bytes=0) as hl:
+        said = await asyncio.to_thread(open_elsewhere, tmp_path / "data")
+        assert said.startswith("DirectoryLocked")
+        assert "run `heapline serve`" in said
+        await hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000)
+    assert await asyncio.to_thread(open_elsewhere, tmp_path / "data") == "opened\n"
+
+
+async def test_directory_open_in_this_process_is_refused_too(tmp_path: Path) -> None:
+    async with heapline.open(tmp_path / "data", spare_segment_bytes=0):
+        with pytest.raises(heapline.DirectoryLocked, match="heapline serve"):
+            async with heapline.open(tmp_path / "data"):
+                pass
+        with pytest.raises(heapline.DirectoryLocked):
+            heapline.open_sync(tmp_path / "data").__enter__()
+
+
+async def test_new_directory_is_made_with_all_its_parents(tmp_path: Path) -> None:
+    async with heapline.open(str(tmp_path / "a" / "b" / "c"), spare_segment_bytes=0) as hl:
+        assert await hl.list_topics() == []
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+
+
+async def test_open_close_open_close_changes_nothing(tmp_path: Path) -> None:
+    async with heapline.open(tmp_path, spare_segment_bytes=1 << 20) as hl:
+        await hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000)
+        await hl.enqueue("jobs", b"x", priority=3)
+    for _ in range(5):
+        async with heapline.open(tmp_path, spare_segment_bytes=1 << 20) as hl:
+            assert [(i.payload, i.priority) for i in await hl.peek("jobs")] == [(b"x", 3)]
+            assert await hl.offsets("jobs") == {0: (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"colour": "red"}, {"cache_bytes": -1}, {"cache_bytes": "much"}, {"uncommitted_bytes_max": 0},
+        {"uncommitted_wait": -1}, {"fire_slice": 0}, {"rewrite_below": 2}, {"reclaim_interval": 0},
+        {"snapshot_interval": float("nan")}, {"spare_segment_bytes": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_setting_of_a_broker_that_makes_no_sense_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    for open_it in (heapline.open, heapline.open_sync):
+        with pytest.raises(heapline.BadRequest):
+            open_it(tmp_path, **config)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- closed ------------------------------------------------------------------------------------------------------------
+
+
+async def test_every_call_on_a_broker_that_is_not_open_says_so() -> None:
+    rig = Rig()
+    hl = await rig.open()
+    await rig.topic()
+    await hl.close()
+    await hl.close()  # again is fine
+    from heapline.engine import EmbeddedBroker
+
+    for broker in (hl, EmbeddedBroker(PATH, disk=rig.disk)):
+        calls = [
+            lambda b: b.enqueue("jobs", b"x"), lambda b: b.pop("jobs"), lambda b: b.create_topic("jobs"),
+            lambda b: b.list_topics(), lambda b: b.stats("jobs"), lambda b: b.delete_topic("jobs"),
+            lambda b: b.ack(heapline.LeaseRef("jobs", 1, 1)), lambda b: b.get("jobs", 1),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(heapline.Closed, match=r"heapline\.open"):
+                await call(broker)
+
+
+async def test_pop_that_waits_when_the_broker_closes_is_told() -> None:
+    rig = Rig()
+    hl = await rig.open()
+    await rig.topic()
+    pop = asyncio.create_task(hl.pop("jobs", wait=60))
+    await hl.stats("jobs")
+    await hl.close()
+    with pytest.raises(heapline.Closed):
+        await pop
+
+
+async def test_broker_that_fails_to_open_lets_the_directory_go() -> None:
+    rig = Rig()
+    rig.disk.inject("listdir")
+    rig.disk.mkdir(f"{PATH}/topics")
+    with pytest.raises(OSError, match="injected"):
+        await rig.open()
+    await rig.open()
+    await rig.hl.close()
+
+
+# -- what is in the directory ------------------------------------------------------------------------------------------
+
+
+async def test_half_made_topic_is_swept_and_can_be_made_again() -> None:
+    async with opened() as rig:
+        rig.disk.inject("rename", path="catalog")  # the folder is there, its name in the catalog is not
+        with pytest.raises(OSError, match="injected"):
+            await rig.topic("half")
+        with pytest.raises(heapline.TopicNotFound):
+            await rig.hl.stats("half")
+        hl = await rig.reopen()
+        assert not any("/half." in path for path in rig.files(""))
+        await rig.topic("half")
+        await hl.enqueue("half", b"x")
+
+
+async def test_topic_whose_deletion_failed_is_still_there() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        rig.disk.inject("rename", path="catalog")
+        with pytest.raises(OSError, match="injected"):
+            await rig.hl.delete_topic("jobs")
+        assert len(await rig.hl.pop("jobs")) == 1
+
+
+async def test_folder_of_a_deleted_topic_that_could_not_be_removed_goes_at_the_next_open() -> None:
+    async with opened() as rig:
+        rig.disk.inject("unlink", path="/jobs.")
+        await rig.hl.delete_topic("jobs")
+        assert await rig.hl.list_topics() == []
+        assert any("/jobs." in path for path in rig.files(""))
+        await rig.topic("jobs")
+        assert (await rig.hl.stats("jobs")).ready == 0
+        await rig.hl.delete_topic("jobs")
+        await rig.reopen()
+        assert not any("/jobs." in path for path in rig.files(""))
+
+
+async def test_damaged_topic_is_refused_by_name_while_the_others_serve() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        for i in range(20):
+            await rig.hl.enqueue("jobs", b"%d" % i * 200)
+        await rig.hl.enqueue("other", b"fine")
+        await rig.hl.close()
+        for path in rig.files(".snap"):
+            if "/jobs." in path:
+                rig.disk.unlink(path)
+        rig.disk.damage(next(p for p in rig.files(".seg") if "/jobs." in p), 4)
+        hl = await rig.open()
+        for call in (hl.pop, hl.stats, hl.purge, hl.peek):
+            with pytest.raises(heapline.JournalCorrupt, match=r"\.seg"):
+                await call("jobs")
+        assert len(await hl.pop("other")) == 1
+        assert [info.name for info in await hl.list_topics()] == ["jobs", "other"]
+        await hl.delete_topic("jobs")
+        await rig.topic("jobs")
+        await hl.enqueue("jobs", b"anew")
+
+
+async def test_catalog_of_a_newer_version_is_refused() -> None:
+    async with opened() as rig:
+        await rig.hl.close()
+        catalog = f"{PATH}/catalog.json"
+        rig.disk.write_file_atomic(catalog, rig.disk.read_file(catalog).replace(b'"version": 1', b'"version": 99'))
+        with pytest.raises(heapline.UnknownFormat, match="99"):
+            await rig.open()
+        rig.hl = Rig().hl if hasattr(Rig, "hl") else rig.hl
+
+
+async def test_clock_set_back_between_two_lives_repeats_no_id_and_ends_no_lease_early() -> None:
+    async with opened() as rig:
+        first = [(await rig.hl.enqueue("jobs", b"x")).id for _ in range(3)]
+        (m,) = await rig.hl.pop("jobs", visibility=60)
+        await rig.hl.close()
+        rig.clock.jump_wall(-86400)
+        hl = await rig.open()
+        again = [(await hl.enqueue("jobs", b"x")).id for _ in range(3)]
+        assert min(again) > max(first)
+        rig.clock.advance(50)
+        assert (await hl.get("jobs", m.id)).state == "leased"
+        rig.clock.advance(20)
+        await hl.stats("jobs")
+        assert (await hl.get("jobs", m.id)).state == "delayed"
+
+
+async def test_jump_of_the_wall_clock_is_counted_and_moves_only_what_hangs_on_it() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"delay", delay=100)
+        (lease,) = [await rig.hl.enqueue("jobs", b"leased")]
+        await rig.hl.pop("jobs", visibility=100)
+        rig.clock.jump_wall(3600)
+        stats = await rig.hl.stats("jobs")
+        assert (stats.clock_jumps_total, stats.delayed, stats.leased) == (1, 1, 1)
+        assert (await rig.hl.get("jobs", lease.id)).state == "leased"

@@ -1,0 +1,108 @@
+"""Settings: the defaults of the issue, what is refused, and names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import heapline
+from heapline.config import FIXED_FIELDS, make_broker_config, make_config, parse_topic
+
+
+def test_defaults_of_a_topic_are_those_of_the_issue() -> None:
+    assert msgspec.structs.asdict(heapline.TopicConfig()) == {
+        "mode": "min",
+        "partitions": 1,
+        "k": 1,
+        "ordering": "strict",
+        "streams": True,
+        "visibility_default": 30.0,
+        "lease_max": 12 * 3600.0,
+        "max_retries_default": 16,
+        "backoff": heapline.Backoff(base=1.0, factor=2.0, max=600.0, jitter=0.2),
+        "dlq": True,
+        "retention": 0.0,
+        "dedup_window": 24 * 3600.0,
+        "max_payload_bytes": 1 << 20,
+        "max_inflight": 0,
+        "max_backlog": 0,
+        "segment_bytes": 64 << 20,
+        "fsync": "commit",
+        "fsync_interval": 0.05,
+        "tick": 0.1,
+    }
+
+
+def test_defaults_pass_their_own_checks() -> None:
+    heapline.TopicConfig().validate()
+    heapline.BrokerConfig().validate()
+
+
+def test_settings_are_frozen_and_keyword_only() -> None:
+    for config in (heapline.TopicConfig(), heapline.BrokerConfig()):
+        with pytest.raises(AttributeError):
+            config.anything = 1  # type: ignore[union-attr]
+    with pytest.raises(TypeError):
+        heapline.TopicConfig("max")  # type: ignore[misc]
+
+
+def test_keywords_lie_over_the_base() -> None:
+    base = make_config({"mode": "max", "max_backlog": 5})
+    changed = make_config({"max_backlog": 6}, base)
+    assert (changed.mode, changed.max_backlog) == ("max", 6)
+    assert make_config({"backoff": heapline.Backoff(base=3.0)}).backoff.base == 3.0
+    assert make_config({"backoff": {"base": 3.0}}).backoff == heapline.Backoff(base=3.0)
+    assert make_config({"ordering": heapline.aging(2)}).ordering == heapline.Aging(2)
+    assert make_config({"visibility_default": 5}).visibility_default == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "MIN"}, {"mode": None}, {"partitions": 1.5}, {"partitions": True}, {"dlq": 1}, {"streams": "no"},
+        {"backoff": 5}, {"backoff": {"speed": 1}}, {"unknown": 1}, {"tick": float("nan")},
+        {"max_payload_bytes": 600_000, "segment_bytes": 1 << 20}, {"fsync": ""},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_fit_is_a_bad_request(fields: dict[str, Any]) -> None:
+    with pytest.raises(heapline.BadRequest):
+        make_config(fields)
+
+
+def test_unknown_setting_is_told_what_there_is() -> None:
+    with pytest.raises(heapline.BadRequest, match=r"'colour'.*visibility_default"):
+        make_config({"colour": "red"})
+    with pytest.raises(heapline.BadRequest, match=r"'colour'.*cache_bytes"):
+        make_broker_config({"colour": "red"})
+
+
+def test_every_config_that_is_accepted_survives_being_stored() -> None:
+    for config in (
+        heapline.TopicConfig(), make_config({"ordering": heapline.aging(0.25), "mode": "max", "fsync": "interval"}),
+        make_config({"backoff": heapline.Backoff(base=0.0, factor=1.0, max=0.0, jitter=1.0), "retention": 1e9}),
+    ):  # fmt: skip
+        assert msgspec.json.decode(msgspec.json.encode(config), type=heapline.TopicConfig) == config
+
+
+def test_fixed_fields_are_fields() -> None:
+    assert set(FIXED_FIELDS) <= set(heapline.TopicConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("jobs", ("default", "jobs")), ("team/jobs", ("team", "jobs")), ("A.b-c_9", ("default", "A.b-c_9")),
+     ("x" * 128, ("default", "x" * 128)), ("default/jobs", ("default", "jobs"))],
+)  # fmt: skip
+def test_names_that_are_good(name: str, parts: tuple[str, str]) -> None:
+    assert parse_topic(name) == parts
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/", "a/", "/a", "a/b/c", "..", ".a", "-a", "a b", "a\n", "ä", "x" * 129, None, 5]
+)
+def test_names_that_are_bad(name: Any) -> None:
+    with pytest.raises(heapline.BadName, match="letters a-z"):
+        parse_topic(name)

@@ -1,0 +1,112 @@
+"""What people hold in their hands: spellings, defaults, and how things show themselves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.model import from_ms
+from heapline.ulid import to_ulid
+
+ID = 264905529753600000
+
+
+class Recorder:
+    """A broker that only writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> None:
+            self.asked.append((name, *args, kwargs))
+
+        return call
+
+
+def message(broker: Any = None, **changes: Any) -> heapline.Message:
+    facts: dict[str, Any] = {
+        "topic": "jobs", "partition": 0, "id": ID, "token": 7, "payload": b"abc", "priority": 5, "attempts": 2,
+        "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000, "deadline_ms": 1_767_225_630_000,
+    }  # fmt: skip
+    return heapline.Message(broker, **(facts | changes))
+
+
+def test_instants_have_a_time_zone() -> None:
+    assert from_ms(1_767_225_600_123) == datetime(2026, 1, 1, 0, 0, 0, 123000, tzinfo=UTC)
+    m = message()
+    assert m.enqueued_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert m.deadline - m.enqueued_at == timedelta(seconds=30)
+
+
+def test_id_has_two_spellings_everywhere() -> None:
+    info = heapline.MessageInfo(id=ID, topic="jobs", partition=0, state="ready")
+    for thing in (message(), heapline.Enqueued(ID), info):
+        assert (thing.id, thing.message_id) == (ID, to_ulid(ID))
+
+
+def test_message_without_headers_has_an_empty_mapping() -> None:
+    assert message().headers == {}
+    assert message(headers={"a": "b"}).headers == {"a": "b"}
+
+
+async def test_message_asks_its_own_broker() -> None:
+    broker = Recorder()
+    m = message(broker)
+    await m.ack()
+    await m.nack(backoff=1.5, reason="r")
+    await m.nack()
+    await m.release()
+    await m.extend(30.0)
+    await m.bury("b")
+    assert broker.asked == [
+        ("ack", m, {}), ("nack", m, {"backoff": 1.5, "reason": "r"}), ("nack", m, {"backoff": None, "reason": None}),
+        ("release", m, {}), ("extend", m, 30.0, {}), ("bury", m, {"reason": "b"}),
+    ]  # fmt: skip
+
+
+def test_message_shows_what_matters_and_not_its_payload() -> None:
+    shown = repr(message(payload=b"secret"))
+    assert to_ulid(ID) in shown
+    assert all(part in shown for part in ("'jobs'", "priority 5", "attempt 2", "6 bytes"))
+    assert "secret" not in shown
+
+
+def test_outgoing_has_a_default_for_all_but_the_payload() -> None:
+    out = heapline.Outgoing(b"a")
+    names = out.__struct_fields__
+    assert [getattr(out, name) for name in names] == [b"a", 0, *[None] * (len(names) - 2)]
+    with pytest.raises(TypeError):
+        heapline.Outgoing()  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        out.priority = 3  # type: ignore[misc]
+
+
+def test_answer_to_an_enqueue_is_new_and_without_error_unless_said() -> None:
+    assert (heapline.Enqueued(ID).duplicate, heapline.Enqueued(ID).error) == (False, None)
+
+
+def test_errors_carry_their_facts_and_say_what_to_do() -> None:
+    error = heapline.LeaseLost([1, 2, 3, 4], "jobs")
+    assert error.facts() == {"lost": [1, 2, 3, 4], "topic": "jobs"}
+    assert "4 message(s)" in str(error)
+    assert heapline.ResourceExhausted("max_backlog", 5).facts() == {"what": "max_backlog", "limit": 5}
+    assert heapline.PayloadTooLarge(9, 8, "jobs").facts() == {"size": 9, "limit": 8, "topic": "jobs"}
+
+
+def test_branches_say_what_the_caller_should_do() -> None:
+    branches = {
+        heapline.RequestError: ("BadRequest", "BadName", "PayloadTooLarge", "TopicNotFound", "TopicExists",
+                                "MessageNotFound", "Closed"),
+        heapline.ConflictError: ("LeaseLost", "StaleEpoch", "StaleSequence", "IdempotencyConflict", "MessageLeased",
+                                 "DirectoryLocked"),
+        heapline.UnavailableError: ("ResourceExhausted", "StorageFull", "TopicReloading", "DeadlineExceeded"),
+        heapline.CorruptionError: ("JournalCorrupt", "SnapshotCorrupt", "RecordCorrupt", "UnknownFormat"),
+    }  # fmt: skip
+    for branch, leaves in branches.items():
+        assert issubclass(branch, heapline.HeaplineError)
+        for leaf in leaves:
+            assert issubclass(getattr(heapline, leaf), branch)
