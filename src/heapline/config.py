@@ -106,6 +106,10 @@ def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> Topi
     for name in fields:
         if name not in known:
             raise BadRequest(f"a topic has no setting {name!r}; it has {', '.join(known)}")
+    if base is None and "max_payload_bytes" not in fields and isinstance(fields.get("segment_bytes"), int):
+        # Two of the largest messages must fit into a segment; who makes segments small means small messages.
+        default = TopicConfig().max_payload_bytes
+        fields = {"max_payload_bytes": min(default, max(1, fields["segment_bytes"] // 2)), **fields}
     plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
     try:
         config = msgspec.convert(plain, TopicConfig)

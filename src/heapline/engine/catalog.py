@@ -91,6 +91,10 @@ class Catalog:
         if not self._disk.exists(self._path):
             self._save({}, self._file.next_incarnation)
 
+    @property
+    def next_incarnation(self) -> int:
+        return self._file.next_incarnation
+
     def planned(self, namespace: str, name: str, config: TopicConfig) -> Entry:
         """What `add` would add: its folder is made first."""
         file = self._file

@@ -173,14 +173,19 @@ class EmbeddedBroker:
             self._disk.fsync_dir(os.path.dirname(path))
 
     def _sweep(self, catalog: Catalog) -> None:
-        """Remove folders of topics that were deleted, or never finished being made."""
+        """Remove folders of topics that were deleted, or never finished being made.
+
+        One that is newer than the catalog is left alone: the catalog may be an old one that somebody put back.
+        """
         kept = {entry.folder for entry in catalog.entries.values()}
         top = f"{self._path}/topics"
         if not self._disk.exists(top):
             return
         for namespace in self._disk.listdir(top):
             for folder in self._disk.listdir(f"{top}/{namespace}"):
-                if f"topics/{namespace}/{folder}" not in kept:
+                incarnation = folder.removesuffix(".new").rpartition(".")[2]
+                known = incarnation.isdigit() and int(incarnation) < catalog.next_incarnation
+                if known and f"topics/{namespace}/{folder}" not in kept:
                     self._disk.remove_tree(f"{top}/{namespace}/{folder}")
 
     async def _load(self, entry: Entry) -> None:

@@ -13,7 +13,7 @@ from heapline.config import TopicConfig
 from heapline.core.partition import Draw
 from heapline.engine.freeze import thaw
 from heapline.engine.topic import Topic
-from heapline.errors import JournalCorrupt, SnapshotCorrupt
+from heapline.errors import HeaplineError, JournalCorrupt, SnapshotCorrupt
 from heapline.journal.disk import Disk
 from heapline.journal.journal import Journal
 from heapline.journal.records import CacheBudget
@@ -85,6 +85,14 @@ class Loader:
             detail = f"units 1 to {header.first_unit - 1} are not there any more, and no snapshot of them checks"
             raise JournalCorrupt(segment_path(self.directory, first), 0, detail)
 
+    def _check_records(self, topic: Topic) -> None:
+        """The records of living messages must be there, also those below the snapshot that nothing has read yet."""
+        present = set(list_segments(self.disk, self.directory))
+        for segment in topic.live.segments():
+            if topic.live.count(segment) and segment not in present:
+                detail = f"the file is missing, with the records of {topic.live.count(segment)} messages"
+                raise JournalCorrupt(segment_path(self.directory, segment), 0, detail)
+
     def _fresh(self) -> Topic:
         wall = self._clock.wall_ms()
         return Topic(self.name, self.config, Now(wall, wall), self._draw)
@@ -105,6 +113,13 @@ class Loader:
                         partition.heap.maintain()
                         partition.delays.maintain()
             journal.prepare()
+            self._check_records(topic)
+        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+            journal.close()
+            if isinstance(error, HeaplineError):
+                raise
+            detail = f"it does not replay after unit {after_unit + count}: {error!r}"
+            raise JournalCorrupt(self.directory, 0, detail) from error
         except BaseException:  # a reload is tried again and again: it must not use up file descriptors
             journal.close()
             raise
