@@ -327,6 +327,15 @@ async def test_reschedule_restarts_the_ttl_from_the_new_due_time(world: World, j
     assert (await jobs.get("jobs", id)).state == "expired"
 
 
+async def test_reschedule_to_a_moment_that_has_passed_is_now_and_so_is_its_ttl(world: World, jobs: Broker) -> None:
+    (id,) = await put(jobs, 1, ttl=1, delay=3600)
+    await jobs.reschedule("jobs", id, deliver_at=world.now() - timedelta(days=1))
+    await world.advance(0.5)
+    assert (await jobs.get("jobs", id)).state == "ready"
+    await world.advance(1)
+    assert (await jobs.get("jobs", id)).state == "expired"
+
+
 async def test_reschedule_of_priority_leaves_the_ttl_alone(world: World, jobs: Broker) -> None:
     (id,) = await put(jobs, 1, ttl=1)
     await world.advance(0.6)

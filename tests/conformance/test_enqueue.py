@@ -52,6 +52,17 @@ async def test_neighbours_keep_their_own_keys_and_headers(jobs: Broker) -> None:
     assert found == [(b"0", None, {}), (b"1", "k1", {}), (b"2", None, {"h": "2"}), (b"3", None, {})]
 
 
+async def test_largest_message_that_is_allowed_comes_back(world: World, topic: MakeTopic) -> None:
+    config = (await topic("jobs", max_payload_bytes=world.small["segment_bytes"] // 2)).config
+    payload = bytes(range(256)) * (config.max_payload_bytes // 256)
+    key, headers = "k" * 4096, {"h": "v" * 32_000}
+    for options in ({}, {"idempotency_key": "i" * 4096}, {"producer": heapline.Producer("p" * 128)}):
+        await world.broker.enqueue("jobs", payload, key=key, headers=headers, **options)
+    hl = await world.reopen("journal")
+    messages = await hl.pop("jobs", 3, max_bytes=1 << 30)
+    assert [(m.payload == payload, m.key, m.headers) for m in messages] == [(True, key, headers)] * 3
+
+
 async def test_enqueued_at_is_the_moment_of_the_enqueue(world: World, jobs: Broker) -> None:
     before = world.now()
     await jobs.enqueue("jobs", b"x")

@@ -210,6 +210,52 @@ async def test_raised_limit_serves_a_pop_that_waits(topic: MakeTopic, broker: Br
     assert [m.payload for m in await waiting] == [b"2"]
 
 
+async def test_topic_made_by_many_at_once_is_made_once(topic: MakeTopic, broker: Broker) -> None:
+    infos = await asyncio.gather(*(topic() for _ in range(10)))
+    assert len({info.incarnation for info in infos}) == 1
+    results = await asyncio.gather(
+        *(topic("other", max_backlog=n) for n in (1, 1, 2)), return_exceptions=True
+    )  # fmt: skip
+    assert sum(isinstance(r, heapline.TopicExists) for r in results) == 1
+    assert len(await broker.list_topics()) == 2
+
+
+async def test_topics_made_and_deleted_at_once_end_as_if_one_after_the_other(topic: MakeTopic, broker: Broker) -> None:
+    await topic()
+    await asyncio.gather(
+        broker.delete_topic("jobs"), topic("a"), broker.update_topic("jobs", max_backlog=1), topic("b"),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert [info.name for info in await broker.list_topics()] == ["a", "b"]
+
+
+async def test_stats_add_up(topic: MakeTopic, broker: Broker) -> None:
+    await topic(partitions=3)
+    for p in range(12):
+        await put(broker, p, delay=60 if p % 4 == 0 else None)
+    messages = await broker.pop("jobs", 4)
+    await messages[0].bury()
+    stats = await broker.stats("jobs")
+    for name in ("ready", "delayed", "leased", "dead"):
+        assert getattr(stats, name) == sum(getattr(p, name) for p in stats.partitions)
+    assert (stats.topic, stats.ready, stats.delayed, stats.leased, stats.dead) == ("jobs", 5, 3, 3, 1)
+    assert [p.partition for p in stats.partitions] == [0, 1, 2]
+    assert (stats.enqueued_total, stats.leased_total, stats.dead_total) == (12, 4, 1)
+
+
+async def test_topic_of_a_thousand_partitions_keeps_one_order(topic: MakeTopic, broker: Broker) -> None:
+    await topic(partitions=1024)
+    for at in range(0, 2000, 500):
+        await broker.enqueue_batch(
+            "jobs", [heapline.Outgoing(b"x", priority=(p * 37) % 2000, key=str(p)) for p in range(at, at + 500)]
+        )
+    await broker.enqueue("jobs", b"numbered", priority=-1, producer=heapline.Producer("p"))
+    messages = await broker.pop("jobs", 3000)
+    assert [m.priority for m in messages] == [-1, *range(2000)]
+    assert len({m.partition for m in messages}) > 700
+    await broker.ack(messages)
+
+
 # -- delete ------------------------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,23 @@ async def test_leases_of_more_messages_than_one_frame_holds() -> None:
         assert await hl.purge("jobs") == 50_000
 
 
+async def test_what_changes_nothing_writes_nothing() -> None:
+    async with opened() as rig:
+        facts = await prepared(rig)
+        before = (await rig.hl.stats("jobs")).commits_total, await rig.hl.offsets("jobs")
+        await rig.hl.enqueue("jobs", b"known", idempotency_key="k")
+        await rig.hl.pause_topic("jobs")
+        for _ in range(3):
+            assert await rig.hl.pop("jobs") == []
+        await rig.hl.resume_topic("jobs")
+        await rig.hl.resume_topic("jobs")
+        with pytest.raises(heapline.LeaseLost):
+            await facts["lost"].ack()
+        assert await rig.hl.dlq_replay("jobs") == 0
+        after = (await rig.hl.stats("jobs")).commits_total, await rig.hl.offsets("jobs")
+        assert after == (before[0] + 2, {0: (0, before[1][0][1] + 2)}), "a pause and a resume, and that is all"
+
+
 async def test_close_makes_durable_what_was_decided_and_answers_it() -> None:
     rig = Rig()
     hl = await rig.open()
