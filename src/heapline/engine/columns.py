@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -123,7 +123,8 @@ def delay_ms(seconds: float) -> int:
 
 
 def to_ms(moment: datetime) -> int:
-    return round((moment - EPOCH).total_seconds() * 1000)
+    """The first millisecond that is not before the moment: what waits for it is never early."""
+    return -((EPOCH - moment) // timedelta(milliseconds=1))
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

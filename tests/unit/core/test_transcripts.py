@@ -42,7 +42,7 @@ class Story:
         names = [word for word in words if "=" not in word]
         options = dict(word.split("=", 1) for word in words if "=" in word)
         told = len(self.rig.log)
-        before = {name: self.rig.state_of(id) for name, id in self.ids.items()}
+        before = self.states()
         lost = getattr(self, f"do_{verb}")(names, **options)
         effects = self.effects(told, before)
         if isinstance(lost, list):
@@ -58,24 +58,26 @@ class Story:
             ids = entry.rows["id"].tolist() if entry.rows is not None else event.ids.tolist()  # type: ignore[union-attr]
             lines += [f"{self.name(id)}: {KIND_NAMES[type(event)]}{self.detail(event, id)}" for id in ids]
             lines += [f"{self.name(id)}: its ttl ended" for id in getattr(event, "leased", ())]
-        after = {name: self.rig.state_of(id) for name, id in self.ids.items()}
-        changed = [name for name in sorted(after) if after[name] != before.get(name, "")]
-        return lines + [f"{name} is {after[name]}{self.due(name)}" for name in changed]
+        return lines + [f"{name} is {state}" for name, state in self.states().items() if state != before.get(name)]
 
     def detail(self, event: Any, id: int) -> str:
         lease = self.rig.p.leases.by_id.get(id)
         if isinstance(event, Extended) and lease is not None:
-            return f" to {self.ago(lease[DEADLINE])}"
+            return f" to {self.at(lease[DEADLINE])}"
         if lease is not None:
-            return f", attempt {attempts_of(lease[1])}, until {self.ago(lease[DEADLINE])}"
+            return f", attempt {attempts_of(lease[1])}, until {self.at(lease[DEADLINE])}"
         reason = getattr(event, "reason", None)
         return f" ({reason})" if reason else ""
 
-    def due(self, name: str) -> str:
-        found = self.rig.p.find(self.ids[name])
-        return f" until {self.ago(found.due)}" if found is not None and found.due else ""
+    def states(self) -> dict[str, str]:
+        states = {}
+        for name, id in sorted(self.ids.items()):
+            found = self.rig.p.find(id)
+            due = f" until {self.at(found.due)}" if found is not None and found.due else ""
+            states[name] = self.rig.state_of(id) + due
+        return states
 
-    def ago(self, moment: int) -> str:
+    def at(self, moment: int) -> str:
         return f"{(moment - START) / 1000:g} s"
 
     def name(self, id: int) -> str:
