@@ -71,7 +71,7 @@ def page() -> str:
         (
             "# The states of a message",
             "",
-            "Made from the table in `src/heapline/core/lifecycle.py` by `python -m heapline.core.lifecycle`; do not edit.",
+            "Made by `python -m heapline.core.lifecycle` from the table in `core/lifecycle.py`: edit that.",
             "",
             "```mermaid",
             mermaid() + "```",

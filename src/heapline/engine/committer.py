@@ -66,7 +66,7 @@ class GroupCommitter:
         """Hand the next unit to the writer if it is idle."""
         if self._abandoned is not None:
             return
-        pass  # also while the disk is busy: what waits for it is counted by the queue
+        self._take_sealed()  # also while the disk is busy: what waits for it is counted by the queue
         if self._busy:
             return
         if self._between:

@@ -14,7 +14,7 @@ from heapline.core import lifecycle
 from heapline.core.events import KIND_NAMES, Cancelled
 from heapline.core.lifecycle import ALLOWED, GONE, TRANSITIONS, WAITING
 from heapline.model import Outgoing
-from tests.unit.core import partition_rig
+from tests.unit.core import rig_journal
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.test_partition_model import PartitionMachine
 
@@ -123,7 +123,7 @@ def test_random_histories_make_no_other_transition() -> None:
 
 
 def test_transition_outside_the_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_rig, "ALLOWED", ALLOWED - {("cancelled", "ready", "cancelled")})
+    monkeypatch.setattr(rig_journal, "ALLOWED", ALLOWED - {("cancelled", "ready", "cancelled")})
     rig = Rig()
     id = one(rig)
     with pytest.raises(AssertionError, match="no transition"):

@@ -10,52 +10,25 @@ import numpy as np
 import pytest
 
 from heapline.config import Aging
-from heapline.core import partition
 from heapline.core.dedup import CONFLICT, DUPLICATE, NEW
 from heapline.core.events import (
-    KIND_NAMES,
-    Acked,
-    AnyEvent,
-    DeadDeleted,
-    DeadLettered,
     Expired,
-    Extended,
     Fired,
     FiredCount,
-    Grant,
-    Leased,
     LeaseExpired,
-    Moved,
-    Nacked,
-    Purged,
-    Released,
-    Replayed,
 )  # fmt: skip
 from heapline.core.idempotency import key_hash
 from heapline.core.leases import DEADLINE, POSITION
-from heapline.core.state import FROM_LEASE, Replay
 from heapline.model import Outgoing, from_ms
 from tests.unit.core.naive import AGING_RATE
-from tests.unit.core.partition_rig import START, Rig
+from tests.unit.core.partition_rig import Rig
+from tests.unit.core.rig_journal import START
 
 SECOND, DAY = 1000, 86_400_000
 
 
-def everywhere(rig: Rig) -> None:
-    """The partition, the one that its journal leads to, and the one that a snapshot leads to: all as the model says."""
-    rig.check(rig.replayed().partitions[0], look=True)
-    if rig.snapshot is not None:
-        rig.check(rig.thawed().partitions[0], look=True)
-    rig.take_snapshot()
-    rig.check(rig.thawed().partitions[0], look=True)
-    rig.check(look=True)
-
-
 def column(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
-
-
-# -- what the words mean ----------------------------------------------------------------------------------------------
 
 
 def test_max_retries_3_is_at_most_4_deliveries_and_the_first_attempt_is_1() -> None:
@@ -68,7 +41,7 @@ def test_max_retries_3_is_at_most_4_deliveries_and_the_first_attempt_is_1() -> N
         rig.nack(a, backoff=0, reason="boom")
     assert attempts == [1, 2, 3, 4]
     assert rig.p.dead[a].reason == "boom"
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_lease_timeouts_count_as_deliveries() -> None:
@@ -81,7 +54,7 @@ def test_lease_timeouts_count_as_deliveries() -> None:
         rig.advance(DAY)
         rig.tick()
     assert rig.p.dead[a].reason == "lease expired"
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_no_dlq_drops_the_dead_and_says_so() -> None:
@@ -90,7 +63,7 @@ def test_no_dlq_drops_the_dead_and_says_so() -> None:
     rig.pop()
     rig.nack(a, reason="boom")
     assert rig.p.gone.find(a) == ("dropped", START, "boom")
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_release_counts_no_attempt_and_is_ready_at_once() -> None:
@@ -100,7 +73,7 @@ def test_release_counts_no_attempt_and_is_ready_at_once() -> None:
         assert rig.pop() == [a]
         assert rig.p.leases.by_id[a][POSITION] & 255 == 1
         rig.release(a)
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_expired_lease_returns_message_at_original_priority() -> None:
@@ -128,7 +101,7 @@ def test_ttl_counts_from_the_moment_the_message_is_due(wall: bool) -> None:
     rig.advance(1)
     (ended,) = rig.tick()
     assert isinstance(ended, Expired)
-    everywhere(rig)
+    rig.everywhere()
 
 
 @pytest.mark.parametrize("how", ["nack", "release", "timeout"])
@@ -139,7 +112,7 @@ def test_leased_message_does_not_expire_but_on_its_return_it_does(how: str) -> N
     rig.advance(2 * SECOND)
     rig.tick()
     assert rig.state_of(a) == "leased"
-    everywhere(rig)
+    rig.everywhere()
     rig.restart(rig.replayed())
     if how == "nack":
         rig.nack(a)
@@ -149,7 +122,7 @@ def test_leased_message_does_not_expire_but_on_its_return_it_does(how: str) -> N
         rig.advance(60 * SECOND)
         rig.tick()
     assert rig.state_of(a) == "expired"
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_leased_message_whose_ttl_has_ended_can_still_be_acked_or_buried() -> None:
@@ -161,7 +134,7 @@ def test_leased_message_whose_ttl_has_ended_can_still_be_acked_or_buried() -> No
     assert rig.ack(a) == []
     assert rig.bury(b) == []
     assert (rig.state_of(a), rig.state_of(b)) == ("acked", "dead")
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_message_that_waits_for_a_retry_expires() -> None:
@@ -174,7 +147,7 @@ def test_message_that_waits_for_a_retry_expires() -> None:
     assert rig.state_of(a) == "expired"
     rig.advance(DAY)
     assert rig.tick() == []
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_extend_sets_the_deadline_never_shortens_and_never_passes_lease_max() -> None:
@@ -190,7 +163,7 @@ def test_extend_sets_the_deadline_never_shortens_and_never_passes_lease_max() ->
     assert rig.tick() == []
     rig.advance(1)
     assert len(rig.tick()) == 1
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_ack_of_many_acks_all_it_can_and_names_the_lost() -> None:
@@ -201,7 +174,7 @@ def test_ack_of_many_acks_all_it_can_and_names_the_lost() -> None:
     rig.nack(b)
     assert rig.ack(a, b, c, tokens=tokens) == [b]
     assert [rig.state_of(id) for id in (a, b, c)] == ["acked", "delayed", "acked"]
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_ack_before_the_lease_expiry_is_recorded_is_good() -> None:
@@ -211,7 +184,7 @@ def test_ack_before_the_lease_expiry_is_recorded_is_good() -> None:
     rig.advance(DAY)
     assert rig.ack(a) == []
     assert rig.tick() == []
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_repeated_ack_succeeds_also_after_a_restart() -> None:
@@ -270,7 +243,7 @@ def test_reschedule_keeps_what_is_not_given() -> None:
     found = rig.p.find(a)
     assert found is not None
     assert (found.due, found.key) == (rig.now.steady + DAY, 3)
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_cancelled_message_is_never_delivered() -> None:
@@ -281,7 +254,7 @@ def test_cancelled_message_is_never_delivered() -> None:
     rig.advance(DAY)
     assert rig.tick() == []
     assert rig.pop(5) == []
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_cancel_and_reschedule_leave_leased_dead_and_gone_messages_alone() -> None:
@@ -305,7 +278,7 @@ def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
     rig.tick()
     assert rig.state_of(a) == "dead", "the dead do not expire"
     rig.replay_dead([a])
-    everywhere(rig)
+    rig.everywhere()
     rig.advance(10 * SECOND - 1)
     assert rig.tick() == []
     rig.pop()
@@ -314,7 +287,7 @@ def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
     rig.advance(1)
     rig.tick()
     assert rig.state_of(a) == "expired"
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_dlq_replay_asks_no_dedup() -> None:
@@ -327,7 +300,7 @@ def test_dlq_replay_asks_no_dedup() -> None:
     assert rig.pop() == [a]
     rig.ack(a)
     assert len(rig.enqueue(Outgoing(b"x", idempotency_key="k"))) == 1
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_purge_removes_ready_and_delayed_not_leased_nor_dead() -> None:
@@ -341,7 +314,7 @@ def test_purge_removes_ready_and_delayed_not_leased_nor_dead() -> None:
     assert (rig.state_of(leased), rig.state_of(dead)) == ("leased", "dead")
     rig.advance(DAY)
     rig.tick()
-    everywhere(rig)
+    rig.everywhere()
     assert rig.purge() == 1
 
 
@@ -365,7 +338,7 @@ def test_aging_keeps_its_clock_when_a_message_is_rescheduled_or_replayed() -> No
     rig.reschedule(old, priority=8)
     rig.replay_dead([dead])
     assert rig.pop(2) == [old, dead]
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_wall_clock_set_back_delays_only_what_waits_for_wall_time() -> None:
@@ -380,7 +353,7 @@ def test_wall_clock_set_back_delays_only_what_waits_for_wall_time() -> None:
     rig.set_wall(START + SECOND)
     rig.tick()
     assert rig.state_of(at) == "ready"
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_topic_without_streams_records_only_how_many_fired() -> None:
@@ -389,7 +362,7 @@ def test_topic_without_streams_records_only_how_many_fired() -> None:
     rig.advance(DAY)
     events = rig.tick(limit=3)
     assert [e.count for e in events if isinstance(e, FiredCount)] == [3, 2]
-    everywhere(rig)
+    rig.everywhere()
 
 
 def test_what_was_enqueued_is_known_again_after_a_restart() -> None:
@@ -404,266 +377,3 @@ def test_what_was_enqueued_is_known_again_after_a_restart() -> None:
         assert p.sequences.check("p", 1, column(1, 2, 3), prints).status.tolist() == [DUPLICATE, DUPLICATE, NEW]
         assert p.sequences.check("p", 1, column(1, 2, 3), prints + 1).status.tolist() == [CONFLICT, CONFLICT, NEW]
         assert p.keys.check([key_hash("k")], prints[:1], START).status.tolist() == [DUPLICATE]
-
-
-# -- stale entries ----------------------------------------------------------------------------------------------------
-
-
-def touched_five_one_five(rig: Rig) -> int:
-    """A message with two equal entries in the heap, and one between them that is stale."""
-    (a,) = rig.enqueue(Outgoing(b"", priority=5))
-    rig.reschedule(a, priority=1)
-    rig.reschedule(a, priority=5)
-    return a
-
-
-def test_message_rescheduled_there_and_back_is_delivered_once() -> None:
-    rig = Rig()
-    a = touched_five_one_five(rig)
-    (b,) = rig.enqueue(Outgoing(b"", priority=5))
-    assert rig.pop(9) == [a, b]
-    assert rig.pop(9) == []
-    everywhere(rig)
-
-
-@pytest.mark.parametrize("back", ["release", "nack", "timeout", "replay"])
-def test_message_popped_by_an_older_equal_entry_comes_back_once(back: str) -> None:
-    rig = Rig()
-    a = touched_five_one_five(rig)
-    rig.pop(visibility=SECOND)
-    if back == "release":
-        rig.release(a)
-    elif back == "nack":
-        rig.nack(a, backoff=0)
-    elif back == "timeout":
-        rig.advance(SECOND)
-        rig.tick()
-        rig.advance_to(a)
-        rig.tick()
-    else:
-        rig.bury(a)
-        rig.replay_dead([a])
-    everywhere(rig)
-    assert rig.pop(9) == [a]
-    assert rig.pop(9) == []
-    rig.ack(a)
-    assert rig.pop(9) == []
-    everywhere(rig)
-
-
-def test_message_moved_between_reschedules_is_delivered_once() -> None:
-    rig = Rig()
-    (a,) = rig.enqueue(Outgoing(b"", priority=5))
-    rig.pop()
-    rig.nack(a, backoff=0)
-    rig.reschedule(a, priority=1)
-    rig.roll()
-    rig.move([a])
-    rig.reschedule(a, priority=5)
-    rig.roll()
-    rig.move([a])
-    everywhere(rig)
-    assert rig.pop(9) == [a]
-    assert rig.p.leases.by_id[a][POSITION] & 255 == 2, "attempts survive the move"
-    assert rig.pop(9) == []
-    everywhere(rig)
-
-
-def test_timer_rescheduled_there_and_back_fires_once() -> None:
-    rig = Rig()
-    a, b = rig.enqueue(Outgoing(b"", delay=1), Outgoing(b"", delay=1))
-    due = rig.model.messages[a].due
-    rig.reschedule(a, due=due + 5)
-    rig.reschedule(a, due=due)
-    rig.reschedule(a, due=due, wall=True)
-    rig.reschedule(a, due=due)
-    rig.advance(DAY)
-    assert [e.ids.tolist() for e in rig.tick(limit=1) if isinstance(e, Fired)] == [[a], [b]]
-    everywhere(rig)
-    assert rig.pop(9) == [a, b]
-
-
-def test_tick_passes_over_due_rows_that_are_all_stale() -> None:
-    rig = Rig()
-    ids = rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(20)), Outgoing(b"", delay=2))
-    for id in ids[:20]:
-        rig.cancel(id)
-    rig.advance(10 * SECOND)
-    (event,) = rig.tick(limit=3)
-    assert isinstance(event, Fired)
-    assert event.ids.tolist() == ids[20:]
-    everywhere(rig)
-
-
-def test_stale_entries_between_the_good_ones_are_passed_over_by_pops_of_any_size() -> None:
-    for size in (1, 2, 3, 7, 40):
-        rig = Rig()
-        ids = rig.enqueue(*(Outgoing(b"", priority=i // 3) for i in range(40)))
-        for id in ids[1::3]:
-            rig.cancel(id)
-        for id in ids[2::3]:
-            rig.reschedule(id, priority=100)
-        popped: list[int] = []
-        while got := rig.pop(size):
-            popped += got
-        assert popped == ids[0::3] + ids[2::3]
-        everywhere(rig)
-
-
-def test_purge_counts_a_message_with_several_entries_once() -> None:
-    rig = Rig()
-    a = touched_five_one_five(rig)
-    for due in (5000, 6000, 5000):
-        rig.reschedule(a, due=rig.now.steady + due)
-    assert rig.purge() == 1
-    everywhere(rig)
-
-
-def test_end_of_life_from_before_a_reschedule_or_replay_is_passed_over() -> None:
-    rig = Rig(max_retries_default=0)
-    a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b"", ttl=1))
-    rig.reschedule(a, due=rig.now.steady + DAY)
-    rig.pop()
-    rig.nack(b)
-    rig.replay_dead([b], [rig.now.steady + DAY])
-    rig.advance(SECOND)
-    assert rig.tick() == []
-    assert (rig.state_of(a), rig.state_of(b)) == ("delayed", "delayed")
-    everywhere(rig)
-
-
-def test_expiry_of_a_reprioritised_message_stays_on_its_own_clock() -> None:
-    """It was due by wall time, and so its life ends by wall time, wherever it waits now."""
-    rig = Rig(START + DAY)
-    (a,) = rig.enqueue(Outgoing(b"", deliver_at=from_ms(rig.now.wall + SECOND), ttl=10))
-    rig.advance(SECOND)
-    rig.tick()
-    rig.pop()
-    rig.nack(a, backoff=3600 * SECOND)
-    rig.reschedule(a, priority=1)
-    rig.set_wall(rig.now.wall + 10 * SECOND)
-    rig.tick()
-    assert rig.state_of(a) == "expired"
-    everywhere(rig)
-
-
-def test_record_that_was_moved_after_its_message_went_stays_dead() -> None:
-    rig = Rig()
-    a, b = rig.enqueue(Outgoing(b""), Outgoing(b""))
-    rig.cancel(a)
-    rows = np.array([rig.records[id] for id in (a, b)])
-    rig.roll()
-    positions = rig.allot(rows)
-    rig.emit(Moved(0, 0, 2), rows, positions)
-    assert rig.p.live.count(2) == 1
-    everywhere(rig)
-
-
-# -- found by the model ----------------------------------------------------------------------------------------------
-
-
-def test_delayed_message_that_was_reprioritised_is_delivered() -> None:
-    """Its old timer and its new one fall due together, but carry different keys."""
-    for old, new in ((5, 1), (1, 5)):
-        rig = Rig()
-        (a,) = rig.enqueue(Outgoing(b"", priority=old, delay=1))
-        rig.reschedule(a, priority=new)
-        rig.advance_to(a)
-        rig.tick()
-        rig.check(look=True)
-        assert rig.pop() == [a]
-        rig.check(look=True)
-
-
-def test_reprioritised_message_with_ttl_expires_once() -> None:
-    """The end of its life stands in the wheel twice, at the same moment."""
-    rig = Rig()
-    a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b""))
-    rig.reschedule(a, priority=3)
-    rig.advance(SECOND)
-    (event,) = rig.tick()
-    assert isinstance(event, Expired)
-    assert event.ids.tolist() == [a]
-    rig.check(look=True)
-    assert rig.pop(5) == [b]
-
-
-def test_leased_message_that_was_reprioritised_lapses_once() -> None:
-    rig = Rig()
-    (a,) = rig.enqueue(Outgoing(b"", ttl=1))
-    rig.reschedule(a, priority=3)
-    rig.pop()
-    rig.advance(SECOND)
-    (event,) = rig.tick()
-    assert isinstance(event, Expired)
-    assert event.leased.tolist() == [a]
-
-
-def test_each_lease_given_to_an_ack_is_judged_by_its_own_token() -> None:
-    rig = Rig()
-    (a,) = rig.enqueue(Outgoing(b""))
-    rig.pop()
-    stale = rig.token(a)
-    rig.release(a)
-    rig.pop()
-    good = rig.token(a)
-    rig.ack(a)
-    assert rig.ack(a, a, tokens=[stale, good]) == [a]
-    assert rig.ack(a, a, tokens=[good, stale]) == [a]
-
-
-def test_message_rescheduled_into_the_past_lives_its_ttl_from_now() -> None:
-    rig = Rig()
-    (a,) = rig.enqueue(Outgoing(b"", ttl=10, delay=100))
-    rig.reschedule(a, due=rig.now.wall - DAY, wall=True)
-    assert rig.tick() == []
-    rig.check(look=True)
-    rig.advance(10 * SECOND - 1)
-    assert rig.tick() == []
-    rig.advance(1)
-    rig.tick()
-    assert rig.state_of(a) == "expired"
-
-
-def test_message_rescheduled_over_and_over_leaves_bounded_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "GARBAGE_ROWS_MIN", 8)
-    rig = Rig()
-    a, b = rig.enqueue(Outgoing(b"", ttl=100), Outgoing(b""))
-    for i in range(60):
-        rig.reschedule(a, priority=i % 7)
-        rig.reschedule(a, due=rig.now.wall + 5000 + i % 7, wall=True)
-        rig.reschedule(a, due=rig.now.steady + 5000 + i % 5)
-        rig.reschedule(a, due=0)
-        rig.p.maintain(rig.now, 1000)
-        rig.check()
-    p = rig.p
-    assert len(p.heap) + len(p.delays) + len(p.calendar) < 20
-    assert max(len(p.ttls), len(p.ttls_wall)) < 20
-    rig.check(look=True)
-    assert rig.pop(5) == [b, a]
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        Leased(column(7), b"\1", [Grant(1, START + 1, None, None)], START, 1),
-        Acked(column(7), column(0)),
-        Nacked(column(7), column(0), column(0), None),
-        LeaseExpired(column(7), column(0)),
-        Released(column(7), column(0), 1),
-        Extended(column(7), column(0), column(START)),
-        DeadLettered(column(7), "boom", START, True),
-        Replayed(column(7), column(0), column(0), 1),
-        DeadDeleted(column(7)),
-        Fired(column(7), column(0), False, 1),
-        FiredCount(1, True, 1),
-        Purged(5, START),
-        Expired(column(7), column(0), bytes([FROM_LEASE]), column(), START),
-    ],
-    ids=lambda event: KIND_NAMES[type(event)],
-)
-def test_journal_that_does_not_fit_is_reported(event: AnyEvent) -> None:
-    rig = Rig()
-    rig.enqueue(Outgoing(b""))
-    with pytest.raises(Replay):
-        rig.p.apply(event, START)

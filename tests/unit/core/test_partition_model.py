@@ -19,7 +19,8 @@ from heapline.config import Aging, Backoff
 from heapline.core import partition
 from heapline.model import Outgoing, from_ms
 from tests.unit.core.naive import AGING_RATE, LIVING, clock
-from tests.unit.core.partition_rig import START, Rig
+from tests.unit.core.partition_rig import Rig
+from tests.unit.core.rig_journal import START
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 SECOND, HOUR, DAY, YEAR = 1000, 3_600_000, 86_400_000, 365 * 86_400_000

@@ -18,7 +18,8 @@ from heapline.core.events import KIND_NAMES, Extended, decode_events
 from heapline.core.leases import DEADLINE
 from heapline.core.position import attempts_of
 from heapline.model import Outgoing, from_ms
-from tests.unit.core.partition_rig import START, Rig
+from tests.unit.core.partition_rig import Rig
+from tests.unit.core.rig_journal import START
 
 FOLDER = Path(__file__).parent / "testdata"
 TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))

@@ -1,0 +1,89 @@
+"""Comparing all that can be seen of a partition with the naive one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from heapline.core.leases import Lease
+from heapline.core.live import LiveMap
+from heapline.core.partition import Partition
+from heapline.core.position import attempts_of, size_class
+from tests.unit.core.naive import NaiveMessage
+from tests.unit.core.rig_journal import PLACES, JournalRig
+
+
+class CheckingRig(JournalRig):
+    def check(self, p: Partition | None = None, look: bool = False) -> None:
+        """All that can be seen of the partition is as the model says. `look` also asks who is next."""
+        p = p or self.p
+        model = self.model
+        assert p.ready == model.count("ready")
+        assert p.delayed == model.count("delayed")
+        assert len(p.leases) == model.count("leased")
+        assert len(p.dead) == model.count("dead")
+        assert p.stale >= 0
+        for m in model.messages.values():
+            self._check_message(p, m)
+        self._check_bookkeeping(p)
+        self._check_live(p.live)
+        if look:
+            self._check_next(p)
+
+    def _check_message(self, p: Partition, m: NaiveMessage) -> None:
+        found = p.find(m.id)
+        if not m.is_living:
+            assert found is None
+            gone = p.gone.find(m.id)
+            assert gone is not None
+            assert gone == (m.state, m.ended_at, m.end_reason)
+            return
+        assert found is not None, f"{m} is lost"
+        assert PLACES[found.place] == m.state
+        assert found.position == self._position(m)
+        assert found.key == p.ordering.key(m.priority, m.enqueued_at)
+        if m.state == "delayed":
+            assert (found.due, found.wall) == (m.due, m.wall)
+        assert p.reasons.get(m.id) == m.reason
+        if m.lease is not None:
+            lease: Lease = p.leases.by_id[m.id]
+            expected = (m.lease.token, found.position, found.key, m.lease.deadline, m.lease.started, m.lease.holder)
+            assert lease == expected
+        if m.state == "dead":
+            assert p.dead[m.id] == (found.position, found.key, m.end_reason, m.ended_at)
+
+    def _position(self, m: NaiveMessage) -> int:
+        segment, place = self.where[m.id]
+        size = size_class(np.int64(self.records[m.id]["payload_len"]))
+        return int(self.topic.layout.pack(segment, place, int(size), m.attempts))
+
+    def _check_bookkeeping(self, p: Partition) -> None:
+        """Nothing is kept of messages that are gone."""
+        messages = self.model.messages
+        living = {m.id for m in messages.values() if m.is_living}
+        assert {id for id, m in messages.items() if m.lapsed} == p.lapsed
+        assert p.retrying <= {id for id in living if messages[id].state == "delayed"}
+        assert p.touched.keys() <= living
+        assert p.limits == {id: messages[id].max_retries for id in living if messages[id].max_retries is not None}
+        assert p.reasons.keys() <= living
+
+    def _check_live(self, live: LiveMap) -> None:
+        expected: dict[int, list[int]] = {}
+        for m in self.model.messages.values():
+            if m.is_living:
+                segment, place = self.where[m.id]
+                expected.setdefault(segment, []).append(place)
+        for segment in {*live.segments(), *expected}:
+            assert live.count(segment) == len(expected.get(segment, []))
+            assert live.places(segment).tolist() == sorted(expected.get(segment, []))
+
+    def _check_next(self, p: Partition) -> None:
+        rows = p.eligible(len(self.model.messages) + 1)
+        line = self.model.line()
+        assert rows.ids.tolist() == [m.id for m in line]
+        assert attempts_of(rows.positions).tolist() == [m.attempts for m in line]
+        head = p.head()
+        assert (None if head is None else head[1]) == (line[0].id if line else None)
+        wake, waits = p.next_wake_in(self.now), self.model.changes_in(self.now)
+        if waits:
+            assert wake is not None
+            assert wake < max(0, min(waits)) + p.delays.tick_ms, "it would sleep for too long"
