@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import TopicConfig
+from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask
 from heapline.core.events import (
     EMPTY,
     I64,
@@ -42,7 +43,7 @@ from heapline.core.live import LiveMap
 from heapline.core.order import Ordering
 from heapline.core.position import attempts_of
 from heapline.core.retry import backoffs_ms
-from heapline.core.state import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask, PartitionState
+from heapline.core.state import PartitionState
 from heapline.core.wheel import Timers, TimingWheel
 from heapline.model import Now
 

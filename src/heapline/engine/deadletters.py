@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from heapline.core.state import DEAD
+from heapline.core.entries import DEAD
 from heapline.engine import facts
 from heapline.engine.lookup import owner, read_records
 from heapline.engine.runner import TopicRunner

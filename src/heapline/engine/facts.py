@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from heapline.core.entries import DEAD, DELAYED, LEASED, READY
 from heapline.core.ids import partition_of, unix_ms_of
 from heapline.core.leases import DEADLINE, HOLDER
 from heapline.core.partition import Found, Partition
 from heapline.core.position import attempts_of
 from heapline.core.record import FLAG_WALL
-from heapline.core.state import DEAD, DELAYED, LEASED, READY
 from heapline.engine.delivery import split_small
 from heapline.errors import MessageNotFound
 from heapline.model import DlqFilter, MessageInfo, State, from_ms

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from heapline.core.entries import Dead, Touched
 from heapline.core.gone import GoneMemory
 from heapline.core.heap import Run, RunHeap
 from heapline.core.idempotency import KeyWindow
 from heapline.core.leases import LeaseTable
 from heapline.core.partition import Partition
 from heapline.core.sequences import SequenceWindow
-from heapline.core.state import Dead, Touched
 from heapline.core.wheel import Chunk, TimingWheel
 from heapline.engine.topic import Topic
 from heapline.errors import SnapshotCorrupt, UnknownFormat

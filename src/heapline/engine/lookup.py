@@ -11,8 +11,8 @@ from datetime import datetime
 
 import numpy as np
 
+from heapline.core.entries import DEAD, LEASED
 from heapline.core.partition import Found, Partition
-from heapline.core.state import DEAD, LEASED
 from heapline.engine import facts
 from heapline.engine.columns import delay_ms, to_ms
 from heapline.engine.runner import TopicRunner

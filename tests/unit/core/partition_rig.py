@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from heapline.core.entries import DEAD, FROM_LEASE, LEASED
 from heapline.core.events import (
     Acked,
     AnyEvent,
@@ -25,7 +26,6 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.partition import Found
 from heapline.core.record import FLAG_WALL
-from heapline.core.state import DEAD, FROM_LEASE, LEASED
 from heapline.model import Now
 from tests.unit.core.naive import NaiveLease, clock
 from tests.unit.core.rig_enqueue import EnqueueRig

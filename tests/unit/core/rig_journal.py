@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import TopicConfig
+from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY
 from heapline.core.events import (
     KIND_NAMES,
     AnyEvent,
@@ -30,7 +31,6 @@ from heapline.core.lifecycle import ALLOWED
 from heapline.core.live import LiveMap
 from heapline.core.partition import Partition
 from heapline.core.position import size_class
-from heapline.core.state import DEAD, DELAYED, FROM_LEASE, LEASED, READY
 from heapline.core.timer_chunks import Sizes
 from heapline.core.wheel import TimingWheel
 from heapline.engine import freeze as freezing

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heapline.core import partition
+from heapline.core.entries import FROM_LEASE, Replay
 from heapline.core.events import (
     KIND_NAMES,
     Acked,
@@ -30,7 +31,6 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.heap import RunHeap
 from heapline.core.leases import POSITION
-from heapline.core.state import FROM_LEASE, Replay
 from heapline.model import Outgoing, from_ms
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START
