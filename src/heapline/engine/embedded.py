@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from heapline.broker import Held, MessageId
-from heapline.clock import Clock, SystemClock
-from heapline.config import FIXED_FIELDS, REOPENING_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
-from heapline.core.events import ConfigChanged, Paused, Resumed
-from heapline.core.ids import unix_ms_of
+from heapline.core.events import Paused, Resumed
 from heapline.core.leases import DEADLINE
-from heapline.core.partition import Draw, Partition
+from heapline.core.partition import Partition
 from heapline.engine import deadletters, lookup
 from heapline.engine.admission import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
-from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.columns import (
     Columns,
     check_moment,
@@ -38,8 +30,7 @@ from heapline.engine.columns import (
     to_ms,
 )  # fmt: skip
 from heapline.engine.delivery import PopCall
-from heapline.engine.io import Io, ThreadIo
-from heapline.engine.loading import Loader
+from heapline.engine.keeper import TopicKeeper
 from heapline.engine.log import first_offsets, frames
 from heapline.engine.reporting import topic_stats
 from heapline.engine.requests import (
@@ -58,20 +49,10 @@ from heapline.engine.requests import (
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (
     BadRequest,
-    Closed,
-    CorruptionError,
     HeaplineError,
-    JournalCorrupt,
     LeaseLost,
-    StorageFull,
-    TopicExists,
-    TopicNotFound,
     TopicReloading,
 )  # fmt: skip
-from heapline.journal.disk import Disk, RealDisk, is_no_space
-from heapline.journal.records import CacheBudget
-from heapline.journal.spares import SparePool
-from heapline.logs import Log
 from heapline.model import (
     DlqFilter,
     Enqueued,
@@ -82,310 +63,17 @@ from heapline.model import (
     MessageInfo,
     Now,
     Outgoing,
-    TopicInfo,
     TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
 from heapline.ulid import parse_id
 
-log = Log("heapline.engine")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between tries to load a topic that cannot be read
 POP_MESSAGES_MAX = 100_000
 PEEK_MAX = 10_000
 
 
-def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """A change of the catalog goes on when its caller is cancelled, and keeps the next one waiting: its thread would
-    not stop, and two that write the catalog at once would lose a topic."""
-
-    @functools.wraps(method)
-    async def shielded(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.shield(asyncio.ensure_future(method(*args, **kwargs)))
-
-    return shielded
-
-
-class EmbeddedBroker:
+class EmbeddedBroker(TopicKeeper):
     """Made by `heapline.open`; use it as an async context manager."""
-
-    def __init__(
-        self, path: str, *, config: BrokerConfig | None = None, disk: Disk | None = None, io: Io | None = None,
-        clock: Clock | None = None, draw: Draw | None = None,
-    ) -> None:  # fmt: skip
-        self._path = path
-        self._config = config or BrokerConfig()
-        self._disk: Disk = disk or RealDisk()
-        self._io: Io | None = io
-        self._clock: Clock = clock or SystemClock()
-        self._draw: Draw = draw or np.random.default_rng().random
-        self._runners: dict[str, TopicRunner] = {}
-        self._refused: dict[str, CorruptionError] = {}
-        self._budget = CacheBudget(self._config.cache_bytes)
-        self._pools: dict[int, SparePool] = {}
-        self._catalog: Catalog | None = None
-        self._lock: Any = None
-        self._admin = asyncio.Lock()
-        self._closed = False
-
-    # -- life ------------------------------------------------------------------------------------------------------
-
-    async def __aenter__(self) -> EmbeddedBroker:
-        try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _start(self) -> None:
-        if self._io is None:
-            self._io = ThreadIo()
-        self._catalog = await self._io.run(self._open_directory)
-        loads = [self._load(entry) for entry in self._catalog.entries.values()]
-        ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is given back
-        for error in filter(None, ends):
-            raise error
-
-    def _open_directory(self) -> Catalog:
-        self._make_directory()
-        self._lock = self._disk.lock(f"{self._path}/LOCK")
-        catalog = Catalog(self._disk, self._path)
-        catalog.make()
-        self._sweep(catalog)
-        return catalog
-
-    def _make_directory(self) -> None:
-        """Durably: a new directory that its parent forgets in a power cut would take every topic along."""
-        made, path = [], os.path.abspath(self._path)
-        while not self._disk.exists(path):
-            made.append(path)
-            path = os.path.dirname(path)
-        self._disk.mkdir(self._path)
-        for path in reversed(made):
-            self._disk.fsync_dir(os.path.dirname(path))
-
-    def _sweep(self, catalog: Catalog) -> None:
-        """Remove folders of topics that were deleted, or never finished being made.
-
-        One that is newer than the catalog is left alone: the catalog may be an old one that somebody put back.
-        """
-        kept = {entry.folder for entry in catalog.entries.values()}
-        top = f"{self._path}/topics"
-        if not self._disk.exists(top):
-            return
-        for namespace in self._disk.listdir(top):
-            for folder in self._disk.listdir(f"{top}/{namespace}"):
-                incarnation = folder.removesuffix(".new").rpartition(".")[2]
-                known = incarnation.isdigit() and int(incarnation) < catalog.next_incarnation
-                if known and f"topics/{namespace}/{folder}" not in kept:
-                    self._disk.remove_tree(f"{top}/{namespace}/{folder}")
-
-    async def _load(self, entry: Entry) -> None:
-        runner = TopicRunner(self._loader(entry), self._io_or_fail(), self._clock, self._config, self)
-        try:
-            await self._start_runner(runner)
-        except CorruptionError as error:
-            log.error("topic refused", topic=entry.topic, error=str(error))
-            self._refused[entry.topic] = error
-        except OSError as error:
-            if is_no_space(error):
-                raise
-            # One topic that cannot be read must not keep the others shut.
-            log.error("topic refused", topic=entry.topic, error=str(error))
-            path = str(error.filename or runner.loader.directory)
-            self._refused[entry.topic] = JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
-        else:
-            self._runners[entry.topic] = runner
-
-    @staticmethod
-    async def _start_runner(runner: TopicRunner) -> None:
-        """A read that fails once is tried again before the topic is given up."""
-        for pause in LOAD_PAUSES:
-            try:
-                return await runner.start()
-            except OSError as error:
-                if is_no_space(error):
-                    raise
-                log.warning("load failed", topic=runner.name, error=str(error), retry_in=pause)
-            await asyncio.sleep(pause)
-        return await runner.start()
-
-    def _loader(self, entry: Entry) -> Loader:
-        return Loader(
-            self._disk, f"{self._path}/{entry.folder}", entry.topic, entry.incarnation, entry.config,
-            floor_ms=entry.floor_ms, clock=self._clock, draw=self._draw,
-            spares=self._pool(entry.config.segment_bytes), budget=self._budget,
-        )  # fmt: skip
-
-    def _pool(self, segment_bytes: int) -> SparePool | None:
-        """Spare segments, shared by the topics whose segments are no larger."""
-        if not self._config.spare_segment_bytes:
-            return None
-        size = max(segment_bytes, self._config.spare_segment_bytes)
-        if size not in self._pools:
-            self._pools[size] = SparePool(self._disk, f"{self._path}/spare/{size}", size)
-        return self._pools[size]
-
-    def _io_or_fail(self) -> Io:
-        if self._io is None or self._closed:
-            raise Closed
-        return self._io
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            await self._close_topics()
-        finally:
-            # A thread does not stop when its caller is cancelled: the directory is given back after the last of them.
-            if self._io is not None:
-                self._io.close()
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
-
-    async def _close_topics(self) -> None:
-        for runner in list(self._runners.values()):
-            if runner.is_serving and runner.journal.written_unit > runner.snapshot_unit:
-                try:
-                    await runner.upkeep.snapshot()
-                except Exception as error:  # the journal is enough
-                    log.warning("no snapshot on close", topic=runner.name, error=repr(error))
-        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
-        async with self._admin:  # a topic that was just being made
-            await asyncio.gather(*(runner.close() for runner in self._runners.values()))
-
-    def _runner(self, topic: str) -> TopicRunner:
-        if self._closed or self._catalog is None:
-            raise Closed
-        runner = self._runners.get(topic)
-        if runner is None:
-            namespace, name = parse_topic(topic)
-            short = Entry(namespace=namespace, name=name, incarnation=0, config=_DEFAULT).topic
-            runner = self._runners.get(short)
-            if runner is None:
-                if short in self._refused:
-                    raise self._refused[short]
-                raise TopicNotFound(topic)
-        return runner
-
-    # -- topics ----------------------------------------------------------------------------------------------------
-
-    def _entry(self, topic: str) -> Entry:
-        namespace, name = parse_topic(topic)
-        entry = self._catalog_or_fail().entries.get((namespace, name))
-        if entry is None:
-            raise TopicNotFound(topic)
-        return entry
-
-    def _catalog_or_fail(self) -> Catalog:
-        if self._catalog is None or self._closed:
-            raise Closed
-        return self._catalog
-
-    @_to_its_end
-    async def create_topic(self, topic: str, **config: Any) -> TopicInfo:
-        namespace, name = parse_topic(topic)
-        wanted = make_config(config)
-        async with self._admin:
-            catalog = self._catalog_or_fail()
-            entry = catalog.entries.get((namespace, name))
-            if entry is not None:
-                differing = [f for f in TopicConfig.__struct_fields__ if getattr(wanted, f) != getattr(entry.config, f)]
-                if differing:
-                    raise TopicExists(topic, differing)
-                if entry.topic not in self._runners and entry.topic not in self._refused:
-                    await self._load(entry)  # it was made, but could not be loaded then
-                return _info(entry)
-            # The folder first, then the catalog: a folder that the catalog does not name is swept at the next open.
-            entry = await self._on_disk(self._make_topic, namespace, name, wanted)
-            await self._load(entry)
-            return _info(entry)
-
-    def _make_topic(self, namespace: str, name: str, config: TopicConfig) -> Entry:
-        catalog = self._catalog_or_fail()
-        entry = catalog.planned(namespace, name, config)
-        folder = f"{self._path}/topics/{namespace}"
-        self._disk.mkdir(folder)
-        self._disk.fsync_dir(f"{self._path}/topics")
-        self._disk.fsync_dir(self._path)
-        self._disk.remove_tree(f"{self._path}/{entry.folder}")
-        try:
-            self._loader(entry).create()
-            return catalog.add(namespace, name, config)
-        except OSError:
-            with contextlib.suppress(OSError):  # what is left is swept at the next open
-                self._disk.remove_tree(f"{self._path}/{entry.folder}.new")
-                self._disk.remove_tree(f"{self._path}/{entry.folder}")
-            raise
-
-    async def _on_disk(self, work: Callable[..., T], *args: Any) -> T:
-        """Work on the directory in a thread; a full disk is told by its own name."""
-        try:
-            return await self._io_or_fail().run(work, *args)
-        except OSError as error:
-            if is_no_space(error):
-                raise StorageFull from error
-            raise
-
-    @_to_its_end
-    async def update_topic(self, topic: str, **config: Any) -> TopicInfo:
-        runner = self._runner(topic)
-        async with self._admin:
-            entry = self._entry(topic)
-            wanted = make_config(config, entry.config)
-            fixed = [f for f in FIXED_FIELDS if getattr(wanted, f) != getattr(entry.config, f)]
-            if fixed:
-                raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
-            before = entry.config
-            entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
-            runner.loader.config = wanted
-
-            def decide(now: Now) -> None:
-                runner.topic.config = wanted
-                for partition in runner.topic.partitions:
-                    partition.config = wanted
-                runner.emit(runner.topic.partitions[0], ConfigChanged(msgspec.json.encode(wanted)), now)
-
-            await runner.call(decide)
-            if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
-                await runner.reopen()
-            return _info(entry)
-
-    async def list_topics(self) -> list[TopicInfo]:
-        entries = self._catalog_or_fail().entries.values()
-        return sorted((_info(e) for e in entries), key=lambda info: info.name)
-
-    @_to_its_end
-    async def delete_topic(self, topic: str) -> None:
-        io = self._io_or_fail()
-        async with self._admin:
-            entry = self._entry(topic)
-            runner = self._runners.pop(entry.topic, None)
-            last_ms = 0
-            if runner is not None:
-                await runner.close(TopicNotFound(topic))
-                last_ms = max(unix_ms_of(p.ids.last) for p in runner.topic.partitions)
-            # Once the catalog does not name it the topic is gone, and its folder is swept now or at the next open.
-            try:
-                await self._on_disk(self._catalog_or_fail().remove, entry, last_ms)
-            except (OSError, StorageFull):
-                await self._load(entry)
-                raise
-            self._refused.pop(entry.topic, None)
-            try:
-                await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
-            except OSError as error:
-                log.warning("folder left for the next open", topic=entry.topic, error=str(error))
 
     async def purge(self, topic: str) -> int:
         runner = self._runner(topic)
@@ -719,7 +407,6 @@ class EmbeddedBroker:
 LOG_FRAMES = 16
 REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
 CHUNK_BYTES = 3 << 20
-_DEFAULT = TopicConfig()
 
 
 def _worst(problems: list[HeaplineError]) -> HeaplineError:
@@ -743,7 +430,3 @@ def _take(found: Any, count: int) -> list[LogFrame]:
         if len(batch) == count:
             break
     return batch
-
-
-def _info(entry: Entry) -> TopicInfo:
-    return TopicInfo(name=entry.topic, incarnation=entry.incarnation, config=entry.config)

@@ -61,7 +61,9 @@ class CheckingRig(JournalRig):
         messages = self.model.messages
         living = {m.id for m in messages.values() if m.is_living}
         assert {id for id, m in messages.items() if m.lapsed} == p.lapsed
-        assert p.retrying <= {id for id in living if messages[id].state == "delayed"}
+        delayed = {id for id in living if messages[id].state == "delayed"}
+        assert p.retrying <= delayed
+        assert {id for id in delayed - p.touched.keys() if messages[id].attempts} <= p.retrying
         assert p.touched.keys() <= living
         assert p.limits == {id: messages[id].max_retries for id in living if messages[id].max_retries is not None}
         assert p.reasons.keys() <= living

@@ -1,6 +1,6 @@
 """What is left lying about in heap and wheels is never delivered, fired, counted or kept for long.
 
-The scenarios of the docstring of core/state.py, by name, and those that the model found.
+The scenarios of the docstring of core/entries.py, by name, and those that the model found.
 """
 
 from __future__ import annotations
@@ -114,6 +114,33 @@ def test_timer_rescheduled_there_and_back_fires_once() -> None:
     assert [e.ids.tolist() for e in rig.tick(limit=1) if isinstance(e, Fired)] == [[a], [b]]
     rig.everywhere()
     assert rig.pop(9) == [a, b]
+
+
+def test_timer_with_many_equal_entries_fires_once_among_others() -> None:
+    rig = Rig()
+    ids = rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(4)))
+    due = rig.model.messages[ids[0]].due
+    for _ in range(5):
+        rig.reschedule(ids[1], due=due + 5)
+        rig.reschedule(ids[1], due=due)
+    rig.advance(DAY)
+    (event,) = rig.tick()
+    assert isinstance(event, Fired)
+    assert event.ids.tolist() == ids
+    rig.everywhere()
+
+
+def test_heap_with_many_equal_entries_of_a_message_serves_it_once_among_others() -> None:
+    for size in (1, 2, 4):
+        rig = Rig()
+        ids = rig.enqueue(*(Outgoing(b"", priority=5) for _ in range(4)))
+        for _ in range(9):  # more than are kept one by one, so that they lie in several runs
+            rig.reschedule(ids[1], priority=9)
+            rig.reschedule(ids[1], priority=5)
+        assert rig.pop(size) + rig.pop(9) == ids
+        rig.release(*ids)
+        assert rig.purge() == 4
+        rig.everywhere()
 
 
 def test_tick_passes_over_due_rows_that_are_all_stale() -> None:

@@ -293,3 +293,51 @@ async def test_rewriting_can_be_turned_off() -> None:
         await reclaim(rig)
         await reclaim(rig)
         assert rig.runner().upkeep.records_moved_total == 0
+
+
+async def one_old_message(rig: Rig) -> int:
+    """A ready message in a first segment that is otherwise dead; nothing of it is in memory."""
+    r = await rig.hl.enqueue("jobs", b"old" * 500, priority=50)
+    await churn(rig)
+    for _ in range(2):
+        await rig.hl.enqueue("jobs", b"mark", priority=-1)
+        await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.snapshot("jobs")
+    rig.runner().journal.cache.clear()
+    return r.id
+
+
+async def moved_away(rig: Rig) -> None:
+    """Its record is rewritten elsewhere and its segment goes."""
+    first = rig.files(".seg")[0]
+    for _ in range(3):
+        await rig.runner().upkeep.reclaim()
+    assert first not in rig.files(".seg")
+
+
+@pytest.mark.parametrize("call", ["get", "peek", "pop", "reschedule"])
+async def test_record_that_moves_while_it_is_being_read_is_not_taken_for_damaged(call: str) -> None:
+    async with opened(cache_bytes=0) as rig:
+        id = await one_old_message(rig)
+        rig.io.hold = {"load"}
+        hl = rig.hl
+        calls: dict[str, Any] = {
+            "get": hl.get("jobs", id), "peek": hl.peek("jobs"), "pop": hl.pop("jobs"),
+            "reschedule": hl.reschedule("jobs", id, priority=7),
+        }  # fmt: skip
+        reading = asyncio.create_task(calls.pop(call))
+        for other in calls.values():
+            other.close()
+        await settle()
+        slow = rig.io.held.pop()
+        rig.io.hold.clear()
+        await moved_away(rig)
+        rig.io._do(*slow)
+        answer = await reading
+        if call != "reschedule":
+            info = answer if call == "get" else answer[0]
+            assert (info.id, info.payload) == (id, b"old" * 500)
+        else:
+            assert (await hl.get("jobs", id)).priority == 7
+        stats = await hl.stats("jobs")
+        assert (stats.dead, stats.corrupt_records_total) == (0, 0)
