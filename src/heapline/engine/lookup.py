@@ -26,7 +26,7 @@ async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[fa
     column = np.array(positions, dtype=np.int64)
     records, missing = runner.journal.cached(column)
     if len(missing):
-        records.fill(missing, await runner.io.run(runner.journal.load, column[missing]))
+        records.fill(missing, await runner.load(column[missing]))
     return [None if i in records.bad else facts.Record(records, i) for i in range(len(column))]
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from heapline.clock import Clock, SteadyClock
 from heapline.config import BrokerConfig
-from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked, Resumed
+from heapline.core.events import I64, Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked, Resumed
 from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
@@ -50,6 +50,7 @@ from heapline.errors import (
     TopicReloading,
     UnavailableError,
 )  # fmt: skip
+from heapline.journal.records import Records
 from heapline.logs import Log
 from heapline.model import Message, Now
 
@@ -89,6 +90,7 @@ class TopicRunner:
         self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
         self._calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
         self._pops: deque[PopCall] = deque()
+        self._reads: set[asyncio.Future[Records]] = set()
         self._taken: list[PopCall] = []  # by the turn that is under way
         self._turn_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -444,11 +446,23 @@ class TopicRunner:
         else:
             give(call.future, [])
 
+    def load(self, positions: I64) -> asyncio.Future[Records]:
+        """Read records from disk, in a thread."""
+        future = self.io.run(self.journal.load, positions)
+        self._reads.add(future)
+        future.add_done_callback(self._reads.discard)
+        return future
+
+    async def reads_done(self) -> None:
+        """Wait for the reads under way: their positions may lie in a segment that has since been emptied."""
+        if self._reads:
+            await asyncio.wait(self._reads)
+
     def _read(self, calls: list[PopCall]) -> None:
         """Get the records while the leases are being made durable: those of all pops of a turn at once."""
         positions = np.array([p for call in calls for p in call.positions], dtype=np.int64)
         records, missing = self.journal.cached(positions)
-        load = self.io.run(self.journal.load, positions[missing]) if len(missing) else None
+        load = self.load(positions[missing]) if len(missing) else None
 
         def hand_over(_: Any = None) -> None:
             if load is not None:

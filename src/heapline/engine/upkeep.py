@@ -133,6 +133,7 @@ class Upkeep:
                         await self._rewrite(segment)  # it goes when two snapshots have passed the rewriting
                     break
                 await self._make_durable(journal, unit)
+                await runner.reads_done()
                 if not await runner.io.run(self._delete, segment):
                     break
                 runner.topic.live.drop(segment)
@@ -188,7 +189,7 @@ class Upkeep:
             if not len(places):
                 return
             positions = layout.pack(segment, places, 0)
-            records = await runner.io.run(runner.journal.load, positions)
+            records = await runner.load(positions)
             moved = await runner.call(partial(self._move, positions, records))
             self.records_moved_total += moved
             if not moved:

@@ -331,9 +331,12 @@ async def test_record_that_moves_while_it_is_being_read_is_not_taken_for_damaged
         await settle()
         slow = rig.io.held.pop()
         rig.io.hold.clear()
-        await moved_away(rig)
+        moving = asyncio.create_task(moved_away(rig))
+        await settle()
+        assert not moving.done(), "a segment waits for those who read in it"
         rig.io._do(*slow)
         answer = await reading
+        await moving
         if call != "reschedule":
             info = answer if call == "get" else answer[0]
             assert (info.id, info.payload) == (id, b"old" * 500)
