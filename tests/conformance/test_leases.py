@@ -100,19 +100,6 @@ async def test_leases_of_several_topics_may_be_acked_together(topic: MakeTopic, 
     assert [((await broker.stats(t)).ready, (await broker.stats(t)).leased) for t in ("b", "c")] == [(1, 0), (0, 0)]
 
 
-async def test_ack_after_the_deadline_but_before_its_expiry_is_recorded_is_good(jobs: Broker) -> None:
-    """The deadline is real time's, and between it and the record there is nothing that a test could hold open but
-    acks decided in the turn that would record it: those come first."""
-    await put(jobs, 1)
-    m = await take(jobs, visibility=0.001)
-    try:
-        await m.ack()
-    except heapline.LeaseLost:
-        assert (await jobs.get("jobs", m.id)).state in ("ready", "delayed")
-    else:
-        assert (await jobs.get("jobs", m.id)).state == "acked"
-
-
 # -- nack --------------------------------------------------------------------------------------------------------------
 
 

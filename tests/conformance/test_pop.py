@@ -174,24 +174,6 @@ async def test_pop_cancelled_at_any_moment_leaves_no_lease_behind(jobs: Broker) 
         await m.release()
 
 
-async def test_result_that_meets_a_cancellation_is_given_back(jobs: Broker) -> None:
-    """The answer is there, but before the one who asked can run it is cancelled."""
-    task = await waiting_pop(jobs)
-    loop = asyncio.get_running_loop()
-    put_one = asyncio.create_task(put(jobs, 1))
-    while not task.done():
-        waits_for = task._fut_waiter  # type: ignore[attr-defined]
-        if waits_for is None or waits_for.done():
-            task.cancel()
-        await asyncio.sleep(0)
-        assert loop.time() > 0
-    await put_one
-    if task.cancelled():
-        assert len(await jobs.pop("jobs", wait=5)) == 1
-    else:
-        pytest.skip("the moment was missed")
-
-
 # -- repeating ---------------------------------------------------------------------------------------------------------
 
 

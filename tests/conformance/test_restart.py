@@ -99,11 +99,7 @@ async def test_time_goes_on_while_the_broker_is_closed(world: World, jobs: Broke
     await put(jobs, 2, ttl=60)
     await put(jobs, 3)
     leased = (await jobs.pop("jobs", 2, visibility=60))[1]
-    await world.stop()
-    world.clock.advance(61)  # type: ignore[attr-defined]
-    await world.start()
-    hl = world.broker
-    await world.advance(0.2)
+    hl = await world.away(61)
     assert [(await hl.get("jobs", m)).state for m in (leased.id,)] == ["delayed"]
     stats = await hl.stats("jobs")
     assert (stats.ready, stats.delayed, stats.leased) == (1, 1, 0), "one is due, one backs off, one has expired"

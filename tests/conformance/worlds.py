@@ -42,6 +42,10 @@ class World(Protocol):
         """Time passes, and what it brings about has happened."""
         ...
 
+    async def away(self, seconds: float) -> Broker:
+        """Time passes while the broker is closed."""
+        ...
+
     def now(self) -> datetime:
         """The broker's wall time."""
         ...
@@ -94,6 +98,13 @@ class EmbeddedWorld:
                 shutil.rmtree(folder)
                 folder.mkdir()
         await self.start()
+        return self.broker
+
+    async def away(self, seconds: float) -> Broker:
+        await self.stop()
+        self.clock.advance(seconds)
+        await self.start()
+        await self.advance(0)
         return self.broker
 
     async def advance(self, seconds: float) -> None:

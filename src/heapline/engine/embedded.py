@@ -52,6 +52,7 @@ from heapline.errors import (
     HeaplineError,
     LeaseLost,
     TopicReloading,
+    UnavailableError,
 )  # fmt: skip
 from heapline.model import (
     DlqFilter,
@@ -209,7 +210,12 @@ class EmbeddedBroker(TopicKeeper):
             half = len(messages) // 2
             first = await self._enqueue_all(runner, messages[:half], atomic, identity)
             return first + await self._enqueue_all(runner, messages[half:], atomic, identity)
-        results: list[Enqueued] = await runner.enqueue(call)
+        try:
+            results: list[Enqueued] = await runner.enqueue(call)
+        except UnavailableError as error:
+            if atomic:
+                raise
+            results = [Enqueued(0, error=error)] * len(messages)  # others of the same batch may have gone in
         return results
 
     async def open_producer(self, topic: str, producer_id: str) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import heapline
+from heapline.engine import EmbeddedBroker
+from heapline.model import from_ms
 from tests.unit.engine.rig import PATH, Rig, opened
 
 CHILD = """
@@ -94,8 +97,6 @@ async def test_every_call_on_a_broker_that_is_not_open_says_so() -> None:
     await rig.topic()
     await hl.close()
     await hl.close()  # again is fine
-    from heapline.engine import EmbeddedBroker
-
     for broker in (hl, EmbeddedBroker(PATH, disk=rig.disk)):
         calls = [
             lambda b: b.enqueue("jobs", b"x"), lambda b: b.pop("jobs"), lambda b: b.create_topic("jobs"),
@@ -195,7 +196,6 @@ async def test_catalog_of_a_newer_version_is_refused() -> None:
         rig.disk.write_file_atomic(catalog, rig.disk.read_file(catalog).replace(b'"version": 1', b'"version": 99'))
         with pytest.raises(heapline.UnknownFormat, match="99"):
             await rig.open()
-        rig.hl = Rig().hl if hasattr(Rig, "hl") else rig.hl
 
 
 async def test_clock_set_back_between_two_lives_repeats_no_id_and_ends_no_lease_early() -> None:
@@ -214,12 +214,45 @@ async def test_clock_set_back_between_two_lives_repeats_no_id_and_ends_no_lease_
         assert (await hl.get("jobs", m.id)).state == "delayed"
 
 
-async def test_jump_of_the_wall_clock_is_counted_and_moves_only_what_hangs_on_it() -> None:
+@pytest.mark.parametrize("jump", [3600, -3600])
+async def test_jump_of_the_wall_clock_is_counted_and_moves_only_what_hangs_on_it(jump: int) -> None:
     async with opened() as rig:
-        await rig.hl.enqueue("jobs", b"delay", delay=100)
-        (lease,) = [await rig.hl.enqueue("jobs", b"leased")]
-        await rig.hl.pop("jobs", visibility=100)
-        rig.clock.jump_wall(3600)
-        stats = await rig.hl.stats("jobs")
-        assert (stats.clock_jumps_total, stats.delayed, stats.leased) == (1, 1, 1)
-        assert (await rig.hl.get("jobs", lease.id)).state == "leased"
+        moment = from_ms(rig.clock.wall_ms()) + timedelta(seconds=100)
+        delay = (await rig.hl.enqueue("jobs", b"delay", delay=100)).id
+        at = (await rig.hl.enqueue("jobs", b"at", deliver_at=moment)).id
+        lease = (await rig.hl.enqueue("jobs", b"leased")).id
+        await rig.hl.pop("jobs", visibility=150)
+
+        async def states() -> list[str]:
+            for _ in range(2):
+                stats = await rig.hl.stats("jobs")
+            assert stats.clock_jumps_total == 1
+            return [(await rig.hl.get("jobs", id)).state for id in (delay, at, lease)]
+
+        rig.clock.jump_wall(jump)
+        rig.clock.advance(2)  # the wall is looked at every second while something hangs on it
+        assert await states() == ["delayed", "ready" if jump > 0 else "delayed", "leased"]
+        rig.clock.advance(100)
+        assert await states() == ["ready", "ready" if jump > 0 else "delayed", "leased"]
+        rig.clock.advance(3600)
+        assert (await states())[:2] == ["ready", "ready"]
+
+
+async def test_reboot_of_the_machine_between_two_lives_changes_nothing() -> None:
+    async with opened() as rig:
+        late = (await rig.hl.enqueue("jobs", b"late", delay=1000)).id
+        lease = (await rig.hl.enqueue("jobs", b"leased")).id
+        await rig.hl.pop("jobs", visibility=500)
+        await rig.hl.close()
+        rig.clock.advance(400)
+        rig.clock.reboot()
+        hl = await rig.open()
+        rig.clock.advance(90)
+        await hl.stats("jobs")
+        assert [(await hl.get("jobs", id)).state for id in (late, lease)] == ["delayed", "leased"]
+        rig.clock.advance(20)
+        await hl.stats("jobs")
+        assert (await hl.get("jobs", lease)).state == "delayed"
+        rig.clock.advance(500)
+        await hl.stats("jobs")
+        assert (await hl.get("jobs", late)).state == "ready"
