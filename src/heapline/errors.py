@@ -47,6 +47,17 @@ class HeaplineError(Exception):
     def facts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.fields}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors go from process to process (pickle calls a class with its args, which here are the text alone)."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[HeaplineError], args: tuple[Any, ...], state: dict[str, Any]) -> HeaplineError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class RequestError(HeaplineError):
     """The request cannot be carried out as it stands; fix it. Nothing was changed."""

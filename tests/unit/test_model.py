@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -95,6 +97,20 @@ def test_errors_carry_their_facts_and_say_what_to_do() -> None:
     assert "4 message(s)" in str(error)
     assert heapline.ResourceExhausted("max_backlog", 5).facts() == {"what": "max_backlog", "limit": 5}
     assert heapline.PayloadTooLarge(9, 8, "jobs").facts() == {"size": 9, "limit": 8, "topic": "jobs"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        heapline.LeaseLost([1], "jobs"), heapline.Closed(), heapline.StorageFull(), heapline.BadRequest("why"),
+        heapline.TopicExists("jobs", ["mode"]), heapline.JournalCorrupt("x.seg", 5, "torn"),
+        heapline.IdempotencyConflict("key", "id"), heapline.CorruptionError("text"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_errors_go_from_process_to_process_whole(error: heapline.HeaplineError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), str(again), again.facts()) == (type(error), str(error), error.facts())
 
 
 def test_branches_say_what_the_caller_should_do() -> None:

@@ -189,6 +189,17 @@ async def test_damaged_topic_is_refused_by_name_while_the_others_serve() -> None
         await hl.enqueue("jobs", b"anew")
 
 
+async def test_topic_whose_files_are_gone_is_damaged_and_not_empty() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        await rig.hl.close()
+        rig.disk.remove_tree(f"{PATH}/topics/default/jobs.1")
+        hl = await rig.open()
+        with pytest.raises(heapline.CorruptionError):
+            await hl.enqueue("jobs", b"x")
+        await hl.enqueue("other", b"x")
+
+
 async def test_catalog_of_a_newer_version_is_refused() -> None:
     async with opened() as rig:
         await rig.hl.close()

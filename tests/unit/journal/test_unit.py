@@ -10,9 +10,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.core.record import ROW
 from heapline.errors import UnknownFormat
 from heapline.journal import unit as unit_module
-from heapline.core.record import ROW
 from heapline.journal.block import ROW_BYTES, make_block, new_rows, row_checks
 from heapline.journal.index import SegmentIndex
 from heapline.journal.planner import UnitPlanner
