@@ -401,6 +401,10 @@ class EmbeddedBroker(TopicKeeper):
         if end is not None:
             check_int("end", end, 0, 1 << 62)
         reader = runner.journal.reader()
+        if start:  # 0 means from wherever the log starts
+            first = (await runner.io.run(first_offsets, reader, partition + 1))[partition]
+            if first is not None and start < first:
+                raise BadRequest(f"offset {start} of partition {partition} was reclaimed: the log starts at {first}")
         found = frames(reader, runner.name, partition, start, end)
         while True:
             batch = await runner.io.run(_take, found, LOG_FRAMES)

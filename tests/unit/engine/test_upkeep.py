@@ -344,3 +344,15 @@ async def test_record_that_moves_while_it_is_being_read_is_not_taken_for_damaged
             assert (await hl.get("jobs", id)).priority == 7
         stats = await hl.stats("jobs")
         assert (stats.dead, stats.corrupt_records_total) == (0, 0)
+
+
+async def test_log_below_its_start_is_refused_and_from_0_on_begins_where_it_starts() -> None:
+    async with opened() as rig:
+        await churn(rig)
+        await reclaim(rig)
+        start, _ = (await rig.hl.offsets("jobs"))[0]
+        assert start > 1
+        with pytest.raises(heapline.BadRequest, match=f"starts at {start}"):
+            _ = [frame async for frame in rig.hl.read_log("jobs", start=1)]
+        first = [frame async for frame in rig.hl.read_log("jobs")][0]
+        assert first.offset == start
