@@ -354,5 +354,5 @@ async def test_log_below_its_start_is_refused_and_from_0_on_begins_where_it_star
         assert start > 1
         with pytest.raises(heapline.BadRequest, match=f"starts at {start}"):
             _ = [frame async for frame in rig.hl.read_log("jobs", start=1)]
-        first = [frame async for frame in rig.hl.read_log("jobs")][0]
-        assert first.offset == start
+        frames = [frame async for frame in rig.hl.read_log("jobs")]
+        assert frames[0].offset == start
