@@ -18,7 +18,7 @@ What events do to all this is in core/state.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,11 +138,11 @@ class Entries:
         table = self.touched
         if not table:
             return
-        rows: Sequence[int] = range(len(ids))
+        rows: Iterable[int] = range(len(ids))
         if len(ids) > 64 + 4 * len(table):  # a whole heap against few: do not walk it in Python
-            rows = np.flatnonzero(np.isin(ids, np.fromiter(table, np.int64, len(table)))).tolist()
-        for i in rows:
-            id = ids.item(i)
+            found = np.flatnonzero(np.isin(ids, np.fromiter(table, np.int64, len(table))))
+            rows, ids = found.tolist(), ids[found]
+        for i, id in zip(rows, ids.tolist(), strict=True):
             touched = table.get(id)
             if touched is not None:
                 yield i, id, touched

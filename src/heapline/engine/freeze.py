@@ -8,7 +8,7 @@ Version 1 of the state. Ritual for changing it: bump STATE_VERSION, keep `thaw` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -72,8 +72,13 @@ def freeze(topic: Topic, unit: int) -> Frozen:
     """Capture the state that the units up to `unit` lead to."""
     blobs = _Blobs(topic.blob_names, unit)
     partitions = [_freeze_partition(p, blobs) for p in topic.partitions]
+    topic.blob_names = _run_names(blobs.arrays)  # a run that is gone never comes back
     live = topic.live.to_state()
     return Frozen([STATE_VERSION, topic.next_seq, topic.paused, topic.paused_until, live, partitions], blobs.arrays)
+
+
+def _run_names(blobs: Iterable[str]) -> dict[str, str]:
+    return {name.rpartition("-")[0]: name for name in blobs}
 
 
 def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
         topic.live.load_state(live)
         if len(partitions) > len(topic.partitions):
             raise SnapshotCorrupt(path, f"it has {len(partitions)} partitions, the topic {len(topic.partitions)}")
-        topic.blob_names = {name.rpartition("-")[0]: name for name in blobs}
+        topic.blob_names = _run_names(blobs)
         for partition, saved in zip(topic.partitions, partitions, strict=False):
             _thaw_partition(partition, saved, blobs, now, wall)
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:

@@ -79,8 +79,10 @@ class StrictOrder:
                 continue
             starts = [d.call.started for d in life.deliveries]
             starts += [c.started for c in (*life.moves, *life.ends)]
-            # What was lost with an answer may have it: it is no longer certain where the message stands.
-            starts += [c.started for c in (*seen.purges, *seen.unsure_pops) if c.ended > first.started]
+            # What was lost with an answer may have it: it is no longer certain where the message stands. It may have
+            # gone in with a try that was never answered, long before the try that was.
+            begun = min(c.started for name in life.names for c in seen.sends[name])
+            starts += [c.started for c in (*seen.purges, *seen.unsure_pops) if c.ended > begun]
             due = first.steady_end + round((sent.delay or 0) * 1000)
             until = min(starts, default=1 << 61)
             rank = (self._worst_key(seen, sent, first), life.id)

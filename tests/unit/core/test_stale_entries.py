@@ -172,10 +172,13 @@ def test_stale_entries_between_the_good_ones_are_passed_over_by_pops_of_any_size
 
 def test_purge_counts_a_message_with_several_entries_once() -> None:
     rig = Rig()
-    a = touched_five_one_five(rig)
-    for due in (5000, 6000, 5000):
-        rig.reschedule(a, due=rig.now.steady + due)
-    assert rig.purge() == 1
+    a, b = rig.enqueue(Outgoing(b""), Outgoing(b""))
+    for _ in range(30):  # so that they lie in several runs and chunks
+        rig.reschedule(a, priority=9)
+        rig.reschedule(a, priority=5)
+        rig.reschedule(b, due=START + DAY)
+        rig.reschedule(b, due=START + 2 * DAY)
+    assert rig.purge() == 2
     rig.everywhere()
 
 
@@ -200,6 +203,22 @@ def test_few_touched_messages_among_many_are_found(how: str, monkeypatch: pytest
     rig.everywhere()
 
 
+def test_names_of_runs_that_are_gone_are_forgotten_with_the_next_snapshot() -> None:
+    rig = Rig()
+    for _ in range(5):
+        rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(3)), Outgoing(b""))
+        rig.advance(DAY)
+        rig.tick()
+        rig.take_snapshot(blob_rows_min=1)
+        assert rig.snapshot is not None
+        names = set(rig.topic.blob_names.values())
+        assert names == rig.snapshot.frozen.blobs.keys()
+        rig.check(rig.thawed().partitions[0], look=True)
+        rig.take_snapshot(blob_rows_min=1)
+        assert set(rig.topic.blob_names.values()) == names, "a run keeps its name"
+        rig.pop(9)
+
+
 def test_end_of_life_from_before_a_reschedule_or_replay_is_passed_over() -> None:
     rig = Rig(max_retries_default=0)
     a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b"", ttl=1))
@@ -210,6 +229,18 @@ def test_end_of_life_from_before_a_reschedule_or_replay_is_passed_over() -> None
     rig.advance(SECOND)
     assert rig.tick() == []
     assert (rig.state_of(a), rig.state_of(b)) == ("delayed", "delayed")
+    rig.everywhere()
+
+
+def test_end_of_life_on_one_clock_is_not_taken_for_the_same_number_on_the_other() -> None:
+    rig = Rig()
+    (a,) = rig.enqueue(Outgoing(b"", ttl=5))
+    rig.reschedule(a, due=START + SECOND)
+    rig.reschedule(a, due=START + SECOND, wall=True)
+    rig.set_wall(START - DAY)
+    rig.advance(10 * SECOND)
+    assert rig.tick() == []
+    assert rig.state_of(a) == "delayed"
     rig.everywhere()
 
 

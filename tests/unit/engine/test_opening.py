@@ -89,13 +89,15 @@ async def test_time_goes_on_while_nobody_is_here_although_the_clock_was_once_ahe
         assert [m.payload for m in await rig.hl.pop("jobs", 10)] == [b"x", b"mark"]
 
 
-async def test_producer_repeats_what_a_reload_left_in_doubt_without_doubling_it() -> None:
+@pytest.mark.parametrize("atomic", [True, False])
+async def test_producer_repeats_what_a_reload_left_in_doubt_without_doubling_it(atomic: bool) -> None:
     async with opened() as rig:
         producer = heapline.Producer("p")
         await rig.hl.enqueue("jobs", b"first", producer=producer)
         rig.disk.inject("fdatasync", errno.EIO, path=".seg")
-        result = await rig.hl.enqueue("jobs", b"second", producer=producer)
-        assert not result.error
+        message = heapline.Outgoing(b"second")
+        (result,) = await rig.hl.enqueue_batch("jobs", [message], atomic=atomic, producer=producer)
+        assert (result.error, result.duplicate) == (None, False)
         assert rig.runner().counters.reloads == 1
         assert sorted(m.payload for m in await rig.hl.pop("jobs", 10)) == [b"first", b"second"]
 
