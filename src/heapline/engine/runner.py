@@ -100,7 +100,6 @@ class TopicRunner:
         self._suspended = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wakes: list[float] = []
-        self._dirty: set[int] = set()
         self.upkeep = Upkeep(self)
         self.snapshot_unit = 0
         self._bytes_at_snapshot = 0
@@ -340,7 +339,6 @@ class TopicRunner:
             self.committer.prepare_soon()
             return
         answers = self.admission.admit(calls, now)
-        self._touch_all()
 
         def answer() -> None:
             for future, result in answers:
@@ -374,7 +372,6 @@ class TopicRunner:
 
     def emit(self, partition: Partition, event: AnyEvent, now: Now) -> None:
         self.topic.emit(self.journal, partition, event, now)
-        self._dirty.add(partition.number)
         self._count(event)
 
     def emit_decision(self, partition: Partition, decision: Decision, now: Now) -> Sequence[int]:
@@ -394,9 +391,6 @@ class TopicRunner:
         elif isinstance(event, Expired):
             self.counters.expired += len(event.ids)
 
-    def _touch_all(self) -> None:
-        self._dirty.update(range(len(self.topic.partitions)))
-
     def _tick(self, now: Now) -> bool:
         """What time has brought about, in slices; True if more is due."""
         if self.topic.paused_until is not None and now.wall >= self.topic.paused_until:
@@ -409,7 +403,7 @@ class TopicRunner:
             while left > 0:
                 events = partition.decide_tick(now, left, self.topic.take_seq)
                 if not events:
-                    self._dirty.add(number)
+                    self.topic.changed.add(number)
                     break
                 for event in events:
                     left -= event.rows()
@@ -426,8 +420,6 @@ class TopicRunner:
         self._pops.clear()
         self._taken = calls
         served = self.delivery.serve(calls, now)
-        if served:
-            self._touch_all()
         if served:
             self._read(served)
         got = set(map(id, served))
@@ -549,13 +541,13 @@ class TopicRunner:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _plan_wake(self, now: Now) -> None:
-        for number in self._dirty:
+        for number in self.topic.changed:
             partition = self.topic.partitions[number]
             wait = partition.next_wake_in(now)
             if wait is not None and (len(partition.calendar) or len(partition.ttls_wall)):
                 wait = min(wait, WALL_LOOK_MS)
             self._wakes[number] = float("inf") if wait is None else now.steady + wait
-        self._dirty.clear()
+        self.topic.changed.clear()
         wake = min(self._wakes)
         if self.topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_LOOK_MS, max(0, self.topic.paused_until - now.wall)))
@@ -567,7 +559,7 @@ class TopicRunner:
             self._timer = asyncio.get_running_loop().call_later(delay, self._plan_turn)
 
     def _maintain(self, now: Now) -> None:
-        for number in self._dirty:
+        for number in self.topic.changed:
             self.topic.partitions[number].maintain(now, MAINTAIN_ROWS)
 
     # -- failing ---------------------------------------------------------------------------------------------------

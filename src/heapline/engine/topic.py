@@ -71,6 +71,7 @@ class Topic:
         self.paused = False
         self.paused_until: int | None = None  # wall ms
         self.blob_names: dict[str, str] = {}  # of runs that a snapshot has stored
+        self.changed: set[int] = set()  # partitions since the runner last planned when to wake
         self._frames: dict[int, _PendingFrame] = {}
         self._frames_bytes = 0
         self._blocks = 0
@@ -131,6 +132,7 @@ class Topic:
         if frame is None:
             frame = self._frames[partition.number] = _PendingFrame(partition.offset)
             self._frames_bytes += frame.nbytes
+        self.changed.add(partition.number)
         frame.events.append(data)
         frame.rows += event.rows()
         self._frames_bytes += len(data)
