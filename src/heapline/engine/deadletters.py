@@ -79,7 +79,7 @@ async def replay(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilte
                 dead_ids, dues, expires = shares.setdefault(info.partition, ([], [], []))
                 dead_ids.append(info.id)
                 dues.append(due if due > now.steady else 0)
-                expires.append((due or now.steady) + ttl if ttl else 0)
+                expires.append(max(due, now.steady) + ttl if ttl else 0)
                 number += 1
             for partition_number, share in shares.items():
                 partition = runner.topic.partitions[partition_number]
