@@ -55,7 +55,7 @@ class Identity(NamedTuple):
 class EnqueueCall:
     """One call of `enqueue` (`message`) or `enqueue_batch` (`columns`)."""
 
-    __slots__ = ("atomic", "columns", "future", "identity", "message", "nbytes")
+    __slots__ = ("atomic", "columns", "count", "future", "identity", "is_plain", "message", "nbytes")
 
     def __init__(
         self, future: Future[Any], *, message: Outgoing | None = None, columns: Columns | None = None,
@@ -67,27 +67,20 @@ class EnqueueCall:
         self.atomic = atomic
         self.identity = identity
         if columns is not None:
+            self.count = columns.count
+            self.is_plain = identity is None and columns.tokens is None
             self.nbytes = sum(map(len, columns.payloads)) + columns.count * 2 * ROW_BYTES
             if columns.keys or columns.headers:
                 self.nbytes += sum(map(len, columns.small_parts()[0] or ()))
-        elif message is not None:
+        else:
+            assert message is not None
+            self.count = 1
+            self.is_plain = identity is None and message.idempotency_key is None
             self.nbytes = len(message.payload) + 2 * ROW_BYTES
             if message.key or message.headers:
                 self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
         if not self.is_plain:
             self.nbytes += self.count * EVENT_BYTES_PER_ROW
-
-    @property
-    def count(self) -> int:
-        return 1 if self.columns is None else self.columns.count
-
-    @property
-    def is_plain(self) -> bool:
-        if self.identity is not None:
-            return False
-        if self.columns is None:
-            return self.message is None or self.message.idempotency_key is None
-        return self.columns.tokens is None
 
 
 Answer = tuple["Future[Any]", Any]
@@ -108,10 +101,11 @@ class Admission:
 
     def admit(self, calls: Sequence[EnqueueCall], now: Now) -> list[Answer]:
         answers: list[Answer] = []
+        limited = self._topic.config.max_backlog > 0
         group: list[EnqueueCall] = []
         group_bytes = group_count = 0
         for call in calls:
-            alone = not call.is_plain or group_count + call.count > self._room()
+            alone = not call.is_plain or (limited and group_count + call.count > self._room())
             if group and (alone or group_bytes + call.nbytes > self._group_bytes_max):
                 answers += self._admit_plain(group, now)
                 group, group_bytes, group_count = [], 0, 0

@@ -244,9 +244,11 @@ class EmbeddedBroker(TopicKeeper):
             check_seconds("visibility", visibility, 0.001)
             if visibility > config.lease_max:
                 raise BadRequest(f"visibility={visibility} is over the topic's lease_max of {config.lease_max} seconds")
-        check_seconds("wait", wait)
-        check_text("holder", holder)
-        check_text("request_id", request_id)
+        if wait != 0.0:
+            check_seconds("wait", wait)
+        if holder is not None or request_id is not None:
+            check_text("holder", holder)
+            check_text("request_id", request_id)
         check_int("max_messages", max_messages, 1, POP_MESSAGES_MAX)
         check_int("max_bytes", max_bytes, 1, 1 << 40)
         call = PopCall(

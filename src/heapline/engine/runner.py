@@ -86,6 +86,7 @@ class TopicRunner:
         self.counters = Counters()
         self._clock = clock
         self._broker = broker
+        self._loop = asyncio.get_running_loop()
         self._inbox: list[EnqueueCall] = []
         self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
         self._calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
@@ -222,7 +223,7 @@ class TopicRunner:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def future(self) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().create_future()
+        return self._loop.create_future()
 
     async def enqueue(self, call: EnqueueCall) -> Any:
         self.check()
@@ -295,7 +296,7 @@ class TopicRunner:
     def _plan_turn(self) -> None:
         if not self._turn_planned and not self._closed:
             self._turn_planned = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_planned = False
