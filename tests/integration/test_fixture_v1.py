@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import heapline
 from heapline.cli.main import app
-from heapline.core.events import KIND_NAMES, SnapshotMark
+from heapline.core.events import KIND_NAMES
 from heapline.engine import EmbeddedBroker
 from tests.fixtures.make_v1 import log_of
 from tests.integration.whole import STILL, FixedClock, digest
@@ -136,9 +136,8 @@ def test_fixture_holds_every_kind_of_file(data: Path) -> None:
 
 def test_fixture_holds_every_kind_of_event_and_is_small(version: str, expected: dict[str, Any]) -> None:
     kinds = {event[0] for topic in expected["topics"].values() for log in topic["log"].values() for event in log}
-    never_written = {KIND_NAMES[SnapshotMark]}
     if version == VERSIONS[-1]:
-        assert kinds == set(KIND_NAMES.values()) - never_written
+        assert kinds == set(KIND_NAMES.values())
     states = {
         (told or {}).get("state")
         for topic in expected["topics"].values()

@@ -215,14 +215,10 @@ class Resumed(Event, tag=0x151, gc=False):
     pass
 
 
-class SnapshotMark(Event, tag=0x161, gc=False):
-    unit: int
-
-
 AnyEvent = (
     Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
     | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
-    | Paused | Resumed | SnapshotMark
+    | Paused | Resumed
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -232,7 +228,6 @@ KIND_NAMES: dict[type[Event], str] = {
     DeadLettered: "dead_lettered", Replayed: "replayed", DeadDeleted: "dead_deleted", Cancelled: "cancelled",
     Rescheduled: "rescheduled", Expired: "expired", Purged: "purged", Moved: "moved",
     ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
-    SnapshotMark: "snapshot_mark",
 }  # fmt: skip
 
 
