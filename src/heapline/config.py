@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from heapline.errors import BadName, BadRequest
+
+C = TypeVar("C", bound=msgspec.Struct)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 DEFAULT_NAMESPACE = "default"
@@ -102,19 +104,13 @@ REOPENING_FIELDS = ("fsync", "tick")
 
 def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> TopicConfig:
     """A validated config from keywords, over `base` (or the defaults)."""
-    known = TopicConfig.__struct_fields__
-    for name in fields:
-        if name not in known:
-            raise BadRequest(f"a topic has no setting {name!r}; it has {', '.join(known)}")
+    _check_names("topic", fields, TopicConfig)
     if base is None and "max_payload_bytes" not in fields and isinstance(fields.get("segment_bytes"), int):
         # Two of the largest messages must fit into a segment; who makes segments small means small messages.
         default = TopicConfig().max_payload_bytes
         fields = {"max_payload_bytes": min(default, max(1, fields["segment_bytes"] // 2)), **fields}
     plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
-    try:
-        config = msgspec.convert(plain, TopicConfig)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"a topic's settings do not fit: {error}") from None
+    config = _convert("topic", plain, TopicConfig)
     config.validate()
     return config
 
@@ -129,6 +125,19 @@ def parse_topic(name: str) -> tuple[str, str]:
     if not NAME.match(namespace) or not NAME.match(rest):
         raise BadName("topic", name)
     return namespace, rest
+
+
+def _check_names(what: str, fields: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    for name in fields:
+        if name not in kind.__struct_fields__:
+            raise BadRequest(f"a {what} has no setting {name!r}; it has {', '.join(kind.__struct_fields__)}")
+
+
+def _convert(what: str, plain: dict[str, Any], kind: type[C]) -> C:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"a {what}'s settings do not fit: {error}") from None
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
@@ -162,13 +171,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def make_broker_config(fields: dict[str, Any]) -> BrokerConfig:
     """A validated config from keywords, over the defaults."""
-    known = BrokerConfig.__struct_fields__
-    for name in fields:
-        if name not in known:
-            raise BadRequest(f"a broker has no setting {name!r}; it has {', '.join(known)}")
-    try:
-        config = msgspec.convert(fields, BrokerConfig)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"a broker's settings do not fit: {error}") from None
+    _check_names("broker", fields, BrokerConfig)
+    config = _convert("broker", fields, BrokerConfig)
     config.validate()
     return config

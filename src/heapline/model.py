@@ -172,9 +172,6 @@ class DlqFilter(msgspec.Struct, frozen=True, kw_only=True):
     died_before: datetime | None = None
     key: str | None = None
 
-    def needs_records(self) -> bool:
-        return self.key is not None or self.priority_min is not None or self.priority_max is not None
-
 
 class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
@@ -216,15 +213,6 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int
     config: TopicConfig
-
-
-class LogRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message in one event, as `read_log` frames give them by `rows()`."""
-
-    offset: int
-    kind: str
-    id: int | None
-    facts: dict[str, Any]
 
 
 class LogFrame(msgspec.Struct, frozen=True, kw_only=True):

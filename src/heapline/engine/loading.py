@@ -5,7 +5,6 @@ Opening a topic and reloading it after a failed write are the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from heapline.clock import Clock
@@ -41,7 +40,6 @@ class Loader:
     def __init__(
         self, disk: Disk, directory: str, name: str, incarnation: int, config: TopicConfig, *, floor_ms: int,
         clock: Clock, draw: Draw, spares: SparePool | None, budget: CacheBudget,
-        progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self.disk = disk
         self.directory = directory
@@ -53,7 +51,6 @@ class Loader:
         self._draw = draw
         self._spares = spares
         self._budget = budget
-        self._progress = progress
 
     def create(self) -> None:
         """Make the journal's directory; it is there as a whole or not at all."""
