@@ -177,10 +177,6 @@ class FakeDisk:
 
     corrupt_sector = damage
 
-    def evict_caches(self) -> None:
-        for _, inode in self.walk():
-            inode.evict()
-
     # -- space -----------------------------------------------------------------------------------------------------
 
     @property

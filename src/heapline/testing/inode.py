@@ -107,11 +107,6 @@ class Inode:
             if fate != "dirty":
                 self._dirty.discard(sector)
 
-    def evict(self) -> None:
-        """The cache forgets its clean pages: what was lost shows."""
-        for sector in [s for s in self._old if s not in self._dirty]:
-            self._show(sector, self._old.pop(sector))
-
     def _show(self, sector: int, content: bytes) -> None:
         start = sector * SECTOR
         keep = max(0, min(SECTOR, len(self.data) - start))
