@@ -3,7 +3,9 @@
 `freeze` runs on the event loop and must be quick: it takes references to immutable runs and copies only small tables.
 `Frozen.encode` runs in an I/O thread. `thaw` builds the topic again.
 
-Version 1 of the state. Ritual for changing it: bump STATE_VERSION, keep `thaw` for the old one, add a fixture.
+Version 2 of the state: a dictionary of what holds for the whole topic stands at its end, and a partition's dictionary
+may hold more names than version 1 knew. Version 1 still thaws. Ritual for changing it: bump STATE_VERSION, keep `thaw`
+for the old ones, add a fixture.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from heapline.core.wheel import Chunk, TimingWheel
 from heapline.engine.topic import Topic
 from heapline.errors import SnapshotCorrupt, UnknownFormat
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+STATE_VERSIONS = (1, 2)  # that thaw
 BLOB_ROWS_MIN = 4096  # shorter runs stand in the state itself
 WHEELS = ("delays", "calendar", "ttls", "ttls_wall")
 _RUN_COLUMNS = ("keys", "ids", "positions")
@@ -74,7 +77,18 @@ def freeze(topic: Topic, unit: int) -> Frozen:
     partitions = [_freeze_partition(p, blobs) for p in topic.partitions]
     topic.blob_names = _run_names(blobs.arrays)  # a run that is gone never comes back
     live = topic.live.to_state()
-    return Frozen([STATE_VERSION, topic.next_seq, topic.paused, topic.paused_until, live, partitions], blobs.arrays)
+    whole = _freeze_whole(topic)
+    state = [STATE_VERSION, topic.next_seq, topic.paused, topic.paused_until, live, partitions, whole]
+    return Frozen(state, blobs.arrays)
+
+
+def _freeze_whole(topic: Topic) -> dict[str, Any]:
+    """What holds for all partitions."""
+    return {}
+
+
+def _thaw_whole(topic: Topic, saved: dict[str, Any]) -> None:
+    """`saved` is empty in a state of version 1."""
 
 
 def _run_names(blobs: Iterable[str]) -> dict[str, str]:
@@ -121,15 +135,16 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
     """Put a snapshot's state into a fresh topic."""
     try:
         version, *rest = msgspec.msgpack.decode(state)
-        if version != STATE_VERSION:
+        if version not in STATE_VERSIONS:
             raise UnknownFormat(path, version)
-        topic.next_seq, topic.paused, topic.paused_until, live, partitions = rest
+        topic.next_seq, topic.paused, topic.paused_until, live, partitions, *whole = rest
         topic.live.load_state(live)
         if len(partitions) > len(topic.partitions):
             raise SnapshotCorrupt(path, f"it has {len(partitions)} partitions, the topic {len(topic.partitions)}")
         topic.blob_names = _run_names(blobs)
         for partition, saved in zip(topic.partitions, partitions, strict=False):
             _thaw_partition(partition, saved, blobs, now, wall)
+        _thaw_whole(topic, whole[0] if whole else {})
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise SnapshotCorrupt(path, repr(error)) from error
 
