@@ -50,6 +50,7 @@ from heapline.model import (
     MessageInfo,
     Outgoing,
     PartitionStats,
+    SpineStats,
     TopicInfo,
     TopicStats,
 )  # fmt: skip
@@ -63,6 +64,6 @@ __all__ = [
     "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo",
     "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge", "Producer", "RecordCorrupt",
     "RequestError", "ResourceExhausted", "SnapshotCorrupt", "StaleEpoch", "StaleSequence", "StorageFull",
-    "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "UnavailableError",
-    "UnknownFormat", "aging", "open", "open_sync",
+    "SpineStats", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats",
+    "UnavailableError", "UnknownFormat", "aging", "open", "open_sync",
 ]  # fmt: skip

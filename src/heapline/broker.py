@@ -54,6 +54,12 @@ class Broker(Protocol):
 
     async def resume_topic(self, topic: str) -> None: ...
 
+    async def set_partition_throttled(
+        self, topic: str, partition: int, throttled: bool, reason: str | None = None
+    ) -> None:
+        """Leave a partition out of pops, or no longer; survives a restart. Its messages wait, all else goes on."""
+        ...
+
     async def snapshot(self, topic: str) -> None: ...
 
     # -- in --------------------------------------------------------------------------------------------------------

@@ -58,6 +58,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mode: Literal["min", "max"] = "min"  # which priority is served first: the smallest or the largest. Fixed.
     partitions: int = 1  # 1 to 1024. Order holds over all of them; more of them spread keys.
     k: int = 1  # a popped message is among the k best; 1 = exact order
+    strategy: Literal["best_first", "round_robin", "weighted"] = "best_first"  # how pops choose among partitions; only
+    # best_first keeps the order over all of them
+    partition_weights: dict[int, float] = {}  # of the weighted strategy: partition -> share; 1 where none is given
+    max_staleness: float = 0.0  # seconds after which a partition's candidate is asked for again; 0 = no limit
+    min_freshness: float = 0.0  # seconds that a new best message must stand before it is handed out; 0 = none
     ordering: Literal["strict"] | Aging = "strict"  # strict, or aging(rate): waiting makes more urgent. Fixed.
     streams: bool = True  # record which messages fell due, so that groups can follow the topic as a stream. Fixed.
     visibility_default: float = 30.0  # seconds a popped message is leased when the pop does not say
@@ -79,6 +84,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         self.backoff.validate()
         _between("partitions", self.partitions, 1, PARTITIONS_MAX)
         _between("k", self.k, 1, 1 << 31)
+        _between("max_staleness", self.max_staleness, 0, 86400)
+        _between("min_freshness", self.min_freshness, 0, 3600)
+        for partition, weight in self.partition_weights.items():
+            _between("a partition of partition_weights", partition, 0, PARTITIONS_MAX - 1)
+            _between(f"the weight of partition {partition}", weight, 0.001, 1000)
         _between("lease_max", self.lease_max, 0.001, 366 * 86400)
         _between("visibility_default", self.visibility_default, 0.001, self.lease_max)
         _between("max_retries_default", self.max_retries_default, 0, MAX_RETRIES_MAX)

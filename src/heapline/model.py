@@ -180,6 +180,23 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     leased: int
     dead: int
     offset: int  # the next row's
+    throttled: str | None = None  # why it is left out of pops ("" = nobody said); None = it is not
+    leased_total: int = 0  # messages that pops took from here since this process opened the topic
+    updates_total: int = 0  # times that its head was read again
+
+
+class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next message is chosen over the partitions."""
+
+    strategy: str
+    k: int  # a pop may return any of the k best
+    bound: int | None  # the rank that no pop exceeds as the topic is served now; None = the strategy gives none
+    partitions: int
+    available: int  # partitions that are not throttled
+    candidates: int  # of these, how many have something to give
+    updates_total: int  # heads read, since this process opened the topic, as are all totals
+    selections_total: int  # times that the best were chosen
+    refusals_total: int  # selections that found nothing to give, though something was ready
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +224,7 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     clock_jumps_total: int
     reloads_total: int
     corrupt_records_total: int
+    spine: SpineStats
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,6 +101,7 @@ class Entries:
         self.gone = GoneMemory()
         self.ready = 0
         self.delayed = 0
+        self.throttled: str | None = None  # why it is left out of pops; None = it is not
 
     # -- entries ---------------------------------------------------------------------------------------------------
 

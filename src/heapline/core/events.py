@@ -215,10 +215,17 @@ class Resumed(Event, tag=0x151, gc=False):
     pass
 
 
+class Throttled(Event, tag=0x161, gc=False):
+    """The partition is left out of pops, or no longer."""
+
+    throttled: bool
+    reason: str
+
+
 AnyEvent = (
     Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
     | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
-    | Paused | Resumed
+    | Paused | Resumed | Throttled
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -228,6 +235,7 @@ KIND_NAMES: dict[type[Event], str] = {
     DeadLettered: "dead_lettered", Replayed: "replayed", DeadDeleted: "dead_deleted", Cancelled: "cancelled",
     Rescheduled: "rescheduled", Expired: "expired", Purged: "purged", Moved: "moved",
     ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
+    Throttled: "throttled",
 }  # fmt: skip
 
 

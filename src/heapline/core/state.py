@@ -36,6 +36,7 @@ from heapline.core.events import (
     Released,
     Replayed,
     Rescheduled,
+    Throttled,
 )  # fmt: skip
 from heapline.core.leases import KEY, POSITION, Lease
 from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
@@ -329,6 +330,9 @@ class PartitionState(Entries):
     def _producer_opened(self, event: ProducerOpened, at: int) -> None:
         self.sequences.open(event.producer, event.epoch, event.partitions, at)
 
+    def _throttled(self, event: Throttled, at: int) -> None:
+        self.throttled = event.reason if event.throttled else None
+
 
 _HANDLERS: dict[type, Any] = {
     Nacked: PartitionState._nacked, LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
@@ -336,7 +340,7 @@ _HANDLERS: dict[type, Any] = {
     DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
     DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
     Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
-    ProducerOpened: PartitionState._producer_opened,
+    ProducerOpened: PartitionState._producer_opened, Throttled: PartitionState._throttled,
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Handing messages out: which go to which pop, and what a popped message looks like.
 
-The pops of a turn are served together: the best messages over all partitions in one order, shared out in the
-order in which the pops came. A pop's answer needs two things, in either order: the lease made durable, and the
-records read.
+The pops of a turn are served together: the best messages over all partitions (engine/heads.py) in one order, shared
+out in the order in which the pops came. A pop's answer needs two things, in either order: the lease made durable, and
+the records read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.partition import Partition
 from heapline.core.position import ATTEMPTS_MAX, size_bound
 from heapline.core.record import FLAG_HEADERS, FLAG_KEY
+from heapline.engine.heads import Heads
 from heapline.engine.topic import Topic
 from heapline.journal.journal import Journal
 from heapline.journal.records import Records
@@ -64,6 +65,7 @@ class Delivery:
         self._topic = topic
         self._journal = journal
         self.leased = 0
+        self.heads = Heads(topic.partitions, topic.new_heads)
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
         """Lease messages to these pops; returns those that got some."""
@@ -81,14 +83,14 @@ class Delivery:
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
         room = self._room()
-        partitions = [p for p in self._topic.partitions if p.ready]
-        if not calls or not partitions or room <= 0:
+        if not calls or room <= 0:
             return
         want = min(sum([call.max_messages for call in calls]), room)
-        if len(partitions) == 1:
+        partitions = self._topic.partitions
+        if len(partitions) > 1:
+            self._serve_many(calls, want, now)
+        elif partitions[0].ready and partitions[0].throttled is None:
             self._serve_one(partitions[0], calls, want, now)
-        else:
-            self._serve_many(partitions, calls, want, now)
 
     def _room(self) -> int:
         if self._topic.paused:
@@ -115,31 +117,42 @@ class Delivery:
         total = sum(counts)
         if total:
             rows = Rows(*(column[:total] for column in rows))
-            tokens, positions = self._lease(partition, rows, calls, counts, now)
+            tokens, positions = self._lease(partition, rows, calls, counts, now, self._topic.take_seq(total))
+            self.heads.taken[0] += total
             _hand_out(calls, counts, rows.ids, tokens, positions, now)
 
-    def _serve_many(self, partitions: Sequence[Partition], calls: Sequence[PopCall], want: int, now: Now) -> None:
+    def _serve_many(self, calls: Sequence[PopCall], want: int, now: Now) -> None:
         """The best over all partitions. Of each, that is the first so many in its own order."""
-        found = [p.eligible(want) for p in partitions]
-        keys, ids, positions = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        owner = np.repeat(np.arange(len(found)), [len(rows.ids) for rows in found])
-        order = np.lexsort((ids, keys))[:want]
-        counts = share(size_bound(positions[order]), calls)
-        order = order[: sum(counts)]
-        ids, owner = ids[order], owner[order]
-        whose = np.repeat(np.arange(len(calls)), counts)
+        self.heads.refresh()
+        chosen = self.heads.best(want)
+        counts = share(size_bound(chosen.positions), calls)
+        total = sum(counts)
+        if not total:
+            return
+        ids, owner = chosen.ids[:total], chosen.owner[:total]
+        given = np.bincount(owner, minlength=len(chosen.owners)).tolist()
+        limits = self.heads.limits(chosen, given)
+        # Of one selection all leases carry the same spine sequence: they are one step, in the order of their keys.
+        seq = self._topic.take_seq(total)
+        by_owner = owner.argsort(kind="stable")
+        whose = np.repeat(np.arange(len(calls)), counts)[by_owner]
         tokens, leased = np.empty_like(ids), np.empty_like(ids)
-        for i, partition in enumerate(partitions):
-            mine = np.flatnonzero(owner == i)
-            if len(mine):
-                rows = Rows(*(column[: len(mine)] for column in found[i]))
-                shares = np.bincount(whose[mine], minlength=len(calls)).tolist()
-                tokens[mine], leased[mine] = self._lease(partition, rows, calls, shares, now)
+        start = 0
+        for number, rows, count, limit in zip(chosen.owners, chosen.rows, given, limits, strict=True):
+            if count:
+                mine = by_owner[start : start + count]
+                shares = np.bincount(whose[start : start + count], minlength=len(calls)).tolist()
+                taken = Rows(*(column[:count] for column in rows))
+                partition = self._topic.partitions[number]
+                tokens[mine], leased[mine] = self._lease(partition, taken, calls, shares, now, seq, limit)
+                self.heads.taken[number] += count
+                start += count
         _hand_out(calls, counts, ids, tokens, leased, now)
 
     def _lease(
-        self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now
-    ) -> tuple[I64, I64]:
+        self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now, seq: int,
+        limit: int | None = None,
+    ) -> tuple[I64, I64]:  # fmt: skip
         """Lease these rows to the calls; returns their tokens and positions."""
         grants: list[Grant] = []
         for call, count in zip(calls, counts, strict=True):
@@ -153,7 +166,7 @@ class Delivery:
                     grants.append(Grant(count, deadline, call.holder, call.request_id))
         count = len(rows.ids)
         tokens = np.arange(partition.offset, partition.offset + count)
-        event = partition.decide_lease(rows, grants, now, self._topic.take_seq(count))
+        event = partition.decide_lease(rows, grants, now, seq, limit)
         self._topic.emit(self._journal, partition, event, now)
         self.leased += count
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from heapline.broker import Held, MessageId
-from heapline.core.events import Paused, Resumed
+from heapline.core.events import Paused, Resumed, Throttled
 from heapline.core.leases import DEADLINE
 from heapline.core.partition import Partition
 from heapline.engine import deadletters, lookup
@@ -103,6 +103,23 @@ class EmbeddedBroker(TopicKeeper):
         def decide(now: Now) -> None:
             if runner.topic.paused:
                 runner.emit(runner.topic.partitions[0], Resumed(), now)
+
+        await runner.call(decide)
+
+    async def set_partition_throttled(
+        self, topic: str, partition: int, throttled: bool, reason: str | None = None
+    ) -> None:
+        runner = self._runner(topic)
+        if type(throttled) is not bool:
+            raise BadRequest(f"throttled is True or False, not {throttled!r}")
+        check_reason(reason)
+
+        def decide(now: Now) -> None:
+            check_int("partition", partition, 0, len(runner.topic.partitions) - 1)
+            chosen = runner.topic.partitions[partition]
+            wanted = (reason or "") if throttled else None
+            if chosen.throttled != wanted:
+                runner.emit(chosen, Throttled(throttled, wanted or ""), now)
 
         await runner.call(decide)
 

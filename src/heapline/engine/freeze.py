@@ -119,6 +119,7 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
         "sequences": p.sequences.to_state(),
         "keys": p.keys.to_state(),
         "gone": p.gone.to_state(),
+        "throttled": p.throttled,
     }
 
 
@@ -169,6 +170,7 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
     p.sequences = SequenceWindow.from_state(saved["sequences"])
     p.keys = KeyWindow.from_state(saved["keys"])
     p.gone = GoneMemory.from_state(saved["gone"])
+    p.throttled = saved.get("throttled")
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:

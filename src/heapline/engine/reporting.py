@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapline.engine.runner import TopicRunner
-from heapline.model import PartitionStats, TopicStats
+from heapline.model import PartitionStats, SpineStats, TopicStats
 
 _DURABILITY = {
     "commit": "every answer is durable",
@@ -17,7 +17,8 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
     partitions = [
         PartitionStats(
             partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
-            offset=p.offset,
+            offset=p.offset, throttled=p.throttled, leased_total=runner.delivery.heads.taken[p.number],
+            updates_total=runner.delivery.heads.updates[p.number],
         )
         for p in topic.partitions
     ]  # fmt: skip
@@ -46,4 +47,21 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
         clock_jumps_total=runner.steady.jumps,
         reloads_total=counters.reloads,
         corrupt_records_total=counters.corrupt,
+        spine=_spine(runner),
+    )
+
+
+def _spine(runner: TopicRunner) -> SpineStats:
+    heads, config = runner.delivery.heads, runner.topic.config
+    heads.refresh()
+    return SpineStats(
+        strategy=config.strategy,
+        k=config.k,
+        bound=1 if config.strategy == "best_first" else None,
+        partitions=len(runner.topic.partitions),
+        available=sum(p.throttled is None for p in runner.topic.partitions),
+        candidates=heads.candidates,
+        updates_total=sum(heads.updates),
+        selections_total=heads.selections,
+        refusals_total=heads.refusals,
     )

@@ -72,6 +72,7 @@ class Topic:
         self.paused_until: int | None = None  # wall ms
         self.blob_names: dict[str, str] = {}  # of runs that a snapshot has stored
         self.changed: set[int] = set()  # partitions since the runner last planned when to wake
+        self.new_heads: set[int] = set()  # partitions whose head may be another than it was at the last selection
         self._frames: dict[int, _PendingFrame] = {}
         self._frames_bytes = 0
         self._blocks = 0
@@ -133,6 +134,7 @@ class Topic:
             frame = self._frames[partition.number] = _PendingFrame(partition.offset)
             self._frames_bytes += frame.nbytes
         self.changed.add(partition.number)
+        self.new_heads.add(partition.number)
         frame.events.append(data)
         frame.rows += event.rows()
         self._frames_bytes += len(data)
