@@ -27,6 +27,7 @@ from heapline.testing.checkers import judge
 from heapline.testing.clients import Budget, Client, Drainer, Operator, Producer, Worker
 from heapline.testing.history import History
 from heapline.testing.node import Node
+from heapline.testing.rank_audit import ranks
 
 STEPS = 400
 TAIL = 60
@@ -42,6 +43,7 @@ class Report:
     opens: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     disk_steps: int = 0
+    ranked: int = 0  # leases whose rank was computed
 
     @property
     def messages(self) -> int:
@@ -151,7 +153,7 @@ def broker_config(rng: random.Random) -> BrokerConfig:
 def topic_config(rng: random.Random) -> dict[str, Any]:
     return {
         "mode": rng.choice(("min", "max")),
-        "partitions": rng.choice((1, 1, 3)),
+        "partitions": rng.choice((1, 3, 8)),
         "ordering": rng.choice(("strict", "strict", aging(2.0))),
         "streams": rng.random() < 0.7,
         "visibility_default": 5.0,
@@ -181,6 +183,7 @@ class Simulation:
         ]
         self._chaos = Chaos(self.node, seed, topics, rng.random() < 0.2 if rot is None else rot)
         self._drainer = Drainer(self.node, "drain", seed, topics, budget)
+        self._ranked = 0
 
     def run(self) -> Report:
         report = Report(self.seed, self.node.history)
@@ -191,6 +194,7 @@ class Simulation:
         report.complaints += judge(self.node.history)
         report.crashes, report.opens, report.faults = self.node.crashes, self.node.opens, self._chaos.counts
         report.disk_steps = self.node.steps
+        report.ranked = self._ranked
         return report
 
     def _work(self) -> None:
@@ -200,6 +204,17 @@ class Simulation:
             self.node.disk.capacity = None
         self.node.disk.clear_faults()
         self.node.live(lambda: [self._drainer.run()])
+        self.node.live(lambda: [self._audit()])
+
+    async def _audit(self) -> None:
+        """The log tells how good every leased message was when it was leased."""
+        for name in self._wanted:
+            if name not in self.node.history.damaged:
+                config = self.node.history.topics[name]
+                found = await ranks(self.node.hl, name)
+                self._ranked += len(found)
+                worse = [r for r in found if r.rank > config.k]
+                assert not worse, f"topic {name}, k = {config.k}: {len(worse)} leases of too high a rank: {worse[:3]}"
 
     async def _make_topics(self) -> None:
         for name, wanted in self._wanted.items():
@@ -230,7 +245,7 @@ class Totals:
     def add(self, report: Report) -> None:
         rows = {
             "seeds": 1, "calls": len(report.history.calls), "messages": report.messages, "crashes": report.crashes,
-            "opens": report.opens, "disk operations": report.disk_steps, "failures": bool(report.complaints),
+            "opens": report.opens, "ranks checked": report.ranked, "disk operations": report.disk_steps, "failures": bool(report.complaints),
             **{f"fault: {kind}": n for kind, n in report.faults.items()},
         }  # fmt: skip
         for name, count in rows.items():

@@ -1,0 +1,188 @@
+"""Recomputes from the log of a topic how good every leased message was: its rank among all that were eligible.
+
+The log of each partition is in order; over partitions, spine sequences order what makes messages eligible and what
+leases them. Where an event carries no sequence (a nack without back-off, a cancellation) its place among the others of
+its unit is not known, and doubt acquits: a message is only counted while it was *certainly* eligible. So a rank found
+here is never too high, and one above `k` is a broken promise.
+
+Leases with one sequence are one step: the messages of a selection, handed out in the order of their keys.
+Rank is 1 + the number of certainly eligible messages that are strictly better and not of the same step; messages of
+partitions that are throttled do not count. A message enqueued before the log's beginning is not known, and not counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from heapline.broker import Broker
+from heapline.config import TopicConfig
+from heapline.core.ids import partition_of
+from heapline.core.partition import ordering_of
+from heapline.model import LogEvent, LogFrame
+
+#: Events after which a message is no longer waiting, without a sequence that tells when.
+_LEAVE = {"cancelled", "expired", "dead_lettered", "acked", "dead_deleted"}
+#: Events that may make messages eligible, and the column that is 0 for those which they do (None = all).
+_DUES = {"fired": None, "released": None, "enqueued": "due", "nacked": "dues", "lease_expired": "dues",
+         "replayed": "dues"}  # fmt: skip
+Key = tuple[int, int]  # (what rank counts, id)
+
+
+class Ranked(NamedTuple):
+    id: int
+    rank: int
+    seq: int
+
+
+class RankAudit:
+    """Feed it the frames of whole units, in order."""
+
+    def __init__(self, config: TopicConfig, rank_key: Callable[[int], int] | None = None) -> None:
+        """`rank_key`: of a heap key, the part that rank counts; then only a better one counts, not an older id."""
+        self._ordering = ordering_of(config)
+        self._rank_key = rank_key or int
+        self._older_is_better = rank_key is None
+        self._keys: dict[int, Key] = {}
+        self._ready: list[Key] = []  # sorted: certainly eligible
+        self._throttled: set[int] = set()
+        self.ranked: list[Ranked] = []
+
+    def unit(self, frames: Iterable[LogFrame]) -> None:
+        """The frames of one unit, one a partition."""
+        frames = list(frames)
+        for frame in frames:
+            for event in frame.events:
+                self._learn_keys(event)
+        self._judge(frames)
+        for frame in frames:
+            for event in frame.events:
+                self._settle(frame.partition, event)
+
+    def _learn_keys(self, event: LogEvent) -> None:
+        if event.kind == "enqueued":
+            columns = event.columns
+            keys = self._ordering.keys(columns["priority"], columns["enqueued_at"]).tolist()
+            for id, key in zip(columns["ids"].tolist(), keys, strict=True):
+                self._keys[id] = (self._rank_key(key), id)
+
+    # -- while the unit lasts --------------------------------------------------------------------------------------
+
+    def _judge(self, frames: list[LogFrame]) -> None:
+        unsure, closed = _doubtful(frames)
+        closed |= self._throttled
+        ready = [key for key in self._ready if key[1] not in unsure and partition_of(key[1]) not in closed]
+        steps: list[tuple[int, bool, list[int]]] = []  # (sequence, is a lease, ids)
+        for frame in frames:
+            for event in frame.events:
+                steps += _steps(event)
+        steps.sort(key=lambda step: step[:2])
+        at = 0
+        while at < len(steps):
+            seq, leases, ids = steps[at]
+            at += 1
+            if not leases:
+                for id in ids:
+                    if id in self._keys and id not in unsure and partition_of(id) not in closed:
+                        insort(ready, self._keys[id])
+                continue
+            ids = list(ids)
+            while at < len(steps) and steps[at][:2] == (seq, True):
+                ids += steps[at][2]
+                at += 1
+            self._rank(ids, seq, ready)
+
+    def _rank(self, ids: list[int], seq: int, ready: list[Key]) -> None:
+        known = [self._keys[id] for id in ids if id in self._keys]
+        for key in known:
+            place = bisect_left(ready, key)
+            if place < len(ready) and ready[place] == key:
+                del ready[place]
+        for value, id in known:
+            better = bisect_left(ready, (value, id if self._older_is_better else -1))
+            self.ranked.append(Ranked(id, 1 + better, seq))
+
+    # -- when it has ended -----------------------------------------------------------------------------------------
+
+    def _settle(self, partition: int, event: LogEvent) -> None:
+        """The state after the unit: a partition's own events are in order."""
+        columns = event.columns
+        kind = event.kind
+        if kind == "throttled":
+            (self._throttled.add if columns["throttled"] else self._throttled.discard)(partition)
+        elif kind == "purged":
+            self._ready = [key for key in self._ready if partition_of(key[1]) != partition]
+        elif kind == "rescheduled":
+            for id, key, due in zip(*(columns[n].tolist() for n in ("ids", "keys", "dues")), strict=True):
+                self._drop(id)
+                self._keys[id] = (self._rank_key(key), id)
+                if not due:
+                    self._add(id)
+        elif kind == "leased" or kind in _LEAVE:
+            for id in columns["ids"].tolist():
+                self._drop(id)
+                if kind in _LEAVE and kind != "dead_lettered":
+                    self._keys.pop(id, None)
+        else:
+            for id in _waiting_at_once(event):
+                self._add(id)
+
+    def _add(self, id: int) -> None:
+        if id in self._keys:
+            self._drop(id)
+            insort(self._ready, self._keys[id])
+
+    def _drop(self, id: int) -> None:
+        key = self._keys.get(id)
+        if key is not None:
+            place = bisect_left(self._ready, key)
+            if place < len(self._ready) and self._ready[place] == key:
+                del self._ready[place]
+
+
+def _waiting_at_once(event: LogEvent) -> list[int]:
+    """Messages that this event makes eligible, whether or not it says when."""
+    if event.kind not in _DUES:
+        return []
+    ids = event.columns["ids"]
+    due = _DUES[event.kind]
+    found: list[int] = (ids if due is None else ids[event.columns[due] == 0]).tolist()
+    return found
+
+
+def _steps(event: LogEvent) -> list[tuple[int, bool, list[int]]]:
+    columns: dict[str, Any] = event.columns
+    if event.kind == "leased":
+        return [(columns["seq"], True, columns["ids"].tolist())]
+    if event.kind in ("enqueued", "fired", "released", "replayed"):
+        ids = _waiting_at_once(event)
+        return [(columns["seq"], False, ids)] if ids else []
+    return []
+
+
+def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
+    """Messages, and partitions, of which it is not certain what they were while this unit gathered."""
+    unsure: set[int] = set()
+    closed: set[int] = set()
+    for frame in frames:
+        for event in frame.events:
+            if event.kind in ("purged", "throttled"):
+                closed.add(frame.partition)
+            elif event.kind in _LEAVE or event.kind in ("nacked", "lease_expired", "rescheduled"):
+                unsure.update(event.columns["ids"].tolist())
+    return unsure, closed
+
+
+async def ranks(broker: Broker, topic: str, rank_key: Callable[[int], int] | None = None) -> list[Ranked]:
+    """The rank of every lease that the topic's log still tells of."""
+    (info,) = [info for info in await broker.list_topics() if info.name == topic]
+    audit = RankAudit(info.config, rank_key)
+    units: dict[int, list[LogFrame]] = {}
+    for partition in await broker.offsets(topic):
+        start = (await broker.offsets(topic))[partition][0]
+        async for frame in broker.read_log(topic, partition, start):
+            units.setdefault(frame.unit, []).append(frame)
+    for _, frames in sorted(units.items()):
+        audit.unit(frames)
+    return audit.ranked
