@@ -249,7 +249,7 @@ class Operator(Client):
         id = self._some_id(topic)
         verb = rng.choice(
             ("cancel", "reschedule", "reschedule", "get", "peek", "dlq_list", "dlq_replay", "dlq_delete", "pause",
-             "purge", "snapshot", "stats", "log", "update")
+             "throttle", "purge", "snapshot", "stats", "log", "update")
         )  # fmt: skip
         if verb == "cancel" and id is not None:
             await self.call("cancel", topic, hl.cancel(topic, id), id=id)
@@ -269,6 +269,8 @@ class Operator(Client):
             await self.call("dlq_delete", topic, hl.dlq_delete(topic, ids=[id]), ids=[id])
         elif verb == "pause" and rng.random() < 0.5:
             await self._pause(topic)
+        elif verb == "throttle" and rng.random() < 0.5:
+            await self._throttle(topic)
         elif verb == "purge" and rng.random() < 0.1:
             await self.call("purge", topic, hl.purge(topic))
         elif verb == "snapshot":
@@ -289,6 +291,14 @@ class Operator(Client):
         await asyncio.sleep(rng.choice((0.1, 2.0)))
         await self.call("resume", topic, hl.resume_topic(topic))
 
+    async def _throttle(self, topic: str) -> None:
+        hl, rng = self.node.hl, self.rng
+        partition = rng.randrange(self.node.history.topics[topic].partitions)
+        work = hl.set_partition_throttled(topic, partition, True, "the operator says so")
+        await self.call("throttle", topic, work, partition=partition)
+        await asyncio.sleep(rng.choice((0.1, 2.0)))
+        await self.call("unthrottle", topic, hl.set_partition_throttled(topic, partition, False), partition=partition)
+
     def _some_id(self, topic: str) -> int | None:
         """An id that some client has been told, of late or long ago."""
         answers = [c for c in self.node.history.calls[-400:] if c.topic == topic and c.outcome == "ok" and c.result]
@@ -306,6 +316,9 @@ class Drainer(Client):
     async def run(self) -> None:
         for topic in self.topics:
             await self.call("resume", topic, self.node.hl.resume_topic(topic))
+            for partition in range(self.node.history.topics[topic].partitions):
+                work = self.node.hl.set_partition_throttled(topic, partition, False)
+                await self.call("unthrottle", topic, work, partition=partition)
             await self._drain(topic)
 
     async def _drain(self, topic: str) -> None:

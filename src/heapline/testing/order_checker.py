@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from heapline.config import Aging
+from heapline.core.ids import partition_of
 from heapline.testing.evidence import Evidence
 from heapline.testing.history import Call, Got, Sent
 
@@ -39,7 +40,10 @@ class StrictOrder:
         if seen.topic in seen.history.damaged:
             return
         waiting = sorted(self._waiting(seen), key=lambda w: w.rank)
-        pauses = self._pauses(seen)
+        pauses = _spells(seen, "pause", "resume")
+        throttled = {
+            partition: _spells(seen, "throttle", "unthrottle", partition) for partition in range(seen.config.partitions)
+        }
         upsets = sorted(
             [note.at for note in seen.history.notes]
             + [c.ended_at for c in seen.history.calls if c.topic == seen.topic and c.outcome == "unknown"]
@@ -49,21 +53,22 @@ class StrictOrder:
                 continue
             place = bisect(upsets, call.ended_at)
             before = upsets[place - 1] if place else -HERD_SECONDS
-            best = self._best(seen, waiting, call, calm=call.started_at > before + HERD_SECONDS)
+            shut = {p for p, spells in throttled.items() if _overlaps(spells, call)}
+            best = self._best(seen, waiting, call, shut, calm=call.started_at > before + HERD_SECONDS)
             if best is None:
                 continue
             if call.result:
                 worst = max(self._rank_of(seen, got) for got in call.result)
                 if best.rank < worst:
                     yield f"call {call.number} got {worst}, though {best.id} at {best.rank} was waiting"
-            elif not any(start < call.ended and call.started < end for start, end in pauses):
+            elif not _overlaps(pauses, call):
                 yield f"call {call.number} got nothing, though {best.id} at {best.rank} was waiting"
 
     @staticmethod
-    def _best(seen: Evidence, waiting: list[Waiting], call: Call, calm: bool) -> Waiting | None:
+    def _best(seen: Evidence, waiting: list[Waiting], call: Call, shut: set[int], calm: bool) -> Waiting | None:
         due = (call.decided_after or 0) - round(seen.config.tick * 1000) - LATE_MS
         for w in waiting:
-            there = w.since < call.started and call.ended < w.until
+            there = w.since < call.started and call.ended < w.until and partition_of(w.id) not in shut
             if there and (not w.delayed or (calm and w.due <= due)):
                 return w
         return None
@@ -96,18 +101,23 @@ class StrictOrder:
     def _rank_of(seen: Evidence, got: Got) -> Rank:
         return (_key(seen, got.priority, got.enqueued_ms, late=False), got.id)
 
-    @staticmethod
-    def _pauses(seen: Evidence) -> list[tuple[int, int]]:
-        """Times, by order, in which the topic may have been paused."""
-        pauses = []
-        for pause in seen.history.of(seen.topic, "pause"):
-            if pause.may_have_happened:
-                resumes = [
-                    c.ended for c in seen.history.of(seen.topic, "resume")
-                    if c.outcome == "ok" and c.started > pause.ended
-                ]  # fmt: skip
-                pauses.append((pause.started, min(resumes, default=1 << 62)))
-        return pauses
+
+def _spells(seen: Evidence, begin: str, end: str, partition: int | None = None) -> list[tuple[int, int]]:
+    """Times, by order, in which the topic may have been paused, or a partition throttled."""
+
+    def of(verb: str) -> list[Call]:
+        return [c for c in seen.history.of(seen.topic, verb) if c.args.get("partition") == partition]
+
+    ends = [c for c in of(end) if c.outcome == "ok"]
+    return [
+        (call.started, min((c.ended for c in ends if c.started > call.ended), default=1 << 62))
+        for call in of(begin)
+        if call.may_have_happened
+    ]
+
+
+def _overlaps(spells: list[tuple[int, int]], call: Call) -> bool:
+    return any(start < call.ended and call.started < end for start, end in spells)
 
 
 def _key(seen: Evidence, priority: int, enqueued_ms: int, late: bool) -> float:

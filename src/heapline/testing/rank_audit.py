@@ -39,14 +39,17 @@ class Ranked(NamedTuple):
 class RankAudit:
     """Feed it the frames of whole units, in order."""
 
-    def __init__(self, config: TopicConfig, rank_key: Callable[[int], int] | None = None) -> None:
-        """`rank_key`: of a heap key, the part that rank counts; then only a better one counts, not an older id."""
+    def __init__(
+        self, config: TopicConfig, rank_key: Callable[[int], int] | None = None, unknown: Iterable[int] = ()
+    ) -> None:
+        """`rank_key`: of a heap key, the part that rank counts; then only a better one counts, not an older id.
+        `unknown`: partitions whose log does not go back to their beginning; they may be throttled."""
         self._ordering = ordering_of(config)
         self._rank_key = rank_key or int
         self._older_is_better = rank_key is None
         self._keys: dict[int, Key] = {}
         self._ready: list[Key] = []  # sorted: certainly eligible
-        self._throttled: set[int] = set()
+        self._throttled = set(unknown)
         self.ranked: list[Ranked] = []
 
     def unit(self, frames: Iterable[LogFrame]) -> None:
@@ -120,6 +123,8 @@ class RankAudit:
                 if not due:
                     self._add(id)
         elif kind == "leased" or kind in _LEAVE:
+            if kind == "leased":
+                self._throttled.discard(partition)
             for id in columns["ids"].tolist():
                 self._drop(id)
                 if kind in _LEAVE and kind != "dead_lettered":
@@ -177,10 +182,10 @@ def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
 async def ranks(broker: Broker, topic: str, rank_key: Callable[[int], int] | None = None) -> list[Ranked]:
     """The rank of every lease that the topic's log still tells of."""
     (info,) = [info for info in await broker.list_topics() if info.name == topic]
-    audit = RankAudit(info.config, rank_key)
     units: dict[int, list[LogFrame]] = {}
-    for partition in await broker.offsets(topic):
-        start = (await broker.offsets(topic))[partition][0]
+    offsets = await broker.offsets(topic)
+    audit = RankAudit(info.config, rank_key, [partition for partition, (start, _) in offsets.items() if start])
+    for partition, (start, _) in offsets.items():
         async for frame in broker.read_log(topic, partition, start):
             units.setdefault(frame.unit, []).append(frame)
     for _, frames in sorted(units.items()):

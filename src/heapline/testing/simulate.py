@@ -245,7 +245,8 @@ class Totals:
     def add(self, report: Report) -> None:
         rows = {
             "seeds": 1, "calls": len(report.history.calls), "messages": report.messages, "crashes": report.crashes,
-            "opens": report.opens, "ranks checked": report.ranked, "disk operations": report.disk_steps, "failures": bool(report.complaints),
+            "opens": report.opens, "ranks checked": report.ranked, "disk operations": report.disk_steps,
+            "failures": bool(report.complaints),
             **{f"fault: {kind}": n for kind, n in report.faults.items()},
         }  # fmt: skip
         for name, count in rows.items():
