@@ -53,7 +53,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     seq: int | None = None  # this message's number in its producer's epoch
 
 
-class Enqueued(msgspec.Struct, frozen=True, gc=False):
+class Enqueued(msgspec.Struct, frozen=True):
     """The answer to an enqueue. `error` is only set in a batch that is not atomic."""
 
     id: int

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import heapline
-from heapline.model import from_ms
+from heapline.model import Enqueued, from_ms
 from heapline.ulid import to_ulid
 
 ID = 264905529753600000
@@ -126,3 +128,23 @@ def test_branches_say_what_the_caller_should_do() -> None:
         assert issubclass(branch, heapline.HeaplineError)
         for leaf in leaves:
             assert issubclass(getattr(heapline, leaf), branch)
+
+
+def test_an_answer_that_holds_an_error_is_freed_with_it() -> None:
+    """An error holds the frames that it passed, and these the answer: a ring that only the collector can undo."""
+
+    class Large:
+        pass
+
+    def failing() -> weakref.ref[Large]:
+        large = Large()
+        try:
+            raise ValueError
+        except ValueError as error:
+            answers = [Enqueued(0, error=error)]
+        assert answers
+        return weakref.ref(large)
+
+    kept = failing()
+    gc.collect()
+    assert kept() is None
