@@ -1,0 +1,405 @@
+"""A small world to prove the spine in: spines, partitions, a network that may do anything, and an oracle.
+
+    complaints = explore(seed=7)            one run; the same seed is the same run
+    complaints = World(k=1, partitions=3).play([(step, x, y), ...])
+
+The world moves in steps, each one `(what, x, y)`: deliver any message that is on its way (x says which), lose one,
+double one, enqueue, pop, ack, let time pass, crash a partition or the spine … `x` and `y` are taken modulo what there
+is to choose from, so any list of steps is a run, and Hypothesis can make one up and shrink it. There is no latency:
+whatever is on its way may arrive next or never, which is harsher.
+
+The oracle looks when a partition leases a message, not when the spine or a consumer hears of it: it counts the
+messages that are better, eligible at that moment in their publishers' queues (those of crashed partitions too), in
+the partitions that serve. At the end the network heals, and everything enqueued must be handed out and acked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+from heapline.core.publisher import Durable, Publisher
+from heapline.core.spine import Delivery, Spine
+from heapline.core.spine_messages import (
+    Acknowledge,
+    Cancel,
+    Fenced,
+    LeaseAnswer,
+    LeaseRequest,
+    OpenEpoch,
+    Place,
+    Publish,
+    Rebudget,
+    ToPartition,
+    ToSpine,
+)
+
+Step = tuple[str, int, int]
+Message = ToPartition | ToSpine
+
+TO_PARTITION = (OpenEpoch, Acknowledge, Rebudget, LeaseRequest, Cancel)
+KINDS: tuple[type[Message], ...] = (*TO_PARTITION, Publish, LeaseAnswer, Fenced)
+
+PARTITIONS_MAX = 6
+RESEND_MS = 10
+CANCEL_MS = 40
+#: More than any run needs to hand everything out once nothing is lost; without progress so long, it never will.
+HEALING_ROUNDS = 400
+
+#: How often each step is taken in a random run.
+WEIGHTS = {
+    "deliver": 60,
+    "enqueue": 14,
+    "pop": 12,
+    "ack": 5,
+    "give_back": 3,
+    "expire": 3,
+    "lose": 4,
+    "double": 4,
+    "time": 8,
+    "stall": 3,
+    "withdraw": 1,
+    "cancel": 1,
+    "crash": 1,
+    "restart": 3,
+    "throttle": 1,
+    "unthrottle": 2,
+    "grow": 1,
+    "new_spine": 0.5,
+}
+FAULTS = set(WEIGHTS) - {"deliver", "enqueue", "pop", "ack"}
+MOODS = (0, 0.3, 1, 3)
+
+
+class SimQueue:
+    """The local queue of one partition; what it holds survives crashes, as replay of a journal would bring it back."""
+
+    def __init__(self, on_lease: Callable[[Place], None]) -> None:
+        self.ready: list[Place] = []
+        self.leased: set[Place] = set()
+        self.unanswered: set[Place] = set()  # enqueues that the producer would repeat after a crash
+        self._on_lease = on_lease
+
+    def head(self) -> Place | None:
+        return self.ready[0] if self.ready else None
+
+    def count_better_than(self, place: Place) -> int:
+        return bisect_left(self.ready, place)
+
+    def lease(self, n: int, limit: Place) -> Sequence[Place]:
+        places = self.ready[: min(n, bisect_right(self.ready, limit))]
+        for place in places:
+            self._on_lease(place)
+            self.ready.remove(place)
+            self.leased.add(place)
+        return places
+
+    def add(self, places: Sequence[Place]) -> None:
+        for place in places:
+            self.leased.discard(place)
+            self.unanswered.discard(place)
+            insort(self.ready, place)
+
+
+class SimPartition:
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.queue = SimQueue(lambda place: world.judge_lease(self, place))
+        self.publisher = world.publisher_class(self.queue, Durable(), resend_ms=RESEND_MS)
+        self.is_up = True
+        self.enqueued: set[Place] = set()
+
+    def offer(self, places: Iterable[Place]) -> None:
+        self.publisher.offer(places, self.world.now)
+
+    def restart(self) -> None:
+        self.publisher = self.world.publisher_class(self.queue, self.publisher.durable, resend_ms=RESEND_MS)
+        self.is_up = True
+        self.publisher.tick(self.world.now)
+        self.offer(sorted(self.queue.unanswered))
+
+    @property
+    def held(self) -> list[Place]:
+        return list(self.publisher._held)
+
+
+class World:
+    def __init__(
+        self,
+        k: int,
+        partitions: int,
+        *,
+        publisher_class: type[Publisher] = Publisher,
+        spine_class: type[Spine] = Spine,
+    ) -> None:
+        self.k, self.now = k, 0
+        self.ascent = 0  # -1: every message is better than those before, which uses budgets up; 1: every one is worse
+        self.publisher_class, self.spine_class = publisher_class, spine_class
+        self.complaints: list[str] = []
+        self.ranks: list[int] = []
+        self.network: list[tuple[int, int, Message]] = []  # what is on its way: partition, epoch, message
+        self.stalled: set[tuple[int, type[Message]]] = set()
+        self.partitions: dict[int, SimPartition] = {}
+        self.throttled: dict[int, str] = {}
+        self.spines: dict[int, Spine] = {}
+        self.pops: list[tuple[int, int]] = []  # epoch, pop
+        self.in_hand: dict[Place, int] = {}  # what consumers hold, and its partition
+        self.acked: set[Place] = set()
+        self._leased_now: set[Place] = set()
+        self._lessees: dict[Place, tuple[int, int]] = {}  # whose lease it is: epoch, request
+        self._delivered: set[tuple[int, int]] = set()
+        self._ids = 0
+        for number in range(partitions):
+            self.partitions[number] = SimPartition(self, number)
+        self.new_spine(0, 0)
+
+    # --- the oracle ---
+
+    def judge_lease(self, partition: SimPartition, place: Place) -> None:
+        spine = self.spines[partition.publisher.durable.epoch]
+        serving = spine.serving
+        better = sum(self.partitions[q].queue.count_better_than(place) for q in serving | {partition.number})
+        self.ranks.append(better + 1)
+        if partition.number not in serving:
+            self.complain(f"partition {partition.number} leased {place} while it does not serve")
+        if better + 1 > self.k:
+            self.complain(f"partition {partition.number} leased {place} at rank {better + 1}, K is {self.k}")
+        if place in self.acked or place in self._lessees:
+            self.complain(f"{place} was leased again")
+        self._leased_now.add(place)
+
+    def judge_delivery(self, epoch: int, delivery: Delivery) -> None:
+        if (epoch, delivery.request) in self._delivered:
+            self.complain(f"request {delivery.request} of epoch {epoch} was delivered twice")
+        self._delivered.add((epoch, delivery.request))
+        for place in delivery.leased:
+            if self._lessees.get(place) == (epoch, delivery.request):  # else the lease has run out meanwhile
+                self.in_hand[place] = delivery.partition
+
+    def complain(self, what: str) -> None:
+        self.complaints.append(f"at {self.now} ms: {what}")
+
+    # --- steps ---
+
+    def play(self, steps: Iterable[Step], *, heal: bool = True) -> list[str]:
+        for what, x, y in steps:
+            getattr(self, what)(x, y)
+            self.collect()
+            if self.complaints:
+                return self.complaints
+        if heal:
+            self.heal()
+        return self.complaints
+
+    def collect(self) -> None:
+        """What spines and partitions have said since is on its way; a crashed partition says nothing."""
+        for spine in self.spines.values():
+            self.network += [(number, spine.epoch, message) for number, message in spine.outbox]
+            spine.outbox.clear()
+            for delivery in spine.deliveries:
+                self.judge_delivery(spine.epoch, delivery)
+            spine.deliveries.clear()
+        for number, partition in self.partitions.items():
+            publisher = partition.publisher
+            for message in publisher.outbox:
+                self.network.append((number, publisher.durable.epoch, message))
+                if isinstance(message, LeaseAnswer):
+                    for place in self._leased_now.intersection(message.leased):
+                        self._lessees[place] = (publisher.durable.epoch, message.request)
+            publisher.outbox.clear()
+        self._leased_now.clear()
+
+    @property
+    def spine(self) -> Spine:
+        return self.spines[max(self.spines)]
+
+    def deliver(self, x: int, y: int) -> None:
+        moving = [i for i, (number, _, message) in enumerate(self.network) if not self._is_stalled(number, message)]
+        if moving:
+            self._arrive(*self.network.pop(moving[x % len(moving)]))
+
+    def _is_stalled(self, number: int, message: Message) -> bool:
+        return (number, type(message)) in self.stalled
+
+    def _arrive(self, number: int, epoch: int, message: Message) -> None:
+        if isinstance(message, TO_PARTITION):
+            if self.partitions[number].is_up:
+                self.partitions[number].publisher.receive(message, self.now)
+            return
+        # A Fenced is for every spine that is outdated, all else for the spine of its epoch.
+        for spine in list(self.spines.values()):
+            if spine.epoch == epoch or (isinstance(message, Fenced) and spine.epoch < message.epoch):
+                spine.receive(number, message, self.now)
+
+    def stall(self, x: int, y: int) -> None:
+        """From now on one kind of message to or from one partition does not get through; or everything does again."""
+        if x % 3 == 0:
+            self.stalled.clear()
+        else:
+            self.stalled.add((x % len(self.partitions), KINDS[y % len(KINDS)]))
+
+    def lose(self, x: int, y: int) -> None:
+        if self.network:
+            self.network.pop(x % len(self.network))
+
+    def double(self, x: int, y: int) -> None:
+        if self.network:
+            self.network.append(self.network[x % len(self.network)])
+
+    def enqueue(self, x: int, y: int) -> None:
+        partition = self.partitions[x % len(self.partitions)]
+        if partition.is_up:
+            self._ids += 1
+            place = (y % 50 + 50 * self.ascent * self._ids, self._ids)
+            partition.enqueued.add(place)
+            partition.queue.unanswered.add(place)
+            partition.offer([place])
+
+    def pop(self, x: int, y: int) -> None:
+        epochs = sorted(self.spines)[-2:]  # mostly the present spine; sometimes one that does not know it was replaced
+        epoch = epochs[-1] if x % 4 or len(epochs) == 1 else epochs[0]
+        self.pops.append((epoch, self.spines[epoch].pop(1 + y % 3, self.now)))
+
+    def withdraw(self, x: int, y: int) -> None:
+        if self.pops:
+            epoch, pop = self.pops.pop(x % len(self.pops))
+            self.spines[epoch].withdraw(pop, self.now)
+
+    def cancel(self, x: int, y: int) -> None:
+        self.spine._cancel()
+
+    def _some_in_hand(self, x: int) -> tuple[Place, SimPartition] | None:
+        held = [place for place in sorted(self.in_hand) if self.partitions[self.in_hand[place]].is_up]
+        if not held:
+            return None
+        place = held[x % len(held)]
+        del self._lessees[place]
+        return place, self.partitions[self.in_hand.pop(place)]
+
+    def ack(self, x: int, y: int) -> None:
+        if (found := self._some_in_hand(x)) is not None:
+            place, partition = found
+            partition.queue.leased.remove(place)
+            self.acked.add(place)
+
+    def give_back(self, x: int, y: int) -> None:
+        """A nack without delay, or a release."""
+        if (found := self._some_in_hand(x)) is not None:
+            found[1].offer([found[0]])
+
+    def expire(self, x: int, y: int) -> None:
+        """A lease runs out, whether or not a consumer ever heard of it."""
+        partition = self.partitions[x % len(self.partitions)]
+        held = partition.held
+        leased = [place for place in sorted(partition.queue.leased) if place not in held]
+        if partition.is_up and leased:
+            place = leased[y % len(leased)]
+            self.in_hand.pop(place, None)
+            self._lessees.pop(place, None)
+            partition.offer([place])
+
+    def time(self, x: int, y: int) -> None:
+        self.now += 1 + x % (2 * RESEND_MS)
+        for spine in self.spines.values():
+            spine.tick(self.now)
+        for partition in self.partitions.values():
+            if partition.is_up:
+                partition.publisher.tick(self.now)
+
+    def crash(self, x: int, y: int) -> None:
+        self.partitions[x % len(self.partitions)].is_up = False
+
+    def restart(self, x: int, y: int) -> None:
+        down = [partition for partition in self.partitions.values() if not partition.is_up]
+        if down:
+            down[x % len(down)].restart()
+
+    def throttle(self, x: int, y: int) -> None:
+        number = x % len(self.partitions)
+        self.throttled[number] = "maintenance"
+        self.spine.throttle(number, "maintenance", self.now)
+
+    def unthrottle(self, x: int, y: int) -> None:
+        if self.throttled:
+            number = sorted(self.throttled)[x % len(self.throttled)]
+            del self.throttled[number]
+            self.spine.unthrottle(number, self.now)
+
+    def grow(self, x: int, y: int) -> None:
+        number = len(self.partitions)
+        if number < PARTITIONS_MAX:
+            self.partitions[number] = SimPartition(self, number)
+            self.spine.add(number, self.now)
+
+    def new_spine(self, x: int, y: int) -> None:
+        """A new spine; the old one may live on and not know it."""
+        epoch = len(self.spines) + 1
+        self.spines[epoch] = self.spine_class(
+            epoch,
+            list(self.partitions),
+            self.k,
+            at=self.now,
+            throttled=self.throttled,
+            resend_ms=RESEND_MS,
+            cancel_ms=CANCEL_MS,
+        )
+
+    # --- the end ---
+
+    def heal(self) -> None:
+        """Nothing is lost from here on: everything must be handed out, acked, and every enqueue answered."""
+        self.stalled.clear()
+        if self._ids % 2:
+            self.network.clear()
+        while self.throttled:
+            self.unthrottle(0, 0)
+        while not all(partition.is_up for partition in self.partitions.values()):
+            self.restart(0, 0)
+        for _ in range(HEALING_ROUNDS):
+            self.collect()
+            if self.complaints or self._is_done():
+                break
+            while self.network:
+                self.deliver(0, 0)
+                self.collect()
+            while self.in_hand:
+                self.ack(0, 0)
+            for number in self.partitions:
+                self.expire(number, 0)
+            if not self.spine.waiting:
+                self.spine.pop(3, self.now)
+            self.time(RESEND_MS, 0)
+        if not self.complaints and not self._is_done():
+            self.complain(f"not everything was handed out: {self._left_over()}; serving {sorted(self.spine.serving)}")
+
+    def _is_done(self) -> bool:
+        return not self._left_over() and len(self.spine.serving) == len(self.partitions)
+
+    def _left_over(self) -> list[Place]:
+        return sorted(
+            place for partition in self.partitions.values() for place in partition.enqueued if place not in self.acked
+        )
+
+
+def random_steps(random: Random, count: int) -> list[Step]:
+    """Steps of all kinds, but not in every run alike: one is mostly loss, the next all crashes and no throttling."""
+    names = list(WEIGHTS)
+    weights = [weight * (random.choice(MOODS) if name in FAULTS else 1) for name, weight in WEIGHTS.items()]
+    chosen = random.choices(names, weights, k=count)
+    return [(name, random.getrandbits(16), random.getrandbits(16)) for name in chosen]
+
+
+def explore(
+    seed: int,
+    *,
+    steps: int = 500,
+    publisher_class: type[Publisher] = Publisher,
+    spine_class: type[Spine] = Spine,
+) -> list[str]:
+    """One random run; the complaints of the oracle, of which there must be none."""
+    random = Random(seed)
+    k, partitions = random.choice((1, 1, 2, 3, 4, 5, 7, 9)), random.randint(1, 4)
+    world = World(k, partitions, publisher_class=publisher_class, spine_class=spine_class)
+    world.ascent = random.choice((0, 0, -1, 1))
+    return world.play(random_steps(random, steps))

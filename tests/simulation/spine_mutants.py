@@ -1,0 +1,291 @@
+"""The spine protocol with one clause taken away each: every one of them must make the oracle complain.
+
+A clause whose loss nobody notices is either not needed or not tested.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from heapline.core.publisher import Durable, LocalQueue, Publisher
+from heapline.core.spine import Spine
+from heapline.core.spine_messages import (
+    NOTHING,
+    Cancel,
+    LeaseRequest,
+    OpenEpoch,
+    Place,
+    Publish,
+    Rebudget,
+    ToPartition,
+)
+
+# --- publishers -------------------------------------------------------------------------------------------------------
+
+
+class CountsAgainstLastAcknowledged(Publisher):
+    """The budget is counted against the last acknowledged head alone; a worse one in flight is forgotten."""
+
+    _known: Place = NOTHING
+    _numbers: dict[int, Place]
+
+    def _worst(self) -> Place:
+        return self._known
+
+    def _publish_if_moved(self, at: int) -> None:
+        super()._publish_if_moved(at)
+        self.__dict__.setdefault("_numbers", {})[self._number] = self._last_head
+
+    def _heed(self, number: int) -> None:
+        if number > self._acknowledged:
+            self._known = self._numbers[number]
+        super()._heed(number)
+
+
+class CountsAgainstLastSent(Publisher):
+    """The budget is counted against the head sent last; that the spine may not have it is forgotten."""
+
+    def _worst(self) -> Place:
+        return self._last_head
+
+
+class HoldsNothingBack(Publisher):
+    """Everything is eligible at once, and published afterwards."""
+
+    def _admit(self) -> None:
+        self.queue.add(self._held)
+        self._held.clear()
+
+
+class AcceptsOutdatedRequests(Publisher):
+    """A request that a later one superseded is carried out."""
+
+    def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
+        if message.number < self._request:
+            self._request = message.number - 1
+        super()._receive_request(message, at)
+
+
+class LeasesAgainForDoubledRequest(Publisher):
+    def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
+        if message.number == self._request:
+            self._request = message.number - 1
+        super()._receive_request(message, at)
+
+
+class ForgetsCancellations(Publisher):
+    """A cancellation is confirmed, but the request itself is still carried out when it comes."""
+
+    def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
+        before = self._request
+        super()._receive_request(message, at)
+        if isinstance(message, Cancel):
+            self._request = before
+
+
+class ServesRequestsOfEarlierBoot(Publisher):
+    """A request that was made to the partition before it crashed, and may be long over, is carried out."""
+
+    def _is_for_this_boot(self, message: LeaseRequest) -> bool:
+        return True
+
+
+class IgnoresLimit(Publisher):
+    def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
+        if isinstance(message, LeaseRequest):
+            message = msgspec.structs.replace(message, limit=NOTHING)
+        super()._receive_request(message, at)
+
+
+class FencesNobody(Publisher):
+    """An older spine is obeyed again."""
+
+    def receive(self, message: ToPartition, at: int) -> None:
+        if message.epoch < self.durable.epoch and not isinstance(message, OpenEpoch):
+            newest, self.durable = self.durable, msgspec.structs.replace(self.durable, epoch=message.epoch)
+            super().receive(message, at)
+            self.durable = newest
+        else:
+            super().receive(message, at)
+
+
+class ForgetsBootOnRestart(Publisher):
+    """Numbers begin anew after a restart, so that publications from before it pass for newer ones."""
+
+    def __init__(self, queue: LocalQueue, durable: Durable, *, resend_ms: int = 200) -> None:
+        super().__init__(queue, msgspec.structs.replace(durable, boot=0), resend_ms=resend_ms)
+
+
+class TakesHeadsAsKnownOnRestart(Publisher):
+    """After a restart it goes on as if the spine had its present head."""
+
+    def __init__(self, queue: LocalQueue, durable: Durable, *, resend_ms: int = 200) -> None:
+        super().__init__(queue, durable, resend_ms=resend_ms)
+        if durable.epoch:
+            self._heads[0] = (self._number, queue.head() or NOTHING)
+
+
+class ForgetsEpochOnRestart(Publisher):
+    def __init__(self, queue: LocalQueue, durable: Durable, *, resend_ms: int = 200) -> None:
+        super().__init__(queue, Durable(0, durable.boot), resend_ms=resend_ms)
+
+
+class ConfirmsBudgetUnseen(Publisher):
+    """A smaller budget is confirmed before it is kept."""
+
+    def _settle(self, at: int, *, answer: bool = False) -> None:
+        if self._kept < self._told[0]:
+            self._kept = self._told[0]
+            answer = True
+        super()._settle(at, answer=answer)
+
+
+class TakesOutdatedBudgets(Publisher):
+    def _take_budget(self, version: int, budget: int) -> None:
+        self._told, self._budget = (max(version, self._told[0]), budget), budget
+
+
+class RaisesBudgetAtOpen(Publisher):
+    """A new spine's larger budget is taken while others still serve the old spine."""
+
+    def _open(self, opened: OpenEpoch, at: int) -> None:
+        if opened.epoch > self.durable.epoch:
+            self._budget = max(self._budget, opened.budget)
+        super()._open(opened, at)
+
+
+class ForgetsHeadsAtOpen(Publisher):
+    """Opening an epoch forgets the heads that the old spine may still reckon with."""
+
+    def _open(self, opened: OpenEpoch, at: int) -> None:
+        if opened.epoch > self.durable.epoch:
+            self._heads.clear()
+            self._heads.append((self._number, self._target()))
+        super()._open(opened, at)
+
+
+class TakesBudgetOfEarlierBoot(Publisher):
+    def _receive_rebudget(self, message: Rebudget, at: int) -> None:
+        super()._receive_rebudget(msgspec.structs.replace(message, boot=self.durable.boot), at)
+
+
+class TakesOpeningBudgetTwice(Publisher):
+    """A repeated OpenEpoch's budget, which may be outdated, is taken by a restarted partition."""
+
+    def _open(self, opened: OpenEpoch, at: int) -> None:
+        if opened.epoch == self.durable.epoch:
+            self._take_budget(opened.version, opened.budget)
+        super()._open(opened, at)
+
+
+class PublishesOnlyWhatIsHeld(Publisher):
+    """Messages within the budget are not told to anybody."""
+
+    def _target(self) -> Place:
+        return self._held[0] if self._held else self._last_head
+
+
+class NeverSaysItAgain(Publisher):
+    def tick(self, at: int) -> None:
+        pass
+
+
+# --- spines -----------------------------------------------------------------------------------------------------------
+
+
+class AcknowledgesDuringRequest(Spine):
+    """A head better than the limit is acknowledged while the limit is in use."""
+
+    def _may_acknowledge(self, partition: int, head: Place) -> bool:
+        return True
+
+
+class GivesUpOnClock(Spine):
+    """A request is forgotten after a while, whatever the partition may do with it."""
+
+    def tick(self, at: int) -> None:
+        if self._asked is not None and at >= self._asked.asked_at + self._cancel_ms:
+            self._asked = None
+        super().tick(at)
+        self._pump(at)
+
+
+class SetsNoLimit(Spine):
+    def _limit(self, partition: int) -> Place:
+        return NOTHING
+
+
+class AcknowledgesBeforeAllOpened(Spine):
+    """Heads are acknowledged while partitions that have not opened the epoch still obey the old spine."""
+
+    def _pump(self, at: int) -> None:
+        if self._unfenced:
+            for partition, member in list(self._unacknowledged.items()):
+                assert member.seen is not None
+                self._acknowledge(partition, member, member.seen, at)
+        super()._pump(at)
+
+
+class AsksBeforeAllOpened(Spine):
+    """Whoever has opened the epoch serves; nobody waits for the others."""
+
+    def _is_fenced(self) -> bool:
+        return True
+
+    def _all_keep_budget(self) -> bool:
+        return True
+
+    def _set_serving(self, partition: int, member: object, serving: bool) -> None:
+        super()._set_serving(partition, self._members[partition], serving)
+
+
+class AdmitsBeforeBudgetIsKept(Spine):
+    """A partition serves before the others keep the smaller budget."""
+
+    def _all_keep_budget(self) -> bool:
+        return all(self._members[partition].seen is not None for partition in self._announced)
+
+
+class ReformsDuringRequest(Spine):
+    """Who serves changes while a limit that was computed without them is in use."""
+
+    def _pump(self, at: int) -> None:
+        if self._is_fenced() and self.deposed_by is None and not self._unacknowledged:
+            self._reform()
+        super()._pump(at)
+
+
+class IgnoresNumbers(Spine):
+    """The publication that comes last is taken for the newest."""
+
+    def _note(self, partition: int, publication: Publish) -> None:
+        member = self._members[partition]
+        member.seen, member.acknowledged = None, 0
+        super()._note(partition, publication)
+
+
+class KeepsBudgetOfFewer(Spine):
+    """The budget is not divided among the other partitions."""
+
+    def _announce(self) -> None:
+        super()._announce()
+        self._budget = self.k - 1
+
+
+class NeverAsksAgain(Spine):
+    def tick(self, at: int) -> None:
+        pass
+
+
+class TakesDoubledAnswers(Spine):
+    def _receive_answer(self, partition: int, answer: object) -> None:
+        if self._asked is not None:
+            self._asked.partition = partition
+            self._asked.message = msgspec.structs.replace(self._asked.message, number=answer.request)  # type: ignore[attr-defined]
+        super()._receive_answer(partition, answer)  # type: ignore[arg-type]
+
+
+PUBLISHERS = [
+    kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, Publisher) and kind is not Publisher
+]
+SPINES = [kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, Spine) and kind is not Spine]
