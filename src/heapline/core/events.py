@@ -215,10 +215,20 @@ class Resumed(Event, tag=0x151, gc=False):
     pass
 
 
+class Grown(Event, tag=0x1A1, gc=False):
+    """The topic got more partitions; stands in partition 0. What was recorded before lies where `before` of them
+    placed it."""
+
+    before: int
+    after: int
+    at: int
+    until: int  # by then every idempotency key of the window scope that was recorded before has expired
+
+
 AnyEvent = (
     Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
     | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
-    | Paused | Resumed
+    | Paused | Resumed | Grown
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -228,6 +238,7 @@ KIND_NAMES: dict[type[Event], str] = {
     DeadLettered: "dead_lettered", Replayed: "replayed", DeadDeleted: "dead_deleted", Cancelled: "cancelled",
     Rescheduled: "rescheduled", Expired: "expired", Purged: "purged", Moved: "moved",
     ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
+    Grown: "grown",
 }  # fmt: skip
 
 
