@@ -63,5 +63,6 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
 
 async def make_durable(runner: TopicRunner) -> None:
     """What was answered may be only written, under the relaxed policies."""
+    runner.check()  # closed meanwhile: its journal takes no more
     if runner.journal.durable_unit < runner.journal.written_unit:
         await runner.committer.between_commits(runner.journal.sync)
