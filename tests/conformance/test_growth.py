@@ -307,6 +307,7 @@ async def test_atomic_batch_over_old_and_new_places_goes_in_whole_or_not_at_all(
 
 async def test_row_that_repeats_another_of_its_batch_goes_where_that_goes(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2)
+    await broker.enqueue_batch("jobs", numbered("key", False, None, first=MANY))  # so that older places are asked
     await broker.update_topic("jobs", partitions=9)
     results = await broker.enqueue_batch("jobs", numbered("key", False, None) * 2)
     assert [r.duplicate for r in results] == [False] * MANY + [True] * MANY

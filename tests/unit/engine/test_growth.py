@@ -229,6 +229,7 @@ async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> Non
         rig.disk.inject("rename", errno.ENOSPC, path="catalog")
         await rig.reopen()
         assert await grown(rig) == (1, 4, 4)
+        assert rig.runner().snapshot_unit == rig.runner().journal.written_unit, "the snapshot was not good enough"
         await rig.hl.update_topic("jobs", partitions=4)  # a repeat completes it
         assert await grown(rig) == (4, 4, 4)
         assert len(rig.runner().topic.growths) == 1
@@ -243,9 +244,12 @@ async def test_growth_on_a_topic_that_reloads_is_refused_and_changes_nothing() -
             await rig.hl.enqueue("jobs", b"x")
         with pytest.raises(heapline.TopicReloading):
             await rig.hl.update_topic("jobs", partitions=4)
+        with pytest.raises(heapline.TopicReloading):
+            await rig.hl.update_topic("jobs", max_backlog=4)
         rig.io.release()
         await until(lambda: rig.runner().is_serving)
         assert await grown(rig) == (1, 1, 1)
+        assert (await rig.hl.list_topics())[0].config.max_backlog == 0
 
 
 async def test_closing_while_a_growth_is_under_way_loses_neither() -> None:
@@ -326,6 +330,22 @@ async def test_growths_outlive_snapshot_and_journal() -> None:
         await crashed.reopen()  # from the snapshot that closing left
         assert crashed.runner().topic.growths == told
         await crashed.hl.close()
+
+
+async def test_epoch_is_recorded_in_new_partitions_when_its_producer_speaks() -> None:
+    async with opened() as rig:
+        epoch = await rig.hl.open_producer("jobs", "p")
+        await rig.hl.update_topic("jobs", partitions=4)
+        partitions = rig.runner().topic.partitions
+        assert [p.sequences.epoch_of("p") for p in partitions] == [epoch, None, None, None]
+        offset = partitions[0].offset
+        sent = await rig.hl.enqueue("jobs", b"x", producer_id="p", epoch=epoch, seq=0)
+        assert (await rig.hl.get("jobs", sent.id)).partition == 0, "numbers stay where the epoch began"
+        assert [p.sequences.epoch_of("p") for p in partitions] == [epoch] * 4
+        assert [p.sequences.partitions_of("p") for p in partitions] == [1] * 4
+        assert partitions[0].offset == offset + 1, "where it was known it is not recorded again"
+        assert await rig.hl.open_producer("jobs", "p") == epoch + 1
+        assert [p.sequences.partitions_of("p") for p in partitions] == [4] * 4
 
 
 # -- retries against a naive model ---------------------------------------------------------------------------------
