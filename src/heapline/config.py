@@ -56,7 +56,7 @@ def aging(rate: float) -> Aging:
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["min", "max"] = "min"  # which priority is served first: the smallest or the largest. Fixed.
-    partitions: int = 1  # 1 to 1024. Order holds over all of them; more of them spread keys.
+    partitions: int = 1  # 1 to 1024. Order holds over all of them; more of them spread keys. Can grow, never shrink.
     k: int = 1  # a popped message is among the k best; 1 = exact order
     strategy: Literal["best_first", "round_robin", "weighted"] = "best_first"  # how pops choose among partitions; only
     # best_first keeps the order over all of them
@@ -107,7 +107,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 #: Fields that are settled when a topic is made: its keys, positions and log were laid out by them.
-FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "partitions")
+FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes")
 #: Fields that change when the topic's journal is opened again, which update_topic does by itself.
 REOPENING_FIELDS = ("fsync", "tick")
 

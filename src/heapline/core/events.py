@@ -222,10 +222,20 @@ class Throttled(Event, tag=0x161, gc=False):
     reason: str
 
 
+class Grown(Event, tag=0x1A1, gc=False):
+    """The topic got more partitions; stands in partition 0. What was recorded before lies where `before` of them
+    placed it."""
+
+    before: int
+    after: int
+    at: int
+    until: int  # by then every idempotency key of the window scope that was recorded before has expired
+
+
 AnyEvent = (
     Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
     | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
-    | Paused | Resumed | Throttled
+    | Paused | Resumed | Throttled | Grown
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -236,6 +246,7 @@ KIND_NAMES: dict[type[Event], str] = {
     Rescheduled: "rescheduled", Expired: "expired", Purged: "purged", Moved: "moved",
     ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
     Throttled: "throttled",
+    Grown: "grown",
 }  # fmt: skip
 
 

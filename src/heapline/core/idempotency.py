@@ -109,6 +109,16 @@ class KeyWindow:
                 self._merge = Merge(max(stale, key=len))
         self._advance(_EXPIRE_BUDGET)
 
+    @property
+    def expires_max(self) -> int:
+        """By then every key of the window scope that is here now has expired; 0 if there is none."""
+        return max(self._recent_expires_max, max((run.expires_max for run in self._runs), default=0))
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether a key is held by a message: for as long as that takes."""
+        return bool(self._held)
+
     def __len__(self) -> int:
         """Keys in memory, expired ones that were not swept yet included."""
         return sum(len(run) for run in self._runs) + len(self._recent) + len(self._held)

@@ -21,6 +21,7 @@ from heapline.core.idempotency import key_hash
 from heapline.core.partition import Partition
 from heapline.core.placement import place
 from heapline.engine.columns import SCOPES, Columns, join
+from heapline.engine.former_places import FormerPlaces
 from heapline.engine.topic import Topic
 from heapline.errors import (
     BadRequest,
@@ -92,12 +93,16 @@ class Admission:
     def __init__(self, topic: Topic, journal: Journal) -> None:
         self._topic = topic
         self._journal = journal
-        # What is written together must fit into one block, and that into a segment, however small those are.
-        room = batch_bytes_max(topic.config, topic.config.partitions)
-        self._group_bytes_max = min(BLOCK_BYTES_MAX, topic.config.segment_bytes // 2, room)
+        self.measure()
         self._turn = 0  # whose turn it is among the partitions, for messages that name none
         self.enqueued = 0
         self.duplicates = 0
+
+    def measure(self) -> None:
+        """What is written together must fit into one block, and that into a segment, however small those are."""
+        config = self._topic.config
+        room = batch_bytes_max(config, config.partitions)
+        self._group_bytes_max = min(BLOCK_BYTES_MAX, config.segment_bytes // 2, room)
 
     def admit(self, calls: Sequence[EnqueueCall], now: Now) -> list[Answer]:
         answers: list[Answer] = []
@@ -105,6 +110,9 @@ class Admission:
         group: list[EnqueueCall] = []
         group_bytes = group_count = 0
         for call in calls:
+            if call.nbytes > self._group_bytes_max and (refusal := self._outgrown(call)) is not None:
+                answers.append((call.future, refusal))
+                continue
             alone = not call.is_plain or (limited and group_count + call.count > self._room())
             if group and (alone or group_bytes + call.nbytes > self._group_bytes_max):
                 answers += self._admit_plain(group, now)
@@ -117,6 +125,14 @@ class Admission:
             group_count += call.count
         answers += self._admit_plain(group, now)
         return answers
+
+    def _outgrown(self, call: EnqueueCall) -> Any:
+        """A large batch was measured before it got here; the topic may have grown since, and then less fits."""
+        try:
+            check_batch_bytes(call, self._topic.config)
+        except BadRequest as error:
+            return error if call.atomic else [Enqueued(0, error=error)] * call.count
+        return None
 
     def _room(self) -> int:
         """How many more messages may wait."""
@@ -224,7 +240,7 @@ class Admission:
     def _judge_and_write(self, call: EnqueueCall, columns: Columns, now: Now) -> list[Enqueued]:
         if call.identity is not None:
             self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
-        parts = self._place_identified(call, columns)
+        parts = self._place_identified(call, columns, now)
         prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
         shares = [
             _Share(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now)
@@ -264,7 +280,10 @@ class Admission:
         known = [p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
         if identity.epoch < max(known):
             raise StaleEpoch(identity.producer_id, identity.epoch, max(known))
-        if identity.epoch > min(known):
+        if identity.epoch == max(known):
+            if identity.epoch > min(known):  # the topic has grown since
+                self._open_late([p for p, epoch in enumerate(known) if epoch < identity.epoch], identity, now)
+        else:
             if atomic and len(set(seqs)) > self._room():  # all are new then: refused before anything changes
                 raise self._no_room()
             self.open_producer(identity.producer_id, identity.epoch, now)
@@ -280,7 +299,16 @@ class Admission:
             self._topic.emit(self._journal, partition, event, now)
         return epoch
 
-    def _place_identified(self, call: EnqueueCall, columns: Columns) -> I64:
+    def _open_late(self, numbers: list[int], identity: Identity, now: Now) -> None:
+        """Record the present epoch in partitions that were not there when it was opened."""
+        partitions = self._topic.partitions
+        opened_with = partitions[0].sequences.partitions_of(identity.producer_id) or len(partitions)
+        self._topic.reserve(self._journal, 256 * len(numbers), now, blocks=0, frames=len(numbers))
+        for number in numbers:
+            event = ProducerOpened(identity.producer_id, identity.epoch, opened_with)
+            self._topic.emit(self._journal, partitions[number], event, now)
+
+    def _place_identified(self, call: EnqueueCall, columns: Columns, now: Now) -> I64:
         """By key; without one by idempotency key; without that by (producer, sequence): a retry lands where it was."""
         count = len(self._topic.partitions)
         if count == 1:
@@ -298,7 +326,10 @@ class Admission:
             else:
                 self._turn = (self._turn + 1) % count
                 names.append(f"turn\0{self._turn}".encode())
-        return place(names, count)
+        parts = place(names, count)
+        if self._topic.growths:
+            return FormerPlaces(self._topic, call.identity, columns, names, parts, now.steady).parts()
+        return parts
 
 
 class _Share:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from heapline.core.entries import Dead, Touched
+from heapline.core.events import Grown
 from heapline.core.gone import GoneMemory
 from heapline.core.heap import Run, RunHeap
 from heapline.core.idempotency import KeyWindow
@@ -84,11 +85,23 @@ def freeze(topic: Topic, unit: int) -> Frozen:
 
 def _freeze_whole(topic: Topic) -> dict[str, Any]:
     """What holds for all partitions."""
-    return {}
+    whole: dict[str, Any] = {}
+    if topic.growths:
+        whole["growths"] = [msgspec.structs.astuple(growth) for growth in topic.growths]
+        whole["config"] = msgspec.json.encode(topic.config)
+    return whole
 
 
 def _thaw_whole(topic: Topic, saved: dict[str, Any]) -> None:
     """`saved` is empty in a state of version 1."""
+    topic.growths = [Grown(*growth) for growth in saved.get("growths", ())]
+
+
+def _extend(topic: Topic, saved: dict[str, Any]) -> None:
+    """The catalog may not know of a growth yet that the snapshot knows of: see growth.py."""
+    if saved.get("growths"):
+        topic.adopt(saved["config"])
+        topic.extend(topic.config.partitions)
 
 
 def _run_names(blobs: Iterable[str]) -> dict[str, str]:
@@ -140,6 +153,7 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
             raise UnknownFormat(path, version)
         topic.next_seq, topic.paused, topic.paused_until, live, partitions, *whole = rest
         topic.live.load_state(live)
+        _extend(topic, whole[0] if whole else {})
         if len(partitions) > len(topic.partitions):
             raise SnapshotCorrupt(path, f"it has {len(partitions)} partitions, the topic {len(topic.partitions)}")
         topic.blob_names = _run_names(blobs)

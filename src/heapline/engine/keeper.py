@@ -13,18 +13,18 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
-import msgspec
 import numpy as np
 
 from heapline.clock import Clock, SystemClock
 from heapline.config import FIXED_FIELDS, REOPENING_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
-from heapline.core.events import ConfigChanged
 from heapline.core.ids import unix_ms_of
 from heapline.core.partition import Draw
 from heapline.engine.catalog import Catalog, Entry
+from heapline.engine.growth import change, check_growth, make_durable
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loading import Loader
 from heapline.engine.runner import TopicRunner
@@ -41,10 +41,7 @@ from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
-from heapline.model import (
-    Now,
-    TopicInfo,
-)  # fmt: skip
+from heapline.model import TopicInfo
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
@@ -111,6 +108,8 @@ class TopicKeeper:
         ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is given back
         for error in filter(None, ends):
             raise error
+        for entry in list(self._catalog.entries.values()):
+            await self._line_up(entry)
 
     def _open_directory(self) -> Catalog:
         self._make_directory()
@@ -162,6 +161,34 @@ class TopicKeeper:
             self._refused[entry.topic] = JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
         else:
             self._runners[entry.topic] = runner
+
+    async def _line_up(self, entry: Entry) -> Entry:
+        """Have the catalog say what the journal says, if it was left behind by a growth (see growth.py). If it cannot
+        be written now that is no reason not to serve: the next change or opening does it."""
+        wanted = self._settings(entry)
+        if wanted is entry.config:
+            return entry
+        try:
+            entry = await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
+        except OSError as error:
+            log.warning("catalog is behind a growth", topic=entry.topic, error=str(error))
+            return entry
+        runner = self._runners[entry.topic]
+        before, runner.loader.config = runner.loader.config, wanted
+        await self._reopen_for(runner, before, wanted)
+        return entry
+
+    def _settings(self, entry: Entry) -> TopicConfig:
+        """The topic's settings: the catalog's, unless the topic has grown and the catalog does not know yet."""
+        runner = self._runners.get(entry.topic)
+        if runner is not None and runner.is_serving and runner.topic.config.partitions > entry.config.partitions:
+            return runner.topic.config
+        return entry.config
+
+    @staticmethod
+    async def _reopen_for(runner: TopicRunner, before: TopicConfig, wanted: TopicConfig) -> None:
+        if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
+            await runner.reopen()
 
     @staticmethod
     async def _start_runner(runner: TopicRunner) -> None:
@@ -258,6 +285,7 @@ class TopicKeeper:
             catalog = self._catalog_or_fail()
             entry = catalog.entries.get((namespace, name))
             if entry is not None:
+                entry = await self._line_up(entry)
                 differing = [f for f in TopicConfig.__struct_fields__ if getattr(wanted, f) != getattr(entry.config, f)]
                 if differing:
                     raise TopicExists(topic, differing)
@@ -300,23 +328,21 @@ class TopicKeeper:
         runner = self._runner(topic)
         async with self._admin:
             entry = self._entry(topic)
-            wanted = make_config(config, entry.config)
+            runner.check()  # one that reloads may yet turn out to have grown
+            wanted = make_config(config, self._settings(entry))
             fixed = [f for f in FIXED_FIELDS if getattr(wanted, f) != getattr(entry.config, f)]
             if fixed:
                 raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
-            before = entry.config
+            check_growth(self._settings(entry).partitions, wanted.partitions)
+            before, grows = entry.config, wanted.partitions > entry.config.partitions
+            if grows:  # the journal first: see growth.py
+                await runner.call(partial(change, runner, wanted))
+                await make_durable(runner)
             entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
             runner.loader.config = wanted
-
-            def decide(now: Now) -> None:
-                runner.topic.config = wanted
-                for partition in runner.topic.partitions:
-                    partition.config = wanted
-                runner.emit(runner.topic.partitions[0], ConfigChanged(msgspec.json.encode(wanted)), now)
-
-            await runner.call(decide)
-            if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
-                await runner.reopen()
+            if not grows:
+                await runner.call(partial(change, runner, wanted))
+            await self._reopen_for(runner, before, wanted)
             return _info(entry)
 
     async def list_topics(self) -> list[TopicInfo]:

@@ -174,6 +174,11 @@ class TopicRunner:
         counters.duplicates += self.admission.duplicates
         counters.leased += self.delivery.leased
 
+    def grew(self) -> None:
+        """The topic has more partitions than it had."""
+        self._wakes += [0.0] * (len(self.topic.partitions) - len(self._wakes))
+        self.admission.measure()
+
     def note_snapshot(self, unit: int) -> None:
         self.snapshot_unit = unit
         self._bytes_at_snapshot = self.committer.bytes_written

@@ -8,17 +8,21 @@ No I/O, no clock, no asyncio here; the runner drives it.
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from heapline.config import TopicConfig
 from heapline.core.events import (
     I64,
     AnyEvent,
+    ConfigChanged,
     Enqueued,
     Fired,
     FiredCount,
+    Grown,
     Leased,
     Moved,
     Paused,
@@ -66,7 +70,9 @@ class Topic:
         self.config = config
         self.layout = PositionLayout(config.segment_bytes)
         self.live = LiveMap(self.layout)
-        self.partitions = [Partition(p, config, self.live, now, draw) for p in range(config.partitions)]
+        self._new_partition = partial(Partition, live=self.live, now=now, draw=draw)
+        self.partitions = [self._new_partition(p, config) for p in range(config.partitions)]
+        self.growths: list[Grown] = []  # oldest first
         self.next_seq = 1  # spine sequence
         self.paused = False
         self.paused_until: int | None = None  # wall ms
@@ -167,6 +173,29 @@ class Topic:
             self.paused, self.paused_until = True, event.until
         elif isinstance(event, Resumed):
             self.paused, self.paused_until = False, None
+        elif isinstance(event, ConfigChanged):
+            self.adopt(event.config)
+        elif isinstance(event, Grown):
+            self.extend(event.after)
+            self.growths.append(event)
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    def set_config(self, config: TopicConfig) -> None:
+        """Take other settings for what is decided from now on. Partitions are added by a `Grown` alone."""
+        self.config = config
+        for partition in self.partitions:
+            partition.config = config
+
+    def adopt(self, settings: bytes) -> None:
+        """Settings (JSON) that the journal or a snapshot has recorded. The catalog is newer, and was given when the
+        topic was made, unless the recorded ones have more partitions: see growth.py."""
+        if msgspec.json.decode(settings)["partitions"] > self.config.partitions:
+            self.set_config(msgspec.json.decode(settings, type=TopicConfig))
+
+    def extend(self, count: int) -> None:
+        """Have so many partitions; those that are new are empty, and their offsets start at 0."""
+        self.partitions += [self._new_partition(p, self.config) for p in range(len(self.partitions), count)]
 
     # -- recovery --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from heapline.testing.node import Node, Unexpected
 CALL_SECONDS_MAX = 300.0
 PRIORITIES = (-(1 << 63), -5, 0, 1, 2, 3, 3, 3, 7, (1 << 63) - 1)
 HELD_MAX = 200
+PARTITIONS_MAX = 24  # of a topic that grows and grows
 
 
 class Numbered(NamedTuple):
@@ -280,7 +281,17 @@ class Operator(Client):
         elif verb == "log":
             await self.call("log", topic, read_whole_log(self.node, topic))
         elif verb == "update":
-            await self.call("update", topic, hl.update_topic(topic, dedup_window=86400.0 + rng.randrange(3)))
+            await self._update(topic)
+
+    async def _update(self, topic: str) -> None:
+        """Change something that is not seen, and now and then grow; whether an earlier growth came through or not."""
+        hl, rng = self.node.hl, self.rng
+        settings: dict[str, Any] = {"dedup_window": 86400.0 + rng.randrange(3)}
+        grow = rng.choice((0, 0, 1, 1, 2, 6))
+        if grow:
+            counts = {info.name: info.config.partitions for info in await hl.list_topics()}
+            settings["partitions"] = min(PARTITIONS_MAX, counts[topic] + grow)
+        await self.call("update", topic, hl.update_topic(topic, **settings), lambda _: settings)
 
     async def _pause(self, topic: str) -> None:
         hl, rng = self.node.hl, self.rng
