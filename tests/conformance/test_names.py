@@ -27,6 +27,7 @@ CALLS = {
     "enqueue_batch": ["topic", "messages", "atomic", "producer", "producer_id", "epoch", "answered_below"],
     "open_producer": ["topic", "producer_id"],
     "pop": ["topic", "max_messages", "visibility", "wait", "holder", "max_bytes", "request_id"],
+    "set_partition_throttled": ["topic", "partition", "throttled", "reason"],
     "ack": ["messages"],
     "nack": ["messages", "backoff", "reason"],
     "release": ["messages"],

@@ -13,12 +13,13 @@ _DURABILITY = {
 
 
 def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
-    topic, counters = runner.topic, runner.counters
+    topic, counters, heads = runner.topic, runner.counters, runner.delivery.heads
+    heads.refresh()
     partitions = [
         PartitionStats(
             partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
-            offset=p.offset, throttled=p.throttled, leased_total=runner.delivery.heads.taken[p.number],
-            updates_total=runner.delivery.heads.updates[p.number],
+            offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
+            updates_total=heads.updates[p.number],
         )
         for p in topic.partitions
     ]  # fmt: skip
@@ -53,7 +54,6 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
 
 def _spine(runner: TopicRunner) -> SpineStats:
     heads, config = runner.delivery.heads, runner.topic.config
-    heads.refresh()
     return SpineStats(
         strategy=config.strategy,
         k=config.k,
