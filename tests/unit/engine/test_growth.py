@@ -200,7 +200,7 @@ async def test_growth_whose_write_fails_leaves_the_topic_as_it_was() -> None:
         assert await drained(rig.hl) == [b"x"]
 
 
-async def test_growth_that_got_to_disk_though_its_sync_failed_is_found_by_the_reload() -> None:
+async def test_growth_whose_sync_failed_is_there_or_not_and_everything_agrees_which() -> None:
     """Nobody was told, so either is right; but catalog, settings and partitions come into line."""
     async with opened() as rig:
         rig.disk.inject("fdatasync", path=".seg")
@@ -208,7 +208,9 @@ async def test_growth_that_got_to_disk_though_its_sync_failed_is_found_by_the_re
             await rig.hl.update_topic("jobs", partitions=4, max_backlog=50)
         await until(lambda: rig.runner().is_serving)
         _, inforce, there = await grown(rig)
-        assert inforce == there == 4
+        assert inforce == there
+        assert there in (1, 4)  # which of the sectors got there is the disk's affair
+        await rig.hl.update_topic("jobs", partitions=4, max_backlog=50)
         with pytest.raises(heapline.BadRequest, match="shrink"):
             await rig.hl.update_topic("jobs", partitions=3)
         with pytest.raises(heapline.TopicExists):
