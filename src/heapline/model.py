@@ -180,6 +180,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     leased: int
     dead: int
     offset: int  # the next row's
+    prepared: int = 0  # in parts of batches that are not decided yet
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +208,16 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     clock_jumps_total: int
     reloads_total: int
     corrupt_records_total: int
+
+
+class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared batch, undecided or lately committed."""
+
+    batch_id: str
+    state: Literal["undecided", "committed"]
+    parts: dict[str, dict[str, int]]  # part -> topic -> messages; of a committed batch those named, without topics
+    messages: int  # prepared so far, or made visible by the commit
+    since: datetime  # its first part was prepared, or it was committed
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):

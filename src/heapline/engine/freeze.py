@@ -22,6 +22,7 @@ from heapline.core.heap import Run, RunHeap
 from heapline.core.idempotency import KeyWindow
 from heapline.core.leases import LeaseTable
 from heapline.core.partition import Partition
+from heapline.core.prepared import Prepared
 from heapline.core.sequences import SequenceWindow
 from heapline.core.wheel import Chunk, TimingWheel
 from heapline.engine.topic import Topic
@@ -119,6 +120,7 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
         "sequences": p.sequences.to_state(),
         "keys": p.keys.to_state(),
         "gone": p.gone.to_state(),
+        "prepared": p.prepared.to_state(),
     }
 
 
@@ -169,6 +171,7 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
     p.sequences = SequenceWindow.from_state(saved["sequences"])
     p.keys = KeyWindow.from_state(saved["keys"])
     p.gone = GoneMemory.from_state(saved["gone"])
+    p.prepared = Prepared.from_state(saved.get("prepared", ()))
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:
