@@ -348,12 +348,12 @@ class PartitionState(Entries):
     def _batch_committed(self, event: BatchCommitted, at: int) -> None:
         """Cost by part: whole columns go to heap and wheels. `ids` may be fewer than the parts hold."""
         shares = self.prepared.take(event.batch_id, event.parts)
-        attached = join([share for share in shares if share.count])
-        if attached.count != len(event.ids):
-            keep = np.isin(attached.ids, event.ids)
-            self.live.remove(attached.positions[~keep])
-            attached = attached.only(keep)
-            shares = [share.only(np.isin(share.ids, event.ids)) for share in shares]
+        if sum(share.count for share in shares) != len(event.ids):
+            keeps = [np.isin(share.ids, event.ids) for share in shares]
+            for share, keep in zip(shares, keeps, strict=True):
+                self.live.remove(share.positions[~keep])
+            shares = [share.only(keep) for share, keep in zip(shares, keeps, strict=True)]
+        attached = join(shares)
         if not np.array_equal(attached.ids, event.ids):
             raise Replay(f"partition {self.number}: the journal commits others than those that were prepared")
         if attached.count:
