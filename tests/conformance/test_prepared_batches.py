@@ -107,8 +107,6 @@ async def test_repeated_prepare_answers_the_same_ids(two: Broker) -> None:
 async def test_ids_order_and_due_times_are_those_of_the_prepare(fake_time: None, world: World, jobs: Broker) -> None:
     messages = [*some("old"), *some("late", delay=10), *some("urgent", priority=-1)]
     await jobs.prepare_batch("b", "1", messages, topic="jobs")
-        "b", "1", [*some("old"), *some("late", delay=10), *some("urgent", priority=-1)], topic="jobs"
-    )
     await world.advance(5)
     await jobs.enqueue("jobs", b"new")
     await jobs.commit_batch("b", ["1"])

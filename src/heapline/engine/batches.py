@@ -148,6 +148,14 @@ class BatchCoordinator:
             preparing.check_share_bytes(call, name, runner.topic.config, runner.name)
         await self._settle()
         self._refuse_decided(batch_id)
+        # Those that hold it first: another part of the same name is refused before it is written anywhere.
+        there = {runner for runner in calls if preparing.shares_of(runner.topic, batch_id, part)}
+        answers = await self._prepare_in(name, {r: call for r, call in calls.items() if r in there})
+        return answers | await self._prepare_in(name, {r: call for r, call in calls.items() if r not in there})
+
+    async def _prepare_in(
+        self, name: PartName, calls: Mapping[TopicRunner, EnqueueCall]
+    ) -> dict[TopicRunner, list[Enqueued]]:
         answers = await asyncio.gather(
             *(runner.bring(partial(self._prepare, runner, name, call)) for runner, call in calls.items()),
             return_exceptions=True,
