@@ -15,6 +15,8 @@ from heapline.engine import open, open_sync
 from heapline.errors import (
     BadName,
     BadRequest,
+    BatchDecided,
+    BatchInDoubt,
     Closed,
     ConflictError,
     CorruptionError,
@@ -39,8 +41,10 @@ from heapline.errors import (
     TopicReloading,
     UnavailableError,
     UnknownFormat,
+    UnknownPart,
 )  # fmt: skip
 from heapline.model import (
+    BatchInfo,
     DlqFilter,
     Enqueued,
     LeaseRef,
@@ -59,11 +63,11 @@ from heapline.producer import Producer
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aging", "Backoff", "BadName", "BadRequest", "Broker", "BrokerConfig", "Closed", "ConflictError",
-    "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "DlqFilter", "Enqueued", "HeaplineError",
-    "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo",
-    "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge", "Producer", "RecordCorrupt",
-    "RequestError", "ResourceExhausted", "SnapshotCorrupt", "StaleEpoch", "StaleSequence", "StorageFull",
-    "SpineStats", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats",
-    "UnavailableError", "UnknownFormat", "aging", "open", "open_sync",
+    "Aging", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker", "BrokerConfig",
+    "Closed", "ConflictError", "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "DlqFilter", "Enqueued",
+    "HeaplineError", "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame",
+    "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge",
+    "Producer", "RecordCorrupt", "RequestError", "ResourceExhausted", "SnapshotCorrupt", "SpineStats", "StaleEpoch",
+    "StaleSequence", "StorageFull", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading",
+    "TopicStats", "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
 ]  # fmt: skip

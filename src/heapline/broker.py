@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 from heapline.model import (
+    BatchInfo,
     DlqFilter,
     Enqueued,
     IdempotencyScope,
@@ -84,6 +85,32 @@ class Broker(Protocol):
 
     async def open_producer(self, topic: str, producer_id: str) -> int:
         """Begin a new epoch of a producer; older ones are fenced."""
+        ...
+
+    # -- prepared batches ------------------------------------------------------------------------------------------
+
+    async def prepare_batch(
+        self, batch_id: str, part: str, messages: Mapping[str, Sequence[Outgoing]] | Sequence[Outgoing], *,
+        topic: str | None = None, producer_id: str | None = None, epoch: int | None = None,
+        answered_below: int | None = None,
+    ) -> dict[str, list[Enqueued]]:  # fmt: skip
+        """Store one part of a batch, durable and invisible: messages by topic, or a list with `topic`.
+
+        Repeating it with the same content gets the same ids; with other content, IdempotencyConflict.
+        """
+        ...
+
+    async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
+        """Make exactly the named parts visible, all at once over all topics, and drop the others; returns how many
+        messages. A part that is not prepared fails the whole commit (UnknownPart). Repeating it changes nothing."""
+        ...
+
+    async def abort_batch(self, batch_id: str) -> int:
+        """Drop all parts of a batch that was not committed; returns how many there were."""
+        ...
+
+    async def list_batches(self) -> list[BatchInfo]:
+        """Batches that are not decided, and those committed of late."""
         ...
 
     # -- out -------------------------------------------------------------------------------------------------------

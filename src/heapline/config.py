@@ -165,6 +165,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rewrite_below: float = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
     reclaim_interval: float = 5.0  # seconds between looks for segments to reclaim
     spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none
+    batch_timeout: float = 86400.0  # seconds after its last part was prepared that an undecided batch is aborted
+    decision_retention: float = 7 * 86400.0  # seconds that a committed batch is remembered, for repeated commits
 
     def validate(self) -> None:
         _between("cache_bytes", self.cache_bytes, 0, 1 << 50)
@@ -175,6 +177,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _between("fire_slice", self.fire_slice, 1, 1 << 30)
         _between("rewrite_below", self.rewrite_below, 0, 1)
         _between("reclaim_interval", self.reclaim_interval, 0.001, 1e12)
+        _between("batch_timeout", self.batch_timeout, 0.001, 1e12)
+        _between("decision_retention", self.decision_retention, 0, 1e12)
         if self.spare_segment_bytes:
             _between("spare_segment_bytes", self.spare_segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
 

@@ -10,17 +10,20 @@ The leaf says what happened, the branch says what the caller should do about it:
     │   ├── TopicNotFound
     │   ├── TopicExists             a topic of that name has another config
     │   ├── MessageNotFound
+    │   ├── UnknownPart             a commit names a part that is not prepared
     │   └── Closed                  the broker was closed
     ├── ConflictError           somebody or something else got there first
     │   ├── LeaseLost               the lease ended before this call
     │   ├── StaleEpoch              a newer producer of that name exists
     │   ├── StaleSequence           a sequence below answered_below, or older than the window
     │   ├── IdempotencyConflict     the same identity with another payload
+    │   ├── BatchDecided            the batch was committed
     │   ├── MessageLeased           the message is out with a worker
     │   └── DirectoryLocked         another process has the data directory open
     ├── UnavailableError        retry later
     │   ├── ResourceExhausted       a configured limit is reached
     │   │   └── StorageFull         no room for another segment
+    │   ├── BatchInDoubt            an identity stands in a batch that is not decided yet
     │   ├── TopicReloading          a write failed; the topic is being reloaded from disk
     │   └── DeadlineExceeded
     └── CorruptionError         stop: durable bytes do not check
@@ -123,6 +126,17 @@ class MessageNotFound(RequestError, LookupError):
         )
 
 
+class UnknownPart(RequestError, LookupError):
+    fields = ("batch_id", "part")
+
+    def __init__(self, batch_id: str, part: str) -> None:
+        self.batch_id, self.part = batch_id, part
+        super().__init__(
+            f"part {part!r} of batch {batch_id!r} is not prepared, or not in all of its topics, so nothing was "
+            "committed: prepare it again (the same content may be repeated), or abort the batch"
+        )
+
+
 class Closed(RequestError):
     def __init__(self) -> None:
         super().__init__("this broker is not open: use it inside `async with heapline.open(...)`, or open it again")
@@ -179,6 +193,14 @@ class IdempotencyConflict(ConflictError):
         )
 
 
+class BatchDecided(ConflictError):
+    fields = ("batch_id", "decision")
+
+    def __init__(self, batch_id: str, decision: str) -> None:
+        self.batch_id, self.decision = batch_id, decision
+        super().__init__(f"batch {batch_id!r} {decision}: that stands; use a new batch id for anything else")
+
+
 class MessageLeased(ConflictError):
     fields = ("topic", "message_id")
 
@@ -218,6 +240,17 @@ class StorageFull(ResourceExhausted):
         self.args = (
             "the disk is full: enqueues are refused until space is freed; pop, ack and purge still work, "
             "so the queue can be drained",
+        )
+
+
+class BatchInDoubt(UnavailableError):
+    fields = ("identity", "batch_id")
+
+    def __init__(self, identity: str, batch_id: str) -> None:
+        self.identity, self.batch_id = identity, batch_id
+        super().__init__(
+            f"{identity} stands in batch {batch_id!r}, which is prepared and not decided: whether this is a duplicate "
+            "is known when that batch is committed or aborted; retry then"
         )
 
 

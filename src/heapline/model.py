@@ -183,6 +183,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     throttled: str | None = None  # why it is left out of pops ("" = nobody said); None = it is not
     leased_total: int = 0  # messages that pops took from here since this process opened the topic
     updates_total: int = 0  # times that its head was read again
+    prepared: int = 0  # in parts of batches that are not decided yet
 
 
 class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +226,16 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     reloads_total: int
     corrupt_records_total: int
     spine: SpineStats
+
+
+class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared batch, undecided or lately committed."""
+
+    batch_id: str
+    state: Literal["undecided", "committed"]
+    parts: dict[str, dict[str, int]]  # part -> topic -> messages; of a committed batch those named, without topics
+    messages: int  # prepared so far, or made visible by the commit
+    since: datetime  # its first part was prepared, or it was committed
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -331,3 +331,26 @@ async def test_lease_taken_before_growth_is_given_back_by_a_repeated_pop(jobs: B
     first = await take(jobs, request_id="r")
     await jobs.update_topic("jobs", partitions=6)
     assert (await take(jobs, request_id="r")).token == first.token
+
+
+@pytest.mark.parametrize("scope", ["window", "until_ack"])
+async def test_what_a_batch_has_prepared_before_the_growth_is_in_doubt_after_it(
+    topic: MakeTopic, world: World, scope: Any
+) -> None:
+    """The keys of a prepared part lie where the old count placed them; a retry must not go in beside them."""
+    broker = world.broker
+    await topic(partitions=2)
+    sent = [Outgoing(b"x", key=f"k{i}", idempotency_key=f"o{i}", idempotency_scope=scope) for i in range(40)]
+    first = (await broker.prepare_batch("b", "p1", sent, topic="jobs"))["jobs"]
+    await broker.update_topic("jobs", partitions=9)
+    broker = await world.reopen("journal")
+    for message in sent:
+        with pytest.raises(heapline.BatchInDoubt):
+            await broker.enqueue_batch("jobs", [message])
+    await broker.prepare_batch("b", "p2", sent, topic="jobs")
+    assert await broker.commit_batch("b", ["p1", "p2"]) == 40
+    await world.advance(3600)
+    again = await broker.enqueue_batch("jobs", sent)
+    assert all(r.duplicate for r in again)
+    assert {r.id for r in again} == {r.id for r in first}
+    assert len(await broker.pop("jobs", 100)) == 40

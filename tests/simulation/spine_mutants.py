@@ -286,6 +286,10 @@ class TakesDoubledAnswers(Spine):
 
 
 PUBLISHERS = [
-    kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, Publisher) and kind is not Publisher
+    kind
+    for kind in vars().copy().values()
+    if isinstance(kind, type) and issubclass(kind, Publisher) and kind is not Publisher
 ]
-SPINES = [kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, Spine) and kind is not Spine]
+SPINES = [
+    kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, Spine) and kind is not Spine
+]

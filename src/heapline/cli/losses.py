@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from heapline.cli.places import Place
 from heapline.cli.reading import newest_snapshot, rebuild, units_of
-from heapline.core.events import KIND_NAMES, Acked, Enqueued, decode_events
+from heapline.core.events import KIND_NAMES, Acked, BatchPrepared, Enqueued, decode_events
 from heapline.errors import CorruptionError
 from heapline.journal import Disk, Report, Unit, verify
 from heapline.journal.repair import Cut, find_good_part
@@ -87,7 +87,7 @@ def _count(plan: Plan, unit: Unit) -> None:
     for frame in unit.frames:
         for event in decode_events(frame.events, f"unit {unit.number}"):
             plan.rows[KIND_NAMES[type(event)]] += event.rows()
-            if isinstance(event, Enqueued):
+            if isinstance(event, Enqueued | BatchPrepared) and event.count:
                 rows = unit.rows(unit.blocks[event.block])
                 plan.messages += rows["id"][event.start : event.start + event.count].tolist()
             elif isinstance(event, Acked):

@@ -18,6 +18,8 @@ U32 = npt.NDArray[np.uint32]
 
 #: Never seen: enqueue it. Seen: answer with the first id. Seen with another payload: refuse. Too old to tell: refuse.
 NEW, DUPLICATE, CONFLICT, STALE = range(4)
+#: Prepared by a batch that is not decided: said by nobody here, but laid over verdicts where such batches are known.
+IN_DOUBT = 4
 NO_ID = -1
 
 

@@ -31,6 +31,7 @@ from heapline.core.ids import IdMaker
 from heapline.core.leases import POSITION, LeaseTable
 from heapline.core.live import LiveMap
 from heapline.core.order import Ordering
+from heapline.core.prepared import Prepared
 from heapline.core.sequences import SequenceWindow
 from heapline.core.wheel import Timers, TimingWheel
 from heapline.errors import CorruptionError
@@ -99,6 +100,7 @@ class Entries:
         self.sequences = SequenceWindow()
         self.keys = KeyWindow()
         self.gone = GoneMemory()
+        self.prepared = Prepared()
         self.ready = 0
         self.delayed = 0
         self.throttled: str | None = None  # why it is left out of pops; None = it is not
@@ -232,6 +234,8 @@ class Entries:
         for wheel in (self.delays, self.calendar):
             for chunk in wheel.chunks():
                 look(chunk.ids[chunk.start :], chunk.positions[chunk.start :])
+        for share in self.prepared.shares():
+            look(share.ids, share.positions)
         for i, id in enumerate(ids.tolist()):
             lease = self.leases.by_id.get(id)
             dead = self.dead.get(id)

@@ -232,10 +232,48 @@ class Grown(Event, tag=0x1A1, gc=False):
     until: int  # by then every idempotency key of the window scope that was recorded before has expired
 
 
+class BatchPrepared(Event, tag=0x171, gc=False):
+    """One partition's share of a part: records that are durable, and that nobody sees until the batch is committed."""
+
+    block: int
+    start: int
+    count: int  # 0: the share is empty, or all of it was known already; then there is no block
+    batch_id: str
+    part: str
+    topics: list[str]  # all that the part spans: it is whole when each of them holds its share
+    fingerprint: bytes  # of the whole part, to tell a repeat from another of the same name
+    at: int
+    index: Column  # which rows of the topic's share the records are
+    known: Column  # which rows were left out as duplicates
+    known_ids: Column  # and the messages that those repeat
+    producers: list[ProducerRows] = []
+    keys: KeyRows | None = None
+
+
+class BatchCommitted(IdEvent, tag=0x181, gc=False):
+    """Messages of prepared parts take their place in the queue; what else these parts held goes."""
+
+    batch_id: str
+    parts: list[str]  # of the named ones, those that this event attaches
+    seq: int
+    at: int
+    more: bool  # another event of this batch follows; otherwise all that is left of the batch goes
+
+    def rows(self) -> int:
+        return len(self.ids) or 1
+
+
+class BatchAborted(Event, tag=0x191, gc=False):
+    """All prepared parts of the batch went."""
+
+    batch_id: str
+    at: int
+
+
 AnyEvent = (
     Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
     | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
-    | Paused | Resumed | Throttled | Grown
+    | Paused | Resumed | Throttled | Grown | BatchPrepared | BatchCommitted | BatchAborted
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -247,6 +285,7 @@ KIND_NAMES: dict[type[Event], str] = {
     ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
     Throttled: "throttled",
     Grown: "grown",
+    BatchPrepared: "batch_prepared", BatchCommitted: "batch_committed", BatchAborted: "batch_aborted",
 }  # fmt: skip
 
 

@@ -24,6 +24,8 @@ class Transition(NamedTuple):
 TRANSITIONS: tuple[Transition, ...] = (
     Transition("enqueued", "", "ready", "enqueue without delay"),
     Transition("enqueued", "", "delayed", "enqueue with delay or deliver_at"),
+    Transition("batch_committed", "", "ready", "commit_batch names its part"),
+    Transition("batch_committed", "", "delayed", "the same with delay or deliver_at"),
     Transition("fired", "delayed", "ready", "its time has come"),
     Transition("leased", "ready", "leased", "pop"),
     Transition("acked", "leased", "acked", "ack"),

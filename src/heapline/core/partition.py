@@ -385,7 +385,8 @@ class Partition(PartitionState):
     @property
     def nbytes(self) -> int:
         wheels = (self.delays, self.calendar, self.ttls, self.ttls_wall)
-        return self.heap.nbytes + sum(w.nbytes for w in wheels) + self.keys.nbytes + self.sequences.nbytes
+        dedup = self.keys.nbytes + self.sequences.nbytes
+        return self.heap.nbytes + sum(w.nbytes for w in wheels) + dedup + self.prepared.nbytes
 
 
 def ordering_of(config: TopicConfig) -> Ordering:

@@ -19,6 +19,9 @@ from heapline.core.events import (
     KIND_NAMES,
     Acked,
     AnyEvent,
+    BatchAborted,
+    BatchCommitted,
+    BatchPrepared,
     Cancelled,
     DeadDeleted,
     DeadLettered,
@@ -40,6 +43,7 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.leases import KEY, POSITION, Lease
 from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
+from heapline.core.prepared import Share, join, split_hashes
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.core.wheel import Timers
 
@@ -67,6 +71,8 @@ class PartitionState(Entries):
             self._acked(event, at)  # type: ignore[arg-type]
         elif kind is Moved:
             self._moved(rows, positions)  # type: ignore[arg-type]
+        elif kind is BatchPrepared:
+            self._batch_prepared(event, rows, positions)  # type: ignore[arg-type]
         else:
             handler = _HANDLERS.get(kind)
             if handler is not None:
@@ -74,23 +80,10 @@ class PartitionState(Entries):
 
     def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int) -> None:
         ids = np.ascontiguousarray(rows["id"])
-        dues = rows["due"]
-        enqueued_at = rows["enqueued_at"]
-        keys = self.ordering.keys(rows["priority"], enqueued_at)
+        keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
         self.ids.observe(int(ids[-1]))
         self.live.add(positions)
-        waits = dues != 0
-        if not waits.any():
-            self.heap.push(keys, ids, positions)
-            self.ready += len(ids)
-        else:
-            self._insert_mixed(rows, keys, ids, positions, waits)
-        ttls = rows["ttl_ms"]
-        if ttls.any():
-            self._insert_ttls(rows, keys, ids, positions)
-        own = rows["max_retries"] != DEFAULT_RETRIES
-        if own.any():
-            self.limits.update(zip(ids[own].tolist(), rows["max_retries"][own].tolist(), strict=True))
+        self._bring_in(rows, keys, ids, positions)
         for part in event.producers:
             prints = np.frombuffer(part.prints, dtype=np.uint32)
             self.sequences.record(part.producer, part.epoch, part.seqs, ids[part.index], prints, at)
@@ -102,6 +95,21 @@ class PartitionState(Entries):
                 hashes, ids[part_keys.index], np.frombuffer(part_keys.prints, dtype=np.uint32),
                 np.frombuffer(part_keys.scopes, dtype=np.int8), part_keys.expires,
             )  # fmt: skip
+
+    def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
+        """Messages take their places: in the heap, in a wheel until they are due, and where their lives end."""
+        waits = rows["due"] != 0
+        if not waits.any():
+            self.heap.push(keys, ids, positions)
+            self.ready += len(ids)
+        else:
+            self._insert_mixed(rows, keys, ids, positions, waits)
+        ttls = rows["ttl_ms"]
+        if ttls.any():
+            self._insert_ttls(rows, keys, ids, positions)
+        own = rows["max_retries"] != DEFAULT_RETRIES
+        if own.any():
+            self.limits.update(zip(ids[own].tolist(), rows["max_retries"][own].tolist(), strict=True))
 
     def _insert_mixed(self, rows: Any, keys: I64, ids: I64, positions: I64, waits: Any) -> None:
         now = ~waits
@@ -318,6 +326,7 @@ class PartitionState(Entries):
         self.heap.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
             wheel.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
+        self.prepared.replace_positions(ids, positions)
         by_id = dict(zip(ids.tolist(), positions.tolist(), strict=True))
         self.leases.replace_positions(by_id)
         for id in by_id.keys() & self.dead.keys():
@@ -326,6 +335,57 @@ class PartitionState(Entries):
         for id in by_id.keys() & self.touched.keys():
             touched = self.touched[id]
             touched.position = by_id[id] | attempts_of(touched.position)
+
+    # -- prepared batches ------------------------------------------------------------------------------------------
+
+    def _batch_prepared(self, event: BatchPrepared, rows: Any, positions: I64 | None) -> None:
+        share = self.prepared.add(event, rows, positions, self.ordering)
+        if event.count:
+            self.ids.observe(int(share.ids[-1]))
+            self.live.add(share.positions)
+        for part in event.producers:
+            self.sequences.answered(part.producer, part.epoch, part.answered_below)
+
+    def _batch_committed(self, event: BatchCommitted, at: int) -> None:
+        """Cost by part: whole columns go to heap and wheels. `ids` may be fewer than the parts hold."""
+        shares = self.prepared.take(event.batch_id, event.parts)
+        if sum(share.count for share in shares) != len(event.ids):
+            keeps = [np.isin(share.ids, event.ids) for share in shares]
+            for share, keep in zip(shares, keeps, strict=True):
+                self.live.remove(share.positions[~keep])
+            shares = [share.only(keep) for share, keep in zip(shares, keeps, strict=True)]
+        attached = join(shares)
+        if not np.array_equal(attached.ids, event.ids):
+            raise Replay(f"partition {self.number}: the journal commits others than those that were prepared")
+        if attached.count:
+            self._bring_in(attached.rows, attached.keys, attached.ids, attached.positions)
+        for share in shares:
+            self._remember(share, at)
+        if not event.more:
+            self._drop_batch(event.batch_id)
+
+    def _remember(self, share: Share, at: int) -> None:
+        """Identities that were in doubt until now; those that a newer epoch or an answer has overtaken are moot."""
+        for part in share.producers:
+            if self.sequences.epoch_of(part.producer) == part.epoch:
+                open_ones = part.seqs >= self.sequences.answered_below_of(part.producer)
+                prints = np.frombuffer(part.prints, dtype=np.uint32)[open_ones]
+                ids = share.ids[part.index[open_ones]]
+                self.sequences.record(part.producer, part.epoch, part.seqs[open_ones], ids, prints, at)
+        if share.tokens is not None:
+            tokens = share.tokens
+            self.keys.record(
+                split_hashes(tokens.hashes), share.ids[tokens.index], np.frombuffer(tokens.prints, dtype=np.uint32),
+                np.frombuffer(tokens.scopes, dtype=np.int8), tokens.expires,
+            )  # fmt: skip
+
+    def _batch_aborted(self, event: BatchAborted, at: int) -> None:
+        self._drop_batch(event.batch_id)
+
+    def _drop_batch(self, batch_id: str) -> None:
+        for share in self.prepared.drop(batch_id):
+            if share.count:
+                self.live.remove(share.positions)
 
     def _producer_opened(self, event: ProducerOpened, at: int) -> None:
         self.sequences.open(event.producer, event.epoch, event.partitions, at)
@@ -341,6 +401,7 @@ _HANDLERS: dict[type, Any] = {
     DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
     Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
     ProducerOpened: PartitionState._producer_opened, Throttled: PartitionState._throttled,
+    BatchCommitted: PartitionState._batch_committed, BatchAborted: PartitionState._batch_aborted,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heapline.config import TopicConfig
-from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, STALE, fingerprint
+from heapline.core.dedup import CONFLICT, DUPLICATE, IN_DOUBT, NEW, STALE, fingerprint
 from heapline.core.events import I64, KeyRows, ProducerOpened, ProducerRows
 from heapline.core.events import Enqueued as EnqueuedEvent
 from heapline.core.idempotency import key_hash
@@ -25,6 +25,7 @@ from heapline.engine.former_places import FormerPlaces
 from heapline.engine.topic import Topic
 from heapline.errors import (
     BadRequest,
+    BatchInDoubt,
     ConflictError,
     HeaplineError,
     IdempotencyConflict,
@@ -237,19 +238,28 @@ class Admission:
         results = self._judge_and_write(call, columns, now)
         return results if call.columns is not None else results[0]
 
-    def _judge_and_write(self, call: EnqueueCall, columns: Columns, now: Now) -> list[Enqueued]:
+    def judge(self, call: EnqueueCall, columns: Columns, now: Now, batch_id: str | None = None) -> list[CallShare]:
+        """What of a call goes where, and what of it is new. Raises if it is atomic and something is refused."""
         if call.identity is not None:
             self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
-        parts = self._place_identified(call, columns, now)
+        if call.is_plain:
+            placed = self._place(columns, [(call, 0, call.count)])
+            parts = np.zeros(columns.count, dtype=np.int64) if placed is None else placed
+        else:
+            parts = self._place_identified(call, columns, now)
         prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
         shares = [
-            _Share(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now)
+            CallShare(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now, batch_id)
             for n in np.unique(parts).tolist()
         ]
         self._refuse_over_room(shares, call.atomic)
         errors = {row: error for share in shares for row, error in share.errors.items()}
         if errors and call.atomic:
             raise errors[min(errors)]
+        return shares
+
+    def _judge_and_write(self, call: EnqueueCall, columns: Columns, now: Now) -> list[Enqueued]:
+        shares = self.judge(call, columns, now)
         made, events = [], []
         for share in shares:
             if share.new.any():
@@ -265,7 +275,7 @@ class Admission:
                 self.duplicates += result.duplicate
         return results
 
-    def _refuse_over_room(self, shares: list[_Share], atomic: bool) -> None:
+    def _refuse_over_room(self, shares: list[CallShare], atomic: bool) -> None:
         """Only what is new counts against max_backlog: a repeat is answered however full the topic is."""
         new = sorted(row for share in shares for row in share.new_rows())
         room = self._room()
@@ -332,12 +342,13 @@ class Admission:
         return parts
 
 
-class _Share:
+class CallShare:
     """The part of an identified call that lies in one partition, judged against what that partition remembers."""
 
     def __init__(
-        self, partition: Partition, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now
-    ) -> None:
+        self, partition: Partition, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now,
+        batch_id: str | None = None,
+    ) -> None:  # fmt: skip
         self.partition = partition
         self._index = index
         self._columns = columns.subset(index.tolist())
@@ -351,10 +362,10 @@ class _Share:
         self._ids = np.zeros(count, dtype=np.int64)
         self._keyed = [i for i, t in enumerate(self._columns.tokens or ()) if t is not None]
         self._hashes = [key_hash(self._columns.tokens[i]) for i in self._keyed]  # type: ignore[index]
-        self._judge(now)
+        self._judge(now, batch_id)
         self.new = self._status == NEW
 
-    def _judge(self, now: Now) -> None:
+    def _judge(self, now: Now, batch_id: str | None) -> None:
         everything = np.arange(len(self._index))
         if self._identity is not None:
             seqs = np.array(self._columns.seqs, dtype=np.int64)
@@ -366,12 +377,28 @@ class _Share:
             rows = np.array(self._keyed)
             verdict = self.partition.keys.check(self._hashes, self._prints[rows], now.steady)
             self._take(verdict, rows)
+        doubts = self._doubts(batch_id) if self.partition.prepared else {}
         for row in np.flatnonzero(self._twin >= 0).tolist():
             twin = self._twin[row]
             if self._status[twin] != NEW:  # the row it repeats does not go in: what holds for that one holds for it
                 self._status[row], self._first[row], self._twin[row] = self._status[twin], self._first[twin], -1
         for row in np.flatnonzero((self._status == CONFLICT) | (self._status == STALE)).tolist():
             self.errors[int(self._index[row])] = self._error(row)
+        for row in np.flatnonzero(self._status == IN_DOUBT).tolist() if doubts else ():
+            self.errors[int(self._index[row])] = BatchInDoubt(self._name(row), doubts.get(row, "(of the same batch)"))
+
+    def _doubts(self, batch_id: str | None) -> dict[int, str]:
+        """Row -> batch of what another batch has prepared: whether that is a duplicate nobody knows yet."""
+        prepared, found = self.partition.prepared, {}
+        if self._identity is not None:
+            seqs = np.array(self._columns.seqs, dtype=np.int64)
+            found = prepared.seqs_in_doubt(self._identity.producer_id, self._identity.epoch, seqs, batch_id)
+        for i, batch in prepared.hashes_in_doubt(self._hashes, batch_id).items():
+            found[self._keyed[i]] = batch
+        for row in found:
+            if self._status[row] == NEW:
+                self._status[row] = IN_DOUBT
+        return found
 
     def _take(self, verdict: Any, rows: I64) -> None:
         """Lay a verdict over rows that are still new."""
@@ -390,10 +417,19 @@ class _Share:
             assert self._identity is not None
             producer = self._identity.producer_id
             return StaleSequence(producer, seq or 0, self.partition.sequences.answered_below_of(producer))
-        token = self._columns.tokens[row] if self._columns.tokens else None
-        identity = f"idempotency key {token!r}" if token is not None else f"sequence {seq}"
         first = int(self._first[row])
-        return IdempotencyConflict(identity, to_ulid(first) if first >= 0 else "(of the same batch)")
+        return IdempotencyConflict(self._name(row), to_ulid(first) if first >= 0 else "(of the same batch)")
+
+    def _name(self, row: int) -> str:
+        token = self._columns.tokens[row] if self._columns.tokens else None
+        if token is not None:
+            return f"idempotency key {token!r}"
+        return f"sequence {None if self._columns.seqs is None else self._columns.seqs[row]}"
+
+    @property
+    def index(self) -> I64:
+        """Which rows of the call these are."""
+        return self._index
 
     def new_rows(self) -> list[int]:
         rows: list[int] = self._index[self.new].tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -38,12 +38,14 @@ from heapline.engine.requests import (
     check_all,
     check_filter,
     check_int,
+    check_name,
     check_producer,
     check_reason,
     check_text,
     check_unnumbered,
     identity_of,
     listed,
+    messages_by_topic,
     parse_ids,
 )  # fmt: skip
 from heapline.engine.runner import TopicRunner
@@ -55,6 +57,7 @@ from heapline.errors import (
     UnavailableError,
 )  # fmt: skip
 from heapline.model import (
+    BatchInfo,
     DlqFilter,
     Enqueued,
     IdempotencyScope,
@@ -247,6 +250,46 @@ class EmbeddedBroker(TopicKeeper):
         check_producer(producer_id)
         runner = self._runner(topic)
         return await runner.call(lambda now: runner.admission.open_producer(producer_id, None, now))
+
+    # -- prepared batches ------------------------------------------------------------------------------------------
+
+    async def prepare_batch(
+        self, batch_id: str, part: str, messages: Mapping[str, Sequence[Outgoing]] | Sequence[Outgoing], *,
+        topic: str | None = None, producer_id: str | None = None, epoch: int | None = None,
+        answered_below: int | None = None,
+    ) -> dict[str, list[Enqueued]]:  # fmt: skip
+        check_name("batch_id", batch_id)
+        check_name("part", part)
+        names: dict[str, TopicRunner] = {}
+        shares: dict[TopicRunner, list[Outgoing]] = {}
+        for name, outgoing in messages_by_topic(messages, topic).items():
+            runner = names[name] = self._runner(name)
+            if runner in shares:
+                raise BadRequest(f"topic {runner.name!r} is given twice in part {part!r}: put its messages together")
+            check_all(outgoing, runner.topic.config, runner.name, atomic=True)
+            shares[runner] = outgoing
+        everything = [message for outgoing in shares.values() for message in outgoing]
+        identity = identity_of(producer_id, epoch, answered_below, everything)
+        answers = await self._batches.prepare(batch_id, part, shares, identity)
+        return {name: answers[runner] for name, runner in names.items()}
+
+    async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
+        self._catalog_or_fail()
+        check_name("batch_id", batch_id)
+        if isinstance(parts, str | bytes) or not isinstance(parts, Iterable):
+            raise BadRequest(f"parts is a list of part names, not {parts!r}")
+        for part in (parts := list(parts)):
+            check_name("part", part)
+        return await self._batches.commit(batch_id, parts)
+
+    async def abort_batch(self, batch_id: str) -> int:
+        self._catalog_or_fail()
+        check_name("batch_id", batch_id)
+        return await self._batches.abort(batch_id)
+
+    async def list_batches(self) -> list[BatchInfo]:
+        self._catalog_or_fail()
+        return await self._batches.listed()
 
     # -- out -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ and goes to its new place, where the next retry finds it. What is not asked cann
   partition has forgotten (answered, or older than the window) it refuses as stale, and a new one could not.
 - *Idempotency key of the window scope*: until the last one recorded before the growth has expired (`Grown.until`).
 - *Pending and until-ack*: for as long as a partition from before the growth holds any such key.
+- *In doubt*: identities of a batch that was prepared before the growth and is not decided lie where it lies.
 
 Rendezvous hashing moves a key only to new partitions, so of the rows asked about only those that moved are looked up.
 Nothing is asked on a topic that never grew. What the verdicts mean is admission's.
@@ -74,7 +75,8 @@ class FormerPlaces:
     def _may_hold_tokens(self, growth: Grown) -> bool:
         if not self._with_token.any():
             return False
-        return self._now < growth.until or any(p.keys.holds_any for p in self._topic.partitions[: growth.before])
+        old = self._topic.partitions[: growth.before]
+        return self._now < growth.until or any(p.keys.holds_any or p.prepared for p in old)
 
     def _moved(self, rows: I64, count: int) -> list[tuple[Partition, I64]]:
         """Those of these rows that so many partitions placed elsewhere, by where."""
@@ -91,10 +93,13 @@ class FormerPlaces:
         if by_seq and self._identity is not None:
             seqs = np.array([self._columns.seqs[row] for row in rows.tolist()], dtype=np.int64)  # type: ignore[index]
             found |= _known(partition.sequences.check(self._identity.producer_id, self._identity.epoch, seqs, prints))
+            doubts = partition.prepared.seqs_in_doubt(self._identity.producer_id, self._identity.epoch, seqs, None)
+            found[list(doubts)] = True
         mine = np.flatnonzero(self._with_token[rows])
         if by_token and len(mine):
             hashes = [key_hash(self._columns.tokens[row]) for row in rows[mine].tolist()]  # type: ignore[index]
             found[mine] |= _known(partition.keys.check(hashes, prints[mine], self._now))
+            found[mine[list(partition.prepared.hashes_in_doubt(hashes, None))]] = True
         return found
 
 

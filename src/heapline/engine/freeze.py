@@ -23,6 +23,7 @@ from heapline.core.heap import Run, RunHeap
 from heapline.core.idempotency import KeyWindow
 from heapline.core.leases import LeaseTable
 from heapline.core.partition import Partition
+from heapline.core.prepared import Prepared
 from heapline.core.sequences import SequenceWindow
 from heapline.core.wheel import Chunk, TimingWheel
 from heapline.engine.topic import Topic
@@ -133,6 +134,7 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
         "keys": p.keys.to_state(),
         "gone": p.gone.to_state(),
         "throttled": p.throttled,
+        "prepared": p.prepared.to_state(),
     }
 
 
@@ -185,6 +187,7 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
     p.keys = KeyWindow.from_state(saved["keys"])
     p.gone = GoneMemory.from_state(saved["gone"])
     p.throttled = saved.get("throttled")
+    p.prepared = Prepared.from_state(saved.get("prepared", ()))
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:

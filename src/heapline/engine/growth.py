@@ -56,7 +56,7 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
     topic.set_config(wanted)
     runner.emit(topic.partitions[0], ConfigChanged(settings), now)
     if after > before:
-        until = max(now.steady, *(p.keys.expires_max for p in topic.partitions))
+        until = max(now.steady, *(max(p.keys.expires_max, p.prepared.expires_max) for p in topic.partitions))
         runner.emit(topic.partitions[0], Grown(before, after, now.steady, until), now)
         runner.grew()
 

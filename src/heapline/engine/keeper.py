@@ -23,6 +23,8 @@ from heapline.clock import Clock, SystemClock
 from heapline.config import FIXED_FIELDS, REOPENING_FIELDS, BrokerConfig, TopicConfig, make_config, parse_topic
 from heapline.core.ids import unix_ms_of
 from heapline.core.partition import Draw
+from heapline.engine import decisions
+from heapline.engine.batches import BatchCoordinator
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.growth import change, check_growth, make_durable
 from heapline.engine.io import Io, ThreadIo
@@ -32,6 +34,7 @@ from heapline.errors import (
     BadRequest,
     Closed,
     CorruptionError,
+    HeaplineError,
     JournalCorrupt,
     StorageFull,
     TopicExists,
@@ -52,6 +55,7 @@ T = TypeVar("T")
 
 LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between tries to load a topic that cannot be read
 _DEFAULT = TopicConfig()
+_SYSTEM = (decisions.NAMESPACE, decisions.NAME)
 
 
 def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -83,6 +87,11 @@ class TopicKeeper:
         self._catalog: Catalog | None = None
         self._lock: Any = None
         self._admin = asyncio.Lock()
+        self._system: TopicRunner | None = None  # the system journal, which no user can name
+        self._batches = BatchCoordinator(
+            decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
+            serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
+        )  # fmt: skip
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -104,12 +113,51 @@ class TopicKeeper:
         if self._io is None:
             self._io = ThreadIo()
         self._catalog = await self._io.run(self._open_directory)
-        loads = [self._load(entry) for entry in self._catalog.entries.values()]
+        entries = dict(self._catalog.entries)
+        system = entries.pop(_SYSTEM, None)
+        if system is not None:
+            await self._open_system(system)  # first: the others carry out what it says was decided
+        loads = [self._load(entry) for entry in entries.values()]
         ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is given back
         for error in filter(None, ends):
             raise error
         for entry in list(self._catalog.entries.values()):
             await self._line_up(entry)
+        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+
+    # -- the system journal ----------------------------------------------------------------------------------------
+
+    async def _open_system(self, entry: Entry) -> None:
+        """One that is damaged keeps batches from being decided, and nothing else."""
+        runner = TopicRunner(self._loader(entry), self._io_or_fail(), self._clock, self._config, cast("Broker", self))
+        try:
+            await self._start_runner(runner)
+            self._system = runner
+            await self._batches.decisions.open(runner)
+        except CorruptionError as error:
+            log.error("system journal refused: batches cannot be decided", error=str(error))
+            self._batches.decisions.refusal = error
+
+    @_to_its_end
+    async def _make_system(self) -> TopicRunner:
+        async with self._admin:
+            if self._system is None:
+                entry = self._catalog_or_fail().entries.get(_SYSTEM)  # it may have been made, and not loaded
+                if entry is None:
+                    entry = await self._on_disk(self._make_topic, *_SYSTEM, decisions.CONFIG)
+                runner = TopicRunner(
+                    self._loader(entry), self._io_or_fail(), self._clock, self._config, cast("Broker", self)
+                )  # fmt: skip
+                await self._start_runner(runner)
+                self._system = runner
+            return self._system
+
+    def _why_missing(self) -> HeaplineError | None:
+        """Why some topics are not served, if some are not; one that will come back first."""
+        for runner in self._runners.values():
+            if runner.failure is not None:
+                return runner.failure.with_traceback(None)
+        return next(iter(self._refused.values()), None)
 
     def _open_directory(self) -> Catalog:
         self._make_directory()
@@ -147,6 +195,7 @@ class TopicKeeper:
 
     async def _load(self, entry: Entry) -> None:
         runner = TopicRunner(self._loader(entry), self._io_or_fail(), self._clock, self._config, cast("Broker", self))
+        runner.on_install = self._batches.catch_up
         try:
             await self._start_runner(runner)
         except CorruptionError as error:
@@ -238,16 +287,20 @@ class TopicKeeper:
                 self._lock.release()
                 self._lock = None
 
+    def _all_runners(self) -> list[TopicRunner]:
+        return [*self._runners.values(), *((self._system,) if self._system is not None else ())]
+
     async def _close_topics(self) -> None:
-        for runner in list(self._runners.values()):
+        for runner in self._all_runners():
             if runner.is_serving and runner.journal.written_unit > runner.snapshot_unit:
                 try:
                     await runner.upkeep.snapshot()
                 except Exception as error:  # the journal is enough
                     log.warning("no snapshot on close", topic=runner.name, error=repr(error))
-        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
+        await asyncio.gather(*(runner.close() for runner in self._all_runners()))
         async with self._admin:  # a topic that was just being made
-            await asyncio.gather(*(runner.close() for runner in self._runners.values()))
+            await asyncio.gather(*(runner.close() for runner in self._all_runners()))
+        await self._batches.close()
 
     def _runner(self, topic: str) -> TopicRunner:
         if self._closed or self._catalog is None:
@@ -347,7 +400,8 @@ class TopicKeeper:
 
     async def list_topics(self) -> list[TopicInfo]:
         entries = self._catalog_or_fail().entries.values()
-        return sorted((_info(e) for e in entries), key=lambda info: info.name)
+        users = (e for e in entries if e.namespace != decisions.NAMESPACE)
+        return sorted((_info(e) for e in users), key=lambda info: info.name)
 
     @_to_its_end
     async def delete_topic(self, topic: str) -> None:

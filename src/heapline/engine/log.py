@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.events import KIND_NAMES, AnyEvent, Enqueued, Expired, Leased, Moved, decode_events
+from heapline.core.events import KIND_NAMES, AnyEvent, BatchPrepared, Enqueued, Expired, Leased, Moved, decode_events
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Frame, Unit
 from heapline.model import LogEvent, LogFrame
@@ -48,6 +48,8 @@ def decode_frame(unit: Unit, frame: Frame, topic: str) -> LogFrame:
 def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], list[bytes] | None]:
     if isinstance(event, Enqueued | Moved):
         return _message_columns(unit, event)
+    if isinstance(event, BatchPrepared):
+        return _prepared_columns(unit, event)
     columns = {name: getattr(event, name) for name in event.__struct_fields__}
     if isinstance(event, Leased):
         columns["tokens"] = np.arange(offset, offset + len(event.ids))
@@ -63,7 +65,17 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
     return columns, None
 
 
-def _message_columns(unit: Unit, event: Enqueued | Moved) -> tuple[dict[str, Any], list[bytes]]:
+def _prepared_columns(unit: Unit, event: BatchPrepared) -> tuple[dict[str, Any], list[bytes] | None]:
+    """One row, and in it the messages of the share: a later batch_committed names those that became visible by id."""
+    columns: dict[str, Any] = {}
+    payloads: list[bytes] | None = []
+    if event.count:
+        columns, payloads = _message_columns(unit, event)
+    columns |= {name: getattr(event, name) for name in ("batch_id", "part", "topics", "at", "count")}
+    return columns, payloads
+
+
+def _message_columns(unit: Unit, event: Enqueued | Moved | BatchPrepared) -> tuple[dict[str, Any], list[bytes]]:
     ref = unit.blocks[event.block]
     rows = unit.rows(ref)[event.start : event.start + event.count]
     columns: dict[str, Any] = {name: np.array(rows[name]) for name in _MESSAGE_COLUMNS}

@@ -19,7 +19,7 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
         PartitionStats(
             partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
             offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
-            updates_total=heads.updates[p.number],
+            updates_total=heads.updates[p.number], prepared=p.prepared.count,
         )
         for p in topic.partitions
     ]  # fmt: skip

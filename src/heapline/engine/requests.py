@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from heapline.broker import Held
@@ -12,6 +12,8 @@ from heapline.engine.columns import are_plain, check_moment, check_one, check_pr
 from heapline.errors import BadName, BadRequest, HeaplineError
 from heapline.model import DlqFilter, LeaseRef, Message, Outgoing
 from heapline.ulid import parse_id
+
+NAME_BYTES_MAX = 256
 
 
 def identity_of(
@@ -101,6 +103,30 @@ def check_text(name: str, value: Any, limit: int = 1024, low: int = 1) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise BadRequest(f"{name} cannot be encoded as UTF-8: {value[:40]!r}") from None
+
+
+def check_name(name: str, value: Any) -> None:
+    """Of a batch or a part: any text, but not much of it, for every share carries it."""
+    if value is None:
+        raise BadRequest(f"{name} is a non-empty str of at most {NAME_BYTES_MAX} bytes, not None")
+    check_text(name, value, NAME_BYTES_MAX)
+    if len(value.encode()) > NAME_BYTES_MAX:
+        raise BadRequest(f"{name} is {len(value.encode())} bytes long; at most {NAME_BYTES_MAX} are allowed")
+
+
+def messages_by_topic(messages: Any, topic: str | None) -> dict[str, list[Outgoing]]:
+    """Both ways of giving a part's messages, as one."""
+    if isinstance(messages, Mapping):
+        if topic is not None:
+            raise BadRequest("give messages by topic, or a list with topic=…, not both")
+        if not messages:
+            raise BadRequest("a part needs a topic: give {topic: []} for one without messages, or leave it out")
+        return {name: list(outgoing) for name, outgoing in messages.items()}
+    if topic is None:
+        raise BadRequest("a list of messages goes with topic=…; or give them as {topic: [heapline.Outgoing(…)]}")
+    if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
+        raise BadRequest(f"messages is a list of heapline.Outgoing(…), not {messages!r}")
+    return {topic: list(messages)}
 
 
 def listed(messages: Held) -> list[Message | LeaseRef]:

@@ -102,6 +102,7 @@ class TopicRunner:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wakes: list[float] = []
         self.upkeep = Upkeep(self)
+        self.on_install: Callable[[TopicRunner, Now], None] | None = None  # runs before a loaded topic serves anybody
         self.snapshot_unit = 0
         self._bytes_at_snapshot = 0
 
@@ -162,6 +163,8 @@ class TopicRunner:
         self.admission = Admission(self.topic, self.journal)
         self.delivery = Delivery(self.topic, self.journal)
         self._wakes = [0.0] * len(self.topic.partitions)
+        if self.on_install is not None:
+            self.on_install(self, self.steady.now())
         self._failure = None
         self._plan_turn()
 
@@ -219,6 +222,11 @@ class TopicRunner:
     def is_serving(self) -> bool:
         return not self._closed and self._failure is None
 
+    @property
+    def failure(self) -> HeaplineError | None:
+        """Why it does not serve just now."""
+        return self._failure
+
     def check(self) -> None:
         if self._closed:
             raise self._end.with_traceback(None)
@@ -256,6 +264,40 @@ class TopicRunner:
         self._plan_turn()
         result: T = await future
         return result
+
+    async def bring(self, decide: Callable[[Now], T]) -> T:
+        """`call` for what brings records: like an enqueue it waits for room, and is refused when the disk is full."""
+        self.check()
+        if self.committer.is_backed_up(self.config.uncommitted_bytes_max):
+            await self._wait_for_room()
+
+        def within(now: Now) -> T:
+            if not self.journal.can_grow:
+                self.committer.prepare_soon()
+                raise StorageFull
+            return decide(now)
+
+        return await self.call(within)
+
+    def act_now(self, decide: Callable[[Now], None]) -> asyncio.Future[Any]:
+        """Carry something out in the caller's own step, so that it happens together with the same in other topics.
+
+        The answer comes when it is durable. A topic that is being loaded does nothing: see `on_install`.
+        """
+        future = self.future()
+        if self._suspended or not self.is_serving:
+            refuse(future, self._failure or (self._end if self._closed else TopicReloading(self.name, "it reopens")))
+            return future
+        try:
+            decide(self.steady.now())
+        except Exception as error:
+            log.exception("what was decided cannot be carried out", topic=self.name)
+            self._poison(error)
+            refuse(future, TopicReloading(self.name, repr(error)))
+        else:
+            self.committer.answer(lambda: give(future, None), (future,))
+            self._plan_turn()
+        return future
 
     async def ack(self, ids: list[int], tokens: list[int]) -> list[int]:
         """Ack these leases; the ids that were not held."""

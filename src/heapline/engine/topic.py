@@ -18,6 +18,8 @@ from heapline.config import TopicConfig
 from heapline.core.events import (
     I64,
     AnyEvent,
+    BatchCommitted,
+    BatchPrepared,
     ConfigChanged,
     Enqueued,
     Fired,
@@ -45,7 +47,7 @@ from heapline.journal.unit import SealedUnit, Unit
 from heapline.model import Now
 
 EVENT_OVERHEAD = 64  # bytes that a frame or block adds to its unit beyond its own, at most
-_SEQUENCED = (Leased, Released, Fired, FiredCount, Replayed, Rescheduled, Enqueued)
+_SEQUENCED = (Leased, Released, Fired, FiredCount, Replayed, Rescheduled, Enqueued, BatchCommitted)
 
 
 class _PendingFrame:
@@ -91,7 +93,7 @@ class Topic:
 
     @property
     def backlog(self) -> int:
-        return sum(p.ready + p.delayed for p in self.partitions)
+        return sum(p.ready + p.delayed + p.prepared.count for p in self.partitions)
 
     @property
     def leased(self) -> int:
@@ -120,8 +122,9 @@ class Topic:
         self._apply(partition, event, now.steady, None, None)
 
     def emit_records(
-        self, journal: Journal, partition: Partition, event: Enqueued | Moved, rows: Any, block: Block, now: Now
-    ) -> I64:
+        self, journal: Journal, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
+        now: Now,
+    ) -> I64:  # fmt: skip
         """Apply an event that brings records, and gather both; returns the records' positions.
 
         The caller has reserved room for all that must lie in one unit.
@@ -218,7 +221,7 @@ class Topic:
                 raise JournalCorrupt(path, unit.offset, f"a frame holds other than its {frame.row_count} rows")
 
     def _records(self, unit: Unit, event: AnyEvent) -> tuple[Any, I64 | None]:
-        if not isinstance(event, Enqueued | Moved):
+        if not isinstance(event, Enqueued | Moved | BatchPrepared) or not event.count:
             return None, None
         ref = unit.blocks[event.block]
         rows = unit.rows(ref)[event.start : event.start + event.count]

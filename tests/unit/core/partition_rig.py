@@ -28,11 +28,11 @@ from heapline.core.partition import Found
 from heapline.core.record import FLAG_WALL
 from heapline.model import Now
 from tests.unit.core.naive import NaiveLease, clock
-from tests.unit.core.rig_enqueue import EnqueueRig
+from tests.unit.core.rig_batches import BatchRig
 from tests.unit.core.rig_journal import STOOD
 
 
-class Rig(EnqueueRig):
+class Rig(BatchRig):
     def pop(
         self, *counts: int, visibility: int = 30_000, holder: str | None = None, request: str | None = None
     ) -> list[int]:

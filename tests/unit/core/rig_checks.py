@@ -68,12 +68,16 @@ class CheckingRig(JournalRig):
         assert p.limits == {id: messages[id].max_retries for id in living if messages[id].max_retries is not None}
         assert p.reasons.keys() <= living
 
+    def prepared_ids(self) -> list[int]:
+        """Messages in parts of batches that are not decided."""
+        return []
+
     def _check_live(self, live: LiveMap) -> None:
         expected: dict[int, list[int]] = {}
-        for m in self.model.messages.values():
-            if m.is_living:
-                segment, place = self.where[m.id]
-                expected.setdefault(segment, []).append(place)
+        living = [m.id for m in self.model.messages.values() if m.is_living]
+        for id in (*living, *self.prepared_ids()):
+            segment, place = self.where[id]
+            expected.setdefault(segment, []).append(place)
         for segment in {*live.segments(), *expected}:
             assert live.count(segment) == len(expected.get(segment, []))
             assert live.places(segment).tolist() == sorted(expected.get(segment, []))

@@ -46,7 +46,7 @@ class EnqueueRig(CheckingRig):
         self.emit(event, rows, self.allot(rows))
         for row in rows:
             self.records[int(row["id"])] = row
-            self.model.enqueue(_naive_message(row))
+            self.model.enqueue(naive_message(row))
         return ids
 
     def _judge_seqs(self, producer: str, columns: Columns, prints: Any, status: Any) -> None:
@@ -114,7 +114,7 @@ class EnqueueRig(CheckingRig):
         self.model.producers[name] = NaiveProducer(epoch)
 
 
-def _naive_message(row: Any) -> NaiveMessage:
+def naive_message(row: Any) -> NaiveMessage:
     retries = int(row["max_retries"])
     return NaiveMessage(
         id=int(row["id"]), priority=int(row["priority"]), enqueued_at=int(row["enqueued_at"]), due=int(row["due"]),

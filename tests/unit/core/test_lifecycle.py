@@ -60,9 +60,16 @@ def purge(rig: Rig, **facts: float) -> None:
     rig.purge()
 
 
+def committed(rig: Rig, **facts: float) -> None:
+    rig.prepare("batch", "part", Outgoing(b"", **facts))  # type: ignore[arg-type]
+    rig.commit("batch", ["part"])
+
+
 SCENARIOS: dict[tuple[str, str, str], Callable[[Rig], object]] = {
     ("enqueued", "", "ready"): one,
     ("enqueued", "", "delayed"): lambda rig: one(rig, delay=1),
+    ("batch_committed", "", "ready"): lambda rig: committed(rig),
+    ("batch_committed", "", "delayed"): lambda rig: committed(rig, delay=1),
     ("fired", "delayed", "ready"): lambda rig: (one(rig, delay=1), wait(rig, 2 * SECOND)),
     ("leased", "ready", "leased"): popped,
     ("acked", "leased", "acked"): lambda rig: rig.ack(popped(rig)),

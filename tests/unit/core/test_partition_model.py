@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from heapline.config import Aging, Backoff
-from heapline.core import partition
+from heapline.core import partition, prepared
 from heapline.model import Outgoing, from_ms
 from tests.unit.core.naive import AGING_RATE, LIVING, clock
 from tests.unit.core.partition_rig import Rig
@@ -158,10 +158,52 @@ class PartitionMachine(RuleBasedStateMachine):
     ) -> None:
         if producer is not None and producer not in self.rig.model.producers:
             self.rig.open_producer(producer)
+        doubts = self.rig._doubts(keys, None)
+        keys = [key for i, key in enumerate(keys) if i not in doubts]
         messages = [self.outgoing(facts, idempotency_key=k, idempotency_scope=scope) for k in keys]
+        if not messages:
+            return
         if producer is not None:
             messages = [replace(m, seq=seq) for m, seq in zip(messages, seqs, strict=False)]
         self.rig.enqueue(*messages, producer=producer, answered_below=answered)
+
+    # -- prepared batches ------------------------------------------------------------------------------------------
+
+    @step(
+        3,
+        when=lambda self: self.has_room and len(self.rig.prepared_ids()) < LIVING_MAX,
+        batch=st.sampled_from(["b", "c"]),
+        part=st.sampled_from(["1", "2", "3"]),
+        rows=st.lists(st.tuples(OUTGOING, st.sampled_from([None, None, "a", "b", "c"])), max_size=4),
+        scope=st.sampled_from([None, "window", "pending", "until_ack"]),
+    )
+    def prepare(self, batch: str, part: str, rows: list[tuple[dict[str, Any], Any]], scope: Any) -> None:
+        if part in self.rig.batches.get(batch, {}):
+            return
+        keys = [key for _, key in rows]
+        messages = [
+            self.outgoing(facts, idempotency_key=key, idempotency_scope=scope if key else None)
+            for i, (facts, key) in enumerate(rows) if key is None or key not in keys[:i]
+        ]  # fmt: skip
+        self.rig.prepare(batch, part, *messages)
+
+    @step(3, when=lambda self: self.rig.batches, number=NUMBERS, parts=st.permutations(["1", "2", "3"]))
+    def commit(self, number: int, parts: list[str]) -> None:
+        batch = sorted(self.rig.batches)[number % len(self.rig.batches)]
+        held = [part for part in parts if part in self.rig.batches[batch]]
+        size = 1 if number % 5 == 0 else prepared.COMMIT_BYTES_MAX
+        with mock.patch.object(prepared, "COMMIT_BYTES_MAX", size):
+            self.rig.commit(batch, held[: number // 8 % (len(held) + 1)])
+
+    @step(1, when=lambda self: self.rig.batches, number=NUMBERS)
+    def abort(self, number: int) -> None:
+        self.rig.abort(sorted(self.rig.batches)[number % len(self.rig.batches)])
+
+    @step(1, when=lambda self: self.rig.prepared_ids(), numbers=st.lists(NUMBERS, min_size=1, max_size=8))
+    def move_prepared(self, numbers: list[int]) -> None:
+        ids = self.rig.prepared_ids()
+        self.rig.roll()
+        self.rig.move(list(dict.fromkeys(ids[n % len(ids)] for n in numbers)))
 
     # -- out -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,352 @@
+"""Prepared batches over topics: who decides, in which order things become durable, and what a crash leaves behind.
+
+Theory of operation
+-------------------
+*Prepare.* Each topic's share of a part is one unit of that topic's journal, fsynced by its group commit before the
+answer. A crash between topics leaves a part that is not whole: its shares name all its topics, so that can be told.
+
+*Commit*, in four steps, one at a time for a batch:
+ 1. Every topic that holds the batch is asked in a turn, so the answers wait until the shares are durable (under a
+    relaxed fsync policy the journal is synced here). Every named part must be whole, else `UnknownPart`.
+ 2. The decision is written to the system journal and fsynced. **This is the commit**; before it the batch is undecided
+    whatever happens, after it the batch is committed whatever happens.
+ 3. `BatchCommitted` is emitted in all topics in one step of the event loop, without an await: a pop sees all or none.
+ 4. The answer waits until those events are durable too.
+A topic that is being reloaded in step 3 serves nobody; it carries the decision out when it is loaded, before it serves.
+
+*Killed here?* Before 2 is durable: the parts are still prepared, invisible, and wait for a repeat, an abort or the
+timeout. After 2, before or while 3 is written: at open the decisions are read first, then each topic that still holds
+parts of a decided batch emits what is missing before it serves; a named part that was already attached is no longer
+prepared, so it cannot be attached twice, and which messages are left out as twins stands in the decision. After 3: a
+repeat finds the decision, nothing left to attach, and answers the same number. Topics fsync step 3 independently: one
+that did and one that did not differ only until the second is opened.
+The decision's own write fails: nobody knows whether step 2 happened. Nothing about any batch is decided until the
+system journal has been read again; if the decision is there, it is carried out then.
+
+*Abort* needs no decision. Dropping parts makes nothing visible, so it need not happen everywhere at once: a crash in
+the midst leaves a batch that is undecided, and a commit that names a dropped part fails as a whole. Only a commit
+excludes it, and that is known for certain here. For the same reason a part that is prepared after an abort is taken; it
+goes by the timeout.
+
+*Timeout.* A topic never aborts by itself. Here, where it is known that no commit was decided, a batch whose last part
+was prepared longer ago than `batch_timeout` is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from heapline.engine import preparing
+from heapline.engine.admission import EnqueueCall, Identity
+from heapline.engine.columns import Columns
+from heapline.engine.decisions import Decision, Decisions
+from heapline.engine.preparing import PartName
+from heapline.engine.runner import TopicRunner
+from heapline.errors import BatchDecided, HeaplineError, UnavailableError, UnknownPart
+from heapline.logs import Log
+from heapline.model import BatchInfo, Enqueued, Now, Outgoing, from_ms
+
+log = Log("heapline.engine")
+LOOK_SECONDS_MAX = 60.0  # between looks for batches whose time is over
+SETTLE_PAUSE = 0.1  # seconds between tries to read the system journal again
+
+
+class PartView(NamedTuple):
+    """What a topic knows of a part."""
+
+    topics: list[str]
+    fingerprint: bytes
+    messages: int
+
+
+class TopicView(NamedTuple):
+    """What a topic knows of a batch."""
+
+    parts: dict[str, PartView]
+    age_ms: int  # of the youngest part
+    since: int  # of the oldest, steady ms
+    left_out: list[int]  # of the named parts
+
+
+class BatchCoordinator:
+    """`serving` gives the topics that are served now; `missing` says why some are not, if some are not."""
+
+    def __init__(
+        self, decisions: Decisions, *, serving: Callable[[], Iterable[TopicRunner]],
+        missing: Callable[[], HeaplineError | None], wall_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.decisions = decisions
+        self._serving = serving
+        self._missing = missing
+        self._wall_ms = wall_ms
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._watches: set[asyncio.Task[Any]] = set()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self, batch_timeout: float, decision_retention: float) -> None:
+        _spawn(self._watch(batch_timeout, decision_retention), self._watches)
+
+    async def close(self) -> None:
+        """After the topics have been closed, which ends every call that is under way."""
+        for task in self._watches:
+            task.cancel()
+        await asyncio.gather(*self._watches, *self._calls, return_exceptions=True)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """A decision goes on when its caller is cancelled: half of one would leave topics that disagree."""
+        return await asyncio.shield(_spawn(work, self._calls))
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, batch_id: str) -> AsyncIterator[None]:
+        """One commit or abort of a batch at a time, and only when it is known what was decided."""
+        lock, users = self._locks.setdefault(batch_id, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                await self._settle()
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[batch_id]
+
+    async def _settle(self) -> None:
+        for decision in await self.decisions.settle():
+            await self._carry_out(decision)
+
+    async def _find_out(self) -> None:
+        """A decision's write failed: find out how that ended, whether or not anybody asks."""
+        while self.decisions.in_doubt:
+            await asyncio.sleep(SETTLE_PAUSE)
+            try:
+                await self._settle()
+            except (UnavailableError, OSError) as error:
+                log.warning("a decision is in doubt, looking again", error=str(error))
+            except HeaplineError as error:
+                log.error("a decision is in doubt and cannot be read", error=str(error))
+                return
+
+    # -- prepare ---------------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, batch_id: str, part: str, shares: Mapping[TopicRunner, list[Outgoing]], identity: Identity | None
+    ) -> dict[TopicRunner, list[Enqueued]]:
+        content = {runner.name: messages for runner, messages in shares.items()}
+        who = () if identity is None else (identity.producer_id, identity.epoch)
+        name = PartName(batch_id, part, sorted(content), preparing.fingerprint_of(content, who))
+        calls = {
+            runner: EnqueueCall(runner.future(), columns=Columns(messages), identity=identity)
+            for runner, messages in shares.items()
+        }
+        for runner, call in calls.items():
+            preparing.check_share_bytes(call, name, runner.topic.config, runner.name)
+        await self._settle()
+        self._refuse_decided(batch_id)
+        # Those that hold it first: another part of the same name is refused before it is written anywhere.
+        there = {runner for runner in calls if preparing.shares_of(runner.topic, batch_id, part)}
+        answers = await self._prepare_in(name, {r: call for r, call in calls.items() if r in there})
+        return answers | await self._prepare_in(name, {r: call for r, call in calls.items() if r not in there})
+
+    async def _prepare_in(
+        self, name: PartName, calls: Mapping[TopicRunner, EnqueueCall]
+    ) -> dict[TopicRunner, list[Enqueued]]:
+        answers = await asyncio.gather(
+            *(runner.bring(partial(self._prepare, runner, name, call)) for runner, call in calls.items()),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return dict(zip(calls, answers, strict=True))  # type: ignore[arg-type]
+
+    def _prepare(self, runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) -> list[Enqueued]:
+        self._refuse_decided(name.batch_id)  # it may have been decided since this call began
+        return preparing.prepare(runner, name, call, now)
+
+    def _refuse_decided(self, batch_id: str) -> None:
+        if self.decisions.get(batch_id) is not None:
+            raise BatchDecided(batch_id, "was committed")
+
+    # -- commit ----------------------------------------------------------------------------------------------------
+
+    async def commit(self, batch_id: str, parts: Sequence[str]) -> int:
+        count: int = await self._to_its_end(self._commit(batch_id, list(dict.fromkeys(parts))))
+        return count
+
+    async def _commit(self, batch_id: str, parts: list[str]) -> int:
+        async with self._alone(batch_id):
+            decision = self.decisions.get(batch_id)
+            if decision is None:
+                decision = await self._decide(batch_id, parts)
+            elif set(decision.parts) != set(parts):
+                raise BatchDecided(batch_id, f"was committed with other parts ({len(decision.parts)} of them)")
+            await self._carry_out(decision)
+            return decision.count
+
+    async def _decide(self, batch_id: str, parts: list[str]) -> Decision:
+        views = await self._look(batch_id, parts)
+        for part in parts:
+            self._check_whole(batch_id, part, {t: v.parts[part] for t, v in views.items() if part in v.parts})
+        held = sum(view.parts[part].messages for view in views.values() for part in parts if part in view.parts)
+        left_out = {topic: view.left_out for topic, view in views.items() if view.left_out}
+        count = held - sum(map(len, left_out.values()))
+        decision = Decision(
+            batch_id=batch_id, parts=parts, topics=sorted(views), count=count, at=self._wall_ms(), left_out=left_out
+        )  # fmt: skip
+        try:
+            await self.decisions.record(decision)
+        finally:
+            if self.decisions.in_doubt:
+                _spawn(self._find_out(), self._watches)
+        return decision
+
+    def _check_whole(self, batch_id: str, part: str, views: dict[str, PartView]) -> None:
+        wanted = {topic for view in views.values() for topic in view.topics}
+        if views and wanted == views.keys() and len({view.fingerprint for view in views.values()}) == 1:
+            return
+        # A topic that is not served now may hold what lacks: then it is too early to say that it is unknown.
+        raise self._missing() or UnknownPart(batch_id, part)
+
+    async def _look(self, batch_id: str, parts: Sequence[str] = ()) -> dict[str, TopicView]:
+        """What the topics durably know of a batch."""
+        runners = [r for r in self._serving() if preparing.holds(r.topic, batch_id)]
+        views = await asyncio.gather(*(self._look_in(runner, batch_id, parts) for runner in runners))
+        return {runner.name: view for runner, view in zip(runners, views, strict=True) if view.parts}
+
+    async def _look_in(self, runner: TopicRunner, batch_id: str, parts: Sequence[str]) -> TopicView:
+        view = await runner.call(lambda now: _view(runner, batch_id, parts, now))
+        if runner.topic.config.fsync != "commit":
+            await runner.committer.between_commits(runner.journal.sync)
+        return view
+
+    async def _carry_out(self, decision: Decision) -> None:
+        """In one step of the loop, in all topics that hold the batch; then wait until that is durable."""
+        waits = []
+        for runner in self._serving():
+            if preparing.holds(runner.topic, decision.batch_id):
+                waits.append(runner.act_now(partial(self._attach, runner, decision)))
+        for wait in waits:
+            with contextlib.suppress(HeaplineError):  # it is reloaded, or opened again, and carries it out then
+                await wait
+
+    @staticmethod
+    def _attach(runner: TopicRunner, decision: Decision, now: Now) -> None:
+        left_out = decision.left_out.get(runner.name, [])
+        preparing.attach(runner, decision.batch_id, decision.parts, left_out, now)
+
+    def catch_up(self, runner: TopicRunner, now: Now) -> None:
+        """A topic was loaded: carry out what was decided meanwhile, before it serves anybody."""
+        for batch_id in sorted(preparing.batch_ids(runner.topic)):
+            decision = self.decisions.get(batch_id)
+            if decision is not None:
+                self._attach(runner, decision, now)
+
+    # -- abort -----------------------------------------------------------------------------------------------------
+
+    async def abort(self, batch_id: str) -> int:
+        count: int = await self._to_its_end(self._abort(batch_id))
+        return count
+
+    async def _abort(self, batch_id: str, older_than_ms: int | None = None) -> int:
+        async with self._alone(batch_id):
+            self._refuse_decided(batch_id)
+            if older_than_ms is not None:
+                views = await self._look(batch_id)
+                if any(view.age_ms < older_than_ms for view in views.values()):
+                    return 0  # it has come to life again
+            problem = self._missing()
+            if isinstance(problem, UnavailableError):
+                raise problem  # a topic that comes back may hold parts
+            runners = [r for r in self._serving() if preparing.holds(r.topic, batch_id)]
+            dropped = await asyncio.gather(
+                *(runner.call(partial(preparing.drop, runner, batch_id)) for runner in runners)
+            )
+            return len(set().union(*dropped))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self, batch_timeout: float, decision_retention: float) -> None:
+        """The background loop; ends when the broker closes."""
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS_MAX, batch_timeout / 4))
+            try:
+                await self.abort_overdue(batch_timeout)
+                await self.forget_old(decision_retention)
+            except Exception as error:  # whatever it is, it is tried again
+                log.warning("batches not looked after, will be tried again", error=repr(error))
+
+    async def abort_overdue(self, seconds: float) -> int:
+        """Abort the undecided batches whose last part is older; how many."""
+        limit = round(seconds * 1000)
+        runners = list(self._serving())
+        candidates = {b for runner in runners for b in preparing.batch_ids(runner.topic)}
+        count = 0
+        for batch_id in sorted(candidates):
+            if self.decisions.get(batch_id) is not None:
+                continue
+            views = await self._look(batch_id)
+            if views and all(view.age_ms >= limit for view in views.values()):
+                log.warning("batch timed out, aborted", batch=batch_id, topics=sorted(views))
+                count += bool(await self._abort(batch_id, limit))
+        return count
+
+    async def forget_old(self, seconds: float) -> None:
+        """Forget decisions that are old and carried out everywhere."""
+        limit = self._wall_ms() - round(seconds * 1000)
+        old = [d.batch_id for d in self.decisions.all() if d.at <= limit]
+        if not old or self._missing() is not None:
+            return  # a topic that is away may still have to carry it out
+        done = []
+        for batch_id in old:
+            if batch_id not in self._locks and not await self._look(batch_id):
+                done.append(batch_id)
+        await self.decisions.forget(done)
+
+    async def listed(self) -> list[BatchInfo]:
+        found = []
+        runners = list(self._serving())
+        undecided = {b for r in runners for b in preparing.batch_ids(r.topic)}
+        for batch_id in sorted(undecided - {d.batch_id for d in self.decisions.all()}):
+            views = await self._look(batch_id)
+            parts: dict[str, dict[str, int]] = {}
+            for topic, view in sorted(views.items()):
+                for part, seen in view.parts.items():
+                    parts.setdefault(part, {})[topic] = seen.messages
+            if views:
+                messages = sum(sum(counts.values()) for counts in parts.values())
+                since = from_ms(min(view.since for view in views.values()))
+                found.append(
+                    BatchInfo(batch_id=batch_id, state="undecided", parts=parts, messages=messages, since=since)
+                )
+        for d in self.decisions.all():
+            parts = {part: {} for part in d.parts}
+            found.append(
+                BatchInfo(batch_id=d.batch_id, state="committed", parts=parts, messages=d.count, since=from_ms(d.at))
+            )
+        return found
+
+
+def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+def _view(runner: TopicRunner, batch_id: str, parts: Sequence[str], now: Now) -> TopicView:
+    seen: dict[str, PartView] = {}
+    times, left_out = [], []
+    for partition in runner.topic.partitions:
+        for part, share in partition.prepared.batches.get(batch_id, {}).items():
+            before = seen[part].messages if part in seen else 0
+            seen[part] = PartView(share.topics, share.fingerprint, before + share.count)
+            times.append(share.at)
+        left_out += partition.prepared.twins(batch_id, parts)
+    age = now.steady - max(times, default=0)
+    return TopicView(seen, age, min(times, default=0), left_out)

@@ -1,0 +1,132 @@
+"""Which batches were committed: the system journal, a topic of the broker's own that nobody can name.
+
+A decision is one message of that topic, made durable like any other; it is what makes a commit over several topics
+one step. It is read back at open, and kept until `decision_retention` is over and every topic has carried it out.
+A forgotten decision makes a late repeat of its commit fail (`UnknownPart`); it never doubles anything.
+
+*In doubt.* When the write of a decision fails, nobody knows whether it is on disk. Nothing is decided then about any
+batch until the journal has been read again (`settle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+import numpy as np
+
+from heapline.config import TopicConfig
+from heapline.core.events import I64, Cancelled
+from heapline.engine.admission import EnqueueCall
+from heapline.engine.runner import TopicRunner
+from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, RequestError, ResourceExhausted
+from heapline.model import Now, Outgoing
+
+NAMESPACE, NAME = "_system", "batches"  # no user's topic can be called that: names start with a letter or digit
+CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit. On disk as msgpack; a field that is added later gets a default."""
+
+    batch_id: str
+    parts: list[str]
+    topics: list[str]
+    count: int  # messages that it makes visible
+    at: int  # wall ms
+    left_out: dict[str, list[int]] = {}  # topic -> ids that repeat an identity of an earlier part
+
+
+class Decisions:
+    """The decisions, in memory and on disk. `make` makes the system topic, the first time that one is recorded."""
+
+    def __init__(self, make: Callable[[], Awaitable[TopicRunner]]) -> None:
+        self._make = make
+        self._runner: TopicRunner | None = None
+        self._by_batch: dict[str, tuple[Decision, int]] = {}  # and its message's id
+        self._doubts = 0  # writes of decisions that failed
+        self._settled = 0  # of those, how many were settled by reading again
+        self.refusal: HeaplineError | None = None  # the system journal is damaged: nothing can be decided
+
+    def get(self, batch_id: str) -> Decision | None:
+        found = self._by_batch.get(batch_id)
+        return None if found is None else found[0]
+
+    def all(self) -> list[Decision]:
+        return [decision for decision, _ in self._by_batch.values()]
+
+    @property
+    def in_doubt(self) -> bool:
+        return self._settled < self._doubts
+
+    async def open(self, runner: TopicRunner) -> None:
+        """Take over the system topic of an earlier run."""
+        self._runner = runner
+        await self._read()
+
+    async def settle(self) -> list[Decision]:
+        """Have no doubt, or raise; decisions that were found on disk and not known here."""
+        if self.refusal is not None:
+            raise self.refusal
+        return await self._read() if self.in_doubt else []
+
+    async def _read(self) -> list[Decision]:
+        runner = self._runner
+        if runner is None:  # the topic could not even be made: there is nothing on disk
+            self._settled = self._doubts
+            return []
+        doubts = self._doubts
+        ids, positions = await runner.call(lambda now: _waiting(runner))
+        records = await runner.load(positions)
+        if records.bad:
+            fact = next(iter(records.bad.values()))
+            self.refusal = JournalCorrupt(fact.path, fact.offset, f"a decision about a batch ({fact.detail})")
+            raise self.refusal
+        found = []
+        for id, payload in zip(ids.tolist(), records.payloads, strict=True):
+            decision = msgspec.msgpack.decode(payload, type=Decision)
+            if decision.batch_id not in self._by_batch:
+                self._by_batch[decision.batch_id] = (decision, id)
+                found.append(decision)
+        self._settled = max(self._settled, doubts)
+        return found
+
+    async def record(self, decision: Decision) -> None:
+        """Durable on return. If it raises, `in_doubt` says whether it may be durable all the same."""
+        payload = msgspec.msgpack.encode(decision)
+        if len(payload) > CONFIG.max_payload_bytes:
+            raise BadRequest(f"{len(decision.parts)} parts are too many to commit at once: prepare fewer, larger ones")
+        if self._runner is None:
+            self._runner = await self._make()
+        runner = self._runner
+        try:
+            result = await runner.enqueue(EnqueueCall(runner.future(), message=Outgoing(payload)))
+        except (RequestError, ResourceExhausted):
+            raise  # refused before anything was written
+        except BaseException:
+            self._doubts += 1
+            raise
+        self._by_batch[decision.batch_id] = (decision, result.id)
+
+    async def forget(self, batch_ids: Iterable[str]) -> None:
+        """Drop decisions that nobody needs any more."""
+        runner = self._runner
+        going = {batch_id: self._by_batch[batch_id][1] for batch_id in batch_ids}
+        if runner is None or not going:
+            return
+
+        def decide(now: Now) -> None:
+            partition = runner.topic.partitions[0]
+            ids = np.array(sorted(going.values()), dtype=np.int64)
+            positions = partition.positions_of(ids)
+            there = positions >= 0
+            if there.any():
+                runner.emit(partition, Cancelled(ids[there], positions[there], bytes(int(there.sum()))), now)
+
+        await runner.call(decide)
+        for batch_id in going:
+            del self._by_batch[batch_id]
+
+
+def _waiting(runner: TopicRunner) -> tuple[I64, I64]:
+    return runner.topic.partitions[0].waiting()

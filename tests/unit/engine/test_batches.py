@@ -1,0 +1,525 @@
+"""The one who decides about prepared batches: crashes at every step, failed writes, doubts, timeouts, forgetting."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+
+from heapline.config import BrokerConfig, parse_topic
+from heapline.engine import decisions
+from heapline.engine.admission import EnqueueCall
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.engine.runner import TopicRunner
+from heapline.errors import (
+    BadName,
+    BatchDecided,
+    BatchInDoubt,
+    IdempotencyConflict,
+    JournalCorrupt,
+    StorageFull,
+    TopicReloading,
+    UnknownPart,
+)  # fmt: skip
+from heapline.model import Outgoing
+from heapline.testing import FakeDisk
+from heapline.testing.node import Node
+from tests.unit.engine.rig import SMALL, Rig, opened, settle, until
+
+HOUR = 3600.0
+
+
+def some(*payloads: str, **facts: Any) -> list[Outgoing]:
+    return [Outgoing(payload.encode(), **facts) for payload in payloads]
+
+
+async def taken(hl: EmbeddedBroker, topic: str) -> list[str]:
+    messages = await hl.pop(topic, 1000)
+    await hl.ack(messages)
+    return sorted(m.payload.decode() for m in messages)
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "1": {"a": some("a1", "a2", idempotency_key=None), "b": some("b1")},
+    "2": {"b": some("b2", idempotency_key="k")},
+    "loser": {"a": some("lost"), "b": some("lost", idempotency_key="k")},
+}
+WANTED = (["a1", "a2"], ["b1", "b2"])
+NOTHING: tuple[list[str], list[str]] = ([], [])
+
+
+@functools.cache
+def topics_on_disk() -> FakeDisk:
+    """A disk with two topics, all of it durable."""
+    node = Node(0, BrokerConfig(spare_segment_bytes=0))
+
+    async def make() -> None:
+        await node.hl.create_topic("a", **SMALL, partitions=3)
+        await node.hl.create_topic("b", **SMALL)
+
+    node.live(lambda: [make()])
+    return node.disk
+
+
+class Crashing:
+    """Prepares and commits over two topics, with the power cut at a given disk operation; then looks what is left."""
+
+    def __init__(self, seed: int) -> None:
+        self.node = Node(seed, BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0))
+        self.node.disk = topics_on_disk().crash(self.node.rng)
+        self.answered: list[str] = []
+        self.seen: list[tuple[list[str], list[str]]] = []
+        self.steps = 0  # that the work took
+
+    def run(self, steps: int, steps_of_open: int | None = None) -> bool:
+        """Whether the power was cut before all was done."""
+        cut = self.node.live(lambda: [self._work(steps)]) == "crash"
+        if steps_of_open is not None:
+            self.node.disk.cut_power_in(steps_of_open)
+            self.node.live(list)
+        self.node.live(lambda: [self._look()])
+        return cut
+
+    async def _work(self, steps: int) -> None:
+        self.node.disk.cut_power_in(steps)
+        before = self.node.disk.steps
+        await self._prepare()
+        assert await self.node.hl.commit_batch("batch", ["1", "2"]) == 4
+        self.answered.append("commit")
+        self.steps = self.node.disk.steps - before
+
+    async def _prepare(self) -> None:
+        for part, shares in PARTS.items():
+            await self.node.hl.prepare_batch("batch", part, shares)
+            self.answered.append(part)
+
+    async def _see(self) -> tuple[list[str], list[str]]:
+        found = await taken(self.node.hl, "a"), await taken(self.node.hl, "b")
+        self.seen.append(found)
+        return found
+
+    async def _look(self) -> None:
+        hl = self.node.hl
+        assert await self._see() in (NOTHING, WANTED)
+        try:
+            assert await hl.commit_batch("batch", ["1", "2"]) == 4
+        except UnknownPart:
+            assert "loser" not in self.answered, "all had been prepared, durably"
+            assert await self._see() == NOTHING
+            await self._prepare()
+            assert await hl.commit_batch("batch", ["1", "2"]) == 4
+        await self._see()
+        assert await hl.commit_batch("batch", ["1", "2"]) == 4
+        await self._see()
+        for name in ("a", "b"):
+            assert sum(p.prepared for p in (await hl.stats(name)).partitions) == 0
+        assert (await hl.enqueue("b", b"b2", idempotency_key="k")).duplicate
+
+    def judge(self) -> None:
+        committed = "commit" in self.answered
+        assert self.seen[0] == WANTED or not committed, "an answered commit is there"
+        assert self.seen[0] == NOTHING or {"1", "2", "loser"} <= set(self.answered), "nothing is committed unasked"
+        assert [found for found in self.seen if found != NOTHING] == [WANTED], "all of it, once"
+
+
+def test_crash_at_every_step_leaves_all_or_nothing_over_both_topics() -> None:
+    first_seen = set()
+    for steps in range(1000):
+        world = Crashing(steps)
+        cut = world.run(steps)
+        world.judge()
+        first_seen.add((bool(world.seen[0][0]), "commit" in world.answered))
+        if not cut:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    assert steps > 30
+    assert first_seen == {(False, False), (True, False), (True, True)}, "decided without an answer, too"
+
+
+@pytest.mark.parametrize("steps_of_open", range(10, 60, 10))
+def test_crash_while_a_crash_is_being_recovered_changes_nothing(steps_of_open: int) -> None:
+    """The power goes when the decision is durable and not all topics have recorded it, and again while opening."""
+    whole = Crashing(steps_of_open)
+    assert not whole.run(1 << 30)
+    for back in (1, 3):
+        world = Crashing(steps_of_open)
+        world.run(whole.steps - back, steps_of_open)
+        world.judge()
+
+
+def test_crash_between_the_topics_of_a_prepare_leaves_a_part_that_is_completed_by_repeating_it() -> None:
+    partial = 0
+    for seed in range(24):
+        world = Crashing(seed)
+        node = world.node
+
+        async def work(node: Node = node, steps: int = 2 + seed % 4) -> None:
+            node.disk.cut_power_in(steps)
+            await node.hl.prepare_batch("batch", "1", PARTS["1"])
+
+        async def look(node: Node = node) -> None:
+            nonlocal partial
+            held = {topic for info in await node.hl.list_batches() for topic in info.parts["1"]}
+            if len(held) < 2:
+                with pytest.raises(UnknownPart):
+                    await node.hl.commit_batch("batch", ["1"])
+                partial += len(held)
+            if held:
+                with pytest.raises(IdempotencyConflict):
+                    await node.hl.prepare_batch("batch", "1", {"a": some("other"), "b": some("b1")})
+            await node.hl.prepare_batch("batch", "1", PARTS["1"])
+            if len(held) == 1:
+                assert await node.hl.commit_batch("batch", ["1"]) == 3
+
+        for coroutine in (work, look):
+            node.live(lambda coroutine=coroutine: [coroutine()])  # type: ignore[misc]
+    assert partial, "a crash between the topics was met"
+
+
+# -- all at once -------------------------------------------------------------------------------------------------------
+
+
+async def test_commit_becomes_visible_in_all_topics_in_one_step_of_the_loop() -> None:
+    async with opened() as rig:
+        await rig.topic("b", partitions=3)
+        await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y", "z")})
+        seen = set()
+        commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+        while not commit.done():
+            seen.add((rig.runner().topic.ready, rig.runner("b").topic.ready))
+            await asyncio.sleep(0)
+        assert seen == {(0, 0), (1, 2)}
+
+
+async def test_waiting_pops_are_woken_by_a_commit() -> None:
+    async with opened() as rig:
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        pop = asyncio.ensure_future(rig.hl.pop("jobs", wait=60))
+        await settle()
+        await rig.hl.commit_batch("batch", ["1"])
+        assert [m.payload for m in await pop] == [b"x"]
+
+
+async def test_nothing_is_visible_before_the_decision_is_durable() -> None:
+    async with opened() as rig:
+        await rig.hl.commit_batch("first", [])  # the system journal is there
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        rig.io.hold = {"commit"}
+        commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+        await settle()
+        assert len(rig.io.held) == 1
+        assert rig.runner().topic.ready == 0
+        rig.io.step()
+        await settle()
+        assert rig.runner().topic.ready == 1
+        assert not commit.done(), "the topic's own record is not durable yet"
+        rig.io.release()
+        assert await commit == 1
+
+
+# -- one decision ------------------------------------------------------------------------------------------------------
+
+
+async def test_concurrent_commits_and_aborts_agree() -> None:
+    for first, second in (("commit", "abort"), ("abort", "commit"), ("commit", "commit")):
+        async with opened() as rig:
+            await rig.topic("b")
+            await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+            calls = [
+                rig.hl.commit_batch("batch", ["1"]) if verb == "commit" else rig.hl.abort_batch("batch")
+                for verb in (first, second)
+            ]  # fmt: skip
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            if first == "abort":
+                assert ends[0] == 1
+                assert isinstance(ends[1], UnknownPart)
+                assert await taken(rig.hl, "jobs") == await taken(rig.hl, "b") == []
+            else:
+                assert ends[0] == 2
+                assert ends[1] == 2 or isinstance(ends[1], BatchDecided)
+                assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
+
+
+async def test_commit_goes_on_when_its_caller_is_cancelled() -> None:
+    async with opened() as rig:
+        await rig.hl.commit_batch("first", [])
+        await rig.topic("b")
+        await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+        rig.io.hold = {"commit"}
+        commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+        await settle()
+        commit.cancel()
+        await settle()
+        rig.io.release()
+        await settle()
+        assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
+        assert await rig.hl.commit_batch("batch", ["1"]) == 2
+
+
+async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_losers() -> None:
+    async with opened() as rig:
+        await rig.hl.commit_batch("first", [])
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        rig.io.hold = {"commit"}
+        commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+        await settle()
+        late = asyncio.ensure_future(rig.hl.prepare_batch("batch", "2", some("late"), topic="jobs"))
+        await settle()
+        rig.io.release()
+        assert await commit == 1
+        await asyncio.gather(late, return_exceptions=True)
+        assert rig.runner().topic.partitions[0].prepared.count == 0
+        assert await taken(rig.hl, "jobs") == ["x"]
+
+
+# -- failed writes -----------------------------------------------------------------------------------------------------
+
+
+async def test_topic_whose_record_of_the_commit_fails_carries_it_out_when_it_is_loaded_again() -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await rig.hl.commit_batch("first", [])
+        await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+        rig.disk.inject("pwritev", path="jobs.")
+        assert await rig.hl.commit_batch("batch", ["1"]) == 2
+        await until(lambda: rig.runner().is_serving)
+        assert rig.runner().counters.reloads == 1
+        assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
+        await rig.reopen()
+        assert await taken(rig.hl, "jobs") == await taken(rig.hl, "b") == []
+
+
+async def test_decision_whose_write_fails_is_not_made_and_can_be_made_again() -> None:
+    async with opened() as rig:
+        await rig.hl.commit_batch("first", [])
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        rig.disk.inject("pwritev", path="_system")
+        with pytest.raises(TopicReloading):
+            await rig.hl.commit_batch("batch", ["1"])
+        assert await taken(rig.hl, "jobs") == []
+        await until(lambda: not rig.hl._batches.decisions.in_doubt)
+        assert await rig.hl.commit_batch("batch", ["1"]) == 1
+        assert await taken(rig.hl, "jobs") == ["x"]
+
+
+async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next decision becomes durable, and nobody is told so."""
+    await rig.hl.commit_batch("first", [])
+    system = rig.hl._system
+    assert system is not None
+    enqueue = TopicRunner.enqueue
+
+    async def lose_the_answer(self: TopicRunner, call: EnqueueCall) -> Any:
+        await enqueue(self, call)
+        raise TopicReloading(self.name, "the answer was lost")
+
+    monkeypatch.setattr(system, "enqueue", lose_the_answer.__get__(system))
+
+
+async def test_decision_in_doubt_that_is_durable_is_found_and_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as rig:
+        await unsure(rig, monkeypatch)
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        with pytest.raises(TopicReloading):
+            await rig.hl.commit_batch("batch", ["1"])
+        await until(lambda: rig.runner().topic.ready == 1)  # without anybody asking
+        assert await rig.hl.commit_batch("batch", ["1"]) == 1
+        assert await taken(rig.hl, "jobs") == ["x"]
+
+
+async def test_abort_after_a_commit_in_doubt_finds_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as rig:
+        await unsure(rig, monkeypatch)
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        with pytest.raises(TopicReloading):
+            await rig.hl.commit_batch("batch", ["1"])
+        with pytest.raises(BatchDecided):
+            await rig.hl.abort_batch("batch")
+        assert await taken(rig.hl, "jobs") == ["x"]
+
+
+async def test_part_in_a_topic_that_is_being_loaded_is_not_called_unknown() -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="b")
+        rig.io.hold = {"load"}
+        rig.disk.inject("pwritev", path="b.")
+        with pytest.raises(TopicReloading):
+            await rig.hl.enqueue("b", b"y")
+        with pytest.raises(TopicReloading):
+            await rig.hl.commit_batch("batch", ["1"])
+        with pytest.raises(TopicReloading):
+            await rig.hl.abort_batch("batch")
+        rig.io.release()
+        await until(lambda: rig.runner("b").is_serving)
+        assert await rig.hl.commit_batch("batch", ["1"]) == 1
+
+
+async def test_full_disk_refuses_parts_and_decisions_and_lets_aborts_through() -> None:
+    async with opened() as rig:
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        rig.disk.capacity = rig.disk.used
+        with pytest.raises(StorageFull):
+            await rig.hl.commit_batch("batch", ["1"])  # the system journal cannot be made
+        rig.disk.capacity = None
+        assert await rig.hl.commit_batch("batch", ["1"]) == 1
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+async def test_damaged_system_journal_keeps_batches_from_being_decided_and_nothing_else() -> None:
+    rig = Rig()
+    await rig.open()
+    await rig.topic()
+    await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+    await rig.hl.commit_batch("other", [])
+    await rig.hl.close()
+    for path in rig.files(".snap"):
+        if "_system" in path:
+            rig.disk.unlink(path)
+    (segment,) = [path for path in rig.files(".seg") if "_system" in path and path.endswith("1.seg")]
+    rig.disk.damage(segment, 0)
+    await rig.open()
+    for work in (
+        rig.hl.commit_batch("batch", ["1"]), rig.hl.abort_batch("batch"),
+        rig.hl.prepare_batch("batch", "2", some("y"), topic="jobs"),
+    ):  # fmt: skip
+        with pytest.raises(JournalCorrupt):
+            await work
+    await rig.hl.enqueue("jobs", b"z")
+    assert await taken(rig.hl, "jobs") == ["z"]
+    await rig.hl.close()
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+async def test_batch_is_aborted_when_its_last_part_is_older_than_the_timeout() -> None:
+    async with opened(batch_timeout=24 * HOUR) as rig:
+        coordinator = rig.hl._batches
+        await rig.hl.prepare_batch("batch", "1", some("x", idempotency_key="k"), topic="jobs")
+        rig.clock.advance(23 * HOUR)
+        await rig.topic("b")
+        await rig.hl.prepare_batch("batch", "2", some("y"), topic="b")
+        rig.clock.advance(2 * HOUR)
+        assert await coordinator.abort_overdue(24 * HOUR) == 0, "its youngest part is two hours old"
+        with pytest.raises(BatchInDoubt):
+            await rig.hl.enqueue("jobs", b"x", idempotency_key="k")
+        rig.clock.advance(22 * HOUR)
+        assert await coordinator.abort_overdue(24 * HOUR) == 1
+        assert await rig.hl.list_batches() == []
+        assert not (await rig.hl.enqueue("jobs", b"other", idempotency_key="k")).duplicate
+
+
+async def test_timeout_is_watched_without_being_asked() -> None:
+    async with opened(batch_timeout=0.02) as rig:
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        rig.clock.advance(1.0)
+        await until(lambda: not rig.runner().topic.partitions[0].prepared)
+
+
+async def test_committed_batch_is_never_timed_out() -> None:
+    async with opened() as rig:
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        await rig.hl.commit_batch("batch", ["1"])
+        rig.clock.advance(1000 * HOUR)
+        assert await rig.hl._batches.abort_overdue(HOUR) == 0
+        assert await taken(rig.hl, "jobs") == ["x"]
+
+
+async def test_old_decision_is_forgotten_and_a_late_repeat_fails_instead_of_doubling() -> None:
+    async with opened() as rig:
+        coordinator = rig.hl._batches
+        for batch in ("old", "new"):
+            await rig.hl.prepare_batch(batch, "1", some(batch), topic="jobs")
+            await rig.hl.commit_batch(batch, ["1"])
+            rig.clock.advance(20 * HOUR)
+        await coordinator.forget_old(24 * HOUR)
+        assert [info.batch_id for info in await rig.hl.list_batches()] == ["new"]
+        await rig.reopen()
+        assert [info.batch_id for info in await rig.hl.list_batches()] == ["new"]
+        with pytest.raises(UnknownPart):
+            await rig.hl.commit_batch("old", ["1"])
+        assert await rig.hl.commit_batch("new", ["1"]) == 1
+        assert await taken(rig.hl, "jobs") == ["new", "old"]
+
+
+async def test_decision_is_kept_while_a_topic_has_not_carried_it_out() -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await rig.hl.commit_batch("first", [])
+        await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+        rig.io.hold = {"load"}
+        rig.disk.inject("pwritev", path="jobs.")
+        assert await rig.hl.commit_batch("batch", ["1"]) == 2
+        rig.clock.advance(1000 * HOUR)
+        await rig.hl._batches.forget_old(HOUR)
+        rig.io.release()
+        await until(lambda: rig.runner().is_serving)
+        assert await taken(rig.hl, "jobs") == ["x"]
+        await rig.hl._batches.forget_old(HOUR)
+        assert await rig.hl.list_batches() == []
+
+
+# -- upkeep ------------------------------------------------------------------------------------------------------------
+
+
+async def test_segment_with_prepared_records_is_rewritten_and_the_parts_stay_good() -> None:
+    async with opened(rewrite_below=0.9) as rig:
+        await rig.hl.prepare_batch("batch", "1", some("x", "y", idempotency_key=None), topic="jobs")
+        for _ in range(3):
+            await rig.hl.enqueue_batch("jobs", [Outgoing(bytes(100_000))] * 8)
+            messages = await rig.hl.pop("jobs", 100, max_bytes=1 << 30)
+            await rig.hl.ack(messages)
+            await rig.hl.snapshot("jobs")
+        upkeep = rig.runner().upkeep
+        await upkeep.reclaim()
+        assert upkeep.records_moved_total == 2
+        await rig.hl.enqueue("jobs", b"z")
+        await rig.hl.snapshot("jobs")
+        await rig.hl.enqueue("jobs", b"z")
+        await rig.hl.snapshot("jobs")
+        await rig.runner().upkeep.reclaim()
+        assert rig.runner().upkeep.segments_reclaimed_total > 0
+        assert await taken(rig.hl, "jobs") == ["z", "z"]
+        await rig.reopen()
+        assert await rig.hl.commit_batch("batch", ["1"]) == 2
+        assert await taken(rig.hl, "jobs") == ["x", "y"]
+
+
+async def test_large_part_is_one_unit_and_commits_in_events_that_fit() -> None:
+    async with opened() as rig:
+        messages = [Outgoing(b"", idempotency_key=f"k{i}") for i in range(2500)]
+        for part in ("1", "2", "3"):
+            numbered = [Outgoing(b"", idempotency_key=f"{part}{m.idempotency_key}") for m in messages]
+            await rig.hl.prepare_batch("batch", part, numbered, topic="jobs")
+        assert await rig.hl.commit_batch("batch", ["1", "2", "3"]) == 7500
+        await rig.reopen()
+        assert rig.runner().topic.ready == 7500
+
+
+async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
+    """The decision is always synced, so what it rests on must be too, before it."""
+    async with opened() as rig:
+        await rig.topic("fast", fsync="os")
+        await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
+        durable = rig.runner("fast").journal.durable_unit
+        assert durable < rig.runner("fast").journal.written_unit
+        await rig.hl.commit_batch("batch", ["1"])
+        assert rig.runner("fast").journal.durable_unit > durable
+        other = Rig(rig.disk.crash())
+        await other.open()
+        assert (await taken(other.hl, "fast"), await taken(other.hl, "jobs")) == (["x"], ["y"])
+        await other.hl.close()
+
+
+def test_system_topic_has_a_name_that_no_user_can_write() -> None:
+    with pytest.raises(BadName):
+        parse_topic(f"{decisions.NAMESPACE}/{decisions.NAME}")
+    decisions.CONFIG.validate()
