@@ -41,7 +41,9 @@ from heapline.errors import (
     UnknownFormat,
 )  # fmt: skip
 from heapline.model import (
+    DepthBucket,
     DlqFilter,
+    DueBucket,
     Enqueued,
     LeaseRef,
     LogEvent,
@@ -59,7 +61,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aging", "Backoff", "BadName", "BadRequest", "Broker", "BrokerConfig", "Closed", "ConflictError",
-    "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "DlqFilter", "Enqueued", "HeaplineError",
+    "CorruptionError", "DeadlineExceeded", "DepthBucket", "DirectoryLocked", "DlqFilter", "DueBucket",
+    "Enqueued", "HeaplineError",
     "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo",
     "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge", "Producer", "RecordCorrupt",
     "RequestError", "ResourceExhausted", "SnapshotCorrupt", "StaleEpoch", "StaleSequence", "StorageFull",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import TopicConfig
+from heapline.core.census import Census
 from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask
 from heapline.core.events import (
     EMPTY,
@@ -76,6 +77,7 @@ class Partition(PartitionState):
         super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000))
         self.config = config
         self._draw = draw
+        self.census = Census(self)
 
     # -- delivery --------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ class TopicRunner:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.upkeep = Upkeep(self)
         self.snapshot_unit = 0
+        self.segment_sizes: dict[str, int] = {}  # as `stats` last found them, by file name
         self._bytes_at_snapshot = 0
 
     # -- life ------------------------------------------------------------------------------------------------------
