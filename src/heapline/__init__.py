@@ -45,7 +45,9 @@ from heapline.errors import (
 )  # fmt: skip
 from heapline.model import (
     BatchInfo,
+    DepthBucket,
     DlqFilter,
+    DueBucket,
     Enqueued,
     LeaseRef,
     LogEvent,
@@ -64,10 +66,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aging", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker", "BrokerConfig",
-    "Closed", "ConflictError", "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "DlqFilter", "Enqueued",
-    "HeaplineError", "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame",
-    "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge",
-    "Producer", "RecordCorrupt", "RequestError", "ResourceExhausted", "SnapshotCorrupt", "SpineStats", "StaleEpoch",
-    "StaleSequence", "StorageFull", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading",
-    "TopicStats", "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
+    "Closed", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket", "DirectoryLocked", "DlqFilter",
+    "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef",
+    "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats",
+    "PayloadTooLarge", "Producer", "RecordCorrupt", "RequestError", "ResourceExhausted", "SnapshotCorrupt",
+    "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull", "TopicConfig", "TopicExists", "TopicInfo",
+    "TopicNotFound", "TopicReloading", "TopicStats", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
+    "open", "open_sync",
 ]  # fmt: skip

@@ -173,6 +173,21 @@ class DlqFilter(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
+class DepthBucket(msgspec.Struct, frozen=True):
+    """Ready messages of a range of priorities; of effective priorities on an aging topic."""
+
+    low: int
+    high: int  # both ends are within
+    count: int
+
+
+class DueBucket(msgspec.Struct, frozen=True):
+    """Delayed messages that fall due within so many seconds, but not within those of the bucket before."""
+
+    within: float | None  # 0 = due already and about to fire; None = later than the bucket before
+    count: int
+
+
 class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     ready: int
@@ -184,6 +199,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     leased_total: int = 0  # messages that pops took from here since this process opened the topic
     updates_total: int = 0  # times that its head was read again
     prepared: int = 0  # in parts of batches that are not decided yet
+    oldest_ready_age: float | None = None  # as in TopicStats
 
 
 class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +242,14 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     reloads_total: int
     corrupt_records_total: int
     spine: SpineStats
+    # Seconds since the oldest ready message was enqueued, even if it was delayed at first; None = none is ready. It may
+    # be a message that has gone: one of 4096 neighbours in order, or one cancelled or expired and not yet swept.
+    oldest_ready_age: float | None = None
+    # By rising priority: 1, 2-4, 5-9, 10-19, … on both sides of 0; empty ones are left out. Exact, unless messages were
+    # cancelled, rescheduled or expired and not yet swept: then shares are estimated, and their sum is right.
+    depth_by_priority: list[DepthBucket] = []
+    # Due already, within 1 s, 10 s, 1 min, 10 min, 1 h, 6 h, 1 day, 7 days, 30 days, later. As exact as the depths.
+    due_histogram: list[DueBucket] = []
 
 
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,19 +84,26 @@ class LeaseTable:
         return None
 
     def overdue(self, now: int, limit: int) -> list[int]:
-        """Ids whose deadline has passed, about `limit` of them, earliest grants first. Changes nothing."""
+        """Ids whose deadline has passed, at most `limit` of them, earliest grants first. Changes nothing."""
         found: dict[int, None] = {}
-        heap = self._deadlines
+        heap, by_id = self._deadlines, self.by_id
         seen: list[tuple[int, int, list[int], int]] = []
         while heap and heap[0][0] <= now and len(found) < limit:
-            entry = heapq.heappop(heap)
-            live = [id for id in entry[2] if (held := self.by_id.get(id)) is not None and held[DEADLINE] <= now]
-            if live:
-                found.update(dict.fromkeys(live))
-                seen.append(entry)
+            deadline, token, ids, start = heapq.heappop(heap)
+            first = -1
+            # A herd's slice must not walk all of a grant of thousands, nor again what earlier slices took from it.
+            for at in range(start, len(ids)):
+                lease = by_id.get(ids[at])
+                if lease is not None and lease[DEADLINE] <= now:
+                    first = at if first < 0 else first
+                    found[ids[at]] = None
+                    if len(found) >= limit:
+                        break
+            if first >= 0:
+                seen.append((deadline, token, ids, first))
         for entry in seen:
             heapq.heappush(heap, entry)
-        return list(found)[:limit]
+        return list(found)
 
     def replace_positions(self, moved: dict[int, int]) -> None:
         for id, position in moved.items():

@@ -65,6 +65,14 @@ class Ordering:
         scaled = min(max(priority, -PRIORITY_LIMIT), PRIORITY_LIMIT) * UNIT
         return ~(scaled - aged) if self._invert else scaled + aged
 
+    def cuts(self, priorities: I64, now_ms: int) -> I64:
+        """The keys that part the heap at these priorities, which ascend. Below a cut lie, on a MIN topic, the keys of
+        lower priorities; on a MAX topic, those of this priority and higher ones, so that there the cuts descend.
+        With aging it is effective priorities that are parted, as they stand at `now_ms`, to 1/1024 of a unit.
+        """
+        keys = self.keys(priorities, np.full(len(priorities), now_ms, dtype=np.int64))
+        return keys + 1 if self._invert else keys
+
     def priority(self, key: IntOrArray) -> IntOrArray:
         """The priority behind a strict key. An aged key has time mixed in and does not give it back."""
         if self.aging is not None:

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     slots: int = 60  # of a level; each level's slot is as long as the whole level below
     fan_bits: int = 3  # 2**fan_bits chunks of like size become one
     chunk_rows: int = 65_536  # a chunk half as large is no longer merged with others of its slot
-    head_rows: int = 8_192  # rows put in final order at a time when firing
+    head_rows: int = 4_096  # rows put in final order at a time when firing
     slice_rows: int = 4_096  # rows cascaded at a time
 
 
@@ -241,4 +241,4 @@ def _bound(chunks: Sequence[Chunk], want: int, ceiling: Key | None) -> Key | Non
             best = keys[spread - 1]
         if spread >= len(chunks):
             return best
-        spread = min(spread * 4, len(chunks))
+        spread = min(spread * 2, len(chunks))

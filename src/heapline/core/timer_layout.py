@@ -130,9 +130,7 @@ class TimerLayout:
         """Let all rows due before `tick` come up, and do a slice of the cascade."""
         before = self.tick
         self._turn_to(tick)
-        for pile in _pop_upto(self._levels[0], before, tick - 1):
-            for chunk in pile:
-                self.front.add(chunk)
+        self.front.add_all([chunk for pile in _pop_upto(self._levels[0], before, tick - 1) for chunk in pile])
         # The upper level first: `_cascade` works from the end, and what is due sooner must not wait.
         for level in (2, 1):
             block = self._slots**level
@@ -156,16 +154,16 @@ class TimerLayout:
         """Cut the rows within reach off what is opened or far."""
         reach = self._limits[0]
         if any(chunk.first <= reach for chunk in self._opened):
-            waiting = []
+            waiting, risen = [], []
             for chunk in self._opened:
                 if chunk.first <= reach:
-                    self.front.add(chunk if chunk.last <= reach else self._mint.cut(chunk, reach))
+                    risen.append(chunk if chunk.last <= reach else self._mint.cut(chunk, reach))
                 if chunk.last > reach:
                     waiting.append(chunk)
             self._opened = waiting
+            self.front.add_all(risen)
         if self._far.first <= reach:
-            for chunk in self._far.cut(reach):
-                self.front.add(chunk)
+            self.front.add_all(self._far.cut(reach))
 
     def _cascade(self, budget: int) -> int:
         """Move rows from opened slots and from far to the slots below; how many were moved."""

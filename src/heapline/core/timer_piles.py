@@ -3,7 +3,8 @@
 A pile is what a slot of the wheel holds. Small chunks of like size are merged by eights, so that single inserts
 neither leave an array per row behind nor cost more than a few copies each.
 The front is a pile plus its head: the first few thousand rows of it, drawn and put in final order ahead of need.
-Firing then costs by the rows fired, even if a million rows fall due in the same instant.
+Chunks that come up by the dozen, because the clock has jumped, wait in `later` and join the pile as their turn comes.
+Firing then costs by the rows fired, even if a million rows fall due in the same instant, or at one stroke.
 Neither knows why a row is here or what the time is.
 """
 
@@ -79,6 +80,10 @@ class Pile:
         self.tiers = {}
         return tier[0]
 
+    def add_unmerged(self, chunk: Chunk) -> None:
+        """Add a chunk that is about to be read: a merge would only delay that."""
+        self.tiers.setdefault(_FULL, []).append(chunk)
+
     def pop_full(self) -> list[Chunk]:
         """Remove and return the chunks that are not merged any more."""
         return self.tiers.pop(_FULL, [])
@@ -96,23 +101,28 @@ class Pile:
 
 
 class Front:
-    """Rows that have come up. Those in the head are strictly before those in the pile, in (due, id)."""
+    """Rows that have come up. Those in the head are strictly before all others, in (due, id)."""
 
-    __slots__ = ("_head", "_mint", "_pile", "count")
+    __slots__ = ("_head", "_later", "_mint", "_pile", "count")
 
     def __init__(self, mint: Mint) -> None:
         self._mint = mint
         self._head: Chunk | None = None
         self._pile = Pile(mint)
+        self._later: list[Chunk] = []  # by their first due times, the earliest last
         self.count = 0
 
     def __iter__(self) -> Iterator[Chunk]:
         if self._head is not None:
             yield self._head
         yield from self._pile
+        yield from self._later
 
     def first(self) -> int:
-        return self._head.first if self._head is not None else self._pile.first()
+        if self._head is not None:
+            return self._head.first
+        pile = self._pile.first() if self._pile else I64_MAX
+        return min(pile, self._later[-1].first) if self._later else pile
 
     def add(self, chunk: Chunk) -> None:
         if not self.count:
@@ -120,10 +130,24 @@ class Front:
             self.count = chunk.count
             return
         self.count += chunk.count
+        self._make_way_for(chunk)
+        self._pile.add(chunk)
+
+    def add_all(self, chunks: list[Chunk]) -> None:
+        """Add the chunks of a jump of the clock. At a cost by chunks: to merge them here would take all their rows."""
+        if len(chunks) <= self._mint.fan:
+            for chunk in chunks:
+                self.add(chunk)
+            return
+        for chunk in chunks:
+            self.count += chunk.count
+            self._make_way_for(chunk)
+        self._later = sorted(self._later + chunks, key=lambda chunk: -chunk.first)
+
+    def _make_way_for(self, chunk: Chunk) -> None:
         if self._head is not None and chunk.key_at(0) <= self._head.last_key():
             self._pile.add(self._head)
             self._head = None
-        self._pile.add(chunk)
 
     def peek(self, limit: int, now: int) -> Timers:
         """The first rows due at `now`, at most `limit`."""
@@ -151,24 +175,55 @@ class Front:
     def _filled(self, want: int, now: int) -> Chunk:
         """The head, holding at least `want` rows or all that are due at `now`. There must be rows."""
         head = self._head
-        if head is not None and (head.count >= want or head.last > now or not self._pile):
+        if head is not None and (head.count >= want or head.last > now or not (self._pile or self._later)):
             return head
-        only = self._pile.pop_only() if head is None else None
+        only = self._next_chunk() if head is None else None
+        begun = only or head
+        parts = [] if begun is None else [begun.live()]
+        have = sum(part.shape[1] for part in parts)
+        while have < want and (self._pile or self._later) and (not parts or parts[-1].item(DUE, -1) <= now):
+            parts.append(self._draw(max(want, self._mint.sizes.head_rows)))
+            have += parts[-1].shape[1]
+            only = None
         if only is None:
-            rows = draw(list(self._pile), max(want, self._mint.sizes.head_rows))
-            self._pile.drop_empty()
-            only = self._mint.chunk(rows if head is None else np.concatenate((head.live(), rows), axis=1))
+            only = self._mint.chunk(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
         self._head = only
         return only
+
+    def _next_chunk(self) -> Chunk | None:
+        """Remove and return a chunk that is before all other rows as it is, if there is one."""
+        if not self._later:
+            return self._pile.pop_only()
+        later = self._later
+        if not self._pile and (len(later) == 1 or later[-1].last < later[-2].first):
+            return later.pop()
+        return None
+
+    def _draw(self, want: int) -> I64:
+        """The first rows of pile and later, at least one: about `want`, or up to where the next of later begins."""
+        chunks, later = list(self._pile), self._later
+        have = sum(chunk.count for chunk in chunks)
+        first = min((chunk.first for chunk in chunks), default=I64_MAX)
+        while later and (have < want or first >= later[-1].first):
+            chunk = later.pop()
+            self._pile.add_unmerged(chunk)
+            chunks.append(chunk)
+            have += chunk.count
+            first = min(first, chunk.first)
+        rows = draw(chunks, want, (later[-1].first - 1, I64_MAX) if later else None)
+        self._pile.drop_empty()
+        return rows
 
     def release(self) -> list[Chunk]:
         """Give all chunks away."""
         chunks = list(self)
-        self._head, self._pile, self.count = None, Pile(self._mint), 0
+        self._head, self._pile, self._later, self.count = None, Pile(self._mint), [], 0
         return chunks
 
     def rewrite(self, change: Change) -> None:
         if self._head is not None:
             self._head = changed(self._head, change, self._mint)
         self._pile.rewrite(change)
+        later = (changed(chunk, change, self._mint) for chunk in self._later)
+        self._later = sorted((chunk for chunk in later if chunk is not None), key=lambda chunk: -chunk.first)
         self.count = sum(chunk.count for chunk in self)

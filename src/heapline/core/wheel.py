@@ -53,6 +53,8 @@ class TimingWheel:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays held, consumed rows not yet freed among them."""
+        if not self._count:
+            return 0
         arrays = (chunk.rows if chunk.rows.base is None else chunk.rows.base for chunk in self._layout)
         return sum({id(array): array.nbytes for array in arrays}.values())
 

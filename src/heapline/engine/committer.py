@@ -41,6 +41,7 @@ class GroupCommitter:
         self._busy = False  # the one I/O call at a time is under way
         self._rest: asyncio.TimerHandle | None = None  # until space is looked for again
         self._idle_waiters: list[asyncio.Future[None]] = []
+        self._when_free: Callable[[], None] | None = None
         self._abandoned: HeaplineError | None = None
         self.commits = 0
         self.bytes_written = 0
@@ -101,8 +102,19 @@ class GroupCommitter:
                 self._failed(error)
             else:
                 then(ran.result())
+                if self._when_free is not None:
+                    call, self._when_free = self._when_free, None
+                    call()
 
         self._io.run(work, *args).add_done_callback(done)
+
+    @property
+    def is_writing(self) -> bool:
+        return self._busy
+
+    def when_free(self, call: Callable[[], None]) -> None:
+        """Call this once when the I/O call that is under way has ended well and those it served have been answered."""
+        self._when_free = call
 
     def _committed(self, unit: SealedUnit) -> None:
         self.commits += 1

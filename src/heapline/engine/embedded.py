@@ -74,6 +74,7 @@ from heapline.ulid import parse_id
 
 POP_MESSAGES_MAX = 100_000
 PEEK_MAX = 10_000
+GROWING_SEGMENTS = 4  # at the journal's end: those that may still be filled
 
 
 class EmbeddedBroker(TopicKeeper):
@@ -131,19 +132,23 @@ class EmbeddedBroker(TopicKeeper):
 
     async def stats(self, topic: str) -> TopicStats:
         runner = self._runner(topic)
-        usage = await self._io_or_fail().run(self._usage, runner.loader.directory)
-        return await runner.call(lambda now: topic_stats(runner, usage))
+        usage = await self._io_or_fail().run(self._usage, runner)
+        return await runner.call(lambda now: topic_stats(runner, usage, now))
 
-    def _usage(self, directory: str) -> tuple[int, int]:
-        total = count = 0
-        for name in self._disk.listdir(directory):
-            if name.endswith(".seg"):
+    def _usage(self, runner: TopicRunner) -> tuple[int, int]:
+        """Bytes and number of segments. One that has a few behind it no longer grows: its size is asked for once."""
+        directory, known, sizes = runner.loader.directory, runner.segment_sizes, dict[str, int]()
+        names = sorted(name for name in self._disk.listdir(directory) if name.endswith(".seg"))
+        for name in names:
+            if name not in known or name in names[-GROWING_SEGMENTS:]:
                 with contextlib.suppress(FileNotFoundError):  # reclaimed just now
                     file = self._disk.open(f"{directory}/{name}")
-                    total += file.size()
+                    sizes[name] = file.size()
                     file.close()
-                    count += 1
-        return total, count
+            else:
+                sizes[name] = known[name]
+        runner.segment_sizes = sizes
+        return sum(sizes.values()), len(sizes)
 
     # -- in --------------------------------------------------------------------------------------------------------
 

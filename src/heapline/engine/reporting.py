@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from heapline.core.census import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS
+from heapline.core.ids import unix_ms_of
 from heapline.engine.runner import TopicRunner
-from heapline.model import PartitionStats, SpineStats, TopicStats
+from heapline.engine.topic import Topic
+from heapline.model import DepthBucket, DueBucket, Now, PartitionStats, SpineStats, TopicStats
 
 _DURABILITY = {
     "commit": "every answer is durable",
@@ -12,7 +17,7 @@ _DURABILITY = {
 }
 
 
-def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
+def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicStats:
     topic, counters, heads = runner.topic, runner.counters, runner.delivery.heads
     heads.refresh()
     partitions = [
@@ -20,6 +25,7 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
             partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
             offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
             updates_total=heads.updates[p.number], prepared=p.prepared.count,
+            oldest_ready_age=_age(p.census.oldest_ready(), now),
         )
         for p in topic.partitions
     ]  # fmt: skip
@@ -49,6 +55,9 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
         reloads_total=counters.reloads,
         corrupt_records_total=counters.corrupt,
         spine=_spine(runner),
+        oldest_ready_age=max((p.oldest_ready_age for p in partitions if p.oldest_ready_age is not None), default=None),
+        depth_by_priority=_depths(topic, now),
+        due_histogram=_dues(topic, now),
     )
 
 
@@ -65,3 +74,23 @@ def _spine(runner: TopicRunner) -> SpineStats:
         selections_total=heads.selections,
         refusals_total=heads.refusals,
     )
+
+
+def _age(id: int | None, now: Now) -> float | None:
+    return None if id is None else max(0, now.steady - unix_ms_of(id)) / 1000
+
+
+def _depths(topic: Topic, now: Now) -> list[DepthBucket]:
+    ordering = topic.partitions[0].ordering
+    cuts = ordering.cuts(np.array(PRIORITY_LOWS[1:], dtype=np.int64), now.steady)
+    descend = ordering.mode == "max"
+    cuts = cuts[::-1] if descend else cuts
+    counts = sum((p.census.depths(cuts) for p in topic.partitions if p.ready), np.zeros(len(cuts) + 1, np.int64))
+    by_priority = (counts[::-1] if descend else counts).tolist()
+    buckets = zip(PRIORITY_LOWS, PRIORITY_HIGHS, by_priority, strict=True)
+    return [DepthBucket(*bucket) for bucket in buckets if bucket[2]]
+
+
+def _dues(topic: Topic, now: Now) -> list[DueBucket]:
+    counts = sum((p.census.dues(now) for p in topic.partitions if p.delayed), np.zeros(len(DUE_WITHIN) + 1, np.int64))
+    return [DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), counts.tolist(), strict=True)]

@@ -35,6 +35,7 @@ from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
 from heapline.engine.committer import GroupCommitter, give, refuse
 from heapline.engine.delivery import Delivery, PopCall, build_messages
+from heapline.engine.firing import INF, QUANTUM_ROWS, Firing
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
@@ -61,6 +62,7 @@ log = Log("heapline.engine")
 T = TypeVar("T")
 
 MAINTAIN_ROWS = 65536
+MAINTAIN_FIRED = 4  # rows merged for each one fired while more are due: what comes in is merged about three times
 ACT_ROWS = 16384  # leases acted on by one event
 RELOAD_DOUBTS_MAX = 3  # times that damage is looked at again before the topic is refused
 RELOAD_PAUSE, RELOAD_PAUSE_MAX = 0.05, 10.0  # seconds between tries to load a topic again
@@ -100,10 +102,10 @@ class TopicRunner:
         self._end: HeaplineError = Closed()  # what those hear who come when it is closed
         self._suspended = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._wakes: list[float] = []
         self.upkeep = Upkeep(self)
         self.on_install: Callable[[TopicRunner, Now], None] | None = None  # runs before a loaded topic serves anybody
         self.snapshot_unit = 0
+        self.segment_sizes: dict[str, int] = {}  # as `stats` last found them, by file name
         self._bytes_at_snapshot = 0
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ class TopicRunner:
         self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
         self.delivery = Delivery(self.topic, self.journal)
-        self._wakes = [0.0] * len(self.topic.partitions)
+        self.firing = Firing(self.topic, self.config.fire_slice)
         if self.on_install is not None:
             self.on_install(self, self.steady.now())
         self._failure = None
@@ -179,7 +181,7 @@ class TopicRunner:
 
     def grew(self) -> None:
         """The topic has more partitions than it had."""
-        self._wakes += [0.0] * (len(self.topic.partitions) - len(self._wakes))
+        self.firing.wakes.grow(len(self.topic.partitions))
         self.admission.measure()
 
     def note_snapshot(self, unit: int) -> None:
@@ -361,11 +363,13 @@ class TopicRunner:
                 self._ack_all(acks, now)
             for run, _ in runs:
                 run(now)
-            more = self._tick(now)
+            if calls or acks or runs:
+                self.firing.note_asking(now)
+            fired = self._tick(now)
             if self._pops:
                 self._serve(now)
             self.committer.pump()
-            self._maintain(now)
+            self._maintain(now, fired)
         except Exception as error:
             # A bug, or a journal that does not take what was decided: what is in memory can no longer be trusted.
             log.exception("a turn failed", topic=self.name)
@@ -375,10 +379,7 @@ class TopicRunner:
             for future in futures:
                 refuse(future, TopicReloading(self.name, repr(error)))
             return
-        if more:
-            self._plan_turn()
-        else:
-            self._plan_wake(now)
+        self._plan_wake(now)
 
     def _admit(self, calls: list[EnqueueCall], now: Now) -> None:
         if not self.journal.can_grow:
@@ -439,26 +440,15 @@ class TopicRunner:
         elif isinstance(event, Expired):
             self.counters.expired += len(event.ids)
 
-    def _tick(self, now: Now) -> bool:
-        """What time has brought about, in slices; True if more is due."""
+    def _tick(self, now: Now) -> int:
+        """What time has brought about, in slices; how many rows."""
         if self.topic.paused_until is not None and now.wall >= self.topic.paused_until:
             self._resume(now)
-        left = self.config.fire_slice
-        for number, wake in enumerate(self._wakes):
-            if wake > now.steady:
-                continue
-            partition = self.topic.partitions[number]
-            while left > 0:
-                events = partition.decide_tick(now, left, self.topic.take_seq)
-                if not events:
-                    self.topic.changed.add(number)
-                    break
-                for event in events:
-                    left -= event.rows()
-                    self.emit(partition, event, now)
-            if left <= 0:
-                return True
-        return False
+        if not self.firing.is_due(now):
+            return 0
+        unit, wanted = self.journal.open_unit_number, sum([pop.max_messages for pop in self._pops])
+        allowance = self.firing.allowance(now, unit, self.committer.is_writing, wanted)
+        return self.firing.fire(now, allowance, self.emit)
 
     def _resume(self, now: Now) -> None:
         self.emit(self.topic.partitions[0], Resumed(), now)
@@ -589,26 +579,37 @@ class TopicRunner:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _plan_wake(self, now: Now) -> None:
+        """Plan the next turn that nobody asks for: when something falls due, or when more of what is due may fire."""
+        wakes = self.firing.wakes
         for number in self.topic.changed:
             partition = self.topic.partitions[number]
             wait = partition.next_wake_in(now)
             if wait is not None and (len(partition.calendar) or len(partition.ttls_wall)):
                 wait = min(wait, WALL_LOOK_MS)
-            self._wakes[number] = float("inf") if wait is None else now.steady + wait
+            wakes.plan(number, INF if wait is None else now.steady + wait)
         self.topic.changed.clear()
-        wake = min(self._wakes)
+        if wakes.line:
+            if self.committer.is_writing:
+                self.committer.when_free(self._plan_turn)
+            else:
+                self._plan_turn()
+        wake = wakes.next()
         if self.topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_LOOK_MS, max(0, self.topic.paused_until - now.wall)))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if wake != float("inf"):
+        if wake != INF:
             delay = max(0.0, wake - now.steady) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay, self._plan_turn)
 
-    def _maintain(self, now: Now) -> None:
+    def _maintain(self, now: Now, fired: int) -> None:
+        """Housekeeping of what this turn has changed; as little as keeps up while a herd fires."""
+        budget = MAINTAIN_ROWS
+        if self.firing.wakes.line:
+            budget = min(budget, MAINTAIN_FIRED * (fired + QUANTUM_ROWS))
         for number in self.topic.changed:
-            self.topic.partitions[number].maintain(now, MAINTAIN_ROWS)
+            self.topic.partitions[number].maintain(now, budget)
 
     # -- failing ---------------------------------------------------------------------------------------------------
 

@@ -150,6 +150,10 @@ class Rig(BatchRig):
         done: list[AnyEvent] = []
         for _ in range(turns):
             events = self.p.decide_tick(self.now, limit, self.take_seq)
+            for _ in range(1000):  # left-over entries are passed over in pieces
+                if events or self.p.next_wake_in(self.now) != 0:
+                    break
+                events = self.p.decide_tick(self.now, limit, self.take_seq)
             if not events:
                 waits = self.model.changes_in(self.now)
                 assert not [w for w in waits if w <= 0], "something that is due was left undone"

@@ -1,0 +1,156 @@
+"""A herd of timers, and cheap answers: what a million messages that fall due at once do to everybody else.
+
+The baseline is the same topic, with the same messages in it, a moment before they fall due: a few tasks enqueue one
+message at a time and a few pop and ack one at a time, on a real disk with an fsync per commit. Then the broker's clock
+is set ahead (as after an outage), and the same tasks go on while the herd fires. Ratios of the 99th percentiles.
+
+`stats` is measured on a topic of few messages and on one of many: the ratio says whether it looks at messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import heapline
+from benchmarks.engine import Figure, figure
+from heapline.clock import SystemClock
+from heapline.config import BrokerConfig
+from heapline.engine import EmbeddedBroker
+from heapline.model import Outgoing
+
+PAYLOAD = b"x" * 64
+HOUR = 3600.0
+ENQUEUERS, ACKERS = 4, 4
+
+
+def run(quick: bool, directory: Path) -> Iterator[Figure]:
+    yield from herds(directory, 200_000 if quick else 1_000_000, 2.0 if quick else 4.0)
+    yield from answers(directory, 200_000 if quick else 2_000_000)
+
+
+class ShiftedClock(SystemClock):
+    """The system's clock, which can be set ahead: everything within reach falls due at once."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+    def boot_ms(self) -> int:
+        return super().boot_ms() + self.ahead_ms
+
+
+# -- herds -------------------------------------------------------------------------------------------------------------
+
+
+def herds(directory: Path, count: int, quiet_s: float) -> Iterator[Figure]:
+    for partitions in (1, 16):
+        quiet, herd, spent = asyncio.run(herd_of(directory / f"herd{partitions}", count, quiet_s, partitions))
+        for what in ("enqueue", "ack"):
+            before, during = p(quiet[what], 99), p(herd[what], 99)
+            ratio = during / before
+            yield figure(
+                f"{what} p99 while {count} timers fire, {partitions} partitions", during, "ms", before, ratio, "≤ 3×",
+                ratio <= 3,
+            )  # fmt: skip
+            before, during = p(quiet[what], 50), p(herd[what], 50)
+            yield figure(
+                f"{what} p50 while {count} timers fire, {partitions} partitions", during, "ms", before,
+                during / before, None, None, better="lower",
+            )  # fmt: skip
+        yield figure(
+            f"firing {count} timers meanwhile, {partitions} partitions", count / spent, "timers/s", None, None, None,
+            None,
+        )  # fmt: skip
+
+
+def p(samples: list[float], percent: float) -> float:
+    return float(np.percentile(samples, percent)) * 1000
+
+
+async def herd_of(path: Path, count: int, quiet_s: float, partitions: int) -> tuple[Any, Any, float]:
+    """Latencies of a quiet phase and of the phase in which `count` timers fire, and how long that took."""
+    clock = ShiftedClock()
+    async with EmbeddedBroker(str(path), config=BrokerConfig(), clock=clock) as hl:
+        await hl.create_topic("jobs", partitions=partitions)
+        await fill(hl, "jobs", count, delay=HOUR)
+        await hl.enqueue_batch("jobs", [Outgoing(PAYLOAD)] * 5000)
+        gc.collect()
+        deadline = perf_counter() + quiet_s
+        quiet = await load(hl, lambda: perf_counter() < deadline)
+        topic = hl._runners["jobs"].topic
+        clock.ahead_ms += round(1.1 * HOUR * 1000)
+        start = perf_counter()
+        herd = await load(hl, lambda: any(p.delayed for p in topic.partitions))
+        return quiet, herd, perf_counter() - start
+
+
+async def fill(hl: heapline.Broker, topic: str, count: int, delay: float | None = None) -> None:
+    rng = random.Random(7)
+    for start in range(0, count, 16_000):
+        await asyncio.gather(*(
+            hl.enqueue_batch(
+                topic, [Outgoing(PAYLOAD, rng.randrange(1 << 20), delay=delay) for _ in range(s, min(s + 1000, count))]
+            )
+            for s in range(start, min(start + 16_000, count), 1000)
+        ))  # fmt: skip
+
+
+async def load(hl: heapline.Broker, goes_on: Callable[[], bool]) -> dict[str, list[float]]:
+    """Enqueues, pops and acks of one message at a time by several tasks at once; seconds that each took."""
+    spent: dict[str, list[float]] = {"enqueue": [], "pop": [], "ack": []}
+
+    async def timed(what: str, call: Awaitable[Any]) -> Any:
+        start = perf_counter()
+        result = await call
+        spent[what].append(perf_counter() - start)
+        return result
+
+    async def enqueuer() -> None:
+        while goes_on():
+            await timed("enqueue", hl.enqueue("jobs", PAYLOAD, priority=len(spent["enqueue"])))
+
+    async def acker() -> None:
+        while goes_on():
+            for message in await timed("pop", hl.pop("jobs", wait=0.05)):
+                await timed("ack", message.ack())
+
+    await asyncio.gather(*(enqueuer() for _ in range(ENQUEUERS)), *(acker() for _ in range(ACKERS)))
+    return spent
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def answers(directory: Path, count: int) -> Iterator[Figure]:
+    small = asyncio.run(stats_time(directory / "small", 10_000))
+    large = asyncio.run(stats_time(directory / "large", count))
+    yield figure(
+        f"stats of {count} messages", large, "ms", small, large / small, "≤ 2× of 10 000", large / small <= 2,
+        better="lower",
+    )  # fmt: skip
+
+
+async def stats_time(path: Path, count: int) -> float:
+    """Milliseconds, the median of many; half of the messages are delayed, spread over a day."""
+    async with EmbeddedBroker(str(path), config=BrokerConfig()) as hl:
+        await hl.create_topic("jobs")
+        await fill(hl, "jobs", count // 2)
+        rng = random.Random(9)
+        for _ in range(count // 20_000 or 1):
+            spread = [Outgoing(PAYLOAD, delay=rng.random() * 86400) for _ in range(min(10_000, count // 2))]
+            await hl.enqueue_batch("jobs", spread, atomic=False)
+        samples = []
+        for _ in range(41):
+            start = perf_counter()
+            await hl.stats("jobs")
+            samples.append(perf_counter() - start)
+    return p(samples, 50)

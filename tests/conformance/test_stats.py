@@ -1,0 +1,90 @@
+"""What `stats` tells beyond counts: depth by priority, what falls due when, how long the oldest has waited."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from heapline.broker import Broker
+from heapline.config import aging
+from heapline.model import TopicStats
+from tests.conformance.conftest import MakeTopic
+from tests.conformance.worlds import World, put, take
+
+
+def depths(stats: TopicStats) -> list[tuple[int, int, int]]:
+    return [(bucket.low, bucket.high, bucket.count) for bucket in stats.depth_by_priority]
+
+
+def dues(stats: TopicStats) -> dict[float | None, int]:
+    return {bucket.within: bucket.count for bucket in stats.due_histogram if bucket.count}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_depth_by_priority_counts_what_is_ready(
+    topic: MakeTopic, broker: Broker, mode: str, partitions: int
+) -> None:
+    await topic(mode=mode, partitions=partitions)
+    await put(broker, -(1 << 63), -12, -1, 0, 0, 1, 2, 4, 5, 10, (1 << 63) - 1)
+    await put(broker, 3, delay=3600)
+    stats = await broker.stats("jobs")
+    assert depths(stats)[1:-1] == [(-19, -10, 1), (-1, -1, 1), (0, 0, 2), (1, 1, 1), (2, 4, 2), (5, 9, 1), (10, 19, 1)]
+    assert (depths(stats)[0][0], depths(stats)[-1][1]) == (-(1 << 63), (1 << 63) - 1)
+    await take(broker)
+    assert sum(count for _, _, count in depths(await broker.stats("jobs"))) == 10
+
+
+@pytest.mark.usefixtures("fake_time")
+@pytest.mark.parametrize(("mode", "expected"), [("min", (-4, -2)), ("max", (20, 49))])
+async def test_depth_of_an_aging_topic_is_by_effective_priority(
+    world: World, topic: MakeTopic, broker: Broker, mode: str, expected: tuple[int, int]
+) -> None:
+    await topic(mode=mode, ordering=aging(1.5))
+    await put(broker, 12)
+    assert depths(await broker.stats("jobs")) == [(10, 19, 1)]
+    await world.advance(10)
+    assert depths(await broker.stats("jobs")) == [(*expected, 1)]
+
+
+async def test_empty_topic_has_no_depth_no_age_and_nothing_due(jobs: Broker) -> None:
+    stats = await jobs.stats("jobs")
+    assert (depths(stats), dues(stats), stats.oldest_ready_age) == ([], {}, None)
+    assert stats.partitions[0].oldest_ready_age is None
+
+
+@pytest.mark.usefixtures("fake_time")
+async def test_due_histogram_tells_when_delayed_messages_fall_due(world: World, jobs: Broker) -> None:
+    await put(jobs, 1, 2, delay=0.9)
+    await put(jobs, 3, delay=59)
+    await jobs.enqueue("jobs", b"4", deliver_at=world.now() + timedelta(hours=5))
+    await put(jobs, 5, delay=86400 * 300)
+    assert dues(await jobs.stats("jobs")) == {1: 2, 60: 1, 6 * 3600: 1, None: 1}
+    await world.advance(55)
+    assert dues(await jobs.stats("jobs")) == {10: 1, 6 * 3600: 1, None: 1}
+
+
+@pytest.mark.usefixtures("fake_time")
+async def test_age_is_that_of_the_longest_waiting_ready_message_since_its_enqueue(world: World, jobs: Broker) -> None:
+    await put(jobs, 1, delay=5)
+    await world.advance(2)
+    await put(jobs, 2)
+    await world.advance(1)
+    assert (await jobs.stats("jobs")).oldest_ready_age == 1
+    await world.advance(3)
+    stats = await jobs.stats("jobs")
+    assert stats.oldest_ready_age == stats.partitions[0].oldest_ready_age == 6, "a delay counts from the enqueue, too"
+    await take(jobs)
+    await take(jobs)
+    assert (await jobs.stats("jobs")).oldest_ready_age is None
+
+
+async def test_cancelled_messages_leave_no_trace_in_the_sums(jobs: Broker) -> None:
+    ids = [(await jobs.enqueue("jobs", b"x", priority=i, delay=60 * (i % 2) or None)).id for i in range(40)]
+    for id in ids[:20]:
+        await jobs.cancel("jobs", id)
+    stats = await jobs.stats("jobs")
+    assert (stats.ready, stats.delayed) == (10, 10)
+    assert sum(count for _, _, count in depths(stats)) == 10
+    assert sum(dues(stats).values()) == 10

@@ -1,0 +1,243 @@
+"""Herds: very many timers, leases or lives that end at once delay nobody by more than a bounded number of rows.
+
+Rows are counted, not time: those that went into the units which an answer waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heapline.core.placement import place_one
+from heapline.engine.firing import IN_LINE, INF, QUANTUM_ROWS, Wakes
+from heapline.model import Outgoing
+from tests.unit.engine.rig import Rig, opened, settle
+
+SLICE = 64
+HERD = 2000
+
+
+async def fill(rig: Rig, topic: str, count: int, **fields: Any) -> None:
+    batch = [Outgoing(b"", i % 97, **fields) for i in range(count)]
+    await rig.hl.enqueue_batch(topic, batch, atomic=False)
+
+
+def waiting(rig: Rig, topic: str = "jobs") -> list[int]:
+    """Messages of each partition that have not fired."""
+    return [p.delayed for p in rig.runner(topic).topic.partitions]
+
+
+async def rows_waited_for(rig: Rig, call: Callable[[], Any]) -> tuple[Any, int]:
+    """The call's answer, and how many rows of the herd fired before it was given."""
+    before = sum(waiting(rig))
+    answer = await call()
+    return answer, before - sum(waiting(rig))
+
+
+async def test_calls_during_a_herd_wait_for_a_bounded_number_of_fired_rows() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, delay=60)
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"first", -1) for _ in range(20)])
+        messages = await rig.hl.pop("jobs", 20, visibility=3600)
+        rig.clock.advance(61)
+        asked = 0
+        while sum(waiting(rig)):
+            asked += 1
+            calls: list[Callable[[], Any]] = [lambda: rig.hl.enqueue("jobs", b"x")]
+            if messages:
+                calls.append(messages.pop().ack)
+            for call in calls:
+                _, rows = await rows_waited_for(rig, call)
+                assert rows <= 3 * SLICE, "what waits for the disk, the open unit, and what fires as it ends"
+        assert asked >= HERD // (6 * SLICE), "the calls did meet the herd"
+
+
+async def test_herd_adds_no_more_than_a_slice_to_a_unit_however_long_that_gathers() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, delay=60)
+        rig.io.hold = {"commit"}
+        rig.clock.advance(61)
+        calls = []
+        for _ in range(50):
+            calls.append(asyncio.create_task(rig.hl.enqueue("jobs", b"x")))
+            await settle(3)
+        assert HERD - sum(waiting(rig)) <= 2 * SLICE, "one in the unit that is being written, one in the open one"
+        assert sum(waiting(rig)) < HERD
+        rig.io.release()
+        await asyncio.gather(*calls)
+        await settle(2000)
+        assert sum(waiting(rig)) == 0, "nobody need ask for the rest to fire"
+
+
+async def test_herd_makes_no_unit_of_its_own_behind_one_that_is_written_while_somebody_asks() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, delay=60)
+        rig.io.hold = {"commit"}
+        call = asyncio.create_task(rig.hl.enqueue("jobs", b"x"))
+        await settle()
+        rig.clock.advance(60.05)
+        second = asyncio.create_task(rig.hl.stats("jobs"))
+        await settle()
+        rig.clock.advance(0.06)
+        rig.runner()._plan_turn()
+        await settle()
+        assert rig.runner().firing.wakes.line, "the herd is due"
+        assert sum(waiting(rig)) == HERD, "the next to ask would wait for a unit that only the herd needed"
+        rig.io.release()
+        await asyncio.gather(call, second)
+        await settle(2000)
+        assert sum(waiting(rig)) == 0
+
+
+async def test_pop_finds_something_though_the_unit_has_had_its_share() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, delay=60)
+        rig.clock.advance(61)
+        rig.io.hold = {"commit"}
+        pops = []
+        for _ in range(20):
+            pops.append(asyncio.create_task(rig.hl.pop("jobs", 20)))
+            await settle(3)
+        rig.io.release()
+        assert [len(messages) for messages in await asyncio.gather(*pops)] == [20] * 20
+
+
+async def test_herds_of_several_partitions_progress_evenly() -> None:
+    async with opened() as rig:
+        await rig.topic("wide", partitions=5)
+        count = 4 * QUANTUM_ROWS
+        for number in range(5):
+            await fill(rig, "wide", count, delay=60, key=_key_of(number))
+        rig.clock.advance(61)
+        assert waiting(rig, "wide") == [count] * 5
+        seen = 0
+        while sum(waiting(rig, "wide")):
+            seen += 1
+            await rig.hl.enqueue("wide", b"x")
+            left = waiting(rig, "wide")
+            assert max(left) - min(left) <= QUANTUM_ROWS, left
+        assert seen > 4
+
+
+def _key_of(number: int) -> str:
+    return next(f"k{i}" for i in range(1000) if place_one(b"k%d" % i, 5) == number)
+
+
+async def test_few_timers_of_one_partition_do_not_wait_for_the_herd_of_another() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await rig.topic("wide", partitions=5)
+        await fill(rig, "wide", HERD, delay=60, key=_key_of(0))
+        await rig.hl.enqueue("wide", b"lone", delay=60, priority=-1, key=_key_of(4))
+        rig.clock.advance(61)
+        for _ in range(12):
+            await rig.hl.enqueue("wide", b"x", priority=1000)
+        assert waiting(rig, "wide")[0] > HERD // 2
+        assert waiting(rig, "wide")[4] == 0
+
+
+async def test_order_is_strict_among_what_has_fired() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, delay=60)
+        rig.clock.advance(61)
+        popped = 0
+        while popped < HERD:
+            partition = rig.runner().topic.partitions[0]
+            messages = await rig.hl.pop("jobs", 50)
+            left = partition.head()
+            popped += len(messages)
+            order = [(m.priority, m.id) for m in messages]
+            assert order == sorted(order)
+            assert left is None or order[-1] < left, "none that had fired was better than those popped"
+            await rig.hl.ack(messages)
+        assert popped == HERD
+
+
+async def test_leases_that_expire_together_come_back_in_slices() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD)
+        assert len(await rig.hl.pop("jobs", HERD, max_bytes=1 << 40, visibility=5)) == HERD
+        rig.clock.advance(6)
+        turns, partition = 0, rig.runner().topic.partitions[0]
+        while len(partition.leases):
+            before = len(partition.leases)
+            await rig.hl.enqueue("jobs", b"x")
+            assert before - len(partition.leases) <= SLICE // 2, "each of these costs eight timers"
+            turns += 1
+        assert turns > HERD // SLICE
+        assert sum(waiting(rig)) + partition.ready == HERD + turns
+
+
+async def test_lives_that_end_together_end_in_slices() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, ttl=5)
+        rig.clock.advance(6)
+        turns, partition = 0, rig.runner().topic.partitions[0]
+        while (before := partition.ready - turns) > 0:
+            await rig.hl.enqueue("jobs", b"x")
+            turns += 1
+            assert before - (partition.ready - turns) <= SLICE // 2
+        assert turns > HERD // SLICE
+
+
+async def test_entries_left_over_by_a_cancelled_herd_are_passed_over_in_slices() -> None:
+    async with opened(fire_slice=SLICE) as rig:
+        await fill(rig, "jobs", HERD, ttl=60)
+        messages = await rig.hl.pop("jobs", HERD, max_bytes=1 << 40)
+        await rig.hl.ack(messages)
+        ends = rig.runner().topic.partitions[0].ttls
+        assert len(ends) == HERD, "too few to be swept"
+        rig.clock.advance(61)
+        before = len(ends)
+        await rig.hl.enqueue("jobs", b"x")
+        assert 0 < before - len(ends) <= 8 * SLICE
+        await settle(2000)
+        assert len(ends) == 0
+
+
+async def test_overdue_herd_found_when_a_topic_is_opened_fires_in_slices() -> None:
+    rig = Rig(fire_slice=SLICE)
+    await rig.open()
+    await rig.topic()
+    await fill(rig, "jobs", HERD, delay=60)
+    await rig.hl.close()
+    rig.clock.advance(3600)
+    await rig.open()
+    assert sum(waiting(rig)) >= HERD - 3 * SLICE
+    _, rows = await rows_waited_for(rig, lambda: rig.hl.enqueue("jobs", b"x"))
+    assert rows <= 3 * SLICE
+    await settle(2000)
+    assert sum(waiting(rig)) == 0
+    await rig.hl.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30) | st.none(), st.booleans()), max_size=60))
+def test_wakes_are_those_last_planned(steps: list[tuple[int, int | None, bool]]) -> None:
+    wakes, plan, now = Wakes(5), [IN_LINE] * 5, 0
+    for number, wait, moves in steps:
+        while wakes.line:
+            plan[wakes.leave()] = INF
+        plan[number] = INF if wait is None else now + wait
+        wakes.plan(number, plan[number])
+        assert wakes.next() == min(plan)
+        if moves:
+            now += 7
+            wakes.come(now)
+            due = [n for n, wake in enumerate(plan) if wake <= now]
+            assert sorted(wakes.line) == due
+            for n in due:
+                wakes.plan(n, now + 1)
+            assert sorted(wakes.line) == due, "what stands in the line is planned when it leaves"
+
+
+def test_plans_that_change_for_ever_are_not_kept() -> None:
+    wakes = Wakes(3)
+    while wakes.line:
+        wakes.leave()
+    for i in range(10_000):
+        wakes.plan(i % 3, 1e12 - i)
+    assert len(wakes._heap) < 100
+    assert wakes.next() == 1e12 - 9999
