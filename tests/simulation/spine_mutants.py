@@ -130,19 +130,9 @@ class ForgetsEpochOnRestart(Publisher):
         super().__init__(queue, Durable(0, durable.boot), resend_ms=resend_ms)
 
 
-class ConfirmsBudgetUnseen(Publisher):
-    """A smaller budget is confirmed before it is kept."""
-
-    def _settle(self, at: int, *, answer: bool = False) -> None:
-        if self._kept < self._told[0]:
-            self._kept = self._told[0]
-            answer = True
-        super()._settle(at, answer=answer)
-
-
 class TakesOutdatedBudgets(Publisher):
     def _take_budget(self, version: int, budget: int) -> None:
-        self._told, self._budget = (max(version, self._told[0]), budget), budget
+        self._version, self._budget = max(version, self._version), budget
 
 
 class RaisesBudgetAtOpen(Publisher):
@@ -285,11 +275,6 @@ class TakesDoubledAnswers(Spine):
         super()._receive_answer(partition, answer)  # type: ignore[arg-type]
 
 
-PUBLISHERS = [
-    kind
-    for kind in vars().copy().values()
-    if isinstance(kind, type) and issubclass(kind, Publisher) and kind is not Publisher
-]
-SPINES = [
-    kind for kind in vars().copy().values() if isinstance(kind, type) and issubclass(kind, Spine) and kind is not Spine
-]
+KINDS = [kind for kind in list(vars().values()) if isinstance(kind, type) and kind.__module__ == __name__]
+PUBLISHERS = [kind for kind in KINDS if issubclass(kind, Publisher)]
+SPINES = [kind for kind in KINDS if issubclass(kind, Spine)]

@@ -6,10 +6,13 @@ where messages to the spine travel, and what time it is.
 
 The promise, P1. At every moment at most `budget` eligible messages of this partition are better than *any* head that
 the spine may be reckoning with: the last one it is known to have acknowledged, and every one sent since (its
-acknowledgement may be on the way). So they are counted against the worst of these, `_worst()`. Three things follow.
+acknowledgement may be on the way). So they are counted against the worst of these, `_worst()`. Four things follow.
 
 - Sending a head can never break it. What is sent is the best of all eligible and held messages: nothing is better.
 - Losing a message (lease, cancel, expiry, purge) can never break it. Only what becomes eligible can: `offer`.
+- A smaller budget can be confirmed at once, with a publication. Perhaps more than that many messages are better than
+  some older head; but none is better than the head that goes with the confirmation, and the spine, which has the one
+  with the other, has no use for older heads from then on. Meanwhile nothing is let in: the full count is over.
 - A message no better than `_worst()` costs nothing. A better one costs one of the budget; if that is used up it is
   *held*: not eligible, not leased, its enqueue (timer, nack, release, …) not answered. The head that was published
   for its sake counts it in, so that the acknowledgement sets `_worst()` to no worse than it, and lets it in.
@@ -93,9 +96,7 @@ class Publisher:
         # can never be the worst again. So the first is the worst.
         self._heads: deque[tuple[int, Place]] = deque([(self._number, NOTHING)])
         self._last_head = NOTHING
-        self._budget = 0  # in force
-        self._told = (0, 0)  # version and budget that the spine wants
-        self._kept = 0  # version that is kept
+        self._version, self._budget = 0, 0
 
     # --- what the partition does ---
 
@@ -150,15 +151,15 @@ class Publisher:
         if opened.epoch > self.durable.epoch:
             self.durable = Durable(epoch=opened.epoch, boot=self.durable.boot)
             self._request, self._leased = 0, ()
-            self._told, self._kept = (opened.version, opened.budget), 0
-            self._budget = min(self._budget, opened.budget)
+            self._version, self._budget = opened.version, min(self._budget, opened.budget)
         self._settle(at, answer=True)
 
     def _receive_acknowledge(self, message: Acknowledge, at: int) -> None:
         if message.number >> BOOT_BITS == self.durable.boot:
             self._heed(message.number)
+            is_news = message.version > self._version
             self._take_budget(message.version, message.budget)
-            self._settle(at)
+            self._settle(at, answer=is_news)
 
     def _receive_rebudget(self, message: Rebudget, at: int) -> None:
         if message.boot == self.durable.boot:
@@ -198,22 +199,18 @@ class Publisher:
 
     def _heed(self, number: int) -> None:
         """Publication `number` was acknowledged: older ones are out of the reckoning."""
-        if number > self._acknowledged:
+        if self._acknowledged < number <= self._number:
             self._acknowledged = number
             while self._heads[0][0] < number:
                 self._heads.popleft()
 
     def _take_budget(self, version: int, budget: int) -> None:
-        if version >= self._told[0]:
-            self._told, self._budget = (version, budget), budget
+        if version >= self._version:
+            self._version, self._budget = version, budget
 
     def _settle(self, at: int, *, answer: bool = False) -> None:
-        """Let in what may be let in, confirm the budget as soon as it is kept, and publish a head that got better."""
+        """Let in what may be let in, and publish a head that got better."""
         self._admit()
-        version, budget = self._told
-        if self._kept < version and self.queue.count_better_than(self._worst()) <= budget:
-            self._kept = version
-            answer = True
         if answer or self._target() < self._last_head:
             self._send_head(at)
         elif self._has_published() and self._acknowledged == self._number:
@@ -258,7 +255,7 @@ class Publisher:
         return self._number & ((1 << BOOT_BITS) - 1) > 0
 
     def _publication(self) -> Publish:
-        return Publish(self.durable.epoch, self._number, self._last_head, self._kept)
+        return Publish(self.durable.epoch, self._number, self._last_head, self._version)
 
     def _send_head(self, at: int) -> None:
         self._publish_if_moved(at)

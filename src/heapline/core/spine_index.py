@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import pairwise
 
 from heapline.errors import BadRequest
 
@@ -108,7 +109,7 @@ class SpineIndex:
         shown = self._get(partition)
         fan_out = self.fan_out
         entries = [(key, id, partition) for key, id in candidates[:fan_out]]
-        if any(worse <= better for better, worse in zip(entries, entries[1:], strict=False)):
+        if any(worse <= better for better, worse in pairwise(entries)):
             raise BadRequest(f"the candidates of partition {partition} are not in order: {list(candidates)}")
         entries.reverse()
         since = shown.since

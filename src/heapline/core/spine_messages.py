@@ -65,7 +65,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """`version` is the newest budget that the partition keeps: it is within it now and will not leave it."""
+    """The best of all that is or will be eligible when this is sent; `version` is of the budget in force then."""
 
     epoch: int
     number: int

@@ -98,7 +98,7 @@ class Weighted:
 
     def plan(self, ready: Mapping[int, int], want: int) -> Plan:
         left = {partition: count for partition, count in sorted(ready.items()) if count > 0}
-        credits, order = self._credits, []
+        credits, order = self._credits, list[int]()
         while left and len(order) < want:
             for partition in left:
                 credits[partition] = credits.get(partition, 0) + self._weight(partition)
@@ -203,7 +203,7 @@ def choose_best(index: SpineIndex, ages: Ages, now: int) -> Take | Refresh | Wai
 
 
 class Eligible(NamedTuple):
-    """What a rotation may choose from: partitions that may serve now, those to ask again first, and when to look again."""
+    """What a rotation may choose from: who may serve now, whom to ask again first, and when to look again."""
 
     partitions: list[int]
     refresh: list[int]

@@ -44,8 +44,9 @@ KINDS: tuple[type[Message], ...] = (*TO_PARTITION, Publish, LeaseAnswer, Fenced)
 PARTITIONS_MAX = 6
 RESEND_MS = 10
 CANCEL_MS = 40
-#: More than any run needs to hand everything out once nothing is lost; without progress so long, it never will.
-HEALING_ROUNDS = 400
+#: Without progress for so many rounds of a network that loses nothing, there will never be any.
+HEALING_ROUNDS = 40
+HEALING_DELIVERIES = 400
 
 #: How often each step is taken in a random run.
 WEIGHTS = {
@@ -356,11 +357,16 @@ class World:
             self.unthrottle(0, 0)
         while not all(partition.is_up for partition in self.partitions.values()):
             self.restart(0, 0)
-        for _ in range(HEALING_ROUNDS):
+        rounds, done = 0, (-1, -1)
+        while rounds < HEALING_ROUNDS:
             self.collect()
             if self.complaints or self._is_done():
                 break
-            while self.network:
+            before, done = done, (len(self.acked), len(self.spine.serving))
+            rounds = rounds + 1 if done == before else 0
+            for _ in range(HEALING_DELIVERIES):
+                if not self.network:
+                    break
                 self.deliver(0, 0)
                 self.collect()
             while self.in_hand:

@@ -1,0 +1,159 @@
+"""The spine keeps its bound whatever the network, crashes and operators do; and the oracle that says so can fail.
+
+A red run names its seed: `explore(seed=…)` of `heapline.testing.spine_world` repeats it. SPINE_SEEDS=10000 looks
+at more seeds than usual; `pytest -m soak` looks at new ones for SPINE_SOAK_SECONDS.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heapline.core.publisher import Publisher
+from heapline.core.spine import Spine
+from heapline.testing.spine_world import WEIGHTS, Step, World, explore, random_steps
+from tests.simulation import spine_mutants as mutants
+from tests.simulation import spine_scenarios as scenarios
+
+SEEDS = int(os.environ.get("SPINE_SEEDS", "150"))
+SOAK_SECONDS = float(os.environ.get("SPINE_SOAK_SECONDS", "300"))
+SEEDS_PER_TEST = 50
+SEEDS_TO_FIND = 150
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
+def test_rank_stays_within_k_and_everything_is_handed_out(first: int) -> None:
+    for seed in range(first, min(first + SEEDS_PER_TEST, SEEDS)):
+        complaints = explore(seed)
+        assert complaints == [], f"repeat with explore(seed={seed}): {complaints[0]}"
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(max(1, round(weight / 4)))]),
+        st.integers(0, 1 << 16),
+        st.integers(0, 1 << 16),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 3), steps)
+def test_no_order_of_events_breaks_the_bound(k: int, partitions: int, script: list[Step]) -> None:
+    assert World(k, partitions).play(script) == []
+
+
+@pytest.mark.soak
+def test_rank_stays_within_k_over_new_seeds() -> None:
+    first = time.time_ns()
+    end = time.monotonic() + SOAK_SECONDS
+    seed = first
+    while time.monotonic() < end:
+        complaints = explore(seed, steps=1500)
+        assert complaints == [], f"repeat with explore(seed={seed}, steps=1500): {complaints[0]}"
+        seed += 1
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    def ranks(seed: int) -> list[int]:
+        world = World(5, 3)
+        world.play(random_steps(Random(seed), 300))
+        return world.ranks
+
+    assert ranks(3) == ranks(3) != ranks(4)
+
+
+def test_bound_is_used_and_not_only_kept() -> None:
+    """A spine that never handed out anything but the best would keep any bound; with K = 5, ranks up to 5 occur."""
+    worst = 0
+    for seed in range(60):
+        world = World(5, 2)
+        world.ascent = -1
+        world.play(random_steps(Random(seed), 300))
+        worst = max(worst, *world.ranks, 0)
+    assert worst == 5
+
+
+# --- each clause of the protocol: a story that it decides -------------------------------------------------------------
+
+#: Each story, and what has to be taken away for the oracle to object.
+STORIES: list[tuple[Callable[..., list[str]], type[Publisher] | type[Spine]]] = [
+    (scenarios.worse_head_in_flight, mutants.CountsAgainstLastAcknowledged),
+    (scenarios.better_head_not_yet_acknowledged, mutants.HoldsNothingBack),
+    (scenarios.better_head_not_yet_acknowledged, mutants.IgnoresLimit),
+    (scenarios.restart_with_head_in_flight, mutants.CountsAgainstLastSent),
+    (scenarios.outdated_request_after_better_head, mutants.AcceptsOutdatedRequests),
+    (scenarios.cancelled_request_arrives, mutants.ForgetsCancellations),
+    (scenarios.cancelled_request_arrives, mutants.LeasesAgainForDoubledRequest),
+    (scenarios.better_head_while_request_is_under_way, mutants.AcknowledgesDuringRequest),
+    (scenarios.better_head_while_request_is_under_way, mutants.SetsNoLimit),
+    (scenarios.clock_runs_out, mutants.GivesUpOnClock),
+    (scenarios.request_of_earlier_boot, mutants.ServesRequestsOfEarlierBoot),
+    (scenarios.restart_with_head_in_flight, mutants.TakesHeadsAsKnownOnRestart),
+    (scenarios.new_spine_acknowledges_early, mutants.AcknowledgesBeforeAllOpened),
+    (scenarios.new_spine_and_heads_of_old, mutants.ForgetsHeadsAtOpen),
+    (scenarios.new_spine_with_larger_budget, mutants.RaisesBudgetAtOpen),
+    (scenarios.growth_before_budget_is_kept, mutants.AdmitsBeforeBudgetIsKept),
+    (scenarios.outdated_budget, mutants.TakesOutdatedBudgets),
+    (scenarios.outdated_budget, mutants.KeepsBudgetOfFewer),
+    (scenarios.budget_of_earlier_boot, mutants.TakesBudgetOfEarlierBoot),
+    (scenarios.repeated_opening_after_restart, mutants.TakesOpeningBudgetTwice),
+]
+
+
+@pytest.mark.parametrize("story", dict.fromkeys(story for story, _ in STORIES), ids=lambda story: story.__name__)
+def test_story_ends_well(story: Callable[..., list[str]]) -> None:
+    assert story() == []
+
+
+@pytest.mark.parametrize(("story", "mutant"), STORIES, ids=lambda value: value.__name__)
+def test_story_breaks_the_bound_without_its_clause(
+    story: Callable[..., list[str]], mutant: type[Publisher] | type[Spine]
+) -> None:
+    complaints = story(publisher=mutant) if issubclass(mutant, Publisher) else story(spine=mutant)
+    assert complaints
+    assert "at rank" in complaints[0]
+
+
+# --- and the same by chance: the random runs find what is missing -----------------------------------------------------
+
+FOUND_BY_CHANCE: list[type[Publisher] | type[Spine]] = [
+    mutants.CountsAgainstLastAcknowledged,
+    mutants.CountsAgainstLastSent,
+    mutants.HoldsNothingBack,
+    mutants.AcceptsOutdatedRequests,
+    mutants.LeasesAgainForDoubledRequest,
+    mutants.ForgetsCancellations,
+    mutants.IgnoresLimit,
+    mutants.FencesNobody,
+    mutants.ForgetsEpochOnRestart,
+    mutants.ForgetsBootOnRestart,
+    mutants.PublishesOnlyWhatIsHeld,
+    mutants.NeverSaysItAgain,
+    mutants.AcknowledgesDuringRequest,
+    mutants.GivesUpOnClock,
+    mutants.SetsNoLimit,
+    mutants.AsksBeforeAllOpened,
+    mutants.ReformsDuringRequest,
+    mutants.IgnoresNumbers,
+    mutants.KeepsBudgetOfFewer,
+    mutants.NeverAsksAgain,
+    mutants.TakesDoubledAnswers,
+]
+
+
+@pytest.mark.parametrize("mutant", FOUND_BY_CHANCE, ids=lambda mutant: mutant.__name__)
+def test_random_runs_find_that_a_clause_is_missing(mutant: type[Publisher] | type[Spine]) -> None:
+    def complains(seed: int) -> bool:
+        if issubclass(mutant, Publisher):
+            return bool(explore(seed, publisher_class=mutant))
+        return bool(explore(seed, spine_class=mutant))
+
+    assert any(complains(seed) for seed in range(SEEDS_TO_FIND))
