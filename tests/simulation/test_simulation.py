@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from heapline.core.partition import Decision, Partition
+from heapline.engine.former_places import FormerPlaces
 from heapline.journal.writer import SegmentWriter
 from heapline.testing.disk import FakeFile
 from heapline.testing.simulate import main, simulate
@@ -65,6 +66,12 @@ def test_it_sees_a_broker_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(FakeFile, "fdatasync", forgetful)
     assert complaints_of_some_seed(monkeypatch)
+
+
+def test_it_sees_a_broker_that_takes_retries_for_new_after_a_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FormerPlaces, "parts", lambda self: self._today)
+    found = (text for seed in range(2, 9) for text in simulate(seed, rot=False).complaints)
+    assert any(text.startswith("NoDoubleEnqueue") for text in found)
 
 
 def test_it_sees_a_broker_that_answers_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:

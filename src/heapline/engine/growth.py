@@ -6,13 +6,14 @@ Nothing that waits, is leased or is being written is touched: a new partition is
 are, and pops look at all partitions. Where a retry goes after a growth is in former_places.py.
 
 *Who fsyncs.* The unit with `Grown` is durable before the catalog says `after`, also under the relaxed policies
-(`make_durable`): a catalog ahead of the journal would give a topic that does not know that it has grown, and takes
+(`grow`): a catalog ahead of the journal would give a topic that does not know that it has grown, and takes
 retries for new. The catalog replaces its file whole and syncs it before it is answered.
 *Killed before the unit is durable:* the topic is as before; nobody was answered. Messages that were enqueued into new
 partitions lie in the same unit or a later one, so none of them is left without its partition; within a unit the frame
 with `Grown` stands before those of the new partitions, because frames stand in the order in which they were begun.
 *Killed between journal and catalog:* replay meets settings with more partitions than the catalog's and takes them
-whole, then `Grown`; a snapshot taken in between carries both. The keeper changes the catalog before it serves.
+whole, then `Grown`; a snapshot taken in between carries both. If they ask for another way of opening the journal it is
+opened once more (loading.py). The keeper changes the catalog before it serves.
 *Killed after the catalog:* a fresh topic has all partitions from the start, and `Grown` adds to its history only.
 *A write that fails:* the runner reloads from disk, with the old settings or, if the unit got there after all, with the
 new ones. If only the catalog's write fails the topic has grown and serves; repeating the call changes the catalog.
@@ -23,13 +24,14 @@ keeper's lock.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from heapline.config import TopicConfig
 from heapline.core.events import ConfigChanged, Grown
-from heapline.errors import BadRequest
+from heapline.errors import BadRequest, StorageFull
 from heapline.model import Now
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
     topic = runner.topic
     before, after = len(topic.partitions), wanted.partitions
     check_growth(before, after)
+    if after > before and not runner.journal.can_grow:
+        raise StorageFull  # the catalog could not follow
     settings = msgspec.json.encode(wanted)
     topic.reserve(runner.journal, len(settings) + _EVENTS_BYTES, now, blocks=0)  # one unit for both
     topic.set_config(wanted)
@@ -61,8 +65,12 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
         runner.grew()
 
 
-async def make_durable(runner: TopicRunner) -> None:
-    """What was answered may be only written, under the relaxed policies."""
+async def grow(runner: TopicRunner, wanted: TopicConfig) -> None:
+    """Have the topic grown for good; only the catalog does not know yet."""
+    await runner.call(partial(change, runner, wanted))
     runner.check()  # closed meanwhile: its journal takes no more
+    # What was answered may be only written, under the relaxed policies.
     if runner.journal.durable_unit < runner.journal.written_unit:
         await runner.committer.between_commits(runner.journal.sync)
+        runner.check()
+    runner.loader.config = wanted

@@ -26,7 +26,7 @@ from heapline.core.partition import Draw
 from heapline.engine import decisions
 from heapline.engine.batches import BatchCoordinator
 from heapline.engine.catalog import Catalog, Entry
-from heapline.engine.growth import change, check_growth, make_durable
+from heapline.engine.growth import change, check_growth, grow
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loading import Loader
 from heapline.engine.runner import TopicRunner
@@ -218,14 +218,10 @@ class TopicKeeper:
         if wanted is entry.config:
             return entry
         try:
-            entry = await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
+            return await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
         except OSError as error:
             log.warning("catalog is behind a growth", topic=entry.topic, error=str(error))
             return entry
-        runner = self._runners[entry.topic]
-        before, runner.loader.config = runner.loader.config, wanted
-        await self._reopen_for(runner, before, wanted)
-        return entry
 
     def _settings(self, entry: Entry) -> TopicConfig:
         """The topic's settings: the catalog's, unless the topic has grown and the catalog does not know yet."""
@@ -233,11 +229,6 @@ class TopicKeeper:
         if runner is not None and runner.is_serving and runner.topic.config.partitions > entry.config.partitions:
             return runner.topic.config
         return entry.config
-
-    @staticmethod
-    async def _reopen_for(runner: TopicRunner, before: TopicConfig, wanted: TopicConfig) -> None:
-        if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
-            await runner.reopen()
 
     @staticmethod
     async def _start_runner(runner: TopicRunner) -> None:
@@ -387,15 +378,18 @@ class TopicKeeper:
             if fixed:
                 raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
             check_growth(self._settings(entry).partitions, wanted.partitions)
-            before, grows = entry.config, wanted.partitions > entry.config.partitions
+            before = entry.config
+            grows = wanted.partitions > before.partitions
             if grows:  # the journal first: see growth.py
+                await grow(runner, wanted)
+            else:
+                entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
+                runner.loader.config = wanted
                 await runner.call(partial(change, runner, wanted))
-                await make_durable(runner)
-            entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
-            runner.loader.config = wanted
-            if not grows:
-                await runner.call(partial(change, runner, wanted))
-            await self._reopen_for(runner, before, wanted)
+            if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
+                await runner.reopen()
+            if grows:
+                entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
             return _info(entry)
 
     async def list_topics(self) -> list[TopicInfo]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from heapline.clock import Clock
-from heapline.config import TopicConfig
+from heapline.config import REOPENING_FIELDS, TopicConfig
 from heapline.core.partition import Draw
 from heapline.engine.freeze import thaw
 from heapline.engine.topic import Topic
@@ -60,6 +60,16 @@ class Loader:
         )  # fmt: skip
 
     def load(self) -> Loaded:
+        loaded = self._load()
+        settled = loaded.topic.config
+        if settled.partitions > self.config.partitions:  # it has grown, and the catalog does not know: see growth.py
+            before, self.config = self.config, settled
+            if any(getattr(settled, f) != getattr(before, f) for f in REOPENING_FIELDS):
+                loaded.journal.close()
+                return self._load()
+        return loaded
+
+    def _load(self) -> Loaded:
         snapshots = SnapshotStore(self.disk, f"{self.directory}/snapshots")
         for unit in reversed(snapshots.units()):
             topic = self._fresh()

@@ -32,6 +32,22 @@ def test_growing_moves_keys_only_to_the_new_partition_and_only_its_share(partiti
     assert abs(moved.sum() - share) < 5 * np.sqrt(share)
 
 
+@given(st.lists(st.binary(max_size=20), max_size=20), st.integers(1, PARTITIONS_MAX), st.integers(1, PARTITIONS_MAX))
+def test_key_that_moves_when_a_topic_grows_moves_to_a_new_partition(keys: list[bytes], one: int, other: int) -> None:
+    few, many = sorted((one, other))
+    before, after = place(keys, few), place(keys, many)
+    assert all(b == a or a >= few for b, a in zip(before.tolist(), after.tolist(), strict=True))
+
+
+def test_growing_by_many_at_once_is_growing_one_by_one() -> None:
+    """Where a key lies depends on how many partitions there are, not on how that came about; its share moves."""
+    before, after = place(KEYS, 4), place(KEYS, 10)
+    share = len(KEYS) * 6 / 10
+    assert abs(int((before != after).sum()) - share) < 5 * np.sqrt(share)
+    counts = np.bincount(after, minlength=10)
+    assert (abs(counts - len(KEYS) / 10) < 5 * np.sqrt(len(KEYS) / 10)).all()
+
+
 @pytest.mark.parametrize("partitions", [2, 16, 100])
 def test_keys_spread_evenly(partitions: int) -> None:
     counts = np.bincount(place(KEYS, partitions), minlength=partitions)

@@ -238,6 +238,48 @@ async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> Non
         assert sorted(await drained(rig.hl)) == sorted(m.payload for m in keyed("a"))
 
 
+async def test_journal_is_opened_as_the_settings_say_that_a_growth_brought() -> None:
+    """Also where the catalog does not know them yet: what stats say about durability must be true."""
+    rig = Rig()
+    await rig.open()
+    await rig.topic(fsync="os")
+    rig.disk.inject("rename", errno.EIO, path="catalog", times=2)
+    with pytest.raises(OSError, match="injected"):
+        await rig.hl.update_topic("jobs", partitions=4, fsync="commit")
+    await _check_answers_are_durable(rig, 1)
+    rig.disk.inject("pwritev", path=".seg")
+    with pytest.raises(heapline.TopicReloading):
+        await rig.hl.enqueue("jobs", b"lost")
+    await until(lambda: rig.runner().is_serving)
+    await _check_answers_are_durable(rig, 2)
+    await rig.reopen()
+    await _check_answers_are_durable(rig, 3)
+    await rig.hl.close()
+
+
+async def _check_answers_are_durable(rig: Rig, count: int) -> None:
+    assert await grown(rig) == (1, 4, 4)
+    assert (await rig.hl.stats("jobs")).durability == "every answer is durable"
+    await rig.hl.enqueue("jobs", b"x")
+    crashed = Rig(rig.disk.crash())
+    await crashed.open()
+    assert (await crashed.hl.stats("jobs")).ready == count
+    await crashed.hl.close()
+
+
+async def test_full_disk_refuses_a_growth_and_nothing_changes() -> None:
+    async with opened() as rig:
+        rig.disk.capacity = rig.disk.used
+        results = [await _tried(rig.hl.enqueue("jobs", bytes(100_000))) for _ in range(30)]
+        assert isinstance(results[-1], heapline.StorageFull)
+        before = rig.runner().topic.partitions[0].offset
+        with pytest.raises(heapline.StorageFull):
+            await rig.hl.update_topic("jobs", partitions=4)
+        assert await grown(rig) == (1, 1, 1)
+        assert rig.runner().topic.partitions[0].offset == before
+        rig.disk.capacity = None
+
+
 async def test_growth_on_a_topic_that_reloads_is_refused_and_changes_nothing() -> None:
     async with opened() as rig:
         rig.io.hold = {"load"}
@@ -291,6 +333,13 @@ async def test_growth_and_messages_for_new_partitions_in_one_unit_replay() -> No
         assert await grown(crashed) == (6, 6, 6)
         assert len(await drained(crashed.hl)) == 4 + KEYS
         await crashed.hl.close()
+
+
+async def _tried(work: Any) -> Any:
+    try:
+        return await work
+    except heapline.HeaplineError as error:
+        return error
 
 
 async def _started(work: Any) -> asyncio.Future[Any]:
