@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from heapline.core.partition import Decision, Partition
+from heapline.core.prepared import Prepared
 from heapline.engine.former_places import FormerPlaces
 from heapline.journal.writer import SegmentWriter
 from heapline.testing.disk import FakeFile
@@ -113,6 +114,16 @@ def test_it_sees_a_heap_that_is_out_of_order(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Partition, "eligible", upside_down)
     assert complaints_of_some_seed(monkeypatch)
+
+
+def test_it_sees_a_commit_that_takes_the_other_parts_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = Prepared.decide_commit
+
+    def generous(self: Prepared, batch_id: str, parts: object, *rest: object) -> object:
+        return decide(self, batch_id, sorted(self.batches[batch_id]), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Prepared, "decide_commit", generous)
+    assert "BatchAllOrNothing" in complaints_of_some_seed(monkeypatch)
 
 
 @pytest.mark.soak

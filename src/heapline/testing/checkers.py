@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from heapline.testing.batch_checker import prepared_complaints
 from heapline.testing.evidence import DRAIN, Delivery, Evidence, Life, is_on
 from heapline.testing.history import UNSURE, Call, History, name_in
 from heapline.testing.order_checker import StrictOrder
@@ -53,7 +54,7 @@ class RefusedChangesNothing:
                     yield f"{name} ({life.id}) was delivered, though every enqueue of it was refused"
 
     def _may_have_brought(self, call: Call, name: str) -> bool:
-        if call.outcome != "ok":
+        if call.outcome != "ok" or call.verb == "prepare_batch":
             return call.may_have_happened
         names = [message.name for message in call.args["messages"]]
         return call.result[names.index(name)].error in ("", *(kind.__name__ for kind in UNSURE))
@@ -167,7 +168,7 @@ class NoDoubleEnqueue:
 
 
 class BatchAllOrNothing:
-    """Of an atomic batch all messages are there, or none."""
+    """Of an atomic batch all messages are there, or none. Prepared ones: batch_checker.py."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic not in seen.history.drained or seen.topic in seen.history.damaged:
@@ -313,6 +314,8 @@ class NoFalseAlarm:
         for call in seen.history.calls:
             if call.topic != seen.topic or call.ended > seen.history.reads_failed:
                 continue
+            if "batch" in call.args and seen.history.damaged:
+                continue  # it is about several topics, and one of them is damaged
             if call.error is not None and "Corrupt" in type(call.error).__name__:
                 yield f"call {call.number} was told {call.error}, though nothing was damaged"
         for rows in seen.listed.values():
@@ -330,10 +333,11 @@ ALL: tuple[Checker, ...] = (
 def judge(history: History, checkers: tuple[Checker, ...] = ALL) -> list[str]:
     """All complaints, each with the name of the promise it is about."""
     found = []
-    for topic in history.topics:
-        seen = Evidence(history, topic)
+    evidence = {topic: Evidence(history, topic) for topic in history.topics}
+    for topic, seen in evidence.items():
         for checker in checkers:
             found += [f"{type(checker).__name__} [{topic}]: {text}" for text in checker.complaints(seen)]
+    found += [f"{BatchAllOrNothing.__name__} [prepared]: {text}" for text in prepared_complaints(history, evidence)]
     return found
 
 

@@ -51,7 +51,10 @@ class Evidence:
         self.replays = [c for c in history.of(topic, "dlq_replay") if c.may_have_happened]
         self.unsure_pops = [c for c in history.of(topic, "pop") if c.outcome in ("unknown", "open")]
         for call in history.calls:
-            if call.topic == topic:
+            if "shares" in call.args:
+                for message in call.args["shares"].get(topic, ()):
+                    self.sends[message.name].append(call)
+            elif call.topic == topic:
                 self._take(call)
         for life in self.lives.values():
             life.deliveries.sort(key=lambda d: (d.got.token, d.call.number))

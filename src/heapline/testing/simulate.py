@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heapline.config import Backoff, BrokerConfig, aging
+from heapline.testing.batch_client import Batcher
 from heapline.testing.checkers import judge
 from heapline.testing.clients import Budget, Client, Drainer, Operator, Producer, Worker
 from heapline.testing.history import History
@@ -69,7 +70,7 @@ class Chaos:
         self.counts: dict[str, int] = {}
 
     async def run(self) -> None:
-        kinds = ["crash", "crash", "cut", "cut", "close", "full", "fsync", "fsync", "write", "read", "wall"]
+        kinds = ["crash", "crash", "cut", "cut", "commit", "close", "full", "fsync", "fsync", "write", "read", "wall"]
         kinds += ["rot"] if self.rot else []
         while True:
             await asyncio.sleep(self.rng.expovariate(1.0))
@@ -84,6 +85,14 @@ class Chaos:
         steps = self.rng.choice((0, 1, 2, 3, 5, 8, 13, 21, 50))
         self.node.history.note(f"power will be cut in {steps} disk operations")
         self.node.disk.cut_power_in(steps)
+
+    async def _commit(self) -> None:
+        """The power goes while a batch is being committed: by chance alone that would be rare."""
+        for _ in range(2000):
+            if any(c.verb == "commit_batch" and c.outcome == "open" for c in self.node.history.calls[-20:]):
+                await self._cut()
+                return
+            await asyncio.sleep(0.001)
 
     async def _close(self) -> None:
         self.node.end("close")
@@ -121,6 +130,7 @@ class Chaos:
     async def _rot(self) -> None:
         """A sector goes bad where a segment has been written: not in its last unit, which could be a torn write."""
         segments = [(path, inode) for path, inode in self.node.disk.walk() if path.endswith(".seg")]
+        segments = [found for found in segments if "/_system/" not in found[0]]  # clients see nothing of that one
         if not segments:
             return
         path, inode = self.rng.choice(segments)
@@ -147,6 +157,8 @@ def broker_config(rng: random.Random) -> BrokerConfig:
         rewrite_below=rng.choice((0.25, 0.9)),
         reclaim_interval=rng.choice((0.5, 3.0)),
         spare_segment_bytes=MEBIBYTE,
+        batch_timeout=rng.choice((5.0, 3600.0)),
+        decision_retention=3600.0,
     )
 
 
@@ -180,6 +192,7 @@ class Simulation:
             *(Producer(self.node, f"producer{i}", seed, topics, budget) for i in range(2)),
             *(Worker(self.node, f"worker{i}", seed, topics, budget) for i in range(3)),
             Operator(self.node, "operator", seed, topics, budget),
+            Batcher(self.node, "batcher", seed, topics, budget),
         ]
         self._chaos = Chaos(self.node, seed, topics, rng.random() < 0.2 if rot is None else rot)
         self._drainer = Drainer(self.node, "drain", seed, topics, budget)

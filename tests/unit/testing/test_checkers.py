@@ -427,3 +427,72 @@ def test_a_crash_leaves_every_open_call_without_an_answer() -> None:
     tale.history.crash("CRASH")
     tale.history.end(call, "ok", [tale.got("a")])
     assert (call.outcome, call.result) == ("unknown", None)
+
+
+# -- prepared batches --------------------------------------------------------------------------------------------------
+
+OTHER = "mail"
+
+
+class BatchTale(Tale):
+    """Two topics; batch "b" has parts "1" (a in jobs, b in mail) and "2" (c in jobs)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history.topics[OTHER] = self.history.topics[TOPIC]
+        self.history.drained.add(OTHER)
+        for part, shares in (("1", {TOPIC: ["a"], OTHER: ["b"]}), ("2", {TOPIC: ["c"]})):
+            sent = {topic: [Sent(name, payload_of(name, 40)) for name in names] for topic, names in shares.items()}
+            messages = [message for row in sent.values() for message in row]
+            self.call("prepare_batch", {}, messages=messages, batch="b", part=part, shares=sent)
+
+    def commit(self, *parts: str, result: int | None = 2, outcome: Outcome = "ok") -> None:
+        self.call("commit_batch", result, outcome, batch="b", parts=list(parts))
+
+    def came(self, *names: str) -> set[str]:
+        """The complaints when these came out at the end."""
+        for id, name in enumerate(names):
+            topic = OTHER if name == "b" else TOPIC
+            call = self.history.start("drain", "pop", topic, visibility_ms=1000)
+            self.history.end(call, "ok", [self.got(name, id)])
+        return self.broken()
+
+
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_committed_parts_come_whole_and_alone(outcome: Outcome) -> None:
+    for came, verdict in (("ab", set()), ("a", {"BatchAllOrNothing"}), ("abc", {"BatchAllOrNothing"})):
+        tale = BatchTale()
+        tale.commit("1", outcome=outcome, result=2 if outcome == "ok" else None)
+        assert tale.came(*came) == verdict
+
+
+def test_commit_without_an_answer_may_have_done_nothing() -> None:
+    tale = BatchTale()
+    tale.commit("1", outcome="unknown", result=None)
+    assert tale.came() == set()
+    tale = BatchTale()
+    tale.commit("1")
+    assert tale.came() == {"BatchAllOrNothing"}
+
+
+def test_undecided_aborted_and_refused_batches_bring_nothing() -> None:
+    assert BatchTale().came() == set()
+    assert BatchTale().came("a", "b") == {"BatchAllOrNothing"}
+    for outcome in ("ok", "refused"):
+        tale = BatchTale()
+        if outcome == "ok":
+            tale.commit("1", outcome="unknown", result=None)
+            tale.call("abort_batch", 2, batch="b")
+        else:
+            tale.commit("1", outcome="refused", result=None)
+        assert tale.came("a", "b") == {"BatchAllOrNothing"}
+
+
+def test_commit_answers_how_many_and_only_one_commit_counts() -> None:
+    tale = BatchTale()
+    tale.commit("1", result=3)
+    assert tale.came("a", "b") == {"BatchAllOrNothing"}
+    tale = BatchTale()
+    tale.commit("1")
+    tale.commit("1", "2", result=3)
+    assert tale.came("a", "b") == {"BatchAllOrNothing"}
