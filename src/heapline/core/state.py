@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Entries, Replay, Touched
+from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Replay, Touched
 from heapline.core.events import (
     I64,
     KIND_NAMES,
@@ -37,29 +37,35 @@ from heapline.core.events import (
     Replayed,
     Rescheduled,
 )  # fmt: skip
+from heapline.core.fair_entries import FairEntries
 from heapline.core.leases import KEY, POSITION, Lease
 from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.core.wheel import Timers
 
 
-class PartitionState(Entries):
+class PartitionState(FairEntries):
     # -- apply -----------------------------------------------------------------------------------------------------
 
-    def apply(self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None) -> None:
-        """Carry out one event. `rows` and `positions` are those of events that bring records."""
+    def apply(
+        self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None, fairness: I64 | None = None
+    ) -> None:
+        """Carry out one event. `rows`, `positions` and `fairness` (hashes of fairness keys, on a topic where those take
+        turns) are those of events that bring records."""
         count = event.rows()
         try:
-            self._carry_out(event, at, rows, positions)
+            self._carry_out(event, at, rows, positions, fairness)
         except KeyError as error:
             detail = f"{KIND_NAMES[type(event)]} names {error}, which is not there"
             raise Replay(f"partition {self.number}: the journal does not fit: {detail}") from error
         self.offset += count
 
-    def _carry_out(self, event: AnyEvent, at: int, rows: Any, positions: I64 | None) -> None:
+    def _carry_out(
+        self, event: AnyEvent, at: int, rows: Any, positions: I64 | None, fairness: I64 | None
+    ) -> None:  # fmt: skip
         kind = type(event)
         if kind is Enqueued:
-            self._enqueued(event, rows, positions, at)  # type: ignore[arg-type]
+            self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
         elif kind is Leased:
             self._leased(event)  # type: ignore[arg-type]
         elif kind is Acked:
@@ -71,11 +77,16 @@ class PartitionState(Entries):
             if handler is not None:
                 handler(self, event, at)
 
-    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int) -> None:
+    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
         ids = np.ascontiguousarray(rows["id"])
         dues = rows["due"]
         enqueued_at = rows["enqueued_at"]
         keys = self.ordering.keys(rows["priority"], enqueued_at)
+        if self.fair is not None and self.key_hashes is not None and fairness is not None:
+            keys = self.ordering.with_turns(keys, rows["turn"])
+            self.key_hashes.append(ids, fairness)
+            if self.fair.is_loading:
+                self.fair.observe(keys, fairness)
         self.ids.observe(int(ids[-1]))
         self.live.add(positions)
         waits = dues != 0
@@ -140,7 +151,7 @@ class PartitionState(Entries):
         self.keys.leased(event.ids)
 
     def _acked(self, event: Acked, at: int) -> None:
-        leases = self.leases.take(event.ids.tolist())
+        leases = self._end_leases(event.ids.tolist())
         self._depart(event.ids, _positions(leases), "acked", at, tokens=event.tokens)
 
     def _depart(
@@ -149,6 +160,8 @@ class PartitionState(Entries):
         """Messages are gone: forget all that is kept about them."""
         self.live.remove(positions)
         self.keys.gone(ids)
+        if self.key_hashes is not None:
+            self.key_hashes.forget(ids)
         if self.touched or self.reasons or self.limits or self.lapsed or self.retrying:
             for id in ids.tolist():
                 self.touched.pop(id, None)
@@ -178,17 +191,17 @@ class PartitionState(Entries):
 
     def _nacked(self, event: Nacked, at: int) -> None:
         ids = event.ids.tolist()
-        self._wait_again(event.ids, event.dues, self.leases.take(ids))
+        self._wait_again(event.ids, event.dues, self._end_leases(ids))
         if event.reason is not None:
             self.reasons.update(dict.fromkeys(ids, event.reason))
 
     def _lease_expired(self, event: LeaseExpired, at: int) -> None:
         ids = event.ids.tolist()
-        self._wait_again(event.ids, event.dues, self.leases.take(ids))
+        self._wait_again(event.ids, event.dues, self._end_leases(ids))
         self.reasons.update(dict.fromkeys(ids, "lease expired"))
 
     def _released(self, event: Released, at: int) -> None:
-        leases = self.leases.take(event.ids.tolist())
+        leases = self._end_leases(event.ids.tolist())
         positions = _positions(leases)
         # A release counts no attempt: take this delivery back off the count.
         positions = positions - (attempts_of(positions) > 0)
@@ -220,7 +233,7 @@ class PartitionState(Entries):
 
     def _dead_lettered(self, event: DeadLettered, at: int) -> None:
         ids = event.ids.tolist()
-        leases = self.leases.take(ids)
+        leases = self._end_leases(ids)
         if not event.kept:
             self._depart(event.ids, _positions(leases), "dropped", event.at, reason=event.reason)
             return
@@ -258,25 +271,28 @@ class PartitionState(Entries):
         dead = [self.dead.pop(id) for id in event.ids.tolist()]
         self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
 
-    def _leave_waiting(self, delayed: bytes) -> None:
+    def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Waiting messages leave by another door; their entries stay behind as stale."""
+        self._refill(ids)
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
 
     def _cancelled(self, event: Cancelled, at: int) -> None:
-        self._leave_waiting(event.delayed)
+        self._leave_waiting(event.ids, event.delayed)
         self._depart(event.ids, event.positions, "cancelled", at)
 
     def _expired(self, event: Expired, at: int) -> None:
         self.lapsed.update(event.leased.tolist())
         if not len(event.ids):
             return
-        self._leave_waiting(event.delayed)
-        self.leases.take([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
+        self._leave_waiting(event.ids, event.delayed)
+        self._end_leases([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
         self._depart(event.ids, event.positions, "expired", event.at)
 
     def _rescheduled(self, event: Rescheduled, at: int) -> None:
-        self._leave_waiting(event.delayed)
+        self._leave_waiting(event.ids, event.delayed)
+        if self.fair is not None and self.fair.is_loading:
+            self.fair.observe(event.keys, self.hashes_of(event.ids))
         for i, id in enumerate(event.ids.tolist()):
             key, due, expires = int(event.keys[i]), int(event.dues[i]), int(event.expires[i])
             position = int(event.positions[i])
@@ -299,6 +315,7 @@ class PartitionState(Entries):
         if len(ids) != event.count:
             raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
         self.heap.clear()
+        self._clear_parked()
         self.delays.clear()
         self.calendar.clear()
         self.ready = self.delayed = 0
@@ -315,6 +332,8 @@ class PartitionState(Entries):
         self.live.remove(old[alive])
         self.live.add(positions)
         self.heap.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
+        if self.parked.rows:
+            self.parked.replace_positions(self.hashes_of(ids), ids, positions, keep=ATTEMPTS_MAX)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
             wheel.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
         by_id = dict(zip(ids.tolist(), positions.tolist(), strict=True))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from heapline.core.events import I64, Grant
 from heapline.core.heap import Rows
@@ -21,7 +22,8 @@ from heapline.core.ids import partition_of
 from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.partition import Partition
 from heapline.core.position import ATTEMPTS_MAX, size_bound
-from heapline.core.record import FLAG_HEADERS, FLAG_KEY
+from heapline.core.rate import TokenBucket
+from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY
 from heapline.engine.topic import Topic
 from heapline.journal.journal import Journal
 from heapline.journal.records import Records
@@ -60,9 +62,10 @@ class PopCall:
 
 
 class Delivery:
-    def __init__(self, topic: Topic, journal: Journal) -> None:
+    def __init__(self, topic: Topic, journal: Journal, rate: TokenBucket | None = None) -> None:
         self._topic = topic
         self._journal = journal
+        self.rate = rate  # None: as many as are asked for
         self.leased = 0
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
@@ -80,7 +83,7 @@ class Delivery:
         return [call for call in calls if call.ids]
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
-        room = self._room()
+        room = self._room(now)
         partitions = [p for p in self._topic.partitions if p.ready]
         if not calls or not partitions or room <= 0:
             return
@@ -90,11 +93,28 @@ class Delivery:
         else:
             self._serve_many(partitions, calls, want, now)
 
-    def _room(self) -> int:
+    def _room(self, now: Now) -> int:
         if self._topic.paused:
             return 0
         limit = self._topic.config.max_inflight
-        return limit - self._topic.leased if limit else 1 << 40
+        room = limit - self._topic.leased if limit else 1 << 40
+        return room if self.rate is None else min(room, self.rate.room(now.steady))
+
+    def retune(self, now: Now) -> None:
+        """Hand out at the rate that is set now."""
+        rate = self._topic.config.max_pops_per_second
+        if not rate:
+            self.rate = None
+        elif self.rate is None:
+            self.rate = TokenBucket(rate, now.steady)
+        else:
+            self.rate.change(rate, now.steady)
+
+    def next_room_in(self, now: Now) -> int | None:
+        """Milliseconds until the rate lets the next message out; None if something else is waited for."""
+        if self.rate is None or self._topic.paused or not self._topic.ready:
+            return None
+        return self.rate.next_in(now.steady) or None
 
     def _repeat(self, call: PopCall) -> None:
         """A pop that was asked before gets the leases that it got then, as far as they still stand, best first."""
@@ -123,7 +143,8 @@ class Delivery:
         found = [p.eligible(want) for p in partitions]
         keys, ids, positions = (np.concatenate(columns) for columns in zip(*found, strict=True))
         owner = np.repeat(np.arange(len(found)), [len(rows.ids) for rows in found])
-        order = np.lexsort((ids, keys))[:want]
+        order = self._within_limits(np.lexsort((ids, keys)), ids, partitions, found)[:want]
+        starts = np.cumsum([0, *(len(rows.ids) for rows in found)])
         counts = share(size_bound(positions[order]), calls)
         order = order[: sum(counts)]
         ids, owner = ids[order], owner[order]
@@ -132,10 +153,20 @@ class Delivery:
         for i, partition in enumerate(partitions):
             mine = np.flatnonzero(owner == i)
             if len(mine):
-                rows = Rows(*(column[: len(mine)] for column in found[i]))
+                rows = Rows(*(column[order[mine] - starts[i]] for column in found[i]))
                 shares = np.bincount(whose[mine], minlength=len(calls)).tolist()
                 tokens[mine], leased[mine] = self._lease(partition, rows, calls, shares, now)
         _hand_out(calls, counts, ids, tokens, leased, now)
+
+    def _within_limits(
+        self, order: npt.NDArray[np.intp], ids: I64, partitions: Sequence[Partition], found: Sequence[Rows]
+    ) -> npt.NDArray[np.intp]:
+        """Each partition has looked after the limit of leases per fairness key, but a key may lie in several."""
+        fair = self._topic.fair
+        if fair is None or not fair.limit:
+            return order
+        hashes = np.concatenate([p.hashes_of(rows.ids) for p, rows in zip(partitions, found, strict=True)])
+        return order[~fair.beyond(hashes[order])]
 
     def _lease(
         self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now
@@ -156,6 +187,8 @@ class Delivery:
         event = partition.decide_lease(rows, grants, now, self._topic.take_seq(count))
         self._topic.emit(self._journal, partition, event, now)
         self.leased += count
+        if self.rate is not None:
+            self.rate.take(count)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
         return tokens, (rows.positions & ~ATTEMPTS_MAX) | attempts
 
@@ -204,9 +237,11 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
     flags = rows["flags"]
     keys: Any = repeat(None)
     headers: Any = repeat(None)
-    if (flags & (FLAG_KEY | FLAG_HEADERS)).any():
-        smalls = zip(records.smalls, rows["key_len"].tolist(), flags.tolist(), strict=True)
-        keys, headers = zip(*[split_small(*small) for small in smalls], strict=True)
+    fairness_keys: Any = repeat(None)
+    if (flags & (FLAG_KEY | FLAG_HEADERS | FLAG_FAIRNESS)).any():
+        lengths = rows["key_len"].tolist(), rows["fairness_len"].tolist()
+        smalls = zip(records.smalls, *lengths, flags.tolist(), strict=True)
+        keys, fairness_keys, headers = zip(*[split_small(*small) for small in smalls], strict=True)
     deadlines = [
         deadline
         for call in calls
@@ -228,6 +263,7 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
         headers,
         rows["enqueued_at"].tolist(),
         deadlines,
+        fairness_keys,
         strict=False,
     )
     return list(starmap(Message, columns))
@@ -242,7 +278,12 @@ def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> 
     return priorities
 
 
-def split_small(small: bytes, key_len: int, flags: int) -> tuple[str | None, dict[str, str] | None]:
+def split_small(
+    small: bytes, key_len: int, fairness_len: int, flags: int
+) -> tuple[str | None, str | None, dict[str, str] | None]:
+    """(key, fairness key, headers)"""
     key = bytes(small[:key_len]).decode() if flags & FLAG_KEY else None
-    headers = _decode_headers(small[key_len:]) if flags & FLAG_HEADERS else None
-    return key, headers
+    end = key_len + fairness_len
+    fairness_key = bytes(small[key_len:end]).decode() if flags & FLAG_FAIRNESS else None
+    headers = _decode_headers(small[end:]) if flags & FLAG_HEADERS else None
+    return key, fairness_key, headers

@@ -20,6 +20,7 @@ from heapline.core.entries import Dead, Touched
 from heapline.core.gone import GoneMemory
 from heapline.core.heap import Run, RunHeap
 from heapline.core.idempotency import KeyWindow
+from heapline.core.key_hashes import KeyHashes
 from heapline.core.leases import LeaseTable
 from heapline.core.partition import Partition
 from heapline.core.sequences import SequenceWindow
@@ -84,11 +85,16 @@ def freeze(topic: Topic, unit: int) -> Frozen:
 
 def _freeze_whole(topic: Topic) -> dict[str, Any]:
     """What holds for all partitions."""
-    return {}
+    whole: dict[str, Any] = {}
+    if topic.fair is not None:
+        whole["fairness"] = topic.fair.to_state()
+    return whole
 
 
 def _thaw_whole(topic: Topic, saved: dict[str, Any]) -> None:
     """`saved` is empty in a state of version 1."""
+    if topic.fair is not None and "fairness" in saved:
+        topic.fair.load_state(saved["fairness"])
 
 
 def _run_names(blobs: Iterable[str]) -> dict[str, str]:
@@ -119,7 +125,13 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
         "sequences": p.sequences.to_state(),
         "keys": p.keys.to_state(),
         "gone": p.gone.to_state(),
+        **({} if p.key_hashes is None else _freeze_fairness(p)),
     }
+
+
+def _freeze_fairness(p: Partition) -> dict[str, Any]:
+    parked = [[run.keys[run.start :], run.ids[run.start :], run.positions[run.start :]] for run in p.parked.runs()]
+    return {"key_hashes": p.key_hashes.to_state() if p.key_hashes is not None else None, "parked": parked}
 
 
 def _freeze_run(run: Any, name: str, columns: tuple[str, ...], blobs: _Blobs) -> list[Any]:
@@ -169,6 +181,10 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
     p.sequences = SequenceWindow.from_state(saved["sequences"])
     p.keys = KeyWindow.from_state(saved["keys"])
     p.gone = GoneMemory.from_state(saved["gone"])
+    if p.key_hashes is not None:
+        p.key_hashes = KeyHashes.from_state(saved["key_hashes"])
+        for columns in saved["parked"]:  # who is blocked is found out anew
+            p.heap.push(*(np.frombuffer(column, dtype=np.int64) for column in columns))
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:

@@ -17,7 +17,7 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int]) -> TopicStats:
     partitions = [
         PartitionStats(
             partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
-            offset=p.offset,
+            offset=p.offset, blocked=p.blocked if p.parked.rows else 0,
         )
         for p in topic.partitions
     ]  # fmt: skip

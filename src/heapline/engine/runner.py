@@ -160,7 +160,9 @@ class TopicRunner:
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
         self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
-        self.delivery = Delivery(self.topic, self.journal)
+        rate = self.delivery.rate if hasattr(self, "delivery") else None  # a reload lets out no more than was left
+        self.delivery: Delivery = Delivery(self.topic, self.journal, rate)
+        self.delivery.retune(self.steady.now())
         self._wakes = [0.0] * len(self.topic.partitions)
         self._failure = None
         self._plan_turn()
@@ -552,6 +554,8 @@ class TopicRunner:
         wake = min(self._wakes)
         if self.topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_LOOK_MS, max(0, self.topic.paused_until - now.wall)))
+        if self._pops and (room_in := self.delivery.next_room_in(now)) is not None:
+            wake = min(wake, now.steady + room_in)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
