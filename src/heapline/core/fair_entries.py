@@ -28,6 +28,7 @@ from heapline.core.heap import Rows
 from heapline.core.key_hashes import NO_KEY
 from heapline.core.leases import Lease
 from heapline.core.order import TURN_BITS
+from heapline.core.runs import cut
 
 _LOOK_MAX = 4096
 
@@ -38,8 +39,9 @@ class FairEntries(Entries):
     def unblocked(self, count: int) -> Rows:
         """The first `count` messages that are ready and whose keys have slots for them."""
         assert self.fair is not None
+        look = count
         while True:
-            rows = self.heap.peek(count)
+            rows = self.heap.peek(look)
             if not len(rows.ids):
                 return rows
             good = self.good_ready(*rows)
@@ -47,12 +49,14 @@ class FairEntries(Entries):
             blocked = np.zeros(len(good), dtype=np.bool_)
             blocked[good] = self.fair.beyond(hashes[good])
             stays = good & ~blocked
-            if stays.all():
-                return rows
+            if stays[:count].all():
+                return cut(rows, 0, count)
             end = len(stays) - int(np.argmin(stays[::-1]))  # behind the last that does not stay
             self.heap.pop(end)
             self._push(_pick(rows, np.flatnonzero(stays[:end])))
             self._park(_pick(rows, np.flatnonzero(blocked)), hashes[blocked])
+            if 2 * int(stays.sum()) < len(stays):  # there may be many more of them
+                look = min(2 * look, max(count, _LOOK_MAX))
 
     def unpark(self, key: int, count: int) -> None:
         """Bring the best `count` parked messages of a key back into the heap, or all there are."""
@@ -124,8 +128,6 @@ class FairEntries(Entries):
         others: list[Rows] = []
         have, step = 0, len(ids)
         while True:
-            if not len(rows.ids):
-                raise Replay(f"partition {self.number}: the journal leased messages that are not ready")
             good = self.good_ready(*rows)
             mine = good & np.isin(rows.ids, ids)
             taken.append(_pick(rows, np.flatnonzero(mine)))
@@ -137,6 +139,8 @@ class FairEntries(Entries):
                 break
             step = min(2 * step, _LOOK_MAX)
             rows = self.heap.pop(step)
+            if not len(rows.ids):
+                raise Replay(f"partition {self.number}: the journal leased messages that are not ready")
         found = _in_order(taken)
         if not np.array_equal(found.ids, ids):
             raise Replay(f"partition {self.number}: the journal leased in another order than that of the queue")

@@ -1,8 +1,9 @@
 """How many messages may go out by now: a token bucket in whole numbers, with time passed in.
 
 The bucket fills by `rate` messages a second up to its size, a tenth of a second's worth or one message. What is handed
-out empties it, so any second hands out at most rate + size. It starts full. A millionth of a message is the unit, and
-the rate is rounded down to whole units a millisecond, so nothing drifts.
+out empties it, so any second hands out at most rate + size. It starts full. What would overfill it is lost: the limit
+is kept rather than the rate, so at a few messages a second whoever comes late for one gets the next one no earlier.
+A millionth of a message is the unit, and the rate is rounded down to whole units a millisecond.
 """
 
 from __future__ import annotations
