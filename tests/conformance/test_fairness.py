@@ -4,6 +4,7 @@ messages a second. All of it is off unless it is asked for."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -98,6 +99,24 @@ async def test_retried_message_keeps_its_turn(topic: MakeTopic, broker: Broker) 
     first, _ = await broker.pop("jobs", 2)
     await first.nack(backoff=0)
     assert [m.payload for m in await broker.pop("jobs", 2)] == [first.payload, b"a1"]
+
+
+@pytest.mark.usefixtures("fake_time")
+async def test_what_a_key_has_planned_for_later_does_not_stand_before_what_it_sends_now(
+    world: World, topic: MakeTopic
+) -> None:
+    await topic(fairness="keys")
+    hl = world.broker
+    await fill(hl, *many("a", 50), delay=3600)
+    await fill(hl, *many("b", 50))
+    await fill(hl, ("a", b"now"))
+    assert b"now" in [m.payload for m in await hl.pop("jobs", 2)]
+    await hl.purge("jobs")
+    await fill(hl, *many("a", 50), delay=3600)
+    await fill(hl, *many("b", 50))
+    await world.advance(3601)
+    served = Counter(m.fairness_key for m in await hl.pop("jobs", 40))
+    assert served == {"a": 20, "b": 20}
 
 
 async def test_fairness_key_is_told_with_the_message(world: World, topic: MakeTopic) -> None:

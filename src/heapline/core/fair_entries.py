@@ -28,9 +28,10 @@ from heapline.core.heap import Rows
 from heapline.core.key_hashes import NO_KEY
 from heapline.core.leases import Lease
 from heapline.core.order import TURN_BITS
-from heapline.core.runs import cut
+from heapline.core.runs import cut, tuples_of
 
 _LOOK_MAX = 4096
+_FEW = 4  # rows that cost less one by one than as columns
 
 
 class FairEntries(Entries):
@@ -101,8 +102,11 @@ class FairEntries(Entries):
                 self.unpark(key, min(count, self.fair.free(key)))
 
     def _push(self, rows: Rows) -> None:
-        if len(rows.ids):
+        if len(rows.ids) > _FEW:
             self.heap.push(*rows)
+        else:
+            for row in tuples_of(rows):
+                self.heap.push_one(*row)
 
     # -- leases ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ max(V, last) + 1, where `last` is the last turn that the key was given there. So
 side by side, one message a turn each, and a key that comes new starts where the others stand, not behind their
 queues. Messages without a fairness key count together as one key. Turns are recorded with the messages, so what is
 kept here only decides turns to come; it may be pruned at will where pruning changes no max(V, last).
+Delayed messages of a key have a line of turns of their own, else what somebody planned for tomorrow would stand before
+what he sends today. They keep their turns: those that V has passed when they fall due come before the others.
 
 *Memory.* One entry per key and priority that has turns ahead of V, about 130 bytes; those that V has passed are dropped
 whenever a priority's table has doubled. V of a priority that holds nothing any more is dropped in the same way.
@@ -20,7 +22,7 @@ One object per topic, shared by its partitions. It knows no clock and nothing of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +36,7 @@ Mask = npt.NDArray[np.bool_]
 
 _TABLE_MIN = 1024  # tables below this are not worth pruning
 _FREE = 1 << 40
+_DELAYED = 0x5DEECE66D5DEECE6  # tells the turns of a key's delayed messages from those of its others
 
 
 class Member(Protocol):
@@ -74,21 +77,27 @@ class FairShare:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def take(self, priorities: I64, hashes: I64) -> I64:
-        """Turns for new messages in this order. `priorities` are the upper parts of heap keys."""
-        turns = np.empty(len(hashes), dtype=np.int64)
-        for priority, hash, rows in _groups(priorities, hashes):
+    def take(self, priorities: I64, hashes: I64, waits: Mask | None = None) -> I64:
+        """Turns for new messages in this order. `priorities` are the upper parts of heap keys; `waits` says which of
+        the messages are delayed."""
+        order, starts, pairs = _groups(priorities, _lines(hashes, waits))
+        counts = np.diff(starts, append=len(order))
+        bases: list[int] = []
+        for (priority, line), count in zip(pairs, counts.tolist(), strict=True):
             last = self._last.setdefault(priority, {})
-            base = max(self._times.get(priority, 0), last.get(hash, 0))
-            turns[rows] = np.minimum(np.arange(base + 1, base + 1 + len(rows)), TURN_MAX)
-            last[hash] = min(base + len(rows), TURN_MAX)
-        return turns
+            bases.append(max(self._times.get(priority, 0), last.get(line, 0)))
+            last[line] = min(bases[-1] + count, TURN_MAX)
+        turns = np.empty(len(order), dtype=np.int64)
+        turns[order] = np.repeat(np.array(bases, dtype=np.int64) - starts, counts) + np.arange(1, len(order) + 1)
+        return np.minimum(turns, TURN_MAX)
 
-    def observe(self, keys: I64, hashes: I64) -> None:
+    def observe(self, keys: I64, hashes: I64, waits: Mask | None = None) -> None:
         """These heap keys were given: what `take` did then, when the journal is replayed."""
-        for priority, hash, rows in _groups(keys >> TURN_BITS, hashes):
+        order, starts, pairs = _groups(keys >> TURN_BITS, _lines(hashes, waits))
+        highest = np.maximum.reduceat((keys & TURN_MAX)[order], starts)
+        for (priority, line), turn in zip(pairs, highest.tolist(), strict=True):
             last = self._last.setdefault(priority, {})
-            last[hash] = max(last.get(hash, 0), int((keys[rows] & TURN_MAX).max()))
+            last[line] = max(last.get(line, 0), turn)
 
     def advance(self, keys: I64) -> None:
         """Messages with these heap keys, in ascending order, were leased."""
@@ -185,14 +194,14 @@ class FairShare:
         self._last = {p: dict(zip(hashes, turns, strict=True)) for p, hashes, turns in state[1]}
 
 
-def _groups(priorities: I64, hashes: I64) -> Iterable[tuple[int, int, I64]]:
-    """(priority, hash, row numbers in order) of each pair that occurs."""
-    if len(hashes) == 1:
-        yield priorities.item(0), hashes.item(0), np.zeros(1, dtype=np.int64)
-        return
-    order = np.lexsort((hashes, priorities))  # stable: rows of a pair stay in order
-    p, h = priorities[order], hashes[order]
+def _lines(hashes: I64, waits: Mask | None) -> I64:
+    """Which line of turns each message is in: its key's own, or that of the key's delayed messages."""
+    return hashes if waits is None else np.where(waits, hashes ^ _DELAYED, hashes)
+
+
+def _groups(priorities: I64, lines: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], list[tuple[int, int]]]:
+    """(rows ordered by priority and line, where each pair of these starts among them, the pairs)"""
+    order = np.lexsort((lines, priorities))  # stable: rows of a pair stay in order
+    p, h = priorities[order], lines[order]
     starts = np.flatnonzero(np.append(True, (p[1:] != p[:-1]) | (h[1:] != h[:-1])))
-    firsts = zip(p[starts].tolist(), h[starts].tolist(), strict=True)
-    for (priority, hash), rows in zip(firsts, np.split(order, starts[1:]), strict=True):
-        yield priority, hash, rows
+    return order, starts, list(zip(p[starts].tolist(), h[starts].tolist(), strict=True))

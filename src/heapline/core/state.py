@@ -86,7 +86,7 @@ class PartitionState(FairEntries):
             keys = self.ordering.with_turns(keys, rows["turn"])
             self.key_hashes.append(ids, fairness)
             if self.fair.is_loading:
-                self.fair.observe(keys, fairness)
+                self.fair.observe(keys, fairness, dues != 0)
         self.ids.observe(int(ids[-1]))
         self.live.add(positions)
         waits = dues != 0

@@ -423,7 +423,8 @@ def give_turns(partition: Partition, rows: Any, part: Columns) -> I64 | None:
     if partition.fair is None:
         return None
     hashes = part.fairness_hashes()
-    rows["turn"] = partition.fair.take(partition.ordering.keys(rows["priority"], rows["enqueued_at"]), hashes)
+    priorities = partition.ordering.keys(rows["priority"], rows["enqueued_at"])
+    rows["turn"] = partition.fair.take(priorities, hashes, rows["due"] != 0)
     return hashes
 
 

@@ -78,15 +78,16 @@ class NaiveProducer:
 
 
 class NaiveTurns:
-    """A key's next turn at a priority is one after its last, or after the last that was served there."""
+    """A key's next turn at a priority is one after its last, or after the last that was served there. Its delayed
+    messages count apart."""
 
     def __init__(self) -> None:
         self.now: dict[int, int] = {}
-        self.last: dict[tuple[int, str | None], int] = {}
+        self.last: dict[tuple[int, str | None, bool], int] = {}
 
-    def take(self, priority: int, key: str | None) -> int:
-        turn = max(self.now.get(priority, 0), self.last.get((priority, key), 0)) + 1
-        self.last[priority, key] = turn
+    def take(self, priority: int, key: str | None, delayed: bool = False) -> int:
+        turn = max(self.now.get(priority, 0), self.last.get((priority, key, delayed), 0)) + 1
+        self.last[priority, key, delayed] = turn
         return turn
 
     def served(self, priority: int, turn: int) -> None:
@@ -162,7 +163,9 @@ class NaivePartition:
     def enqueue(self, m: NaiveMessage) -> None:
         assert m.id not in self.messages
         if self.config.fairness == "keys":
-            assert m.turn == self.turns.take(m.priority, m.fairness), "it was given another turn than its key's next"
+            assert m.turn == self.turns.take(m.priority, m.fairness, m.due != 0), (
+                "it was given another turn than its key's next"
+            )
         m.state = "delayed" if m.due else "ready"
         if m.ttl_ms:
             m.expires, m.expires_wall = (m.due or m.enqueued_at) + m.ttl_ms, bool(m.due) and m.wall
