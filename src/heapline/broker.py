@@ -71,7 +71,7 @@ class Broker(Protocol):
         max_retries: int | None = None, idempotency_key: str | None = None,
         idempotency_scope: IdempotencyScope | None = None, producer: Producer | None = None,
         producer_id: str | None = None, epoch: int | None = None, seq: int | None = None,
-        answered_below: int | None = None,
+        answered_below: int | None = None, fairness_key: str | None = None,
     ) -> Enqueued:  # fmt: skip
         """Answered when durable."""
         ...

@@ -75,6 +75,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_payload_bytes: int = 1 << 20  # a larger payload is refused; at most 4 MiB − 128 KiB
     max_inflight: int = 0  # leased messages at once; 0 = no limit
     max_backlog: int = 0  # ready + delayed messages; 0 = no limit
+    fairness: Literal["none", "keys"] = "none"  # keys: within a priority the fairness keys take turns. Fixed.
+    max_inflight_per_key: int = 0  # leased messages of one fairness key at once; 0 = no limit. Needs fairness="keys".
+    max_pops_per_second: float = 0.0  # messages handed out, best first; 0 = no limit, else 0.001 to 1e7
     segment_bytes: int = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
     fsync: Literal["commit", "interval", "os"] = "commit"  # the last two give up the durability promises
     fsync_interval: float = 0.05  # seconds between syncs when fsync is "interval"
@@ -97,9 +100,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _between("max_payload_bytes", self.max_payload_bytes, 1, min(PAYLOAD_BYTES_MAX, self.segment_bytes // 2))
         _between("max_inflight", self.max_inflight, 0, 1 << 31)
         _between("max_backlog", self.max_backlog, 0, 1 << 40)
+        _between("max_inflight_per_key", self.max_inflight_per_key, 0, 1 << 31)
+        if self.max_pops_per_second:
+            _between("max_pops_per_second", self.max_pops_per_second, 0.001, 1e7)
         _between("segment_bytes", self.segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
         _between("fsync_interval", self.fsync_interval, 0.001, 60)
         _between("tick", self.tick, 0.01, 1.0)
+        if self.fairness == "none" and self.max_inflight_per_key:
+            raise BadRequest('max_inflight_per_key counts leases by fairness key: make the topic with fairness="keys"')
+        if self.fairness == "keys" and isinstance(self.ordering, Aging):
+            raise BadRequest('fairness="keys" gives turns within a priority, which aging does not keep: choose one')
         if self.segment_bytes % 4096:
             raise BadRequest(f"segment_bytes={self.segment_bytes} must be a multiple of 4096")
         if isinstance(self.ordering, Aging) and not (0 < self.ordering.rate <= 1e6):
@@ -107,7 +117,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 #: Fields that are settled when a topic is made: its keys, positions and log were laid out by them.
-FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes")
+FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "fairness")
 #: Fields that change when the topic's journal is opened again, which update_topic does by itself.
 REOPENING_FIELDS = ("fsync", "tick")
 

@@ -51,6 +51,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
     idempotency_scope: IdempotencyScope | None = None  # None = "window"
     seq: int | None = None  # this message's number in its producer's epoch
+    fairness_key: str | None = None  # who takes turns with others, on topics with fairness="keys"; also places it
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -69,13 +70,14 @@ class Message:
     """A leased message. Ack it when the work is done; nack, release or bury it otherwise."""
 
     __slots__ = (
-        "_broker", "_deadline_ms", "_enqueued_ms", "_headers", "attempts", "id", "key",
+        "_broker", "_deadline_ms", "_enqueued_ms", "_headers", "attempts", "fairness_key", "id", "key",
         "partition", "payload", "priority", "token", "topic",
     )  # fmt: skip
 
     def __init__(
         self, broker: Broker, topic: str, partition: int, id: int, token: int, payload: bytes, priority: int,
         attempts: int, key: str | None, headers: dict[str, str] | None, enqueued_ms: int, deadline_ms: int,
+        fairness_key: str | None = None,
     ) -> None:  # fmt: skip
         self._broker = broker
         self.topic = topic
@@ -89,6 +91,7 @@ class Message:
         self._headers = headers
         self._enqueued_ms = enqueued_ms
         self._deadline_ms = deadline_ms
+        self.fairness_key = fairness_key
 
     @property
     def headers(self) -> dict[str, str]:
@@ -156,6 +159,7 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes | None = None
     key: str | None = None
     headers: dict[str, str] = {}
+    fairness_key: str | None = None
 
     @property
     def message_id(self) -> str:
@@ -200,6 +204,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     updates_total: int = 0  # times that its head was read again
     prepared: int = 0  # in parts of batches that are not decided yet
     oldest_ready_age: float | None = None  # as in TopicStats
+    blocked: int = 0  # of the ready ones, those set aside because their fairness key has all the leases it may
 
 
 class SpineStats(msgspec.Struct, frozen=True, kw_only=True):

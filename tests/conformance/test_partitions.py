@@ -119,3 +119,64 @@ async def test_stats_tell_how_the_spine_chooses(topic: MakeTopic, broker: Broker
     assert stats.spine.candidates == 0
     assert stats.spine.selections_total == before.selections_total + 1
     assert [p.leased_total for p in stats.partitions] == [p.leased for p in stats.partitions]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_with_min_freshness_a_better_message_that_comes_right_behind_goes_first(
+    topic: MakeTopic, world: World, partitions: int, fake_time: None
+) -> None:
+    broker = world.broker
+    await topic(partitions=partitions, min_freshness=0.5)
+    await broker.enqueue("jobs", b"good", priority=5, key="a")
+    assert await broker.pop("jobs") == []
+    await world.advance(0.4)
+    await broker.enqueue("jobs", b"better", priority=1, key="b")
+    await world.advance(0.3)
+    assert await broker.pop("jobs", 5) == [], "nothing worse goes before it either"
+    await world.advance(0.3)
+    assert [m.payload for m in await broker.pop("jobs", 5)] == [b"better", b"good"]
+
+
+async def test_a_waiting_pop_gets_a_message_as_soon_as_it_has_stood_long_enough(
+    topic: MakeTopic, world: World, fake_time: None
+) -> None:
+    await topic(partitions=3, min_freshness=0.5)
+    await world.broker.enqueue("jobs", b"x")
+    waiting = asyncio.ensure_future(world.broker.pop("jobs", wait=60))
+    await world.advance(0.1)
+    assert not waiting.done()
+    await world.advance(0.5)
+    assert [m.payload for m in await waiting] == [b"x"]
+
+
+async def test_round_robin_serves_partitions_in_turn_and_says_that_it_gives_no_bound(
+    topic: MakeTopic, broker: Broker
+) -> None:
+    await topic(partitions=4, strategy="round_robin")
+    await broker.enqueue_batch("jobs", [Outgoing(b"", i, key=f"k{i}") for i in range(80)])
+    found = await broker.pop("jobs", 12)
+    assert sorted(m.partition for m in found) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    for partition in range(4):
+        mine = [m.priority for m in found if m.partition == partition]
+        assert mine == sorted(mine)
+    assert (await broker.stats("jobs")).spine.bound is None
+
+
+async def test_the_weighted_strategy_is_changed_live(topic: MakeTopic, broker: Broker) -> None:
+    await topic(partitions=2, strategy="weighted", partition_weights={0: 3})
+    await broker.enqueue_batch("jobs", [Outgoing(b"", key=f"k{i}") for i in range(200)])
+    assert [m.partition for m in await broker.pop("jobs", 8)].count(0) == 6
+    await broker.update_topic("jobs", partition_weights={1: 3})
+    assert [m.partition for m in await broker.pop("jobs", 8)].count(1) == 6
+    await broker.update_topic("jobs", strategy="best_first")
+    ids = [m.id for m in await broker.pop("jobs", 8)]
+    assert ids == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"strategy": "best"}, {"partition_weights": {0: 0}}, {"partition_weights": {5000: 1}}, {"min_freshness": -1}],
+)
+async def test_bad_settings_of_the_spine_are_refused(topic: MakeTopic, config: dict[str, object]) -> None:
+    with pytest.raises(BadRequest):
+        await topic(partitions=2, **config)

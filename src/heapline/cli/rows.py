@@ -29,7 +29,7 @@ _ONE = {
     "positions": "position", "priorities": "priority",
 }  # fmt: skip
 _MOMENTS = {"due", "deadline", "enqueued_at", "at", "until", "expires"}
-_UNSAID_WHEN_ZERO = {"due", "expires", "ttl_ms", "flags", "delayed"}
+_UNSAID_WHEN_ZERO = {"due", "expires", "ttl_ms", "flags", "delayed", "turn"}
 _INTERNAL = {"position", "heap_key", "seq", "token", "limit", "flags"}
 _FIRST = ("topic", "partition", "offset", "unit", "time_ms", "kind", "id", "message_id")
 
@@ -87,9 +87,12 @@ def _facts(event: LogEvent, index: int) -> Row:
             cell = msgspec.json.decode(value)
         facts[name] = cell
     if "smalls" in facts:
-        key, headers = split_small(facts.pop("smalls"), facts.pop("key_len"), facts["flags"])
+        lengths = facts.pop("key_len"), facts.pop("fairness_len")
+        key, fairness_key, headers = split_small(facts.pop("smalls"), *lengths, facts["flags"])
         if key is not None:
             facts["key"] = key
+        if fairness_key is not None:
+            facts["fairness_key"] = fairness_key
         if headers:
             facts["headers"] = headers
     if "id" in facts:

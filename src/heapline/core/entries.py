@@ -13,6 +13,9 @@ other no longer matches.
 *Times to live* run in wheels of their own. A row there says "look at this message then"; whether it still matters is
 decided when it comes up.
 
+*Fairness keys.* On a topic where they take turns, messages of blocked keys are parked beside the heap, and which key a
+message has is kept (core/fair_entries.py).
+
 What events do to all this is in core/state.py.
 """
 
@@ -24,13 +27,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heapline.core.events import EMPTY, I64
+from heapline.core.fairness import FairShare
 from heapline.core.gone import GoneMemory
 from heapline.core.heap import RunHeap
 from heapline.core.idempotency import KeyWindow
 from heapline.core.ids import IdMaker
+from heapline.core.key_hashes import KeyHashes
 from heapline.core.leases import POSITION, LeaseTable
 from heapline.core.live import LiveMap
 from heapline.core.order import Ordering
+from heapline.core.parking import Parking
 from heapline.core.prepared import Prepared
 from heapline.core.sequences import SequenceWindow
 from heapline.core.wheel import Timers, TimingWheel
@@ -79,7 +85,10 @@ class Dead(NamedTuple):
 
 
 class Entries:
-    def __init__(self, number: int, ordering: Ordering, live: LiveMap, now: int, wall: int, tick_ms: int) -> None:
+    def __init__(
+        self, number: int, ordering: Ordering, live: LiveMap, now: int, wall: int, tick_ms: int,
+        fair: FairShare | None = None,
+    ) -> None:  # fmt: skip
         self.number = number
         self.ordering = ordering
         self.live = live
@@ -101,6 +110,9 @@ class Entries:
         self.keys = KeyWindow()
         self.gone = GoneMemory()
         self.prepared = Prepared()
+        self.fair = fair  # None: fairness keys take no turns
+        self.key_hashes = None if fair is None else KeyHashes()
+        self.parked = Parking()
         self.ready = 0
         self.delayed = 0
         self.throttled: str | None = None  # why it is left out of pops; None = it is not
@@ -110,7 +122,12 @@ class Entries:
     @property
     def stale(self) -> int:
         """How many entries in heap and wheels are left over."""
-        return len(self.heap) + len(self.delays) + len(self.calendar) - self.ready - self.delayed
+        entries = len(self.heap) + self.parked.rows + len(self.delays) + len(self.calendar)
+        return entries - self.ready - self.delayed
+
+    def hashes_of(self, ids: I64) -> I64:
+        """The hashes of these messages' fairness keys."""
+        return np.zeros(len(ids), dtype=np.int64) if self.key_hashes is None else self.key_hashes.of(ids)
 
     def good_ready(self, keys: I64, ids: I64, positions: I64, seen: set[int] | None = None) -> Mask:
         """Which of these heap entries, taken in this order, are messages that are ready.
@@ -206,7 +223,7 @@ class Entries:
         """Ids and positions of everything ready and delayed."""
         parts: list[tuple[I64, I64]] = [(EMPTY, EMPTY)]
         seen: set[int] = set()
-        for run in self.heap.runs():
+        for run in (*self.heap.runs(), *self.parked.runs()):
             keys, ids, positions = run.rest()
             good = self.good_ready(keys, ids, positions, seen)
             parts.append((ids[good], positions[good]))
@@ -229,7 +246,8 @@ class Entries:
 
         if not len(ids):
             return found
-        for run in self.heap.runs():
+        parked = self.parked.runs(np.unique(self.hashes_of(ids)).tolist()) if self.parked.rows else ()
+        for run in (*self.heap.runs(), *parked):
             look(run.ids[run.start :], run.positions[run.start :])
         for wheel in (self.delays, self.calendar):
             for chunk in wheel.chunks():

@@ -9,6 +9,9 @@ sums fit in 63 bits: priorities saturate at 2^52 and rates are refused over 2^20
 half a 1/1024 unit (and a 2^-10 part of one) of the exact value, hence keys order any two messages whose
 effective priorities differ by more than one unit of 1/1024 as exact arithmetic would, at any later time.
 
+Turns (fairness between keys, core/fairness.py): a priority of 22 bits stands above a turn of 42 in the key, so within
+a priority the lower turn goes first, on MAX topics too. There the rank of a message counts priorities only.
+
 Mode and rate are fixed when a topic is made. This file does not know ties: those go by id.
 """
 
@@ -30,17 +33,25 @@ UNIT = 1024
 RATE_MAX = float(1 << 20)
 PRIORITY_LIMIT = (1 << 52) - 1
 _ELAPSED_LIMIT = 1 << MS_BITS
+TURN_BITS = 42
+TURN_MAX = (1 << TURN_BITS) - 1
+TURN_PRIORITY_MIN, TURN_PRIORITY_MAX = -(1 << 21), (1 << 21) - 1
 
 
 class Ordering:
-    """How one topic turns priorities into keys; built from its mode and aging rate."""
+    """How one topic turns priorities into keys; built from its mode and aging rate, and whether keys take turns.
 
-    def __init__(self, mode: str, aging: float | None = None) -> None:
+    On a topic with turns, `keys` and `key` give the upper part of the key: `with_turns` puts the turns below it.
+    """
+
+    def __init__(self, mode: str, aging: float | None = None, turns: bool = False) -> None:
         if mode not in ("min", "max"):
             raise BadRequest(f"mode is 'min' or 'max', not {mode!r}")
         if aging is not None and not (math.isfinite(aging) and 0 <= aging <= RATE_MAX):
             raise BadRequest(f"aging is a rate of 0 to {RATE_MAX:.0f} priority units a second, not {aging!r}")
-        self.mode, self.aging = mode, aging
+        if turns and aging is not None:
+            raise BadRequest("keys take turns or messages age, not both")
+        self.mode, self.aging, self.has_turns = mode, aging, turns
         self._invert = mode == "max"
         # The rate in key units per millisecond, split: the whole part is multiplied in integers, and only
         # the fraction in floating point, where 41 bits of milliseconds leave it exact to 2^-11 units.
@@ -73,8 +84,17 @@ class Ordering:
         keys = self.keys(priorities, np.full(len(priorities), now_ms, dtype=np.int64))
         return keys + 1 if self._invert else keys
 
+    @staticmethod
+    def with_turns(priority_keys: IntOrArray, turns: IntOrArray) -> IntOrArray:
+        return (priority_keys << TURN_BITS) | turns
+
+    def rank_key(self, key: IntOrArray) -> IntOrArray:
+        """The part of a key that a rank counts: those with a smaller one are strictly better."""
+        return key >> TURN_BITS if self.has_turns else key
+
     def priority(self, key: IntOrArray) -> IntOrArray:
         """The priority behind a strict key. An aged key has time mixed in and does not give it back."""
         if self.aging is not None:
             raise BadRequest("the key of an aging topic does not tell the priority: read the message's record")
+        key = self.rank_key(key)
         return ~key if self._invert else key

@@ -38,6 +38,7 @@ from heapline.core.events import (
     Replayed,
     Rescheduled,
 )  # fmt: skip
+from heapline.core.fairness import FairShare
 from heapline.core.heap import Rows
 from heapline.core.leases import DEADLINE, POSITION, STARTED
 from heapline.core.live import LiveMap
@@ -73,8 +74,10 @@ class Found(NamedTuple):
 
 
 class Partition(PartitionState):
-    def __init__(self, number: int, config: TopicConfig, live: LiveMap, now: Now, draw: Draw) -> None:
-        super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000))
+    def __init__(
+        self, number: int, config: TopicConfig, live: LiveMap, now: Now, draw: Draw, fair: FairShare | None = None
+    ) -> None:
+        super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000), fair)
         self.config = config
         self._draw = draw
         self.census = Census(self)
@@ -82,7 +85,9 @@ class Partition(PartitionState):
     # -- delivery --------------------------------------------------------------------------------------------------
 
     def eligible(self, count: int) -> Rows:
-        """The first `count` messages that are ready, in order."""
+        """The first `count` messages that are ready, and not blocked by the limit of their fairness key, in order."""
+        if self.fair is not None and self.fair.limit:
+            return self.unblocked(count)
         if not self.stale:
             return self.heap.peek(count)
         look = count
@@ -100,8 +105,8 @@ class Partition(PartitionState):
                 return self.heap.peek(0)
 
     def head(self) -> tuple[int, int] | None:
-        """(key, id) of the best ready message."""
-        if not self.stale:
+        """(key, id) of the best ready message that is not blocked."""
+        if not self.stale and (self.fair is None or not self.fair.limit):
             return self.heap.head()
         rows = self.eligible(1)
         return (int(rows.keys[0]), int(rows.ids[0])) if len(rows.ids) else None
@@ -314,6 +319,8 @@ class Partition(PartitionState):
             due = touched.due if touched.place == DELAYED else 0
             return Found(touched.place, touched.position, touched.key, due, touched.wall)
         entry = self.heap.find(id)
+        if entry is None and self.key_hashes is not None:
+            entry = self.parked.find(self.key_hashes.of_one(id), id)
         if entry is not None and self.live.is_alive(entry[2]):
             return Found(READY, entry[2], entry[0], 0, False)
         for wheel, wall in ((self.delays, False), (self.calendar, True)):
@@ -337,7 +344,7 @@ class Partition(PartitionState):
         elif due <= (time := now.wall if wall else now.steady):
             # A moment that has passed means now, and the time to live counts from there.
             due, expires = 0, expires and expires + time - due
-        key = self.ordering.key(priority, enqueued_at)
+        key = self._turn_anew(id, found.key, self.ordering.key(priority, enqueued_at))
         return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
             _i64([due]), _i64([expires]), wall, seq, expires_wall,
@@ -364,6 +371,8 @@ class Partition(PartitionState):
         self.keys.expire(now.steady)
         self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
         self._sweep()
+        if self.fair is not None:
+            self.fair.sweep()
         return more
 
     def _sweep(self) -> None:
@@ -373,6 +382,7 @@ class Partition(PartitionState):
             if len(wheel) > 2 * living + GARBAGE_ROWS_MIN:
                 wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
         if self.stale > self.ready + self.delayed + GARBAGE_ROWS_MIN:
+            self.unpark_all()
             seen: set[int] = set()
             for wheel, wall in ((self.delays, False), (self.calendar, True)):
                 wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
@@ -398,12 +408,15 @@ class Partition(PartitionState):
     @property
     def nbytes(self) -> int:
         wheels = (self.delays, self.calendar, self.ttls, self.ttls_wall)
-        dedup = self.keys.nbytes + self.sequences.nbytes
-        return self.heap.nbytes + sum(w.nbytes for w in wheels) + dedup + self.prepared.nbytes
+        kept = self.keys.nbytes + self.sequences.nbytes + self.prepared.nbytes
+        if self.key_hashes is not None:
+            kept += self.key_hashes.nbytes + self.parked.nbytes
+        return self.heap.nbytes + sum(w.nbytes for w in wheels) + kept
 
 
 def ordering_of(config: TopicConfig) -> Ordering:
-    return Ordering(config.mode, None if isinstance(config.ordering, str) else config.ordering.rate)
+    aging = None if isinstance(config.ordering, str) else config.ordering.rate
+    return Ordering(config.mode, aging, turns=config.fairness == "keys")
 
 
 def _i64(values: Sequence[int]) -> I64:

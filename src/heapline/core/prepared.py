@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, ProducerRows
-from heapline.core.order import Ordering
 from heapline.core.position import ATTEMPTS_MAX
 from heapline.errors import IdempotencyConflict, SnapshotCorrupt
 
@@ -154,14 +153,12 @@ class Prepared:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def add(self, event: BatchPrepared, rows: Any, positions: I64 | None, ordering: Ordering) -> Share:
-        """Keep what a `BatchPrepared` brings."""
+    def add(self, event: BatchPrepared, rows: Any, positions: I64 | None, keys: I64) -> Share:
+        """Keep what a `BatchPrepared` brings, and the heap keys of its messages."""
         kept = np.zeros(event.count, dtype=KEPT)
-        keys = EMPTY
         if event.count:
             for name in KEPT.names or ():
                 kept[name] = rows[name]
-            keys = ordering.keys(rows["priority"], rows["enqueued_at"])
         share = Share(
             event.topics, event.fingerprint, event.at, kept, keys, EMPTY if positions is None else positions,
             event.index, event.known, event.known_ids, event.producers, event.keys,

@@ -1,6 +1,8 @@
 """The fixed row in front of every message's record, as a numpy dtype: 80 bytes, little endian.
 
 Version 1. Ritual for changing it: a new dtype beside this one, chosen by the unit's version byte; never edit this one.
+`fairness_len` and `turn` were reserved and always zero before there was fairness between keys, and are zero on topics
+without it: records written before read the same, so that was no new version.
 The row's own checksum and the payload's make a record readable on its own, without its unit.
 """
 
@@ -14,18 +16,18 @@ ROW = np.dtype(
         ("payload_crc", "<u4"),
         ("payload_at", "<u4"),  # distance in bytes from the row's start to its payload
         ("payload_len", "<u4"),
-        ("small_at", "<u4"),  # distance to the small part: key, then headers as msgpack
+        ("small_at", "<u4"),  # distance to the small part: key, fairness key, then headers as msgpack
         ("small_len", "<u4"),
         ("key_len", "<u2"),
         ("flags", "<u2"),
         ("max_retries", "<u2"),
-        ("reserved_1", "<u2"),
+        ("fairness_len", "<u2"),  # bytes of the fairness key
         ("id", "<i8"),
         ("priority", "<i8"),
         ("enqueued_at", "<i8"),  # ms
         ("due", "<i8"),  # ms; 0 = at once
         ("ttl_ms", "<i8"),  # 0 = none
-        ("reserved_2", "<i8"),
+        ("turn", "<i8"),  # among the messages of its priority; 0 on topics where keys do not take turns
     ]
 )
 assert ROW.itemsize == 80
@@ -33,4 +35,5 @@ assert ROW.itemsize == 80
 FLAG_KEY = 1
 FLAG_HEADERS = 2
 FLAG_WALL = 4  # due is a moment of wall time
+FLAG_FAIRNESS = 8
 DEFAULT_RETRIES = 0xFFFF  # the topic's max_retries_default

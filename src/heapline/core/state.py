@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Entries, Replay, Touched
+from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Replay, Touched
 from heapline.core.events import (
+    EMPTY,
     I64,
     KIND_NAMES,
     Acked,
@@ -41,6 +42,7 @@ from heapline.core.events import (
     Rescheduled,
     Throttled,
 )  # fmt: skip
+from heapline.core.fair_entries import FairEntries
 from heapline.core.leases import KEY, POSITION, Lease
 from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
 from heapline.core.prepared import Share, join, split_hashes
@@ -48,23 +50,28 @@ from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.core.wheel import Timers
 
 
-class PartitionState(Entries):
+class PartitionState(FairEntries):
     # -- apply -----------------------------------------------------------------------------------------------------
 
-    def apply(self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None) -> None:
-        """Carry out one event. `rows` and `positions` are those of events that bring records."""
+    def apply(
+        self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None, fairness: I64 | None = None
+    ) -> None:
+        """Carry out one event. `rows`, `positions` and `fairness` (hashes of fairness keys, on a topic where those take
+        turns) are those of events that bring records."""
         count = event.rows()
         try:
-            self._carry_out(event, at, rows, positions)
+            self._carry_out(event, at, rows, positions, fairness)
         except KeyError as error:
             detail = f"{KIND_NAMES[type(event)]} names {error}, which is not there"
             raise Replay(f"partition {self.number}: the journal does not fit: {detail}") from error
         self.offset += count
 
-    def _carry_out(self, event: AnyEvent, at: int, rows: Any, positions: I64 | None) -> None:
+    def _carry_out(
+        self, event: AnyEvent, at: int, rows: Any, positions: I64 | None, fairness: I64 | None
+    ) -> None:  # fmt: skip
         kind = type(event)
         if kind is Enqueued:
-            self._enqueued(event, rows, positions, at)  # type: ignore[arg-type]
+            self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
         elif kind is Leased:
             self._leased(event)  # type: ignore[arg-type]
         elif kind is Acked:
@@ -72,15 +79,15 @@ class PartitionState(Entries):
         elif kind is Moved:
             self._moved(rows, positions)  # type: ignore[arg-type]
         elif kind is BatchPrepared:
-            self._batch_prepared(event, rows, positions)  # type: ignore[arg-type]
+            self._batch_prepared(event, rows, positions, fairness)  # type: ignore[arg-type]
         else:
             handler = _HANDLERS.get(kind)
             if handler is not None:
                 handler(self, event, at)
 
-    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int) -> None:
+    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
         ids = np.ascontiguousarray(rows["id"])
-        keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
+        keys = self._keys_of(rows, ids, fairness)
         self.ids.observe(int(ids[-1]))
         self.live.add(positions)
         self._bring_in(rows, keys, ids, positions)
@@ -95,6 +102,16 @@ class PartitionState(Entries):
                 hashes, ids[part_keys.index], np.frombuffer(part_keys.prints, dtype=np.uint32),
                 np.frombuffer(part_keys.scopes, dtype=np.int8), part_keys.expires,
             )  # fmt: skip
+
+    def _keys_of(self, rows: Any, ids: I64, fairness: I64 | None) -> I64:
+        """The heap keys of new messages; on a fair topic, note whose they are."""
+        keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
+        if self.fair is not None and self.key_hashes is not None and fairness is not None:
+            keys = self.ordering.with_turns(keys, rows["turn"])
+            self.key_hashes.append(ids, fairness)
+            if self.fair.is_loading:
+                self.fair.observe(keys, fairness, rows["due"] != 0)
+        return keys
 
     def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
         """Messages take their places: in the heap, in a wheel until they are due, and where their lives end."""
@@ -149,7 +166,7 @@ class PartitionState(Entries):
         self.keys.leased(event.ids)
 
     def _acked(self, event: Acked, at: int) -> None:
-        leases = self.leases.take(event.ids.tolist())
+        leases = self._end_leases(event.ids.tolist())
         self._depart(event.ids, _positions(leases), "acked", at, tokens=event.tokens)
 
     def _depart(
@@ -158,6 +175,8 @@ class PartitionState(Entries):
         """Messages are gone: forget all that is kept about them."""
         self.live.remove(positions)
         self.keys.gone(ids)
+        if self.key_hashes is not None:
+            self.key_hashes.forget(ids)
         if self.touched or self.reasons or self.limits or self.lapsed or self.retrying:
             for id in ids.tolist():
                 self.touched.pop(id, None)
@@ -187,17 +206,17 @@ class PartitionState(Entries):
 
     def _nacked(self, event: Nacked, at: int) -> None:
         ids = event.ids.tolist()
-        self._wait_again(event.ids, event.dues, self.leases.take(ids))
+        self._wait_again(event.ids, event.dues, self._end_leases(ids))
         if event.reason is not None:
             self.reasons.update(dict.fromkeys(ids, event.reason))
 
     def _lease_expired(self, event: LeaseExpired, at: int) -> None:
         ids = event.ids.tolist()
-        self._wait_again(event.ids, event.dues, self.leases.take(ids))
+        self._wait_again(event.ids, event.dues, self._end_leases(ids))
         self.reasons.update(dict.fromkeys(ids, "lease expired"))
 
     def _released(self, event: Released, at: int) -> None:
-        leases = self.leases.take(event.ids.tolist())
+        leases = self._end_leases(event.ids.tolist())
         positions = _positions(leases)
         # A release counts no attempt: take this delivery back off the count.
         positions = positions - (attempts_of(positions) > 0)
@@ -229,7 +248,7 @@ class PartitionState(Entries):
 
     def _dead_lettered(self, event: DeadLettered, at: int) -> None:
         ids = event.ids.tolist()
-        leases = self.leases.take(ids)
+        leases = self._end_leases(ids)
         if not event.kept:
             self._depart(event.ids, _positions(leases), "dropped", event.at, reason=event.reason)
             return
@@ -267,25 +286,28 @@ class PartitionState(Entries):
         dead = [self.dead.pop(id) for id in event.ids.tolist()]
         self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
 
-    def _leave_waiting(self, delayed: bytes) -> None:
+    def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Waiting messages leave by another door; their entries stay behind as stale."""
+        self._refill(ids)
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
 
     def _cancelled(self, event: Cancelled, at: int) -> None:
-        self._leave_waiting(event.delayed)
+        self._leave_waiting(event.ids, event.delayed)
         self._depart(event.ids, event.positions, "cancelled", at)
 
     def _expired(self, event: Expired, at: int) -> None:
         self.lapsed.update(event.leased.tolist())
         if not len(event.ids):
             return
-        self._leave_waiting(event.delayed)
-        self.leases.take([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
+        self._leave_waiting(event.ids, event.delayed)
+        self._end_leases([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
         self._depart(event.ids, event.positions, "expired", event.at)
 
     def _rescheduled(self, event: Rescheduled, at: int) -> None:
-        self._leave_waiting(event.delayed)
+        self._leave_waiting(event.ids, event.delayed)
+        if self.fair is not None and self.fair.is_loading:
+            self.fair.observe(event.keys, self.hashes_of(event.ids))
         for i, id in enumerate(event.ids.tolist()):
             key, due, expires = int(event.keys[i]), int(event.dues[i]), int(event.expires[i])
             position = int(event.positions[i])
@@ -308,6 +330,7 @@ class PartitionState(Entries):
         if len(ids) != event.count:
             raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
         self.heap.clear()
+        self._clear_parked()
         self.delays.clear()
         self.calendar.clear()
         self.ready = self.delayed = 0
@@ -324,6 +347,8 @@ class PartitionState(Entries):
         self.live.remove(old[alive])
         self.live.add(positions)
         self.heap.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
+        if self.parked.rows:
+            self.parked.replace_positions(self.hashes_of(ids), ids, positions, keep=ATTEMPTS_MAX)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
             wheel.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
         self.prepared.replace_positions(ids, positions)
@@ -338,8 +363,11 @@ class PartitionState(Entries):
 
     # -- prepared batches ------------------------------------------------------------------------------------------
 
-    def _batch_prepared(self, event: BatchPrepared, rows: Any, positions: I64 | None) -> None:
-        share = self.prepared.add(event, rows, positions, self.ordering)
+    def _batch_prepared(
+        self, event: BatchPrepared, rows: Any, positions: I64 | None, fairness: I64 | None
+    ) -> None:  # fmt: skip
+        keys = self._keys_of(rows, np.ascontiguousarray(rows["id"]), fairness) if event.count else EMPTY
+        share = self.prepared.add(event, rows, positions, keys)
         if event.count:
             self.ids.observe(int(share.ids[-1]))
             self.live.add(share.positions)
@@ -352,7 +380,7 @@ class PartitionState(Entries):
         if sum(share.count for share in shares) != len(event.ids):
             keeps = [np.isin(share.ids, event.ids) for share in shares]
             for share, keep in zip(shares, keeps, strict=True):
-                self.live.remove(share.positions[~keep])
+                self._undo(share.ids[~keep], share.positions[~keep])
             shares = [share.only(keep) for share, keep in zip(shares, keeps, strict=True)]
         attached = join(shares)
         if not np.array_equal(attached.ids, event.ids):
@@ -385,7 +413,13 @@ class PartitionState(Entries):
     def _drop_batch(self, batch_id: str) -> None:
         for share in self.prepared.drop(batch_id):
             if share.count:
-                self.live.remove(share.positions)
+                self._undo(share.ids, share.positions)
+
+    def _undo(self, ids: I64, positions: I64) -> None:
+        """Prepared messages do not come."""
+        self.live.remove(positions)
+        if self.key_hashes is not None:
+            self.key_hashes.forget(ids)
 
     def _producer_opened(self, event: ProducerOpened, at: int) -> None:
         self.sequences.open(event.producer, event.epoch, event.partitions, at)

@@ -72,20 +72,21 @@ class EnqueueCall:
             self.count = columns.count
             self.is_plain = identity is None and columns.tokens is None
             self.nbytes = sum(map(len, columns.payloads)) + columns.count * 2 * ROW_BYTES
-            if columns.keys or columns.headers:
+            if columns.keys or columns.headers or columns.fairness:
                 self.nbytes += sum(map(len, columns.small_parts()[0] or ()))
         else:
             assert message is not None
             self.count = 1
             self.is_plain = identity is None and message.idempotency_key is None
             self.nbytes = len(message.payload) + 2 * ROW_BYTES
-            if message.key or message.headers:
+            if message.key or message.headers or message.fairness_key:
                 self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
         if not self.is_plain:
             self.nbytes += self.count * EVENT_BYTES_PER_ROW
 
 
 Answer = tuple["Future[Any]", Any]
+_Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
 
 
 class Admission:
@@ -187,9 +188,10 @@ class Admission:
         for _, start, end in spans:
             self._turn = (self._turn + 1) % count
             parts[start:end] = self._turn
-        if columns.keys is not None:
-            keyed = [i for i, key in enumerate(columns.keys) if key is not None]
-            parts[keyed] = place([columns.keys[i].encode() for i in keyed], count)
+        names = columns.places()
+        if names is not None:
+            keyed = {i: key.encode() for i, key in enumerate(names) if key is not None}
+            parts[list(keyed)] = place(list(keyed.values()), count)
         return parts
 
     def _write(self, columns: Columns, parts: I64 | None, now: Now) -> I64:
@@ -208,27 +210,26 @@ class Admission:
                     (partitions[n], index, columns.subset(index.tolist()))
                     for n, index in zip(numbers, indexes, strict=True)
                 ]
-        made = []
+        made: list[_Made] = []
         for partition, index, share in shares:
             for piece, part in _pieces(index, share):
                 rows, smalls = part.fill(now.steady, now.wall)
                 rows["id"] = partition.ids.take(part.count, now.steady)
                 ids[piece] = rows["id"]
-                made.append((partition, rows, make_block(rows, smalls, part.payloads)))
+                fairness = give_turns(partition, rows, part)
+                made.append((partition, rows, make_block(rows, smalls, part.payloads), fairness))
         self._emit(made, now)
         return ids
 
-    def _emit(
-        self, made: list[tuple[Partition, Any, Block]], now: Now, events: list[EnqueuedEvent] | None = None
-    ) -> None:
-        extra = sum(b.count for _, _, b in made) * EVENT_BYTES_PER_ROW if events else 0
-        total = sum(b.nbytes + 512 for _, _, b in made) + extra
+    def _emit(self, made: list[_Made], now: Now, events: list[EnqueuedEvent] | None = None) -> None:
+        extra = sum(b.count for _, _, b, _ in made) * EVENT_BYTES_PER_ROW if events else 0
+        total = sum(b.nbytes + 512 for _, _, b, _ in made) + extra
         self._topic.reserve(self._journal, total, now, blocks=len(made), frames=len(made))
-        for i, (partition, rows, block) in enumerate(made):
+        for i, (partition, rows, block, fairness) in enumerate(made):
             seq = self._topic.take_seq(len(rows))
             event = events[i] if events else EnqueuedEvent(0, 0, len(rows), seq)
             event.seq = seq
-            self._topic.emit_records(self._journal, partition, event, rows, block, now)
+            self._topic.emit_records(self._journal, partition, event, rows, block, now, fairness)
             self.enqueued += len(rows)
 
     # -- calls with identity ---------------------------------------------------------------------------------------
@@ -260,11 +261,12 @@ class Admission:
 
     def _judge_and_write(self, call: EnqueueCall, columns: Columns, now: Now) -> list[Enqueued]:
         shares = self.judge(call, columns, now)
-        made, events = [], []
+        made: list[_Made] = []
+        events: list[EnqueuedEvent] = []
         for share in shares:
             if share.new.any():
-                rows, block, event = share.build(now)
-                made.append((share.partition, rows, block))
+                rows, block, event, fairness = share.build(now)
+                made.append((share.partition, rows, block, fairness))
                 events.append(event)
         if made:
             self._emit(made, now, events)
@@ -319,13 +321,15 @@ class Admission:
             self._topic.emit(self._journal, partitions[number], event, now)
 
     def _place_identified(self, call: EnqueueCall, columns: Columns, now: Now) -> I64:
-        """By key; without one by idempotency key; without that by (producer, sequence): a retry lands where it was."""
+        """By fairness key or key; without one by idempotency key; without that by (producer, sequence): a retry lands
+        where it was."""
         count = len(self._topic.partitions)
         if count == 1:
             return np.zeros(columns.count, dtype=np.int64)
         names: list[bytes] = []
+        keys = columns.places()
         for i in range(columns.count):
-            key = columns.keys[i] if columns.keys else None
+            key = keys[i] if keys else None
             token = columns.tokens[i] if columns.tokens else None
             if key is not None:
                 names.append(key.encode())
@@ -443,7 +447,7 @@ class CallShare:
                 self.errors[where] = error
                 self.new[row] = False
 
-    def build(self, now: Now) -> tuple[Any, Block, EnqueuedEvent]:
+    def build(self, now: Now) -> tuple[Any, Block, EnqueuedEvent, I64 | None]:
         new = np.flatnonzero(self.new)
         part = self._columns.subset(new.tolist())
         rows, smalls = part.fill(now.steady, now.wall)
@@ -464,7 +468,8 @@ class CallShare:
                 renumber[rows_keyed], b"".join(self._hashes[i] for i, _ in keep), self._prints[rows_keyed].tobytes(),
                 np.array(scopes, dtype=np.int8).tobytes(), np.full(len(keep), now.steady + window, dtype=np.int64),
             )  # fmt: skip
-        return rows, make_block(rows, smalls, part.payloads), event
+        fairness = give_turns(self.partition, rows, part)
+        return rows, make_block(rows, smalls, part.payloads), event, fairness
 
     def results(self) -> list[tuple[int, Enqueued]]:
         found: list[tuple[int, Enqueued]] = []
@@ -478,6 +483,16 @@ class CallShare:
             else:
                 found.append((where, Enqueued(int(self._ids[row]))))
         return found
+
+
+def give_turns(partition: Partition, rows: Any, part: Columns) -> I64 | None:
+    """Write turns into the rows of new messages; the hashes of their fairness keys, or None if keys take no turns."""
+    if partition.fair is None:
+        return None
+    hashes = part.fairness_hashes()
+    priorities = partition.ordering.keys(rows["priority"], rows["enqueued_at"])
+    rows["turn"] = partition.fair.take(priorities, hashes, rows["due"] != 0)
+    return hashes
 
 
 def _gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, int, int]]]:

@@ -16,7 +16,9 @@ import numpy as np
 
 from heapline.config import MAX_RETRIES_MAX, TopicConfig
 from heapline.core.events import I64
-from heapline.core.record import DEFAULT_RETRIES, FLAG_HEADERS, FLAG_KEY, FLAG_WALL, ROW
+from heapline.core.key_hashes import hashes_of
+from heapline.core.order import TURN_PRIORITY_MAX, TURN_PRIORITY_MIN
+from heapline.core.record import DEFAULT_RETRIES, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, FLAG_WALL, ROW
 from heapline.errors import BadRequest, PayloadTooLarge
 from heapline.model import EPOCH, Outgoing
 
@@ -26,6 +28,7 @@ HEADERS_BYTES_MAX = 32 << 10
 SECONDS_MAX = 200 * 366 * 86400.0  # two centuries: longer is a mistake, and sums of times stay in range
 SCOPES = {"window": 0, "pending": 1, "until_ack": 2}
 
+_OPTIONAL = ("keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs", "fairness")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -33,8 +36,8 @@ class Columns:
     """A list of messages by field; a field that no message uses is None."""
 
     __slots__ = (
-        "at", "count", "delays", "headers", "keys", "payloads", "priorities", "retries", "scopes", "seqs", "tokens",
-        "ttls",
+        "at", "count", "delays", "fairness", "headers", "keys", "payloads", "priorities", "retries", "scopes", "seqs",
+        "tokens", "ttls",
     )  # fmt: skip
 
     def __init__(self, messages: Sequence[Outgoing]) -> None:
@@ -50,11 +53,15 @@ class Columns:
         self.tokens = _used([m.idempotency_key for m in messages])
         self.scopes = _used([m.idempotency_scope for m in messages])
         self.seqs = _used([m.seq for m in messages])
+        self.fairness = _used([m.fairness_key for m in messages])
 
-    def small_parts(self) -> tuple[list[bytes] | None, Any, Any]:
-        """(small part of each message, key lengths, flags): key bytes, then headers as msgpack."""
-        if self.keys is None and self.headers is None:
-            return None, 0, 0
+    def small_parts(self) -> tuple[list[bytes] | None, Any, Any, Any]:
+        """(small part of each message, lengths of keys and of fairness keys, flags).
+
+        A small part is the key's bytes, the fairness key's, then headers as msgpack.
+        """
+        if self.keys is None and self.headers is None and self.fairness is None:
+            return None, 0, 0, 0
         count = self.count
         keys = [b"" if k is None else k.encode() for k in self.keys] if self.keys else [b""] * count
         headers = [b"" if not h else _encode(dict(h)) for h in self.headers] if self.headers else [b""] * count
@@ -62,14 +69,31 @@ class Columns:
         if self.keys:
             flags |= np.array([k is not None for k in self.keys], dtype=np.uint16) * np.uint16(FLAG_KEY)
         flags |= np.array([bool(h) for h in headers], dtype=np.uint16) * np.uint16(FLAG_HEADERS)
-        return [k + h for k, h in zip(keys, headers, strict=True)], [len(k) for k in keys], flags
+        if not self.fairness:
+            return [k + h for k, h in zip(keys, headers, strict=True)], [len(k) for k in keys], 0, flags
+        fair = [b"" if f is None else f.encode() for f in self.fairness]
+        flags |= np.array([f is not None for f in self.fairness], dtype=np.uint16) * np.uint16(FLAG_FAIRNESS)
+        smalls = [k + f + h for k, f, h in zip(keys, fair, headers, strict=True)]
+        return smalls, [len(k) for k in keys], [len(f) for f in fair], flags
+
+    def fairness_hashes(self) -> I64:
+        """The hash of each message's fairness key."""
+        if self.fairness is None:
+            return np.zeros(self.count, dtype=np.int64)
+        return hashes_of((None if f is None else f.encode() for f in self.fairness), self.count)
+
+    def places(self) -> list[str | None] | None:
+        """What each message is placed by: its fairness key, else its key."""
+        if self.fairness is None or self.keys is None:
+            return self.keys if self.fairness is None else self.fairness
+        return [key if f is None else f for f, key in zip(self.fairness, self.keys, strict=True)]
 
     def fill(self, steady: int, wall: int) -> tuple[np.ndarray[Any, Any], list[bytes] | None]:
         """The record rows of these messages (but for ids), and their small parts."""
         rows = np.zeros(self.count, dtype=ROW)
         rows["priority"] = self.priorities
         rows["enqueued_at"] = steady
-        smalls, rows["key_len"], rows["flags"] = self.small_parts()
+        smalls, rows["key_len"], rows["fairness_len"], rows["flags"] = self.small_parts()
         if self.delays is not None:
             waits = np.array([0 if d is None else delay_ms(d) for d in self.delays], dtype=np.int64)
             rows["due"] = np.where(waits > 0, steady + waits, 0)
@@ -89,7 +113,7 @@ class Columns:
         part = Columns.__new__(Columns)
         part.count = len(index)
         part.priorities = self.priorities[index]
-        for name in ("payloads", "keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs"):
+        for name in ("payloads", *_OPTIONAL):
             column = getattr(self, name)
             setattr(part, name, None if column is None else [column[i] for i in index])
         return part
@@ -103,7 +127,7 @@ def join(parts: Sequence[Columns]) -> Columns:
     whole.count = sum(p.count for p in parts)
     whole.priorities = np.concatenate([p.priorities for p in parts])
     whole.payloads = [payload for p in parts for payload in p.payloads]
-    for name in ("keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs"):
+    for name in _OPTIONAL:
         columns = [getattr(p, name) for p in parts]
         if all(c is None for c in columns):
             setattr(whole, name, None)
@@ -137,9 +161,13 @@ def check_one(message: Outgoing, config: TopicConfig, topic: str) -> None:
         raise BadRequest(f"a payload is bytes, not {type(payload).__name__}: encode it first, for example as JSON")
     if len(payload) > config.max_payload_bytes:
         raise PayloadTooLarge(len(payload), config.max_payload_bytes, topic)
-    check_priority(message.priority)
+    check_priority(message.priority, config)
     if message.key is not None:
         _check_text("key", message.key, KEY_BYTES_MAX)
+    if message.fairness_key is not None:
+        if config.fairness != "keys":
+            raise BadRequest(f'topic {topic!r} knows no fairness keys: make one with fairness="keys", or leave it away')
+        _check_text("fairness_key", message.fairness_key, KEY_BYTES_MAX)
     if message.headers:
         _check_headers(message.headers)
     if message.delay is not None:
@@ -173,19 +201,28 @@ def are_plain(messages: list[Outgoing], config: TopicConfig) -> bool:
     if set(map(type, payloads)) != {bytes} or max(map(len, payloads)) > config.max_payload_bytes:
         return False
     priorities = [m.priority for m in messages]
-    if set(map(type, priorities)) != {int} or not INT64_MIN <= min(priorities) <= max(priorities) <= INT64_MAX:
+    low, high = priority_range(config)
+    if set(map(type, priorities)) != {int} or not low <= min(priorities) <= max(priorities) <= high:
         return False
     return not any(
         m.headers or m.seq is not None or m.delay is not None or m.deliver_at is not None
         or m.ttl is not None or m.max_retries is not None or m.idempotency_key is not None
-        or m.idempotency_scope is not None or m.key is not None
+        or m.idempotency_scope is not None or m.key is not None or m.fairness_key is not None
         for m in messages
     )  # fmt: skip
 
 
-def check_priority(priority: Any) -> None:
+def priority_range(config: TopicConfig) -> tuple[int, int]:
+    """Where keys take turns, the turn stands in the same 64 bits as the priority."""
+    return (INT64_MIN, INT64_MAX) if config.fairness == "none" else (TURN_PRIORITY_MIN, TURN_PRIORITY_MAX)
+
+
+def check_priority(priority: Any, config: TopicConfig | None = None) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int) or not INT64_MIN <= priority <= INT64_MAX:
         raise BadRequest(f"a priority is an int of 64 bits, not {priority!r}")
+    low, high = (INT64_MIN, INT64_MAX) if config is None else priority_range(config)
+    if not low <= priority <= high:
+        raise BadRequest(f"on a topic with fairness between keys a priority is {low} to {high}, not {priority}")
 
 
 def check_retries(retries: Any) -> None:

@@ -21,7 +21,8 @@ from heapline.core.ids import partition_of
 from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.partition import Partition
 from heapline.core.position import ATTEMPTS_MAX, size_bound
-from heapline.core.record import FLAG_HEADERS, FLAG_KEY
+from heapline.core.rate import TokenBucket
+from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY
 from heapline.engine.heads import Heads
 from heapline.engine.topic import Topic
 from heapline.journal.journal import Journal
@@ -61,11 +62,12 @@ class PopCall:
 
 
 class Delivery:
-    def __init__(self, topic: Topic, journal: Journal) -> None:
+    def __init__(self, topic: Topic, journal: Journal, rate: TokenBucket | None = None) -> None:
         self._topic = topic
         self._journal = journal
+        self.rate = rate  # None: as many as are asked for
         self.leased = 0
-        self.heads = Heads(topic.partitions, topic.new_heads)
+        self.heads = Heads(topic)
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
         """Lease messages to these pops; returns those that got some."""
@@ -82,21 +84,43 @@ class Delivery:
         return [call for call in calls if call.ids]
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
-        room = self._room()
+        room = self._room(now)
         if not calls or room <= 0:
             return
         want = min(sum([call.max_messages for call in calls]), room)
         partitions = self._topic.partitions
-        if len(partitions) > 1:
+        if len(partitions) > 1 or self._topic.config.min_freshness:
             self._serve_many(calls, want, now)
         elif partitions[0].ready and partitions[0].throttled is None:
             self._serve_one(partitions[0], calls, want, now)
 
-    def _room(self) -> int:
+    def _room(self, now: Now) -> int:
         if self._topic.paused:
             return 0
         limit = self._topic.config.max_inflight
-        return limit - self._topic.leased if limit else 1 << 40
+        room = limit - self._topic.leased if limit else 1 << 40
+        return room if self.rate is None else min(room, self.rate.room(now.steady))
+
+    def retune(self, now: Now) -> None:
+        """Hand out at the rate that is set now."""
+        rate = self._topic.config.max_pops_per_second
+        if not rate:
+            self.rate = None
+        elif self.rate is None:
+            self.rate = TokenBucket(rate, now.steady)
+        else:
+            self.rate.change(rate, now.steady)
+
+    def next_room_in(self, now: Now) -> int | None:
+        """Milliseconds until more may be handed out by time alone; None if something else is waited for."""
+        if self._topic.paused or not self._topic.ready:
+            return None
+        waits = []
+        if self.rate is not None and (wait := self.rate.next_in(now.steady)):
+            waits.append(wait)
+        if self.heads.look_again_at is not None and self.heads.look_again_at > now.steady:
+            waits.append(self.heads.look_again_at - now.steady)
+        return max(waits, default=None)
 
     def _repeat(self, call: PopCall) -> None:
         """A pop that was asked before gets the leases that it got then, as far as they still stand, best first."""
@@ -123,15 +147,14 @@ class Delivery:
 
     def _serve_many(self, calls: Sequence[PopCall], want: int, now: Now) -> None:
         """The best over all partitions. Of each, that is the first so many in its own order."""
-        self.heads.refresh()
-        chosen = self.heads.best(want)
-        counts = share(size_bound(chosen.positions), calls)
+        chosen = self.heads.choose(want, now.steady)
+        counts = share(size_bound(chosen.positions[:want]), calls)
         total = sum(counts)
         if not total:
             return
         ids, owner = chosen.ids[:total], chosen.owner[:total]
         given = np.bincount(owner, minlength=len(chosen.owners)).tolist()
-        limits = self.heads.limits(chosen, given)
+        limits = self.heads.limits(chosen, total)
         # Of one selection all leases carry the same spine sequence: they are one step, in the order of their keys.
         seq = self._topic.take_seq(total)
         by_owner = owner.argsort(kind="stable")
@@ -142,7 +165,7 @@ class Delivery:
             if count:
                 mine = by_owner[start : start + count]
                 shares = np.bincount(whose[start : start + count], minlength=len(calls)).tolist()
-                taken = Rows(*(column[:count] for column in rows))
+                taken = Rows(*(column[chosen.place[mine]] for column in rows))
                 partition = self._topic.partitions[number]
                 tokens[mine], leased[mine] = self._lease(partition, taken, calls, shares, now, seq, limit)
                 self.heads.taken[number] += count
@@ -169,6 +192,8 @@ class Delivery:
         event = partition.decide_lease(rows, grants, now, seq, limit)
         self._topic.emit(self._journal, partition, event, now)
         self.leased += count
+        if self.rate is not None:
+            self.rate.take(count)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
         return tokens, (rows.positions & ~ATTEMPTS_MAX) | attempts
 
@@ -217,9 +242,11 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
     flags = rows["flags"]
     keys: Any = repeat(None)
     headers: Any = repeat(None)
-    if (flags & (FLAG_KEY | FLAG_HEADERS)).any():
-        smalls = zip(records.smalls, rows["key_len"].tolist(), flags.tolist(), strict=True)
-        keys, headers = zip(*[split_small(*small) for small in smalls], strict=True)
+    fairness_keys: Any = repeat(None)
+    if (flags & (FLAG_KEY | FLAG_HEADERS | FLAG_FAIRNESS)).any():
+        lengths = rows["key_len"].tolist(), rows["fairness_len"].tolist()
+        smalls = zip(records.smalls, *lengths, flags.tolist(), strict=True)
+        keys, fairness_keys, headers = zip(*[split_small(*small) for small in smalls], strict=True)
     deadlines = [
         deadline
         for call in calls
@@ -241,6 +268,7 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
         headers,
         rows["enqueued_at"].tolist(),
         deadlines,
+        fairness_keys,
         strict=False,
     )
     return list(starmap(Message, columns))
@@ -255,7 +283,12 @@ def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> 
     return priorities
 
 
-def split_small(small: bytes, key_len: int, flags: int) -> tuple[str | None, dict[str, str] | None]:
+def split_small(
+    small: bytes, key_len: int, fairness_len: int, flags: int
+) -> tuple[str | None, str | None, dict[str, str] | None]:
+    """(key, fairness key, headers)"""
     key = bytes(small[:key_len]).decode() if flags & FLAG_KEY else None
-    headers = _decode_headers(small[key_len:]) if flags & FLAG_HEADERS else None
-    return key, headers
+    end = key_len + fairness_len
+    fairness_key = bytes(small[key_len:end]).decode() if flags & FLAG_FAIRNESS else None
+    headers = _decode_headers(small[end:]) if flags & FLAG_HEADERS else None
+    return key, fairness_key, headers

@@ -158,12 +158,12 @@ class EmbeddedBroker(TopicKeeper):
         max_retries: int | None = None, idempotency_key: str | None = None,
         idempotency_scope: IdempotencyScope | None = None, producer: Producer | None = None,
         producer_id: str | None = None, epoch: int | None = None, seq: int | None = None,
-        answered_below: int | None = None,
+        answered_below: int | None = None, fairness_key: str | None = None,
     ) -> Enqueued:  # fmt: skip
         runner = self._runner(topic)
         message = Outgoing(
             payload, priority, key, delay, deliver_at, headers, ttl, max_retries, idempotency_key, idempotency_scope,
-            seq,
+            seq, fairness_key,
         )  # fmt: skip
         check_one(message, runner.topic.config, runner.name)
         if producer is not None:
@@ -425,7 +425,7 @@ class EmbeddedBroker(TopicKeeper):
         if deliver_at is not None:
             check_moment("deliver_at", deliver_at)
         if priority is not None:
-            check_priority(priority)
+            check_priority(priority, self._runner(topic).topic.config)
         if delay is not None and deliver_at is not None:
             raise BadRequest("give delay or deliver_at, not both")
         if delay is None and deliver_at is None and priority is None:

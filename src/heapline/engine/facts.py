@@ -31,7 +31,9 @@ class Record:
         self.flags = int(row["flags"])
         self.wall = bool(self.flags & FLAG_WALL)
         self.payload: bytes = records.payloads[index]
-        self.key, headers = split_small(records.smalls[index], int(row["key_len"]), self.flags)
+        self.key, self.fairness_key, headers = split_small(
+            records.smalls[index], int(row["key_len"]), int(row["fairness_len"]), self.flags
+        )
         self.headers = headers or {}
 
     @property
@@ -73,6 +75,7 @@ def living(partition: Partition, topic: str, id: int, found: Found, record: Reco
         payload=None if record is None else record.payload,
         key=None if record is None else record.key,
         headers={} if record is None else record.headers,
+        fairness_key=None if record is None else record.fairness_key,
     )
 
 

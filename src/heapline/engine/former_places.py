@@ -47,7 +47,7 @@ class FormerPlaces:
         self._topic, self._identity, self._columns = topic, identity, columns
         self._names, self._today, self._now = names, parts, now
         self._with_token = _present(columns.tokens, columns.count)
-        self._with_name = self._with_token | _present(columns.keys, columns.count)
+        self._with_name = self._with_token | _present(columns.places(), columns.count)
         self._opened_with = len(topic.partitions)  # so many partitions had the topic when the epoch was opened
         if identity is not None:
             self._opened_with = topic.partitions[0].sequences.partitions_of(identity.producer_id) or self._opened_with

@@ -21,6 +21,7 @@ from heapline.core.events import Grown
 from heapline.core.gone import GoneMemory
 from heapline.core.heap import Run, RunHeap
 from heapline.core.idempotency import KeyWindow
+from heapline.core.key_hashes import KeyHashes
 from heapline.core.leases import LeaseTable
 from heapline.core.partition import Partition
 from heapline.core.prepared import Prepared
@@ -90,6 +91,8 @@ def _freeze_whole(topic: Topic) -> dict[str, Any]:
     if topic.growths:
         whole["growths"] = [msgspec.structs.astuple(growth) for growth in topic.growths]
         whole["config"] = msgspec.json.encode(topic.config)
+    if topic.fair is not None:
+        whole["fairness"] = topic.fair.to_state()
     return whole
 
 
@@ -103,6 +106,8 @@ def _extend(topic: Topic, saved: dict[str, Any]) -> None:
     if saved.get("growths"):
         topic.adopt(saved["config"])
         topic.extend(topic.config.partitions)
+    if topic.fair is not None and "fairness" in saved:
+        topic.fair.load_state(saved["fairness"])
 
 
 def _run_names(blobs: Iterable[str]) -> dict[str, str]:
@@ -135,7 +140,13 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
         "gone": p.gone.to_state(),
         "throttled": p.throttled,
         "prepared": p.prepared.to_state(),
+        **({} if p.key_hashes is None else _freeze_fairness(p)),
     }
+
+
+def _freeze_fairness(p: Partition) -> dict[str, Any]:
+    parked = [[run.keys[run.start :], run.ids[run.start :], run.positions[run.start :]] for run in p.parked.runs()]
+    return {"key_hashes": p.key_hashes.to_state() if p.key_hashes is not None else None, "parked": parked}
 
 
 def _freeze_run(run: Any, name: str, columns: tuple[str, ...], blobs: _Blobs) -> list[Any]:
@@ -188,6 +199,10 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
     p.gone = GoneMemory.from_state(saved["gone"])
     p.throttled = saved.get("throttled")
     p.prepared = Prepared.from_state(saved.get("prepared", ()))
+    if p.key_hashes is not None:
+        p.key_hashes = KeyHashes.from_state(saved["key_hashes"])
+        for columns in saved["parked"]:  # who is blocked is found out anew
+            p.heap.push(*(np.frombuffer(column, dtype=np.int64) for column in columns))
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The spine of a topic whose partitions are all in this process: the head of each, and from them the best of all.
+"""The spine of a topic whose partitions are all in this process: the head of each, and from them what is next.
 
 Here a publication is a memory write: what changed a partition marks it, and its head is read again before the next
 selection. So every head is true whenever one is looked at, and the order over all partitions is exact; the bound in
@@ -9,11 +9,14 @@ T, then so are the `want` best messages: partitions whose head is worse than T a
 about as many rows are looked at as each is likely to give; a partition that gives all of them is looked into deeper.
 
 The *limit* of a partition's lease is the best message that any other partition kept: nothing leased is worse than it.
+
+The other strategies (core/strategy.py) take partitions in turn; order then holds only within each. With a minimum
+freshness a message that came to the head of a partition must have stood there for that long: until then nothing
+that is worse is handed out either (best first), or its partition is passed over (the others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,94 +24,149 @@ import numpy.typing as npt
 
 from heapline.core.events import EMPTY, I64
 from heapline.core.heap import Rows
-from heapline.core.partition import Partition
+from heapline.core.strategy import Rotation, rotation
+from heapline.engine.topic import Topic
 
 NOTHING = (1 << 63) - 1  # the key of a partition that has nothing to give; a message may have it, so `_full` decides
 DEPTH_MIN = 8
+Index = npt.NDArray[np.intp]
+_NO_INDEX: Index = np.zeros(0, dtype=np.intp)
 
 
 class Selection(NamedTuple):
-    """Messages in the order in which they are handed out, and where each lies."""
+    """Messages in the order in which they may be handed out (more of them than were wanted), and where each lies."""
 
-    owners: list[int]  # numbers of the partitions that give, in no order
-    rows: list[Rows]  # what was looked at of each, in its own order: a lease takes the first so many
-    owner: npt.NDArray[np.intp]  # of each message: whose it is, as an index of `owners`
+    owners: list[int]  # numbers of the partitions that may give
+    rows: list[Rows]  # what was looked at of each, in its own order
+    owner: Index  # of each message: whose it is, as an index of `owners`
+    place: Index  # and which of that one's rows
+    keys: I64
     ids: I64
     positions: I64
 
 
+_NO_SELECTION = Selection([], [], _NO_INDEX, _NO_INDEX, EMPTY, EMPTY, EMPTY)
+
+
 class Heads:
-    def __init__(self, partitions: list[Partition], changed: set[int]) -> None:
-        """`changed` is filled by those who change partitions, and emptied here."""
-        self._partitions = partitions
-        self._changed = changed
-        self._keys = np.empty(0, dtype=np.int64)
-        self._ids = np.empty(0, dtype=np.int64)
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._keys = self._ids = EMPTY
         self._full = np.empty(0, dtype=np.bool_)  # it has something to give
+        self._since: list[int] = []  # when its present head, or a better one, came to stand there
+        self._read_at: list[int] = []
+        self._rotation: Rotation | None = None
+        self._rotates_by: tuple[str, dict[int, float]] = ("best_first", {})
+        self.look_again_at: int | None = None  # steady ms: what was too fresh at the last selection no longer is
         self.updates: list[int] = []  # of each partition: how often its head was read
         self.taken: list[int] = []  # of each partition: messages that were leased from it
         self.selections = 0
         self.refusals = 0
-        self.fit()
+        self._fit(0)
 
-    def fit(self) -> None:
+    def _fit(self, now: int) -> None:
         """Take in partitions that were added, and look at all again."""
-        count = len(self._partitions)
-        self._keys = np.full(count, NOTHING, dtype=np.int64)
-        self._ids = np.zeros(count, dtype=np.int64)
-        self._full = np.zeros(count, dtype=np.bool_)
-        self.updates += [0] * (count - len(self.updates))
-        self.taken += [0] * (count - len(self.taken))
-        self._changed.update(range(count))
+        count = len(self._topic.partitions)
+        added = count - len(self.updates)
+        self._keys = np.concatenate((self._keys, np.full(added, NOTHING, dtype=np.int64)))
+        self._ids = np.concatenate((self._ids, np.zeros(added, dtype=np.int64)))
+        self._full = np.concatenate((self._full, np.zeros(added, dtype=np.bool_)))
+        self._since += [now] * added
+        self._read_at += [now] * added
+        self.updates += [0] * added
+        self.taken += [0] * added
+        self._topic.new_heads.update(range(count))
 
-    def refresh(self) -> None:
+    def refresh(self, now: int) -> None:
         """Read again the heads of partitions that changed."""
-        if len(self._keys) != len(self._partitions):
-            self.fit()
-        for number in self._changed:
-            partition = self._partitions[number]
+        partitions, changed = self._topic.partitions, self._topic.new_heads
+        if len(self.updates) != len(partitions):
+            self._fit(now)
+        self._mark_old(now)
+        for number in changed:
+            partition = partitions[number]
             head = partition.head() if partition.ready and partition.throttled is None else None
+            if head is not None:
+                if not self._full[number] or head < (self._keys[number], self._ids[number]):
+                    self._since[number] = now
+                self._keys[number], self._ids[number] = head
+            elif self._full[number]:
+                self._keys[number], self._ids[number] = NOTHING, 0
             self._full[number] = head is not None
-            self._keys[number], self._ids[number] = (NOTHING, 0) if head is None else head
+            self._read_at[number] = now
             self.updates[number] += 1
-        self._changed.clear()
+        changed.clear()
+
+    def _mark_old(self, now: int) -> None:
+        topic = self._topic
+        if topic.config.max_staleness:
+            oldest = now - round(topic.config.max_staleness * 1000)
+            topic.new_heads.update(number for number, at in enumerate(self._read_at) if at < oldest)
+        if topic.fair is not None and topic.fair.limit:
+            # A key may lie in several partitions (after a growth): leases in one of them block messages in the others.
+            topic.new_heads.update(range(len(topic.partitions)))
 
     @property
     def candidates(self) -> int:
         return int(self._full.sum())
 
-    def numbers(self) -> list[int]:
-        """Partitions that have something to give."""
-        numbers: list[int] = np.flatnonzero(self._full).tolist()
-        return numbers
+    # -- choosing --------------------------------------------------------------------------------------------------
 
-    # -- the best --------------------------------------------------------------------------------------------------
-
-    def best(self, want: int) -> Selection:
-        """The `want` best messages of all, best first; fewer if there are fewer."""
+    def choose(self, want: int, now: int) -> Selection:
+        """What is next: the first `want` messages of the selection, or fewer; best first unless the strategy says
+        otherwise."""
+        self.refresh(now)
         self.selections += 1
-        owners = self._owners(want)
+        full, barrier = self._ripe(now)
+        turns = self._turns()
+        chosen = self._best(full, want, barrier) if turns is None else self._in_turn(full, want, turns)
+        if not len(chosen.ids):
+            self.refusals += any(p.ready for p in self._topic.partitions)
+        return chosen
+
+    def _turns(self) -> Rotation | None:
+        config = self._topic.config
+        if config.strategy == "best_first":
+            return None
+        rotates_by = (config.strategy, config.partition_weights)
+        if rotates_by != self._rotates_by:
+            self._rotation, self._rotates_by = rotation(*rotates_by), rotates_by
+        return self._rotation
+
+    def _ripe(self, now: int) -> tuple[Index, tuple[int, int] | None]:
+        """Partitions that may give, and the best head that is still too fresh: nothing worse may go before it."""
+        full = np.flatnonzero(self._full)
+        self.look_again_at = None
+        wait = round(self._topic.config.min_freshness * 1000)
+        if not wait or not len(full):
+            return full, None
+        ripe_at = np.array(self._since, dtype=np.int64)[full] + wait
+        fresh = full[ripe_at > now]
+        if not len(fresh):
+            return full, None
+        self.look_again_at = int(ripe_at[ripe_at > now].min())
+        barrier = min((self._keys.item(n), self._ids.item(n)) for n in fresh.tolist())
+        return full[ripe_at <= now], barrier
+
+    def _best(self, full: Index, want: int, barrier: tuple[int, int] | None) -> Selection:
+        owners = self._owners(full, want)
         if not owners:
-            self.refusals += any(p.ready for p in self._partitions)
-        if len(owners) == 1:
-            rows = self._partitions[owners[0]].eligible(want)
-            return Selection(owners, [rows], np.zeros(len(rows.ids), dtype=np.intp), rows.ids, rows.positions)
-        depth = min(want, 2 * want // len(owners) + DEPTH_MIN) if owners else 0
-        found = [self._partitions[number].eligible(depth) for number in owners]
+            return _NO_SELECTION
+        partitions = self._topic.partitions
+        depth = want if len(owners) == 1 else 2 * want // len(owners) + DEPTH_MIN
+        found = [partitions[number].eligible(depth) for number in owners]
         depths = [depth] * len(owners)
         while True:
-            owner, order, ids, positions = _merge(found, want)
-            given = np.bincount(owner, minlength=len(owners)).tolist()
-            short = [i for i, count in enumerate(given) if count == depths[i] < want]
+            chosen = self._within_limits(_merged(owners, found))
+            short = [i for i in _unseen(chosen, want) if len(found[i].ids) == depths[i]]
             if not short:
-                return Selection(owners, found, owner, ids[order], positions[order])
+                return _before(chosen, barrier)
             for i in short:
-                depths[i] = min(want, 4 * depths[i])
-                found[i] = self._partitions[owners[i]].eligible(depths[i])
+                depths[i] *= 4
+                found[i] = partitions[owners[i]].eligible(depths[i])
 
-    def _owners(self, want: int) -> list[int]:
+    def _owners(self, full: Index, want: int) -> list[int]:
         """Partitions that may hold any of the `want` best."""
-        full = np.flatnonzero(self._full)
         if len(full) > want:
             keys = self._keys[full]
             bound = keys.min() if want == 1 else np.partition(keys, want - 1)[want - 1]
@@ -118,35 +176,80 @@ class Heads:
             return [min(numbers, key=self._ids.item)]
         return numbers
 
+    def _in_turn(self, full: Index, want: int, turns: Rotation) -> Selection:
+        partitions = self._topic.partitions
+        plan = turns.plan({number: partitions[number].ready for number in full.tolist()}, want)
+        counts = plan.counts()
+        if not counts:
+            return _NO_SELECTION
+        owners = list(counts)
+        found = [partitions[number].eligible(counts[number]) for number in owners]
+        merged = _merged(owners, found)
+        # Each row's place in the plan: the n-th turn of its partition.
+        turn_of = {number: [at for at, turn in enumerate(plan.order) if turn == number] for number in owners}
+        when = [turn_of[owners[o]][p] for o, p in zip(merged.owner.tolist(), merged.place.tolist(), strict=True)]
+        return self._within_limits(_reordered(merged, np.argsort(when, kind="stable")))
+
+    def _within_limits(self, chosen: Selection) -> Selection:
+        """Each partition has looked after the limit of leases per fairness key, but a key may lie in several."""
+        fair = self._topic.fair
+        if fair is None or not fair.limit or not len(chosen.ids):
+            return chosen
+        partitions = self._topic.partitions
+        hashes = np.empty(len(chosen.ids), dtype=np.int64)
+        for i, (number, rows) in enumerate(zip(chosen.owners, chosen.rows, strict=True)):
+            mine = chosen.owner == i
+            hashes[mine] = partitions[number].hashes_of(rows.ids)[chosen.place[mine]]
+        return _reordered(chosen, np.flatnonzero(~fair.beyond(hashes)))
+
     # -- limits ----------------------------------------------------------------------------------------------------
 
-    def limits(self, selection: Selection, given: Sequence[int]) -> list[int | None]:
-        """For each owner: the key of the best message that the others keep once each has given so many."""
-        first: list[tuple[int, int]] = []  # (key of what it keeps, owner)
-        for i, (number, rows, count) in enumerate(zip(selection.owners, selection.rows, given, strict=True)):
-            if count < len(rows.ids):
-                first.append((rows.keys.item(count), i))
-            elif len(self._partitions[number].heap) > count:
-                after = self._partitions[number].eligible(count + 1)
-                if count < len(after.ids):
-                    first.append((after.keys.item(count), i))
+    def limits(self, chosen: Selection, total: int) -> list[int | None]:
+        """For each owner: the key of the best message that the others keep, once the first `total` are given."""
+        kept: list[tuple[int, int]] = []  # (key, whose)
+        owner, keys = chosen.owner[total:], chosen.keys[total:]
+        if len(owner):
+            kept.append((keys.item(0), owner.item(0)))
+            others = np.flatnonzero(owner != owner[0])
+            if len(others):
+                kept.append((keys.item(others[0]), owner.item(others[0])))
         rest = self._full.copy()
-        rest[selection.owners] = False
+        rest[chosen.owners] = False
         if rest.any():
-            first.append((int(self._keys[rest].min()), -1))
-        first.sort()
-        limits: list[int | None] = []
-        for i in range(len(selection.owners)):
-            limits.append(next((key for key, owner in first if owner != i), None))
-        return limits
+            kept.append((int(self._keys[rest].min()), -1))
+        kept.sort()
+        return [next((key for key, whose in kept if whose != i), None) for i in range(len(chosen.owners))]
 
 
-def _merge(found: list[Rows], want: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], I64, I64]:
-    """(owner of each of the best, their order, all ids, all positions)"""
-    if not found:
-        nothing = np.zeros(0, dtype=np.intp)
-        return nothing, nothing, EMPTY, EMPTY
+def _merged(owners: list[int], found: list[Rows]) -> Selection:
+    """All rows that were looked at, in one order."""
     keys, ids, positions = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    owner = np.repeat(np.arange(len(found)), [len(rows.ids) for rows in found])
-    order = np.lexsort((ids, keys))[:want]
-    return owner[order], order, ids, positions
+    counts = [len(rows.ids) for rows in found]
+    owner = np.repeat(np.arange(len(found)), counts)
+    place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+    whole = Selection(owners, found, owner, place, keys, ids, positions)
+    return whole if len(found) == 1 else _reordered(whole, np.lexsort((ids, keys)))
+
+
+def _reordered(chosen: Selection, order: Index) -> Selection:
+    return Selection(chosen.owners, chosen.rows, *(column[order] for column in chosen[2:]))
+
+
+def _unseen(chosen: Selection, want: int) -> list[int]:
+    """Owners of which a row behind those looked at could be among the first `want`, or the best that is kept."""
+    if len(chosen.owners) == 1:
+        return []
+    last = [(rows.keys.item(-1), rows.ids.item(-1)) for rows in chosen.rows if len(rows.ids)]
+    owners = [i for i, rows in enumerate(chosen.rows) if len(rows.ids)]
+    if len(chosen.ids) < want:
+        return owners
+    cut = chosen.keys.item(want - 1), chosen.ids.item(want - 1)
+    return [i for i, end in zip(owners, last, strict=True) if end <= cut]
+
+
+def _before(chosen: Selection, barrier: tuple[int, int] | None) -> Selection:
+    if barrier is None:
+        return chosen
+    key, id = barrier
+    better = (chosen.keys < key) | ((chosen.keys == key) & (chosen.ids < id))
+    return _reordered(chosen, np.flatnonzero(better))

@@ -119,6 +119,7 @@ class Loader:
                     for partition in topic.partitions:
                         partition.heap.maintain()
                         partition.delays.maintain()
+            topic.settle()
             journal.prepare()
             self._check_records(topic)
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:

@@ -12,7 +12,10 @@ from heapline.journal.reader import LogReader
 from heapline.journal.unit import Frame, Unit
 from heapline.model import LogEvent, LogFrame
 
-_MESSAGE_COLUMNS = ("id", "priority", "enqueued_at", "due", "ttl_ms", "max_retries", "flags", "key_len", "payload_len")
+_MESSAGE_COLUMNS = (
+    "id", "priority", "enqueued_at", "due", "ttl_ms", "max_retries", "flags", "key_len", "payload_len",
+    "fairness_len", "turn",
+)  # fmt: skip
 
 
 def frames(reader: LogReader, topic: str, partition: int, start: int, end: int | None) -> Iterator[LogFrame]:

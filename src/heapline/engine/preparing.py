@@ -111,7 +111,7 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
         if built is None:
             runner.topic.emit(runner.journal, partition, event, now)
         else:
-            runner.topic.emit_records(runner.journal, partition, event, built[0], built[1], now)
+            runner.topic.emit_records(runner.journal, partition, event, built[0], built[1], now, built[3])
     runner.admission.duplicates += sum(result.duplicate for result in results)
     return results
 

@@ -19,13 +19,13 @@ _DURABILITY = {
 
 def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicStats:
     topic, counters, heads = runner.topic, runner.counters, runner.delivery.heads
-    heads.refresh()
+    heads.refresh(now.steady)
     partitions = [
         PartitionStats(
             partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
             offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
             updates_total=heads.updates[p.number], prepared=p.prepared.count,
-            oldest_ready_age=_age(p.census.oldest_ready(), now),
+            oldest_ready_age=_age(p.census.oldest_ready(), now), blocked=p.blocked if p.parked.rows else 0,
         )
         for p in topic.partitions
     ]  # fmt: skip

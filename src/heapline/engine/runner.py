@@ -163,7 +163,9 @@ class TopicRunner:
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
         self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
-        self.delivery = Delivery(self.topic, self.journal)
+        rate = self.delivery.rate if hasattr(self, "delivery") else None  # a reload lets out no more than was left
+        self.delivery: Delivery = Delivery(self.topic, self.journal, rate)
+        self.delivery.retune(self.steady.now())
         self.firing = Firing(self.topic, self.config.fire_slice)
         if self.on_install is not None:
             self.on_install(self, self.steady.now())
@@ -368,6 +370,8 @@ class TopicRunner:
             fired = self._tick(now)
             if self._pops:
                 self._serve(now)
+            elif self.topic.config.min_freshness:
+                self.delivery.heads.refresh(now.steady)  # they stand from now on, whether or not somebody looks
             self.committer.pump()
             self._maintain(now, fired)
         except Exception as error:
@@ -596,6 +600,8 @@ class TopicRunner:
         wake = wakes.next()
         if self.topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_LOOK_MS, max(0, self.topic.paused_until - now.wall)))
+        if self._pops and (room_in := self.delivery.next_room_in(now)) is not None:
+            wake = min(wake, now.steady + room_in)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -35,10 +35,12 @@ from heapline.core.events import (
     decode_events,
     encode_event,
 )  # fmt: skip
+from heapline.core.fairness import FairShare
+from heapline.core.key_hashes import hashes_of
 from heapline.core.live import LiveMap
 from heapline.core.partition import Draw, Partition
 from heapline.core.position import PositionLayout, size_class
-from heapline.core.record import ROW
+from heapline.core.record import FLAG_FAIRNESS, ROW
 from heapline.errors import JournalCorrupt
 from heapline.journal.block import Block
 from heapline.journal.journal import Journal
@@ -72,7 +74,8 @@ class Topic:
         self.config = config
         self.layout = PositionLayout(config.segment_bytes)
         self.live = LiveMap(self.layout)
-        self._new_partition = partial(Partition, live=self.live, now=now, draw=draw)
+        self.fair = FairShare() if config.fairness == "keys" else None
+        self._new_partition = partial(Partition, live=self.live, now=now, draw=draw, fair=self.fair)
         self.partitions = [self._new_partition(p, config) for p in range(config.partitions)]
         self.growths: list[Grown] = []  # oldest first
         self.next_seq = 1  # spine sequence
@@ -123,7 +126,7 @@ class Topic:
 
     def emit_records(
         self, journal: Journal, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
-        now: Now,
+        now: Now, fairness: I64 | None = None,
     ) -> I64:  # fmt: skip
         """Apply an event that brings records, and gather both; returns the records' positions.
 
@@ -134,7 +137,7 @@ class Topic:
         self._blocks += 1
         positions = self._positions(segment, at, rows)
         self._gather(partition, event, encode_event(event), int(rows["id"][0]))
-        self._apply(partition, event, now.steady, rows, positions)
+        self._apply(partition, event, now.steady, rows, positions, fairness)
         return positions
 
     def _gather(self, partition: Partition, event: AnyEvent, data: bytes, first_id: int = -1) -> None:
@@ -170,8 +173,11 @@ class Topic:
         positions: I64 = self.layout.pack(segment, places, size_class(sizes))
         return positions
 
-    def _apply(self, partition: Partition, event: AnyEvent, at: int, rows: Any, positions: I64 | None) -> None:
-        partition.apply(event, at, rows, positions)
+    def _apply(
+        self, partition: Partition, event: AnyEvent, at: int, rows: Any, positions: I64 | None,
+        fairness: I64 | None = None,
+    ) -> None:  # fmt: skip
+        partition.apply(event, at, rows, positions, fairness)
         if isinstance(event, Paused):
             self.paused, self.paused_until = True, event.until
         elif isinstance(event, Resumed):
@@ -213,17 +219,37 @@ class Topic:
                 detail = f"partition {frame.partition} goes on at {frame.first_offset}, not at {partition.offset}"
                 raise JournalCorrupt(path, unit.offset, detail)
             for event in decode_events(frame.events, path):
-                rows, positions = self._records(unit, event)
+                rows, positions, fairness = self._records(unit, event)
                 if isinstance(event, _SEQUENCED):
                     self.next_seq = max(self.next_seq, event.seq + event.rows())
-                self._apply(partition, event, unit.time, rows, positions)
+                self._apply(partition, event, unit.time, rows, positions, fairness)
             if partition.offset != frame.first_offset + frame.row_count:
                 raise JournalCorrupt(path, unit.offset, f"a frame holds other than its {frame.row_count} rows")
 
-    def _records(self, unit: Unit, event: AnyEvent) -> tuple[Any, I64 | None]:
+    def settle(self) -> None:
+        """All that is stored has been applied, or the settings have changed: limits are in force from here."""
+        if self.fair is not None:
+            self.fair.settle(self.config.max_inflight_per_key, self.partitions)
+            self.new_heads.update(range(len(self.partitions)))
+
+    def _records(self, unit: Unit, event: AnyEvent) -> tuple[Any, I64 | None, I64 | None]:
         if not isinstance(event, Enqueued | Moved | BatchPrepared) or not event.count:
-            return None, None
+            return None, None, None
         ref = unit.blocks[event.block]
         rows = unit.rows(ref)[event.start : event.start + event.count]
         at = unit.place(ref) + event.start * ROW.itemsize
-        return rows, self._positions(unit.segment, at, rows)
+        fairness = None
+        if self.fair is not None and isinstance(event, Enqueued):
+            fairness = _fairness_hashes(unit.data, ref.offset + event.start * ROW.itemsize, rows)
+        return rows, self._positions(unit.segment, at, rows), fairness
+
+
+def _fairness_hashes(data: memoryview, at: int, rows: Any) -> I64:
+    """The hashes of the fairness keys of records whose rows lie from `at` on."""
+    has = (rows["flags"] & FLAG_FAIRNESS) != 0
+    hashes = np.zeros(len(rows), dtype=np.int64)
+    starts = (at + np.arange(len(rows)) * ROW.itemsize + rows["small_at"] + rows["key_len"])[has]
+    ends = starts + rows["fairness_len"][has]
+    keys = (bytes(data[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
+    hashes[has] = hashes_of(keys, len(starts))
+    return hashes

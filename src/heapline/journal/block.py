@@ -5,7 +5,7 @@ this reader for the old number, add a fixture file of the old version to the tes
 
     n rows of 80 bytes (ROW) | small parts, contiguous | payloads, contiguous | zeros to a multiple of 16
 
-A row says how far from its own first byte its small part (key bytes, then headers bytes) and its payload lie,
+A row says how far from its own first byte its small part (key, fairness key and headers bytes) and its payload lie,
 so that a position, which points at a row, is enough to read the message with one or two preads.
 `crc` covers the rest of the row and the small part; `payload_crc` covers the payload. The payloads lie together so
 that a columnar reader can take them as one buffer. What id, priority or due mean is not known here.

@@ -6,6 +6,7 @@ is said to have brought about against those words. It knows nothing of heaps, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ class NaiveMessage:
     lease: NaiveLease | None = None
     was_leased: bool = False
     lapsed: bool = False  # its time to live was seen to end while it was leased
+    fairness: str | None = None
+    turn: int = 0  # on a topic where fairness keys take turns
     reason: str | None = None
     ended_at: int = 0
     end_reason: str | None = None
@@ -74,6 +77,23 @@ class NaiveProducer:
     written_at: list[int] = field(default_factory=list)
 
 
+class NaiveTurns:
+    """A key's next turn at a priority is one after its last, or after the last that was served there. Its delayed
+    messages count apart."""
+
+    def __init__(self) -> None:
+        self.now: dict[int, int] = {}
+        self.last: dict[tuple[int, str | None, bool], int] = {}
+
+    def take(self, priority: int, key: str | None, delayed: bool = False) -> int:
+        turn = max(self.now.get(priority, 0), self.last.get((priority, key, delayed), 0)) + 1
+        self.last[priority, key, delayed] = turn
+        return turn
+
+    def served(self, priority: int, turn: int) -> None:
+        self.now[priority] = max(self.now.get(priority, 0), turn)
+
+
 class NaivePartition:
     def __init__(self, config: TopicConfig) -> None:
         self.config = config
@@ -81,12 +101,15 @@ class NaivePartition:
         self.acked: set[tuple[int, int]] = set()
         self.keys: dict[str, NaiveKey] = {}
         self.producers: dict[str, NaiveProducer] = {}
+        self.turns = NaiveTurns()
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def place_in_line(self, m: NaiveMessage) -> tuple[int, int]:
+    def place_in_line(self, m: NaiveMessage) -> tuple[int, ...]:
         """Smallest first. Python's ints do not overflow, so MAX is plain negation here."""
         sign = 1 if self.config.mode == "min" else -1
+        if self.config.fairness == "keys":
+            return sign * m.priority, m.turn, m.id
         if not isinstance(self.config.ordering, Aging):
             return sign * m.priority, m.id
         assert self.config.ordering.rate == AGING_RATE
@@ -100,8 +123,18 @@ class NaivePartition:
         return len(self.inside(state))
 
     def line(self) -> list[NaiveMessage]:
-        """All that are ready, best first."""
-        return sorted(self.inside("ready"), key=self.place_in_line)
+        """All that are ready and whose fairness key has a slot left for them, best first."""
+        line = sorted(self.inside("ready"), key=self.place_in_line)
+        limit = self.config.max_inflight_per_key
+        if not limit:
+            return line
+        out = Counter(m.fairness for m in self.inside("leased"))
+        allowed: list[NaiveMessage] = []
+        for m in line:
+            if m.fairness is None or out[m.fairness] < limit:
+                allowed.append(m)
+                out[m.fairness] += 1
+        return allowed
 
     def timers(self, wall: bool) -> list[NaiveMessage]:
         return sorted((m for m in self.inside("delayed") if m.wall == wall), key=lambda m: (m.due, m.id))
@@ -127,6 +160,12 @@ class NaivePartition:
 
     # -- commands --------------------------------------------------------------------------------------------------
 
+    def give_turn(self, m: NaiveMessage) -> None:
+        if self.config.fairness == "keys":
+            assert m.turn == self.turns.take(m.priority, m.fairness, m.due != 0), (
+                "it was given another turn than its key's next"
+            )
+
     def enqueue(self, m: NaiveMessage) -> None:
         assert m.id not in self.messages
         m.state = "delayed" if m.due else "ready"
@@ -140,6 +179,10 @@ class NaivePartition:
         assert m.lease is None, "a message has one lease at most"
         m.state, m.lease, m.was_leased = "leased", lease, True
         m.attempts += 1
+        self.turns.served(m.priority, m.turn)
+        limit = self.config.max_inflight_per_key
+        if limit and m.fairness is not None:
+            assert sum(o.fairness == m.fairness for o in self.inside("leased")) <= limit, "too many leases of a key"
         assert m.attempts <= self.deliveries_max(m), "a message was delivered more often than allowed"
 
     def deliveries_max(self, m: NaiveMessage) -> int:
@@ -221,8 +264,10 @@ class NaivePartition:
         """What is not given stays. A moment that has passed means now; the time to live counts from the due time."""
         m = self.messages[id]
         assert m.is_waiting
-        if priority is not None:
+        if priority is not None and priority != m.priority:
             m.priority = priority
+            if self.config.fairness == "keys":
+                m.turn = self.turns.take(priority, m.fairness)
         if due is None:
             return
         due = max(due, clock(now, wall))

@@ -266,6 +266,8 @@ class Rig(BatchRig):
         self.config = msgspec.structs.replace(self.config, **changes)
         self.config.validate()
         self.p.config = self.topic.config = self.model.config = self.config
+        if "max_inflight_per_key" in changes:
+            self.topic.settle()
         self.emit(ConfigChanged(msgspec.json.encode(self.config)))
 
     def everywhere(self) -> None:

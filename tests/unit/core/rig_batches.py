@@ -11,6 +11,7 @@ from heapline.core.dedup import NEW
 from heapline.core.events import EMPTY, BatchPrepared, KeyRows
 from heapline.core.idempotency import key_hash
 from heapline.core.partition import Partition
+from heapline.engine.admission import give_turns
 from heapline.engine.columns import SCOPES, Columns
 from heapline.errors import IdempotencyConflict
 from heapline.model import Outgoing
@@ -47,12 +48,15 @@ class BatchRig(EnqueueRig):
         rows["payload_len"] = [len(p) for p in chosen.payloads]
         if len(new):
             rows["id"] = self.p.ids.take(len(new), self.now.steady)
+        fairness = give_turns(self.p, rows, chosen) if len(new) else None
         event = BatchPrepared(
             0, 0, len(new), batch, part, ["jobs"], b"print", self.now.steady, new, EMPTY, EMPTY,
         )  # fmt: skip
         kept = [self._naive(row, chosen, i, int(prints[new[i]])) for i, row in enumerate(rows)]
         event.keys = _key_rows(kept)
-        self.emit(event, rows if len(new) else None, self.allot(rows) if len(new) else None)
+        for row in kept:  # the turn is given when it is prepared
+            self.model.give_turn(row.message)
+        self.emit(event, rows if len(new) else None, self.allot(rows) if len(new) else None, fairness)
         self.records.update({int(row["id"]): row for row in rows})
         self.batches.setdefault(batch, {})[part] = kept
         return rows["id"].tolist() if len(new) else []
@@ -68,7 +72,7 @@ class BatchRig(EnqueueRig):
         return doubts
 
     def _naive(self, row: object, chosen: Columns, i: int, print_: int) -> NaivePrepared:
-        message = naive_message(row)
+        message = naive_message(row, chosen.fairness[i] if chosen.fairness else None)
         name = chosen.tokens[i] if chosen.tokens else None
         if name is None:
             return NaivePrepared(message, None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from heapline.core.key_hashes import NO_KEY, hash_of
 from heapline.core.leases import Lease
 from heapline.core.live import LiveMap
 from heapline.core.partition import Partition
@@ -26,6 +27,8 @@ class CheckingRig(JournalRig):
             self._check_message(p, m)
         self._check_bookkeeping(p)
         self._check_live(p.live)
+        if p.fair is not None:
+            self._check_parked(p)
         if look:
             self._check_next(p)
 
@@ -40,7 +43,8 @@ class CheckingRig(JournalRig):
         assert found is not None, f"{m} is lost"
         assert PLACES[found.place] == m.state
         assert found.position == self._position(m)
-        assert found.key == p.ordering.key(m.priority, m.enqueued_at)
+        key = p.ordering.key(m.priority, m.enqueued_at)
+        assert found.key == (p.ordering.with_turns(key, m.turn) if p.fair is not None else key)
         if m.state == "delayed":
             assert (found.due, found.wall) == (m.due, m.wall)
         assert p.reasons.get(m.id) == m.reason
@@ -71,6 +75,25 @@ class CheckingRig(JournalRig):
     def prepared_ids(self) -> list[int]:
         """Messages in parts of batches that are not decided."""
         return []
+
+    def _check_parked(self, p: Partition) -> None:
+        """Where a key has f free slots, the heap holds its f best messages, or all of them; and leases are counted."""
+        assert p.fair is not None
+        assert p.key_hashes is not None
+        living = [m for m in self.model.messages.values() if m.is_living]
+        assert len(p.key_hashes) == len(living) + len(self.prepared_ids())
+        in_heap: set[int] = set()
+        for run in p.heap.runs():
+            rows = run.rest()
+            in_heap.update(rows.ids[p.good_ready(*rows)].tolist())
+        for name in {m.fairness for m in living}:
+            mine = [m for m in living if m.fairness == name]
+            key = NO_KEY if name is None else hash_of(name.encode())
+            assert p.hashes_of(np.array([m.id for m in mine])).tolist() == [key] * len(mine)
+            leased = sum(m.state == "leased" for m in mine)
+            assert p.fair.leases_of(key) == (leased if self.config.max_inflight_per_key and name is not None else 0)
+            ready = sorted((m for m in mine if m.state == "ready"), key=self.model.place_in_line)
+            assert {m.id for m in ready[: p.fair.free(key)]} <= in_heap
 
     def _check_live(self, live: LiveMap) -> None:
         expected: dict[int, list[int]] = {}

@@ -15,6 +15,7 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.idempotency import key_hash
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
+from heapline.engine.admission import give_turns
 from heapline.engine.columns import SCOPES, Columns
 from heapline.model import Outgoing
 from tests.unit.core.naive import NaiveKey, NaiveMessage, NaiveProducer
@@ -43,10 +44,13 @@ class EnqueueRig(CheckingRig):
         if producer is not None:
             event.producers = [self._producer_rows(producer, answered_below, ids, part, prints[new])]
         event.keys = self._key_rows(ids, part, prints[new])
-        self.emit(event, rows, self.allot(rows))
-        for row in rows:
+        fairness = give_turns(self.p, rows, part)
+        self.emit(event, rows, self.allot(rows), fairness)
+        for row, key in zip(rows, part.fairness or [None] * part.count, strict=True):
             self.records[int(row["id"])] = row
-            self.model.enqueue(naive_message(row))
+            message = naive_message(row, key)
+            self.model.give_turn(message)
+            self.model.enqueue(message)
         return ids
 
     def _judge_seqs(self, producer: str, columns: Columns, prints: Any, status: Any) -> None:
@@ -114,10 +118,10 @@ class EnqueueRig(CheckingRig):
         self.model.producers[name] = NaiveProducer(epoch)
 
 
-def naive_message(row: Any) -> NaiveMessage:
+def naive_message(row: Any, fairness: str | None = None) -> NaiveMessage:
     retries = int(row["max_retries"])
     return NaiveMessage(
         id=int(row["id"]), priority=int(row["priority"]), enqueued_at=int(row["enqueued_at"]), due=int(row["due"]),
         wall=bool(int(row["flags"]) & FLAG_WALL), ttl_ms=int(row["ttl_ms"]),
-        max_retries=None if retries == DEFAULT_RETRIES else retries,
+        max_retries=None if retries == DEFAULT_RETRIES else retries, fairness=fairness, turn=int(row["turn"]),
     )  # fmt: skip

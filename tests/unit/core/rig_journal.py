@@ -55,6 +55,7 @@ class Entry(NamedTuple):
     at: int
     rows: Any
     positions: Any
+    fairness: Any
 
 
 class Snapshot(NamedTuple):
@@ -69,7 +70,7 @@ def middle(count: int) -> npt.NDArray[np.float64]:
 def fresh_topic(config: TopicConfig, now: Now) -> Topic:
     topic = Topic("jobs", config, now, middle)
     topic.live = LiveMap(topic.layout, check=True)
-    topic.partitions = [Partition(0, config, topic.live, now, middle)]
+    topic.partitions = [Partition(0, config, topic.live, now, middle, topic.fair)]
     shrink(topic.partitions[0], now)
     return topic
 
@@ -90,6 +91,7 @@ class JournalRig:
         self.now = Now(START, wall)
         self.model = NaivePartition(self.config)
         self.topic = fresh_topic(self.config, self.now)
+        self.topic.settle()
         self.log: list[Entry] = []
         self.snapshot: Snapshot | None = None
         self.records: dict[int, Any] = {}  # id -> row
@@ -109,12 +111,12 @@ class JournalRig:
         self._seq += count
         return self._seq - count
 
-    def emit(self, event: AnyEvent, rows: Any = None, positions: Any = None) -> None:
+    def emit(self, event: AnyEvent, rows: Any = None, positions: Any = None, fairness: Any = None) -> None:
         """Keep an event and apply it; what it does to states must stand in the table of the lifecycle."""
-        self.log.append(Entry(encode_event(event), self.now.steady, rows, positions))
+        self.log.append(Entry(encode_event(event), self.now.steady, rows, positions, fairness))
         ids = self._ids_of(event, rows)
         before = {id: self.state_of(id) for id in ids}
-        self.p.apply(event, self.now.steady, rows, positions)
+        self.p.apply(event, self.now.steady, rows, positions, fairness)
         kind = KIND_NAMES[type(event)].replace("fired_count", "fired")
         for id in ids:
             step = (kind, before[id], self.state_of(id))
@@ -182,9 +184,10 @@ class JournalRig:
         return topic
 
     def _replay_onto(self, topic: Topic, start: int) -> None:
-        for data, at, rows, positions in self.log[start:]:
+        for data, at, rows, positions, fairness in self.log[start:]:
             (event,) = decode_events(b"\x91" + data, "memory")
-            topic.partitions[0].apply(event, at, rows, positions)
+            topic.partitions[0].apply(event, at, rows, positions, fairness)
+        topic.settle()
 
     def restart(self, topic: Topic) -> None:
         """Go on with this one instead."""

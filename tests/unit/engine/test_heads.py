@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heapline.config import TopicConfig
 from heapline.core.heap import RunHeap
 from heapline.engine import heads as heads_module
 from heapline.engine.heads import Heads
@@ -37,10 +37,14 @@ class Box:
 
 
 class World:
-    def __init__(self, count: int) -> None:
-        self.boxes = [Box() for _ in range(count)]
-        self.changed: set[int] = set()
-        self.heads = Heads(self.boxes, self.changed)  # type: ignore[arg-type]
+    def __init__(self, count: int, **config: Any) -> None:
+        self.boxes = self.partitions = [Box() for _ in range(count)]
+        self.changed = self.new_heads = set[int]()
+        self.config = TopicConfig(**config)
+        self.growths: list[Any] = []
+        self.fair = None
+        self.now = 0
+        self.heads = Heads(self)  # type: ignore[arg-type]
         self.rows: list[set[tuple[int, int]]] = [set() for _ in range(count)]
         self.last_id = 0
 
@@ -55,19 +59,28 @@ class World:
             row for i, rows in enumerate(self.rows) for row in rows if i != without and self.boxes[i].throttled is None
         )
 
+    def choose(self, want: int) -> list[int]:
+        return self.heads.choose(want, self.now).ids[:want].tolist()
+
     def pop(self, want: int, cut: int | None = None) -> None:
-        """Select, take the first `cut` of them, and compare with what is known to wait."""
-        self.heads.refresh()
-        chosen = self.heads.best(want)
-        assert chosen.ids.tolist() == [id for _, id in self.waiting()[:want]]
-        total = len(chosen.ids) if cut is None else min(cut, len(chosen.ids))
-        given_ = np.bincount(chosen.owner[:total], minlength=len(chosen.owners)).tolist()
-        limits = self.heads.limits(chosen, given_)
-        for number, rows, count in zip(chosen.owners, chosen.rows, given_, strict=True):
-            taken = list(zip(rows.keys[:count].tolist(), rows.ids[:count].tolist(), strict=True))
-            assert set(taken) <= self.rows[number], "an owner gives what it has"
-            self.rows[number] -= set(taken)
-            self.boxes[number].heap.pop(count)
+        """Choose, take the first `cut` of them, and compare with what is known to wait."""
+        chosen = self.heads.choose(want, self.now)
+        assert chosen.ids[:want].tolist() == [id for _, id in self.waiting()[:want]]
+        total = min(want, len(chosen.ids)) if cut is None else min(cut, want, len(chosen.ids))
+        limits = self.heads.limits(chosen, total)
+        for i, number in enumerate(chosen.owners):
+            mine = chosen.place[:total][chosen.owner[:total] == i]
+            assert mine.tolist() == list(range(len(mine))), "of each partition the first"
+            taken = {
+                (key, id)
+                for key, id, whose in zip(
+                    *(c[:total].tolist() for c in (chosen.keys, chosen.ids, chosen.owner)), strict=True
+                )
+                if whose == i
+            }
+            assert taken <= self.rows[number], "an owner gives what it has"
+            self.rows[number] -= taken
+            self.boxes[number].heap.pop(len(taken))
             self.changed.add(number)
         for number, limit in zip(chosen.owners, limits, strict=True):
             kept = self.waiting(without=number)
@@ -106,9 +119,8 @@ def test_partitions_that_cannot_give_are_not_looked_into() -> None:
     for number in range(200):
         for i in range(20):
             world.add(number, number * 100 + i)
-    world.heads.refresh()
-    chosen = world.heads.best(10)
-    assert len(chosen.ids) == 10
+    chosen = world.heads.choose(10, 0)
+    assert len(world.choose(10)) == 10
     assert sum(box.looked_at > 0 for box in world.boxes) <= 10
     assert len(chosen.owners) <= 10
 
@@ -133,3 +145,99 @@ def test_partitions_added_later_are_seen(want: int) -> None:
     world.add(2, 1)
     world.add(0, 2)
     world.pop(want)
+
+
+# -- other strategies --------------------------------------------------------------------------------------------------
+
+
+def test_round_robin_takes_from_partitions_in_turn_and_keeps_order_within_each() -> None:
+    world = World(3, strategy="round_robin")
+    for number in range(3):
+        for key in (5, 1, 3):
+            world.add(number, 100 * number + key)
+    chosen = world.heads.choose(7, 0)
+    assert (chosen.keys[:7] // 100).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert (chosen.keys[:7] % 100).tolist() == [1, 1, 1, 3, 3, 3, 5]
+    assert (world.heads.choose(2, 0).keys // 100).tolist() == [1, 2], "it goes on where it was"
+
+
+def test_weighted_serves_each_partition_as_often_as_its_weight_says() -> None:
+    world = World(2, strategy="weighted", partition_weights={1: 3.0})
+    for number in range(2):
+        for _ in range(20):
+            world.add(number, number)
+    assert (world.heads.choose(8, 0).keys[:8]).tolist().count(1) == 6
+
+
+def test_a_changed_strategy_is_followed() -> None:
+    world = World(2)
+    world.add(0, 5)
+    world.add(0, 6)
+    world.add(1, 9)
+    assert world.choose(2) == [1, 2]
+    world.config = TopicConfig(strategy="round_robin")
+    assert sorted(world.choose(2)) == [1, 3]
+
+
+# -- freshness ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_best_message_waits_until_it_has_stood_long_enough_and_nothing_worse_goes_before_it() -> None:
+    world = World(2, min_freshness=0.1)
+    world.add(0, 50)
+    assert world.choose(5) == []
+    assert world.heads.look_again_at == 100
+    world.now = 100
+    assert world.choose(5) == [1]
+    world.add(1, 7)
+    world.now = 150
+    assert world.choose(5) == [], "the better one is too fresh, and the worse one must not go first"
+    assert world.heads.look_again_at == 250
+    world.add(1, 60)  # behind its head: the head is no fresher for it
+    world.now = 250
+    assert world.choose(5) == [2, 1, 3]
+    assert world.heads.look_again_at is None
+
+
+def test_what_comes_to_the_head_because_a_better_one_went_is_not_fresh() -> None:
+    world = World(2, min_freshness=0.1)
+    world.add(0, 1)
+    world.add(0, 2)
+    world.heads.refresh(0)
+    world.now = 100
+    assert world.choose(1) == [1]
+    world.boxes[0].heap.pop(1)
+    world.changed.add(0)
+    assert world.choose(1) == [2]
+
+
+def test_messages_better_than_what_is_too_fresh_still_go() -> None:
+    world = World(2, min_freshness=0.1)
+    world.add(0, 1)
+    world.add(0, 9)
+    world.choose(1)
+    world.now = 100
+    world.add(1, 5)
+    assert world.choose(5) == [1]
+
+
+def test_partitions_whose_head_is_too_fresh_are_passed_over_by_the_other_strategies() -> None:
+    world = World(2, strategy="round_robin", min_freshness=0.1)
+    world.add(0, 50)
+    world.choose(1)
+    world.now = 100
+    world.add(1, 7)
+    assert world.choose(5) == [1]
+
+
+def test_heads_older_than_the_limit_are_read_again() -> None:
+    world = World(2, max_staleness=1.0)
+    world.add(0, 1)
+    world.choose(1)
+    before = sum(world.heads.updates)
+    world.now = 1000
+    world.choose(1)
+    assert sum(world.heads.updates) == before
+    world.now = 1001
+    world.choose(1)
+    assert sum(world.heads.updates) == before + 2

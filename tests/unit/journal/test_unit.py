@@ -93,7 +93,7 @@ def test_row_has_the_layout_of_the_format() -> None:
     places = {name: ROW.fields[name][1] for name in ROW.names or ()} if ROW.fields else {}
     assert ROW.itemsize == 80
     assert (places["crc"], places["payload_at"], places["key_len"]) == (0, 8, 24)
-    assert (places["id"], places["due"], places["reserved_2"]) == (32, 56, 72)
+    assert (places["id"], places["due"], places["turn"]) == (32, 56, 72)
 
 
 def test_block_starts_and_ends_on_positions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,8 +55,8 @@ async def test_the_audit_finds_a_choice_that_forgets_a_partition(
 ) -> None:
     whole = Heads._owners
 
-    def without_the_best(self: Heads, want: int) -> list[int]:
-        owners = whole(self, want)
+    def without_the_best(self: Heads, full: Any, want: int) -> list[int]:
+        owners = whole(self, full, want)
         return owners[1:] or owners
 
     monkeypatch.setattr(Heads, "_owners", without_the_best)

@@ -1,0 +1,207 @@
+"""Fairness between keys: whose turn it is within a priority, and how many leases a key has out.
+
+*Turns.* Every message of a fair topic gets a turn number when it comes in, and within a priority the lowest turn goes
+first. Virtual time V is the highest turn that was leased at that priority so far; a key's next message gets
+max(V, last) + 1, where `last` is the last turn that the key was given there. So keys that have messages waiting advance
+side by side, one message a turn each, and a key that comes new starts where the others stand, not behind their
+queues. Messages without a fairness key count together as one key. Turns are recorded with the messages, so what is
+kept here only decides turns to come; it may be pruned at will where pruning changes no max(V, last).
+Delayed messages of a key have a line of turns of their own, else what somebody planned for tomorrow would stand before
+what he sends today. They keep their turns: those that V has passed when they fall due come before the others.
+
+*Memory.* One entry per key and priority that has turns ahead of V, about 130 bytes; those that V has passed are dropped
+whenever a priority's table has doubled. V of a priority that holds nothing any more is dropped in the same way.
+
+*Limit.* At most `limit` leases per key at once, over all partitions; messages without a key are not limited. Waiting
+messages of a key that is at its limit are parked by their partition (core/parking.py); here stands who has parked what,
+so that the end of a lease brings back as many as may go. No limit is in force before `settle`: while the journal is
+replayed, its events say what was leased, and settings may have been others then.
+
+One object per topic, shared by its partitions. It knows no clock and nothing of how messages are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.core.key_hashes import NO_KEY
+from heapline.core.order import TURN_BITS, TURN_MAX
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_TABLE_MIN = 1024  # tables below this are not worth pruning
+_FREE = 1 << 40
+_DELAYED = 0x5DEECE66D5DEECE6  # tells the turns of a key's delayed messages from those of its others
+
+
+class Member(Protocol):
+    """A partition, as far as it matters here."""
+
+    def unpark(self, key: int, count: int) -> None: ...
+
+    def unpark_all(self) -> None: ...
+
+    def leased_keys(self) -> I64: ...
+
+    def priorities_in_use(self) -> set[int]: ...
+
+
+class FairShare:
+    def __init__(self) -> None:
+        self._times: dict[int, int] = {}  # V by priority, as the upper part of a heap key
+        self._last: dict[int, dict[int, int]] = {}  # priority -> hash of a key -> last turn given
+        self._prune_at: dict[int, int] = {}  # priority -> size of its table at which it is pruned
+        self._sweep_at = _TABLE_MIN
+        self.limit = 0  # leases per key; 0 = none, and leases are not counted
+        self._leases: dict[int, int] = {}  # hash -> leases out, while there is a limit
+        self._parked: dict[int, set[Member]] = {}  # hash -> who has parked messages of that key
+        self._members: Sequence[Member] = ()
+        self.is_loading = True
+
+    def settle(self, limit: int, members: Sequence[Member]) -> None:
+        """All that was stored is applied, or the limit has changed: begin with nothing parked and leases counted."""
+        self.is_loading = False
+        self.limit = limit
+        self._members = members
+        for member in members:
+            member.unpark_all()
+        self._leases = {}
+        if limit:
+            for member in members:
+                self.leased(member.leased_keys())
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    def take(self, priorities: I64, hashes: I64, waits: Mask | None = None) -> I64:
+        """Turns for new messages in this order. `priorities` are the upper parts of heap keys; `waits` says which of
+        the messages are delayed."""
+        order, starts, pairs = _groups(priorities, _lines(hashes, waits))
+        counts = np.diff(starts, append=len(order))
+        bases: list[int] = []
+        for (priority, line), count in zip(pairs, counts.tolist(), strict=True):
+            last = self._last.setdefault(priority, {})
+            bases.append(max(self._times.get(priority, 0), last.get(line, 0)))
+            last[line] = min(bases[-1] + count, TURN_MAX)
+        turns = np.empty(len(order), dtype=np.int64)
+        turns[order] = np.repeat(np.array(bases, dtype=np.int64) - starts, counts) + np.arange(1, len(order) + 1)
+        return np.minimum(turns, TURN_MAX)
+
+    def observe(self, keys: I64, hashes: I64, waits: Mask | None = None) -> None:
+        """These heap keys were given: what `take` did then, when the journal is replayed."""
+        order, starts, pairs = _groups(keys >> TURN_BITS, _lines(hashes, waits))
+        highest = np.maximum.reduceat((keys & TURN_MAX)[order], starts)
+        for (priority, line), turn in zip(pairs, highest.tolist(), strict=True):
+            last = self._last.setdefault(priority, {})
+            last[line] = max(last.get(line, 0), turn)
+
+    def advance(self, keys: I64) -> None:
+        """Messages with these heap keys, in ascending order, were leased."""
+        priorities = keys >> TURN_BITS
+        ends = np.flatnonzero(np.append(priorities[1:] != priorities[:-1], True))
+        times = self._times
+        for priority, key in zip(priorities[ends].tolist(), keys[ends].tolist(), strict=True):
+            times[priority] = max(times.get(priority, 0), key & TURN_MAX)
+            table = self._last.get(priority)
+            if table is not None and len(table) > self._prune_at.get(priority, _TABLE_MIN):
+                self._prune(priority, table)
+
+    def _prune(self, priority: int, table: dict[int, int]) -> None:
+        time = self._times[priority]
+        self._last[priority] = kept = {hash: turn for hash, turn in table.items() if turn > time}
+        self._prune_at[priority] = max(_TABLE_MIN, 2 * len(kept))
+
+    def sweep(self) -> None:
+        """Forget priorities that no message has, once there are twice as many as were found in use last time."""
+        if self.is_loading or max(len(self._times), len(self._last)) < self._sweep_at:
+            return
+        used = set().union(*(member.priorities_in_use() for member in self._members))
+        self._times = {p: time for p, time in self._times.items() if p in used}
+        self._last = {p: table for p, table in self._last.items() if p in used}
+        self._prune_at = {p: size for p, size in self._prune_at.items() if p in used}
+        self._sweep_at = max(_TABLE_MIN, 2 * len(used))
+
+    @property
+    def entries(self) -> int:
+        """How many (priority, key) pairs are remembered."""
+        return sum(map(len, self._last.values()))
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def leases_of(self, key: int) -> int:
+        return self._leases.get(key, 0)
+
+    def free(self, key: int) -> int:
+        """How many more leases the key may have."""
+        if key == NO_KEY or not self.limit:
+            return _FREE
+        return max(0, self.limit - self._leases.get(key, 0))
+
+    def beyond(self, hashes: I64) -> Mask:
+        """Which of these messages, in this order, are too many for their keys."""
+        keys, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        free = np.array([self.free(key) for key in keys.tolist()], dtype=np.int64)
+        if (counts <= free).all():
+            return np.zeros(len(hashes), dtype=np.bool_)
+        order = np.argsort(inverse, kind="stable")
+        rank = np.empty(len(hashes), dtype=np.int64)
+        rank[order] = np.arange(len(hashes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        mask: Mask = rank >= free[inverse]
+        return mask
+
+    def leased(self, hashes: I64) -> None:
+        """Leases of messages with these keys have begun."""
+        leases = self._leases
+        for key in hashes.tolist():
+            if key != NO_KEY:
+                leases[key] = leases.get(key, 0) + 1
+
+    def ended(self, hashes: I64) -> None:
+        """Leases have ended: as many of what waits for each key may go as slots became free."""
+        leases = self._leases
+        freed: dict[int, int] = {}
+        for key in hashes.tolist():
+            if key != NO_KEY:
+                leases[key] -= 1
+                freed[key] = freed.get(key, 0) + 1
+        for key, count in freed.items():
+            if not leases[key]:
+                del leases[key]
+            for member in list(self._parked.get(key, ())):
+                member.unpark(key, min(count, self.free(key)))
+
+    def note_parked(self, key: int, member: Member, has: bool) -> None:
+        """Whether that partition has messages of the key parked."""
+        if has:
+            self._parked.setdefault(key, set()).add(member)
+        elif key in self._parked:
+            self._parked[key].discard(member)
+            if not self._parked[key]:
+                del self._parked[key]
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> list[Any]:
+        last = [(p, list(table), list(table.values())) for p, table in self._last.items()]
+        return [list(self._times.items()), last]
+
+    def load_state(self, state: list[Any]) -> None:
+        self._times = dict(state[0])
+        self._last = {p: dict(zip(hashes, turns, strict=True)) for p, hashes, turns in state[1]}
+
+
+def _lines(hashes: I64, waits: Mask | None) -> I64:
+    """Which line of turns each message is in: its key's own, or that of the key's delayed messages."""
+    return hashes if waits is None else np.where(waits, hashes ^ _DELAYED, hashes)
+
+
+def _groups(priorities: I64, lines: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], list[tuple[int, int]]]:
+    """(rows ordered by priority and line, where each pair of these starts among them, the pairs)"""
+    order = np.lexsort((lines, priorities))  # stable: rows of a pair stay in order
+    p, h = priorities[order], lines[order]
+    starts = np.flatnonzero(np.append(True, (p[1:] != p[:-1]) | (h[1:] != h[:-1])))
+    return order, starts, list(zip(p[starts].tolist(), h[starts].tolist(), strict=True))
