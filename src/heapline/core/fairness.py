@@ -9,7 +9,7 @@ kept here only decides turns to come; it may be pruned at will where pruning cha
 Delayed messages of a key have a line of turns of their own, else what somebody planned for tomorrow would stand before
 what he sends today. They keep their turns: those that V has passed when they fall due come before the others.
 
-*Memory.* One entry per key and priority that has turns ahead of V, about 130 bytes; those that V has passed are dropped
+*Memory.* One entry per key and priority that has turns ahead of V, about 90 bytes; those that V has passed are dropped
 whenever a priority's table has doubled. V of a priority that holds nothing any more is dropped in the same way.
 
 *Limit.* At most `limit` leases per key at once, over all partitions; messages without a key are not limited. Waiting

@@ -312,8 +312,7 @@ class TopicKeeper:
                 runner.topic.config = wanted
                 for partition in runner.topic.partitions:
                     partition.config = wanted
-                if wanted.max_inflight_per_key != before.max_inflight_per_key:
-                    runner.topic.settle()
+                runner.topic.settle()
                 runner.delivery.retune(now)
                 runner.emit(runner.topic.partitions[0], ConfigChanged(msgspec.json.encode(wanted)), now)
 

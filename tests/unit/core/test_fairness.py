@@ -149,21 +149,35 @@ def test_turns_stop_at_the_highest_and_never_reach_the_priority() -> None:
 
 
 def test_what_time_has_passed_is_forgotten() -> None:
-    line = Line()
-    for start in range(0, 8_000, 400):
-        for key in range(start, start + 400, 20):
-            line.enqueue(f"tenant {key}", 1)
-        for number in range(60):
-            line.enqueue(f"other {start + number}", 1, priority=start + number)
-        while ids := line.pop(1000):
-            line.ack(ids)
-        line.p.maintain(NOW, 1000)
-    assert line.p.fair is not None
-    assert line.p.fair.entries <= 2200
+    with mock.patch.object(fairness, "_TABLE_MIN", 16):
+        line = Line()
+        fair = line.p.fair
+        assert fair is not None
+        for start in range(0, 2000, 100):
+            for number in range(start, start + 20):
+                line.enqueue(f"tenant {number}", 1)
+                line.enqueue("one", 1, priority=number)
+            while ids := line.pop(1000):
+                line.ack(ids)
+            line.p.maintain(NOW, 1000)
+            assert fair.entries <= 80, "keys whose turns are over, and priorities that nothing has"
     assert len(line.p.key_hashes or ()) == 0
 
 
-def test_an_active_key_takes_about_130_bytes() -> None:
+def test_priority_that_a_message_has_is_not_forgotten() -> None:
+    with mock.patch.object(fairness, "_TABLE_MIN", 4):
+        line = Line()
+        line.enqueue("a", 3)
+        line.pop(2)
+        for number in range(1, 50):
+            line.enqueue("a", 1, priority=-number)
+            line.ack(line.pop(1))
+            line.p.maintain(NOW, 1000)
+            line.enqueue("a", 1)
+        assert (line.p.eligible(100).keys & TURN_MAX).tolist() == list(range(3, 53))
+
+
+def test_an_active_key_takes_about_90_bytes() -> None:
     fair = FairShare()
     count = 5_000
     hashes = np.arange(1, count + 1, dtype=np.int64) << 40
@@ -172,7 +186,7 @@ def test_an_active_key_takes_about_130_bytes() -> None:
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert fair.entries == count
-    assert used / count < 200
+    assert used / count < 140
 
 
 def test_rank_counts_priorities_only_where_keys_take_turns() -> None:
