@@ -22,7 +22,7 @@ One object per topic, shared by its partitions. It knows no clock and nothing of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ _DELAYED = 0x5DEECE66D5DEECE6  # tells the turns of a key's delayed messages fro
 class Member(Protocol):
     """A partition, as far as it matters here."""
 
-    def unpark(self, key: int, count: int) -> None: ...
+    def unpark(self, wants: Iterable[tuple[int, int]]) -> None: ...
 
     def unpark_all(self) -> None: ...
 
@@ -168,11 +168,14 @@ class FairShare:
             if key != NO_KEY:
                 leases[key] -= 1
                 freed[key] = freed.get(key, 0) + 1
+        wants: dict[Member, list[tuple[int, int]]] = {}
         for key, count in freed.items():
             if not leases[key]:
                 del leases[key]
-            for member in list(self._parked.get(key, ())):
-                member.unpark(key, min(count, self.free(key)))
+            for member in self._parked.get(key, ()):
+                wants.setdefault(member, []).append((key, min(count, self.free(key))))
+        for member, pairs in wants.items():
+            member.unpark(pairs)
 
     def note_parked(self, key: int, member: Member, has: bool) -> None:
         """Whether that partition has messages of the key parked."""
