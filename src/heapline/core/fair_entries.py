@@ -193,14 +193,14 @@ class FairEntries(Entries):
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def _turn_anew(self, id: int, old_key: int, priority_key: int) -> int:
+    def _turn_anew(self, id: int, old_key: int, priority_key: int, waits: bool) -> int:
         """The heap key of a message that is given a priority: within its own it keeps its turn, at another one it comes
-        after the messages of its fairness key that are there."""
+        after the messages of its fairness key that are there (and delayed, if it is)."""
         if self.fair is None:
             return priority_key
         if old_key >> TURN_BITS == priority_key:
             return old_key
-        turn = self.fair.take(np.array([priority_key]), self.hashes_of(np.array([id])))
+        turn = self.fair.take(np.array([priority_key]), self.hashes_of(np.array([id])), np.array([waits]))
         return int(self.ordering.with_turns(priority_key, int(turn[0])))
 
     def priorities_in_use(self) -> set[int]:
