@@ -256,6 +256,23 @@ def test_message_behind_one_that_expired_is_not_parked_for_ever() -> None:
     rig.everywhere()
 
 
+@pytest.mark.parametrize("few", [1, 256])
+def test_record_of_a_parked_message_can_be_moved(few: int) -> None:
+    with mock.patch("heapline.core.parking.FEW_ROWS_MAX", few):
+        rig = Rig(fairness="keys", max_inflight_per_key=1)
+        ids = rig.enqueue(*[Outgoing(b"", fairness_key="a")] * 4)
+        assert rig.pop(4) == ids[:1]
+        rig.nack(ids[0], backoff=0)
+        rig.pop(4)
+        rig.check(look=True)
+        assert rig.p.blocked == 3
+        rig.roll()
+        rig.move(ids[1:3])
+        rig.check()
+        rig.ack(ids[0])
+        rig.everywhere()
+
+
 def test_journal_that_leased_a_message_past_one_without_a_key_does_not_replay() -> None:
     line = Line()
     line.enqueue(None, 1)
@@ -263,6 +280,18 @@ def test_journal_that_leased_a_message_past_one_without_a_key_does_not_replay() 
     grants = [Grant(1, NOW.steady + 1000, None, None)]
     with pytest.raises(Replay, match="others than those that were first"):
         line.p.apply(Leased(column(wanted), b"\x01", grants, NOW.steady, 1), NOW.steady)
+
+
+def test_journal_that_leased_past_a_blocked_message_and_then_that_one_replays() -> None:
+    rig = Rig(fairness="keys", max_inflight_per_key=1)
+    a1, a2, b1, b2 = rig.enqueue(*(Outgoing(b"", fairness_key=key) for key in "aabb"))
+    assert rig.pop(2) == [a1, b1]
+    rig.ack(b1)
+    assert rig.pop(2) == [b2]
+    rig.everywhere()
+    rig.ack(a1)
+    assert rig.pop(2) == [a2]
+    rig.everywhere()
 
 
 @pytest.mark.parametrize("limit_now", [0, 1, 3])
