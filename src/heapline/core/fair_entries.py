@@ -19,6 +19,9 @@ On a topic without fairness all of this is skipped.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,7 +31,7 @@ from heapline.core.heap import Rows
 from heapline.core.key_hashes import NO_KEY
 from heapline.core.leases import Lease
 from heapline.core.order import TURN_BITS
-from heapline.core.runs import cut, tuples_of
+from heapline.core.runs import Row, cut, tuples_of
 
 _LOOK_MAX = 4096
 _FEW = 4  # rows that cost less one by one than as columns
@@ -59,15 +62,33 @@ class FairEntries(Entries):
             if 2 * int(stays.sum()) < len(stays):  # there may be many more of them
                 look = min(2 * look, max(count, _LOOK_MAX))
 
-    def unpark(self, key: int, count: int) -> None:
-        """Bring the best `count` parked messages of a key back into the heap, or all there are."""
-        while count > 0 and key in self.parked.by_key:
-            rows = self.parked.take(key, count)
-            good = self.good_ready(*rows)
-            self._push(_pick(rows, np.flatnonzero(good)))
-            count -= int(good.sum()) - sum(1 for i, _, _ in self._touched_among(rows.ids) if good[i])
-            if key not in self.parked.by_key and self.fair is not None:
-                self.fair.note_parked(key, self, False)
+    def unpark(self, wants: Iterable[tuple[int, int]]) -> None:
+        """For each (key, count) bring the key's best parked messages back into the heap: so many, or all there are."""
+        missing = dict(wants)
+        while missing:
+            owners: list[int] = []
+            taken: list[Row] = []
+            for key, count in missing.items():
+                rows = self.parked.take(key, count)
+                taken += rows
+                owners += [key] * len(rows)
+            if taken:
+                uncounted = self._bring_back(taken)
+                missing = Counter(owners[i] for i in uncounted if owners[i] in self.parked)
+            else:
+                missing = {}
+            if self.fair is not None:
+                for key in set(owners):
+                    if key not in self.parked:
+                        self.fair.note_parked(key, self, False)
+
+    def _bring_back(self, taken: list[Row]) -> list[int]:
+        """Push those of these entries that are good; the numbers of those that are not, or may be in the heap twice."""
+        rows = Rows(*np.array(taken, dtype=np.int64).T)
+        good = self.good_ready(*rows)
+        self._push(_pick(rows, np.flatnonzero(good)))
+        bad: list[int] = np.flatnonzero(~good).tolist()
+        return bad + [i for i, _, _ in self._touched_among(rows.ids) if good[i]]
 
     def unpark_all(self) -> None:
         for rows in self._clear_parked():
@@ -97,9 +118,8 @@ class FairEntries(Entries):
         if self.fair is None or not self.parked.rows:
             return
         keys, counts = np.unique(self.hashes_of(ids), return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            if key in self.parked.by_key:
-                self.unpark(key, min(count, self.fair.free(key)))
+        pairs = zip(keys.tolist(), counts.tolist(), strict=True)
+        self.unpark((key, min(count, self.fair.free(key))) for key, count in pairs if key in self.parked)
 
     def _push(self, rows: Rows) -> None:
         if len(rows.ids) > _FEW:
@@ -126,8 +146,7 @@ class FairEntries(Entries):
         """Take these messages, past those of blocked keys. `rows` were popped already."""
         if self.parked.rows:
             keys, counts = np.unique(self.hashes_of(ids), return_counts=True)
-            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-                self.unpark(key, count)
+            self.unpark(zip(keys.tolist(), counts.tolist(), strict=True))
         taken: list[Rows] = []
         others: list[Rows] = []
         have, step = 0, len(ids)
@@ -174,14 +193,14 @@ class FairEntries(Entries):
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def _turn_anew(self, id: int, old_key: int, priority_key: int) -> int:
+    def _turn_anew(self, id: int, old_key: int, priority_key: int, waits: bool) -> int:
         """The heap key of a message that is given a priority: within its own it keeps its turn, at another one it comes
-        after the messages of its fairness key that are there."""
+        after the messages of its fairness key that are there (and delayed, if it is)."""
         if self.fair is None:
             return priority_key
         if old_key >> TURN_BITS == priority_key:
             return old_key
-        turn = self.fair.take(np.array([priority_key]), self.hashes_of(np.array([id])))
+        turn = self.fair.take(np.array([priority_key]), self.hashes_of(np.array([id])), np.array([waits]))
         return int(self.ordering.with_turns(priority_key, int(turn[0])))
 
     def priorities_in_use(self) -> set[int]:

@@ -9,7 +9,7 @@ kept here only decides turns to come; it may be pruned at will where pruning cha
 Delayed messages of a key have a line of turns of their own, else what somebody planned for tomorrow would stand before
 what he sends today. They keep their turns: those that V has passed when they fall due come before the others.
 
-*Memory.* One entry per key and priority that has turns ahead of V, about 130 bytes; those that V has passed are dropped
+*Memory.* One entry per key and priority that has turns ahead of V, about 90 bytes; those that V has passed are dropped
 whenever a priority's table has doubled. V of a priority that holds nothing any more is dropped in the same way.
 
 *Limit.* At most `limit` leases per key at once, over all partitions; messages without a key are not limited. Waiting
@@ -22,7 +22,7 @@ One object per topic, shared by its partitions. It knows no clock and nothing of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ _DELAYED = 0x5DEECE66D5DEECE6  # tells the turns of a key's delayed messages fro
 class Member(Protocol):
     """A partition, as far as it matters here."""
 
-    def unpark(self, key: int, count: int) -> None: ...
+    def unpark(self, wants: Iterable[tuple[int, int]]) -> None: ...
 
     def unpark_all(self) -> None: ...
 
@@ -168,11 +168,14 @@ class FairShare:
             if key != NO_KEY:
                 leases[key] -= 1
                 freed[key] = freed.get(key, 0) + 1
+        wants: dict[Member, list[tuple[int, int]]] = {}
         for key, count in freed.items():
             if not leases[key]:
                 del leases[key]
-            for member in list(self._parked.get(key, ())):
-                member.unpark(key, min(count, self.free(key)))
+            for member in self._parked.get(key, ()):
+                wants.setdefault(member, []).append((key, min(count, self.free(key))))
+        for member, pairs in wants.items():
+            member.unpark(pairs)
 
     def note_parked(self, key: int, member: Member, has: bool) -> None:
         """Whether that partition has messages of the key parked."""

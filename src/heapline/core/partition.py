@@ -344,7 +344,7 @@ class Partition(PartitionState):
         elif due <= (time := now.wall if wall else now.steady):
             # A moment that has passed means now, and the time to live counts from there.
             due, expires = 0, expires and expires + time - due
-        key = self._turn_anew(id, found.key, self.ordering.key(priority, enqueued_at))
+        key = self._turn_anew(id, found.key, self.ordering.key(priority, enqueued_at), due != 0)
         return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
             _i64([due]), _i64([expires]), wall, seq, expires_wall,

@@ -306,8 +306,8 @@ class PartitionState(FairEntries):
 
     def _rescheduled(self, event: Rescheduled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
-        if self.fair is not None and self.fair.is_loading:
-            self.fair.observe(event.keys, self.hashes_of(event.ids))
+        if self.fair is not None:  # it counts where it stands now, with a turn that was given elsewhere too
+            self.fair.observe(event.keys, self.hashes_of(event.ids), event.dues != 0)
         for i, id in enumerate(event.ids.tolist()):
             key, due, expires = int(event.keys[i]), int(event.dues[i]), int(event.expires[i])
             position = int(event.positions[i])

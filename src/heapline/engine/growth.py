@@ -57,10 +57,8 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
         raise StorageFull  # the catalog could not follow
     settings = msgspec.json.encode(wanted)
     topic.reserve(runner.journal, len(settings) + _EVENTS_BYTES, now, blocks=0)  # one unit for both
-    limited = wanted.max_inflight_per_key != topic.config.max_inflight_per_key
     topic.set_config(wanted)
-    if limited:
-        topic.settle()
+    topic.settle()
     runner.delivery.retune(now)
     runner.emit(topic.partitions[0], ConfigChanged(settings), now)
     if after > before:

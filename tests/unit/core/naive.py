@@ -90,6 +90,10 @@ class NaiveTurns:
         self.last[priority, key, delayed] = turn
         return turn
 
+    def moved(self, priority: int, key: str | None, delayed: bool, turn: int) -> None:
+        """A message counts where it stands now, with the turn that it has."""
+        self.last[priority, key, delayed] = max(self.last.get((priority, key, delayed), 0), turn)
+
     def served(self, priority: int, turn: int) -> None:
         self.now[priority] = max(self.now.get(priority, 0), turn)
 
@@ -264,12 +268,15 @@ class NaivePartition:
         """What is not given stays. A moment that has passed means now; the time to live counts from the due time."""
         m = self.messages[id]
         assert m.is_waiting
-        if priority is not None and priority != m.priority:
-            m.priority = priority
-            if self.config.fairness == "keys":
-                m.turn = self.turns.take(priority, m.fairness)
-        if due is None:
-            return
+        before, m.priority = m.priority, m.priority if priority is None else priority
+        if due is not None:
+            self._give_due(m, now, due, wall)
+        if self.config.fairness == "keys" and m.priority != before:
+            m.turn = self.turns.take(m.priority, m.fairness, m.state == "delayed")
+        elif self.config.fairness == "keys":
+            self.turns.moved(m.priority, m.fairness, m.state == "delayed", m.turn)
+
+    def _give_due(self, m: NaiveMessage, now: Now, due: int, wall: bool) -> None:
         due = max(due, clock(now, wall))
         if m.ttl_ms:
             m.expires, m.expires_wall = due + m.ttl_ms, wall

@@ -39,7 +39,7 @@ class FairMachine(PartitionMachine):
         dlq=st.sampled_from([True, True, False]),
     )
     def begin(self, mode: Any, streams: bool, limit: int, base: float, dlq: bool) -> None:  # type: ignore[override]
-        self.tiny = mock.patch.object(parking, "RunHeap", partial(RunHeap, **TINY_HEAP))
+        self.tiny = mock.patch.multiple(parking, RunHeap=partial(RunHeap, **TINY_HEAP), FEW_ROWS_MAX=2)
         self.tiny.start()
         self.rig = Rig(
             START, mode=mode, streams=streams, dlq=dlq, backoff=Backoff(base=base), max_retries_default=2,

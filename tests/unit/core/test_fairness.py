@@ -149,21 +149,35 @@ def test_turns_stop_at_the_highest_and_never_reach_the_priority() -> None:
 
 
 def test_what_time_has_passed_is_forgotten() -> None:
-    line = Line()
-    for start in range(0, 8_000, 400):
-        for key in range(start, start + 400, 20):
-            line.enqueue(f"tenant {key}", 1)
-        for number in range(60):
-            line.enqueue(f"other {start + number}", 1, priority=start + number)
-        while ids := line.pop(1000):
-            line.ack(ids)
-        line.p.maintain(NOW, 1000)
-    assert line.p.fair is not None
-    assert line.p.fair.entries <= 2200
+    with mock.patch.object(fairness, "_TABLE_MIN", 16):
+        line = Line()
+        fair = line.p.fair
+        assert fair is not None
+        for start in range(0, 2000, 100):
+            for number in range(start, start + 20):
+                line.enqueue(f"tenant {number}", 1)
+                line.enqueue("one", 1, priority=number)
+            while ids := line.pop(1000):
+                line.ack(ids)
+            line.p.maintain(NOW, 1000)
+            assert fair.entries <= 80, "keys whose turns are over, and priorities that nothing has"
     assert len(line.p.key_hashes or ()) == 0
 
 
-def test_an_active_key_takes_about_130_bytes() -> None:
+def test_priority_that_a_message_has_is_not_forgotten() -> None:
+    with mock.patch.object(fairness, "_TABLE_MIN", 4):
+        line = Line()
+        line.enqueue("a", 3)
+        line.pop(2)
+        for number in range(1, 50):
+            line.enqueue("a", 1, priority=-number)
+            line.ack(line.pop(1))
+            line.p.maintain(NOW, 1000)
+            line.enqueue("a", 1)
+        assert (line.p.eligible(100).keys & TURN_MAX).tolist() == list(range(3, 53))
+
+
+def test_an_active_key_takes_about_90_bytes() -> None:
     fair = FairShare()
     count = 5_000
     hashes = np.arange(1, count + 1, dtype=np.int64) << 40
@@ -172,7 +186,7 @@ def test_an_active_key_takes_about_130_bytes() -> None:
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert fair.entries == count
-    assert used / count < 200
+    assert used / count < 140
 
 
 def test_rank_counts_priorities_only_where_keys_take_turns() -> None:
@@ -242,6 +256,23 @@ def test_message_behind_one_that_expired_is_not_parked_for_ever() -> None:
     rig.everywhere()
 
 
+@pytest.mark.parametrize("few", [1, 256])
+def test_record_of_a_parked_message_can_be_moved(few: int) -> None:
+    with mock.patch("heapline.core.parking.FEW_ROWS_MAX", few):
+        rig = Rig(fairness="keys", max_inflight_per_key=1)
+        ids = rig.enqueue(*[Outgoing(b"", fairness_key="a")] * 4)
+        assert rig.pop(4) == ids[:1]
+        rig.nack(ids[0], backoff=0)
+        rig.pop(4)
+        rig.check(look=True)
+        assert rig.p.blocked == 3
+        rig.roll()
+        rig.move(ids[1:3])
+        rig.check()
+        rig.ack(ids[0])
+        rig.everywhere()
+
+
 def test_journal_that_leased_a_message_past_one_without_a_key_does_not_replay() -> None:
     line = Line()
     line.enqueue(None, 1)
@@ -249,6 +280,18 @@ def test_journal_that_leased_a_message_past_one_without_a_key_does_not_replay() 
     grants = [Grant(1, NOW.steady + 1000, None, None)]
     with pytest.raises(Replay, match="others than those that were first"):
         line.p.apply(Leased(column(wanted), b"\x01", grants, NOW.steady, 1), NOW.steady)
+
+
+def test_journal_that_leased_past_a_blocked_message_and_then_that_one_replays() -> None:
+    rig = Rig(fairness="keys", max_inflight_per_key=1)
+    a1, a2, b1, b2 = rig.enqueue(*(Outgoing(b"", fairness_key=key) for key in "aabb"))
+    assert rig.pop(2) == [a1, b1]
+    rig.ack(b1)
+    assert rig.pop(2) == [b2]
+    rig.everywhere()
+    rig.ack(a1)
+    assert rig.pop(2) == [a2]
+    rig.everywhere()
 
 
 @pytest.mark.parametrize("limit_now", [0, 1, 3])
