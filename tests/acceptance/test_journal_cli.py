@@ -64,6 +64,25 @@ def objects(output: str) -> list[dict[str, Any]]:
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_verify_and_dump_read_a_topic_whose_growth_the_catalog_has_missed(data: Path, snapshots: bool) -> None:
+    catalog = (data / "catalog.json").read_bytes()
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        hl.update_topic("jobs", partitions=4)
+        hl.enqueue_batch("jobs", [heapline.Outgoing(b"new", key=str(n)) for n in range(20)])
+    (data / "catalog.json").write_bytes(catalog)
+    if not snapshots:
+        forget_snapshots(data)
+    result = cli("verify", str(data))
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.count("every byte checks") == 2
+    shown = cli("dump", str(data), "--topic", "jobs", "--kind", "grown")
+    assert "before=1 after=4" in shown.stdout
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        assert {info.name: info.config.partitions for info in hl.list_topics()}["jobs"] == 4
+        assert hl.stats("jobs").ready == 25
+
+
 def test_verify_finds_good_directories_good(data: Path) -> None:
     result = cli("verify", str(data))
     assert result.exit_code == 0

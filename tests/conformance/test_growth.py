@@ -52,11 +52,16 @@ async def test_impossible_count_is_refused_and_changes_nothing(jobs: Broker, par
     assert await picture(jobs) == before
 
 
-async def test_topic_grows_to_the_most_there_can_be(jobs: Broker) -> None:
+async def test_topic_grows_to_the_most_there_can_be(world: World, jobs: Broker) -> None:
     await put(jobs, 2)
+    epoch = await jobs.open_producer("jobs", "p")
     await jobs.update_topic("jobs", partitions=1024)
-    await jobs.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=1, key=f"k{i}") for i in range(50)])
-    assert len(await drain(jobs)) == 51
+    batch = [Outgoing(b"%d" % i, priority=1, key=f"k{i}", seq=i) for i in range(50)]
+    sent = await jobs.enqueue_batch("jobs", batch, producer_id="p", epoch=epoch)
+    hl = await world.reopen("journal")
+    again = await hl.enqueue_batch("jobs", batch, producer_id="p", epoch=epoch)
+    assert [(a.id, a.duplicate) for a in again] == [(s.id, True) for s in sent]
+    assert len(await drain(hl)) == 51
 
 
 async def test_other_settings_may_change_in_the_same_call(world: World, topic: MakeTopic) -> None:

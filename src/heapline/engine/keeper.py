@@ -1,8 +1,8 @@
 """Keeps the topics of a data directory: opens and closes it, makes, changes and deletes topics.
 
 Who fsyncs what: a topic's folder is there whole before the catalog names it, and the catalog has forgotten it before
-its folder goes; so a crash in between leaves at most a folder that the next open sweeps. One process at a time holds
-the directory.
+its folder goes; so a crash in between leaves at most a folder that the next open sweeps. A growth is in the topic's
+journal before it is in the catalog (growth.py). One process at a time holds the directory.
 What is done with the messages of a topic is in embedded.py.
 """
 

@@ -77,6 +77,7 @@ class Topic:
         self.fair = FairShare() if config.fairness == "keys" else None
         self._new_partition = partial(Partition, live=self.live, now=now, draw=draw, fair=self.fair)
         self.partitions = [self._new_partition(p, config) for p in range(config.partitions)]
+        self._partitions_given = config.partitions
         self.growths: list[Grown] = []  # oldest first
         self.next_seq = 1  # spine sequence
         self.paused = False
@@ -197,9 +198,9 @@ class Topic:
             partition.config = config
 
     def adopt(self, settings: bytes) -> None:
-        """Settings (JSON) that the journal or a snapshot has recorded. The catalog is newer, and was given when the
-        topic was made, unless the recorded ones have more partitions: see growth.py."""
-        if msgspec.json.decode(settings)["partitions"] > self.config.partitions:
+        """Settings (JSON) that the journal or a snapshot has recorded. The catalog's, given when this was made, are
+        newer, unless the recorded ones have more partitions: see growth.py."""
+        if msgspec.json.decode(settings)["partitions"] > self._partitions_given:
             self.set_config(msgspec.json.decode(settings, type=TopicConfig))
 
     def extend(self, count: int) -> None:

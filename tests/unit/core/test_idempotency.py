@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, NO_ID, Verdict
 from heapline.core.idempotency import PENDING, UNTIL_ACK, WINDOW, KeyWindow, key_hash
@@ -119,6 +119,13 @@ class KeysAgainstModel(RuleBasedStateMachine):
     @rule()
     def reload(self) -> None:
         self.window = reloaded(self.window, **self.private)
+
+    @invariant()
+    def tells_until_when_it_remembers(self) -> None:
+        if hasattr(self, "window"):
+            known = [entry for entry in map(self.known, self.model) if entry is not None]
+            assert self.window.expires_max >= max((e[3] for e in known if e[2] == WINDOW), default=0)
+            assert self.window.holds_any == any(e[2] != WINDOW for e in known)
 
     def teardown(self) -> None:
         if hasattr(self, "window"):

@@ -280,6 +280,23 @@ async def test_full_disk_refuses_a_growth_and_nothing_changes() -> None:
         rig.disk.capacity = None
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_settings_changed_while_the_catalog_is_behind_are_not_forgotten(snapshot: bool) -> None:
+    async with opened() as rig:
+        rig.disk.inject("rename", errno.EIO, path="catalog", times=2)
+        for settings in ({"partitions": 4, "max_backlog": 50}, {"max_inflight": 9}):
+            with pytest.raises(OSError, match="injected"):
+                await rig.hl.update_topic("jobs", **settings)
+        if snapshot:
+            await rig.hl.snapshot("jobs")
+        assert (await rig.hl.list_topics())[0].config.partitions == 1
+        crashed = Rig(rig.disk.crash())
+        await crashed.open()
+        (info,) = await crashed.hl.list_topics()
+        assert (info.config.partitions, info.config.max_backlog, info.config.max_inflight) == (4, 50, 9)
+        await crashed.hl.close()
+
+
 async def test_growth_on_a_topic_that_reloads_is_refused_and_changes_nothing() -> None:
     async with opened() as rig:
         rig.io.hold = {"load"}
