@@ -12,7 +12,7 @@ left-over entries every count is exact. This file knows neither the topic nor ho
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -62,15 +62,9 @@ class Census:
         """How many delayed messages are due within each of DUE_WITHIN, and how many later. Each counts once."""
         entries, counts = self._entries, [0] * (len(DUE_WITHIN) + 1)
         for wheel, time in ((entries.delays, now.steady), (entries.calendar, now.wall)):
-            bounds = [time + within * 1000 for within in DUE_WITHIN]
-            for chunk in wheel.chunks() if len(wheel) else ():
-                low, high = bisect_left(bounds, chunk.first), bisect_left(bounds, chunk.last)
-                at = chunk.start
-                ends = chunk.dues.searchsorted(bounds[low:high], "right").tolist() if low < high else ()
-                for bucket, end in enumerate(ends, low):
-                    counts[bucket] += end - at
-                    at = end
-                counts[high] += chunk.rows.shape[1] - at
+            if len(wheel):
+                more = wheel.count_until([time + within * 1000 for within in DUE_WITHIN])
+                counts = [a + b for a, b in zip(counts, more, strict=True)]
         return scaled(counts, entries.delayed)
 
     def oldest_ready(self) -> int | None:

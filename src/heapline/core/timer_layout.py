@@ -62,6 +62,18 @@ class TimerLayout:
         yield from self._opened
         yield from self._far
 
+    def slots(self) -> Iterator[tuple[int, int, Pile]]:
+        """The slots in use, with the first and last due time that each takes."""
+        for width, slots in zip(self._widths, self._levels, strict=True):
+            for number, pile in slots.items():
+                yield number * width, (number + 1) * width - 1, pile
+
+    def loose(self) -> Iterator[Chunk]:
+        """The chunks that lie in no slot."""
+        yield from self.front
+        yield from self._opened
+        yield from self._far
+
     def first(self) -> int:
         """The earliest due time; there must be rows."""
         if self.front.count:

@@ -37,11 +37,12 @@ def changed(chunk: Chunk, change: Change, mint: Mint) -> Chunk | None:
 class Pile:
     """Chunks in no order, by tiers of size."""
 
-    __slots__ = ("mint", "tiers")
+    __slots__ = ("_tally", "mint", "tiers")
 
     def __init__(self, mint: Mint) -> None:
         self.mint = mint
         self.tiers: dict[int, list[Chunk]] = {}
+        self._tally: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
         for tier in self.tiers.values():
@@ -50,10 +51,18 @@ class Pile:
     def __bool__(self) -> bool:
         return bool(self.tiers)
 
+    def tally(self) -> tuple[int, int]:
+        """Rows and bytes: for a slot, whose chunks are not consumed where they lie. Counted again after an `add`."""
+        if self._tally is None:
+            chunks = [chunk for tier in self.tiers.values() for chunk in tier]
+            self._tally = sum([c.rows.shape[1] for c in chunks]), sum([c.rows.nbytes for c in chunks])
+        return self._tally
+
     def first(self) -> int:
         return min(chunk.first for chunk in self)
 
     def add(self, chunk: Chunk) -> None:
+        self._tally = None
         _, fan_bits, limit, _, _ = self.mint.sizes
         fan = self.mint.fan
         while 2 * (count := chunk.count) < limit:
@@ -94,7 +103,7 @@ class Pile:
 
     def rewrite(self, change: Change) -> None:
         kept = [changed(chunk, change, self.mint) for chunk in self]
-        self.tiers = {}
+        self.tiers, self._tally = {}, None
         for chunk in kept:
             if chunk is not None:
                 self.add(chunk)

@@ -7,6 +7,7 @@ a position means, nor whether a row is still wanted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -55,8 +56,9 @@ class TimingWheel:
         """Bytes of all arrays held, consumed rows not yet freed among them."""
         if not self._count:
             return 0
-        arrays = (chunk.rows if chunk.rows.base is None else chunk.rows.base for chunk in self._layout)
-        return sum({id(array): array.nbytes for array in arrays}.values())
+        arrays = (chunk.rows if chunk.rows.base is None else chunk.rows.base for chunk in self._layout.loose())
+        loose = sum({id(array): array.nbytes for array in arrays}.values())
+        return loose + sum(pile.tally()[1] for _, _, pile in self._layout.slots())
 
     def insert(self, dues: I64, keys: I64, ids: I64, positions: I64) -> None:
         """Add rows, in any order; those due in the past come first like any other. The columns are copied."""
@@ -95,6 +97,27 @@ class TimingWheel:
         else:
             self._layout.go_back(tick)
         return self._layout.front.peek(limit, min(now, I64_MAX))
+
+    def count_until(self, bounds: list[int]) -> list[int]:
+        """How many rows are due at or before the first bound, then up to the second, and so on; last, how many later.
+
+        Slots that lie between two bounds are not looked into, so the cost is by slots.
+        """
+        counts, chunks = [0] * (len(bounds) + 1), list(self._layout.loose())
+        for first, last, pile in self._layout.slots():
+            bucket = bisect_left(bounds, first)
+            if bucket == len(bounds) or last <= bounds[bucket]:
+                counts[bucket] += pile.tally()[0]
+            else:
+                chunks += pile
+        for chunk in chunks:
+            low, high, at = bisect_left(bounds, chunk.first), bisect_left(bounds, chunk.last), chunk.start
+            ends = chunk.rows[DUE].searchsorted(bounds[low:high], "right").tolist() if low < high else ()
+            for bucket, end in enumerate(ends, low):
+                counts[bucket] += end - at
+                at = end
+            counts[high] += chunk.rows.shape[1] - at
+        return counts
 
     def take(self, n: int) -> Timers:
         """Remove and return the first n rows in (due, id) order, whatever the time; all if there are fewer."""

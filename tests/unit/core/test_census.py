@@ -179,12 +179,11 @@ def rows_read_by_census(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
         heap.maintain()
         wheel.maintain()
     heap.head()
-    runs, chunks = heap.runs(), wheel.chunks()
+    runs = heap.runs()
     counted = [Run(run.serial, *(c.view(Counted) for c in run[1:4]), run.start) for run in runs]  # type: ignore[misc]
-    for chunk in chunks:
+    for chunk in wheel._layout:
         chunk.rows = chunk.rows.view(Counted)
     monkeypatch.setattr(heap, "runs", lambda: counted)
-    monkeypatch.setattr(wheel, "chunks", lambda: chunks)
     census = of(heap, wheel)
     for _ in range(2):
         Counted.rows_read = 0

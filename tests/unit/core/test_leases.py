@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,3 +109,21 @@ def test_moved_record_keeps_the_attempts_of_its_lease() -> None:
     table.replace_positions({1: 9 << 20, 2: 8 << 20})
     assert table.by_id[1][POSITION] == (9 << 20) | 3
     assert len(table) == 1
+
+
+def test_slices_of_a_large_grant_that_expires_do_not_walk_all_of_it() -> None:
+    class Counted(dict[int, leases.Lease]):
+        looks = 0
+
+        def get(self, *key: Any) -> Any:
+            Counted.looks += 1
+            return super().get(*key)
+
+    table = LeaseTable()
+    grant(table, list(range(10_000)), 0, 5)
+    table.by_id = Counted(table.by_id)
+    while found := table.overdue(9, 100):
+        assert len(found) == 100
+        table.take(found)
+    assert len(table) == 0
+    assert Counted.looks < 5 * 10_000, "each slice looks at its own rows and at those of the one before"

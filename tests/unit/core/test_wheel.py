@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from heapline.core import timer_chunks
 from heapline.core.far import Far
 from heapline.core.timer_chunks import I64_MAX, Mint, Sizes, sort_rows
 from heapline.core.wheel import Chunk, Timers, TimingWheel
@@ -542,3 +543,27 @@ def test_a_snapshot_written_column_by_column_is_read_back_with_its_cursor() -> N
 def test_a_tick_outside_ten_ms_to_a_second_is_refused(tick_ms: int) -> None:
     with pytest.raises(BadRequest, match="tick"):
         TimingWheel(START, tick_ms)
+
+
+def test_a_jump_over_many_timers_merges_no_more_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage of a day all that fell due comes up at once; putting all of it in order would be a long pause."""
+    wheel, rng, merged = TimingWheel(0), np.random.default_rng(3), [0]
+    for start in range(0, 200_000, 1000):
+        ids = np.arange(start, start + 1000)
+        wheel.insert(rng.integers(1, 86_400_000, 1000), ids, ids, ids)
+        wheel.maintain(8192)
+    join = timer_chunks.join
+
+    def counted(parts: Any) -> Any:
+        merged[0] += sum(part.shape[1] for part in parts)
+        return join(parts)
+
+    monkeypatch.setattr(timer_chunks, "join", counted)
+    served, slices = 0, 0
+    while len(wheel):
+        before = merged[0]
+        rows = wheel.due(100_000_000, 1000)
+        assert merged[0] - before < 25_000
+        served += len(wheel.take(len(rows.ids)).ids)
+        slices += 1
+    assert (served, slices) == (200_000, 200)
