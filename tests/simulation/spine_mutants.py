@@ -259,7 +259,7 @@ class KeepsBudgetOfFewer(Spine):
 
     def _announce(self) -> None:
         super()._announce()
-        self._budget = self.k - 1
+        self._budget = self._k - 1
 
 
 class NeverAsksAgain(Spine):

@@ -34,7 +34,7 @@ anything else runs), so nothing is ever held from one turn to the next, and K = 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -102,8 +102,8 @@ class Publisher:
 
     def offer(self, places: Iterable[Place], at: int) -> None:
         """These are to become eligible: now, or, if the spine has to know first, when it does (`queue.add`)."""
-        for place in places:
-            insort(self._held, place)
+        self._held += places
+        self._held.sort()
         self._settle(at)
 
     def withdraw(self, place: Place) -> bool:
@@ -115,8 +115,9 @@ class Publisher:
         return True
 
     @property
-    def held_count(self) -> int:
-        return len(self._held)
+    def held(self) -> Sequence[Place]:
+        """What waits for an acknowledgement, best first."""
+        return self._held
 
     def next_deadline(self) -> int | None:
         return self._resend_at
