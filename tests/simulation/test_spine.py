@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from heapline.core.publisher import Publisher
 from heapline.core.spine import Spine
+from heapline.core.spine_messages import LeaseRequest, ToSpine
+from heapline.testing.spine_parts import SimPartition
 from heapline.testing.spine_world import WEIGHTS, Step, World, explore, random_steps
 from tests.simulation import spine_mutants as mutants
 from tests.simulation import spine_scenarios as scenarios
@@ -24,7 +26,7 @@ from tests.simulation import spine_scenarios as scenarios
 SEEDS = int(os.environ.get("SPINE_SEEDS", "100"))
 SOAK_SECONDS = float(os.environ.get("SPINE_SOAK_SECONDS", "300"))
 SEEDS_PER_TEST = 50
-SEEDS_TO_FIND = 150
+SEEDS_TO_FIND = 300
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
@@ -125,6 +127,27 @@ def test_story_breaks_the_bound_without_its_clause(
 def test_lost_publication_is_said_again_until_its_message_is_handed_out() -> None:
     assert scenarios.lost_publication() == []
     assert "not everything was handed out" in scenarios.lost_publication(mutants.NeverSaysItAgain)[0]
+
+
+def test_head_sent_before_its_lease_is_on_disk_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs a publisher must not send what lies in its outbox before everything it rests on is durable."""
+
+    def sends_early(partition: SimPartition) -> list[ToSpine]:
+        outbox = partition.publisher.outbox[:]
+        partition.publisher.outbox.clear()
+        return outbox
+
+    story = scenarios.Story(1, 2, Publisher, Spine)
+    story.enqueues(0, 20)
+    story.enqueues(1, 10, 30)
+    story.all_arrives()
+    monkeypatch.setattr(SimPartition, "sync", sends_early)
+    story.pops()
+    story.all_arrives()  # 10 is leased, and head 30 acknowledged
+    story.does("crash", 1)
+    story.pops()
+    story.arrives(0, LeaseRequest)
+    assert "at rank 2" in story.world.complaints[0]
 
 
 # --- and the same by chance: the random runs find what is missing -----------------------------------------------------

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 
 from heapline.core.publisher import Durable, Publisher
-from heapline.core.spine_messages import Place
+from heapline.core.spine_messages import Place, ToSpine
 
 RESEND_MS = 10
 
@@ -22,7 +22,7 @@ class SimQueue:
     def __init__(self, on_lease: Callable[[Place], None]) -> None:
         self.ready: list[Place] = []
         self.leased: set[Place] = set()
-        self.unanswered: set[Place] = set()  # enqueues that the producer would repeat after a crash
+        self.gone: set[Place] = set()
         self._on_lease = on_lease
 
     def head(self) -> Place | None:
@@ -42,7 +42,6 @@ class SimQueue:
     def add(self, places: Sequence[Place]) -> None:
         for place in places:
             self.leased.discard(place)
-            self.unanswered.discard(place)
             insort(self.ready, place)
 
 
@@ -55,14 +54,32 @@ class SimPartition:
         self.publisher = publisher_class(self.queue, Durable(), resend_ms=RESEND_MS)
         self.is_up = True
         self.enqueued: set[Place] = set()
+        self.sync()
 
     def enqueue(self, place: Place, now: int) -> None:
         self.enqueued.add(place)
-        self.queue.unanswered.add(place)
         self.publisher.offer([place], now)
 
+    def sync(self) -> list[ToSpine]:
+        """Everything so far is on disk; what may be sent now."""
+        queue = self.queue
+        self._disk = (queue.ready[:], set(queue.leased), set(queue.gone), self.publisher.durable)
+        outbox = self.publisher.outbox[:]
+        self.publisher.outbox.clear()
+        return outbox
+
+    def crash(self) -> None:
+        ready, leased, gone, self._durable = self._disk
+        self.queue.ready, self.queue.leased, self.queue.gone = ready[:], set(leased), set(gone)
+        self.publisher.outbox.clear()
+        self.is_up = False
+
     def restart(self, now: int) -> None:
-        self.publisher = self._publisher_class(self.queue, self.publisher.durable, resend_ms=RESEND_MS)
+        """The new boot is on disk before anything is said. Producers repeat the enqueues that were not answered."""
+        self.publisher = self._publisher_class(self.queue, self._durable, resend_ms=RESEND_MS)
         self.is_up = True
+        self.sync()
         self.publisher.tick(now)
-        self.publisher.offer(sorted(self.queue.unanswered), now)
+        self.publisher.offer(
+            sorted(self.enqueued.difference(self.queue.ready, self.queue.leased, self.queue.gone)), now
+        )

@@ -57,6 +57,7 @@ WEIGHTS = {
     "expire": 3,
     "lose": 4,
     "double": 4,
+    "sync": 20,
     "time": 8,
     "stall": 3,
     "withdraw": 2,
@@ -69,7 +70,7 @@ WEIGHTS = {
     "new_spine": 0.5,
 }
 BOUNDS = (1, 1, 2, 3, 4, 5, 7, 9)
-FAULTS = set(WEIGHTS) - {"deliver", "enqueue", "pop", "ack"}
+FAULTS = set(WEIGHTS) - {"deliver", "enqueue", "pop", "ack", "sync"}
 MOODS = (0, 0.3, 1, 3)
 
 
@@ -83,6 +84,7 @@ class World:
         spine_class: type[Spine] = Spine,
     ) -> None:
         self.k, self.now = k, 0
+        self.is_lazy = False  # whether disks catch up only at `sync`, instead of at once
         self.ascent = 0  # -1: every message is better than those before, which uses budgets up; 1: every one is worse
         self.publisher_class, self.spine_class = publisher_class, spine_class
         self.complaints: list[str] = []
@@ -95,7 +97,6 @@ class World:
         self.pops: list[tuple[int, int]] = []  # epoch, pop
         self.in_hand: dict[Place, int] = {}  # what consumers hold, and its partition
         self.acked: set[Place] = set()
-        self._leased_now: set[Place] = set()
         self._lessees: dict[Place, tuple[int, int]] = {}  # whose lease it is: epoch, request
         self._delivered: set[tuple[int, int]] = set()
         self._ids = 0
@@ -116,7 +117,7 @@ class World:
             self.complain(f"partition {partition.number} leased {place} at rank {better + 1}, K is {spine.bound}")
         if place in self.acked or place in self._lessees:
             self.complain(f"{place} was leased again")
-        self._leased_now.add(place)
+        self._lessees[place] = (spine.epoch, partition.publisher.request)
 
     def judge_delivery(self, epoch: int, delivery: Delivery) -> None:
         if (epoch, delivery.request) in self._delivered:
@@ -149,15 +150,19 @@ class World:
             for delivery in spine.deliveries:
                 self.judge_delivery(spine.epoch, delivery)
             spine.deliveries.clear()
-        for number, partition in self.partitions.items():
-            publisher = partition.publisher
-            for message in publisher.outbox:
-                self.network.append((number, publisher.durable.epoch, message))
-                if isinstance(message, LeaseAnswer):
-                    for place in self._leased_now.intersection(message.leased):
-                        self._lessees[place] = (publisher.durable.epoch, message.request)
-            publisher.outbox.clear()
-        self._leased_now.clear()
+        for partition in self.partitions.values():
+            if partition.is_up and not self.is_lazy:
+                self._sync(partition)
+
+    def _sync(self, partition: SimPartition) -> None:
+        epoch = partition.publisher.durable.epoch
+        self.network += [(partition.number, epoch, message) for message in partition.sync()]
+
+    def sync(self, x: int, y: int) -> None:
+        """A lazy partition's disk has caught up; only now is sent what it has to say."""
+        partition = self.partitions[x % len(self.partitions)]
+        if partition.is_up:
+            self._sync(partition)
 
     @property
     def spine(self) -> Spine:
@@ -224,7 +229,9 @@ class World:
         if (found := self._some_in_hand(x)) is not None:
             place, partition = found
             partition.queue.leased.remove(place)
+            partition.queue.gone.add(place)
             self.acked.add(place)
+            self._sync(partition)  # the answer to an ack, as all answers, waits for the disk
 
     def give_back(self, x: int, y: int) -> None:
         """A nack without delay, or a release."""
@@ -250,7 +257,12 @@ class World:
                 partition.publisher.tick(self.now)
 
     def crash(self, x: int, y: int) -> None:
-        self.partitions[x % len(self.partitions)].is_up = False
+        """What was not on disk is undone: leases too, which nobody can have heard of."""
+        partition = self.partitions[x % len(self.partitions)]
+        if partition.is_up:
+            partition.crash()
+            for place in partition.enqueued - partition.queue.leased:
+                self._lessees.pop(place, None)
 
     def restart(self, x: int, y: int) -> None:
         down = [partition for partition in self.partitions.values() if not partition.is_up]
@@ -298,6 +310,7 @@ class World:
     def heal(self) -> None:
         """Nothing is lost from here on: everything must be handed out, acked, and every enqueue answered."""
         self.stalled.clear()
+        self.is_lazy = False
         if self._ids % 2:
             self.network.clear()
         while self.throttled:
@@ -355,4 +368,5 @@ def explore(
     k, partitions = random.choice(BOUNDS), random.randint(1, 4)
     world = World(k, partitions, publisher_class=publisher_class, spine_class=spine_class)
     world.ascent = random.choice((0, 0, -1, 1))
+    world.is_lazy = random.random() < 0.4
     return world.play(random_steps(random, steps))
