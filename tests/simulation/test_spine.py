@@ -47,9 +47,11 @@ steps = st.lists(
 
 
 @settings(max_examples=40)
-@given(st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 3), steps)
-def test_no_order_of_events_breaks_the_bound(k: int, partitions: int, script: list[Step]) -> None:
-    assert World(k, partitions).play(script) == []
+@given(st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 3), st.booleans(), steps)
+def test_no_order_of_events_breaks_the_bound(k: int, partitions: int, is_lazy: bool, script: list[Step]) -> None:
+    world = World(k, partitions)
+    world.is_lazy = is_lazy
+    assert world.play(script) == []
 
 
 @pytest.mark.soak

@@ -6,7 +6,8 @@
 The world moves in steps, each one `(what, x, y)`: deliver any message that is on its way (x says which), lose one,
 double one, enqueue, pop, ack, let time pass, crash a partition or the spine … `x` and `y` are taken modulo what there
 is to choose from, so any list of steps is a run, and Hypothesis can make one up and shrink it. There is no latency:
-whatever is on its way may arrive next or never, which is harsher.
+whatever is on its way may arrive next or never, which is harsher. In a lazy world disks lag behind: what a partition
+has to say is sent when its disk has caught up, and a crash undoes what was not on it.
 
 The oracle looks when a partition leases a message, not when the spine or a consumer hears of it: it counts the
 messages that are better, eligible at that moment in their publishers' queues (those of crashed partitions too), in
