@@ -61,15 +61,15 @@ class AcceptsOutdatedRequests(Publisher):
     """A request that a later one superseded is carried out."""
 
     def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
-        if message.number < self._request:
-            self._request = message.number - 1
+        if message.number < self.request:
+            self.request = message.number - 1
         super()._receive_request(message, at)
 
 
 class LeasesAgainForDoubledRequest(Publisher):
     def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
-        if message.number == self._request:
-            self._request = message.number - 1
+        if message.number == self.request:
+            self.request = message.number - 1
         super()._receive_request(message, at)
 
 
@@ -77,10 +77,10 @@ class ForgetsCancellations(Publisher):
     """A cancellation is confirmed, but the request itself is still carried out when it comes."""
 
     def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
-        before = self._request
+        before = self.request
         super()._receive_request(message, at)
         if isinstance(message, Cancel):
-            self._request = before
+            self.request = before
 
 
 class ServesRequestsOfEarlierBoot(Publisher):
@@ -259,7 +259,7 @@ class KeepsBudgetOfFewer(Spine):
 
     def _announce(self) -> None:
         super()._announce()
-        self._budget = self.k - 1
+        self._budget = self._k - 1
 
 
 class NeverAsksAgain(Spine):

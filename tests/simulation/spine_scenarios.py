@@ -55,11 +55,8 @@ class Story:
 
     def enqueues(self, number: int, *keys: int) -> None:
         for key in keys:
-            partition = self.world.partitions[number]
             self.world._ids += 1
-            partition.enqueued.add((key, self.world._ids))
-            partition.queue.unanswered.add((key, self.world._ids))
-            partition.offer([(key, self.world._ids)])
+            self.world.partitions[number].enqueue((key, self.world._ids), self.world.now)
             self.world.collect()
 
     def eligible(self, number: int) -> list[int]:
@@ -315,4 +312,12 @@ def repeated_opening_after_restart(publisher: type[Publisher] = Publisher, spine
     story.enqueues(0, 10, 11)
     story.pops()
     story.arrives(1, LeaseRequest)
+    return story.ends()
+
+
+def lost_publication(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
+    story = Story(1, 2, publisher, spine)
+    story.all_arrives()
+    story.enqueues(1, 5)
+    story.loses_all()
     return story.ends()

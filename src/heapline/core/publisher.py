@@ -22,8 +22,13 @@ is called, not before; so what replay finds eligible after a crash is what was e
 
 What is durable is `Durable`: the epoch (an older spine stays fenced), the boot count (numbers go on; requests that
 were made to an earlier boot are refused, which is why refusals and empty answers need no record) and the last leases
-with the request they answer (in the engine: fields of the Leased event). It must be on disk before what lies in
-`outbox` is sent. Heads sent and acknowledged are *not* durable: after a restart `_worst()` is NOTHING, so nothing
+with the request they answer (in the engine: fields of the Leased event). Without those the bound would hold too, but
+a consumer would have to wait until leases that it never heard of expire.
+
+Nothing in `outbox` may be sent before all that it rests on is on disk: `Durable`, and the queue's own events. A head
+that was sent because a better message had been leased, when a crash undoes that lease, would break P1.
+
+Heads sent and acknowledged are *not* durable: after a restart `_worst()` is NOTHING, so nothing
 becomes eligible until the first publication of this boot is acknowledged. What was eligible stays so: P1 speaks of
 heads that the spine may have, and no message was added since it last held. Nor is the budget: until the spine has
 said it to this boot it is 0; versions only grow, so what it says to this boot is no older than what the last one kept.
@@ -34,7 +39,7 @@ anything else runs), so nothing is ever held from one turn to the next, and K = 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -90,7 +95,8 @@ class Publisher:
         self._resend_ms = resend_ms
         self._resend_at: int | None = 0  # a new boot announces itself at its first tick
         self._held: list[Place] = []
-        self._request, self._leased = durable.request, durable.leased  # the last request, and what it got
+        #: The number of the last request that was not refused, and what it got.
+        self.request, self._leased = durable.request, durable.leased
         self._number = self._acknowledged = self.durable.boot << BOOT_BITS
         # Heads that the spine may reckon with, oldest first. One that a later and worse head follows is left out: it
         # can never be the worst again. So the first is the worst.
@@ -102,8 +108,8 @@ class Publisher:
 
     def offer(self, places: Iterable[Place], at: int) -> None:
         """These are to become eligible: now, or, if the spine has to know first, when it does (`queue.add`)."""
-        for place in places:
-            insort(self._held, place)
+        self._held += places
+        self._held.sort()
         self._settle(at)
 
     def withdraw(self, place: Place) -> bool:
@@ -115,8 +121,9 @@ class Publisher:
         return True
 
     @property
-    def held_count(self) -> int:
-        return len(self._held)
+    def held(self) -> Sequence[Place]:
+        """What waits for an acknowledgement, best first."""
+        return self._held
 
     def next_deadline(self) -> int | None:
         return self._resend_at
@@ -150,7 +157,7 @@ class Publisher:
         """
         if opened.epoch > self.durable.epoch:
             self.durable = Durable(epoch=opened.epoch, boot=self.durable.boot)
-            self._request, self._leased = 0, ()
+            self.request, self._leased = 0, ()
             self._version, self._budget = opened.version, min(self._budget, opened.budget)
         self._settle(at, answer=True)
 
@@ -171,8 +178,8 @@ class Publisher:
         if self._is_outdated(message):
             self.refused += 1
             return
-        if message.number > self._request:
-            self._request, self._leased = message.number, ()
+        if message.number > self.request:
+            self.request, self._leased = message.number, ()
             if isinstance(message, LeaseRequest) and self._is_for_this_boot(message):
                 self._heed(message.acknowledged)
                 self._settle(at)
@@ -186,7 +193,7 @@ class Publisher:
             self.durable = msgspec.structs.replace(self.durable, request=message.number, leased=self._leased)
 
     def _is_outdated(self, message: LeaseRequest | Cancel) -> bool:
-        return message.number < self._request
+        return message.number < self.request
 
     def _is_for_this_boot(self, message: LeaseRequest) -> bool:
         return message.boot == self.durable.boot

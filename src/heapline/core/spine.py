@@ -31,6 +31,8 @@ Everything else keeps these five true while things change.
   serve on: a smaller budget does them no harm.
 - *Fewer partitions* (a throttle) mean a larger b: first the partition stops serving, when no request is under way
   (one at that very partition would see P others with a budget for P − 1), then the budget is raised.
+- *Another K* is another b: a smaller one is in force (`bound`) once all keep its budget, a larger one at once.
+- *Other strategies* than best_first take partitions in turn and set no limit: the bound is given up, and stats say so.
 - *An unreachable partition* is simply slow: if its head is the best, or it was asked, pops wait. There is no safe way
   around it short of fencing it, which is the business of whoever owns partitions.
 - *A partition that restarts* goes on numbering; see publisher.py for what it must keep on disk.
@@ -63,12 +65,19 @@ from heapline.core.spine_messages import (
     ToPartition,
     ToSpine,
 )
+from heapline.core.spine_stats import PartitionStats, SpineStats
+from heapline.core.strategy import Strategy, rotation
 from heapline.errors import BadRequest
 
 
 def budget_for(k: int, partitions: int) -> int:
     """How many messages better than its head a partition may hold, if ranks are to stay within K."""
     return (k - 1) // (partitions - 1) if partitions > 1 else k - 1
+
+
+def _check_bound(k: int) -> None:
+    if k < 1:
+        raise BadRequest(f"the bound K is at least 1, which is exact order, not {k}")
 
 
 class Delivery(NamedTuple):
@@ -78,25 +87,6 @@ class Delivery(NamedTuple):
     partition: int
     request: int
     leased: tuple[Place, ...]
-
-
-class PartitionStats(NamedTuple):
-    candidates: int
-    updates: int
-    selections: int
-    serving: bool
-    throttled: str | None
-
-
-class SpineStats(NamedTuple):
-    partitions: int
-    available: int
-    candidates: int
-    updates: int
-    selections: int
-    refusals: int
-    bound: int
-    per_partition: dict[int, PartitionStats]
 
 
 @dataclass(slots=True)
@@ -131,13 +121,19 @@ class Spine:
         *,
         at: int,
         throttled: Mapping[int, str] | None = None,
+        strategy: Strategy = "best_first",
+        weights: Mapping[int, float] | None = None,
         resend_ms: int = 200,
         cancel_ms: int = 2000,
     ) -> None:
         """`partitions` are all that the topic has, throttled ones too: each may still serve an older spine."""
-        if k < 1 or epoch < 1:
-            raise BadRequest(f"the bound K and the epoch are at least 1, not {k} and {epoch}")
-        self.epoch, self.k = epoch, k
+        if epoch < 1:
+            raise BadRequest(f"an epoch is at least 1, not {epoch}")
+        _check_bound(k)
+        self.epoch, self._k = epoch, k
+        #: The K that holds now. A larger one holds at once, a smaller one when all partitions keep its budget.
+        self.bound = k
+        self._rotation = rotation(strategy, weights)
         self.outbox: list[tuple[int, ToPartition]] = []
         self.deliveries: list[Delivery] = []
         #: The epoch of the spine that took this one's place; this one does nothing any more.
@@ -149,7 +145,7 @@ class Spine:
         self._unfenced = set(self._members)
         self._unacknowledged = dict[int, _Member]()
         self._is_settled = False  # whether exactly those serve that should
-        self._version, self._budget, self._announced = 0, 0, frozenset[int]()
+        self._version, self._budget, self._announced, self._announced_k = 0, 0, frozenset[int](), k
         self._asked: _Asked | None = None
         self._request = self._pop = 0
         self._pops: deque[tuple[int, int]] = deque()
@@ -200,6 +196,12 @@ class Spine:
         self._is_settled = False
         self._pump(at)
 
+    def set_bound(self, k: int, at: int) -> None:
+        _check_bound(k)
+        self._k, self.bound = k, max(k, self.bound)
+        self._is_settled = False
+        self._pump(at)
+
     def _member(self, partition: int) -> _Member:
         if partition not in self._members:
             raise BadRequest(f"partition {partition} is not one of this topic's {len(self._members)}")
@@ -227,7 +229,7 @@ class Spine:
             sum(member.updates for member in self._members.values()),
             sum(member.selections for member in self._members.values()),
             self._refusals,
-            self.k,
+            self.bound if self._rotation is None else None,
             per_partition,
         )
 
@@ -323,6 +325,7 @@ class Spine:
         asked = self._asked
         return (
             asked is None
+            or self._rotation is not None
             or partition == asked.partition
             or not self._members[partition].serving
             or head >= asked.message.limit
@@ -335,10 +338,9 @@ class Spine:
         self._send_acknowledge(partition, member)
 
     def _ask(self, at: int) -> None:
-        best = self._index.best() if self._pops else None
-        if best is None:
+        partition = self._choose() if self._pops else None
+        if partition is None:
             return
-        partition = best[0]
         pop, n = self._pops[0]
         member = self._members[partition]
         assert member.seen is not None
@@ -348,8 +350,17 @@ class Spine:
         self._asked = _Asked(pop, partition, message, at)
         self.outbox.append((partition, message))
 
+    def _choose(self) -> int | None:
+        """Whom to ask: the partition with the best head or, where the bound is given up, the one whose turn it is."""
+        if self._rotation is None:
+            best = self._index.best()
+            return None if best is None else best[0]
+        showing = {partition: 1 for partition in self._index.available if self._index.shown(partition).entries}
+        turn = self._rotation.plan(showing, 1).order
+        return turn[0] if turn else None
+
     def _limit(self, partition: int) -> Place:
-        return self._index.limit(partition) or NOTHING
+        return self._index.limit(partition) or NOTHING if self._rotation is None else NOTHING
 
     # --- who serves, and under which budget ---
 
@@ -358,7 +369,7 @@ class Spine:
         for partition, member in self._members.items():
             if member.serving and member.throttled is not None:
                 self._set_serving(partition, member, False)
-        if self._wanted() != self._announced:
+        if self._wanted() != self._announced or self._k != self._announced_k:
             self._announce()
             for partition, member in self._members.items():
                 if member.seen is not None:
@@ -367,15 +378,15 @@ class Spine:
             for partition in self._announced:
                 if not self._members[partition].serving:
                     self._set_serving(partition, self._members[partition], True)
-            self._is_settled = True
+            self.bound, self._is_settled = self._k, True
 
     def _wanted(self) -> frozenset[int]:
         return frozenset(partition for partition, member in self._members.items() if member.throttled is None)
 
     def _announce(self) -> None:
-        self._announced = self._wanted()
+        self._announced, self._announced_k = self._wanted(), self._k
         self._version += 1
-        self._budget = budget_for(self.k, len(self._announced))
+        self._budget = budget_for(self._k, len(self._announced))
 
     def _all_keep_budget(self) -> bool:
         return all(self._members[partition].kept >= self._version for partition in self._announced)

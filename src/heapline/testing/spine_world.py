@@ -6,7 +6,8 @@
 The world moves in steps, each one `(what, x, y)`: deliver any message that is on its way (x says which), lose one,
 double one, enqueue, pop, ack, let time pass, crash a partition or the spine … `x` and `y` are taken modulo what there
 is to choose from, so any list of steps is a run, and Hypothesis can make one up and shrink it. There is no latency:
-whatever is on its way may arrive next or never, which is harsher.
+whatever is on its way may arrive next or never, which is harsher. In a lazy world disks lag behind: what a partition
+has to say is sent when its disk has caught up, and a crash undoes what was not on it.
 
 The oracle looks when a partition leases a message, not when the spine or a consumer hears of it: it counts the
 messages that are better, eligible at that moment in their publishers' queues (those of crashed partitions too), in
@@ -15,11 +16,10 @@ the partitions that serve. At the end the network heals, and everything enqueued
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 
-from heapline.core.publisher import Durable, Publisher
+from heapline.core.publisher import Publisher
 from heapline.core.spine import Delivery, Spine
 from heapline.core.spine_messages import (
     Acknowledge,
@@ -34,6 +34,7 @@ from heapline.core.spine_messages import (
     ToPartition,
     ToSpine,
 )
+from heapline.testing.spine_parts import RESEND_MS, SimPartition
 
 Step = tuple[str, int, int]
 Message = ToPartition | ToSpine
@@ -42,7 +43,6 @@ TO_PARTITION = (OpenEpoch, Acknowledge, Rebudget, LeaseRequest, Cancel)
 KINDS: tuple[type[Message], ...] = (*TO_PARTITION, Publish, LeaseAnswer, Fenced)
 
 PARTITIONS_MAX = 6
-RESEND_MS = 10
 CANCEL_MS = 40
 #: Without progress for so many rounds of a network that loses nothing, there will never be any.
 HEALING_ROUNDS = 40
@@ -58,71 +58,21 @@ WEIGHTS = {
     "expire": 3,
     "lose": 4,
     "double": 4,
+    "sync": 20,
     "time": 8,
     "stall": 3,
-    "withdraw": 1,
-    "cancel": 1,
+    "withdraw": 2,
     "crash": 1,
     "restart": 3,
     "throttle": 1,
     "unthrottle": 2,
     "grow": 1,
+    "rebound": 0.5,
     "new_spine": 0.5,
 }
-FAULTS = set(WEIGHTS) - {"deliver", "enqueue", "pop", "ack"}
+BOUNDS = (1, 1, 2, 3, 4, 5, 7, 9)
+FAULTS = set(WEIGHTS) - {"deliver", "enqueue", "pop", "ack", "sync"}
 MOODS = (0, 0.3, 1, 3)
-
-
-class SimQueue:
-    """The local queue of one partition; what it holds survives crashes, as replay of a journal would bring it back."""
-
-    def __init__(self, on_lease: Callable[[Place], None]) -> None:
-        self.ready: list[Place] = []
-        self.leased: set[Place] = set()
-        self.unanswered: set[Place] = set()  # enqueues that the producer would repeat after a crash
-        self._on_lease = on_lease
-
-    def head(self) -> Place | None:
-        return self.ready[0] if self.ready else None
-
-    def count_better_than(self, place: Place) -> int:
-        return bisect_left(self.ready, place)
-
-    def lease(self, n: int, limit: Place) -> Sequence[Place]:
-        places = self.ready[: min(n, bisect_right(self.ready, limit))]
-        for place in places:
-            self._on_lease(place)
-            self.ready.remove(place)
-            self.leased.add(place)
-        return places
-
-    def add(self, places: Sequence[Place]) -> None:
-        for place in places:
-            self.leased.discard(place)
-            self.unanswered.discard(place)
-            insort(self.ready, place)
-
-
-class SimPartition:
-    def __init__(self, world: World, number: int) -> None:
-        self.world, self.number = world, number
-        self.queue = SimQueue(lambda place: world.judge_lease(self, place))
-        self.publisher = world.publisher_class(self.queue, Durable(), resend_ms=RESEND_MS)
-        self.is_up = True
-        self.enqueued: set[Place] = set()
-
-    def offer(self, places: Iterable[Place]) -> None:
-        self.publisher.offer(places, self.world.now)
-
-    def restart(self) -> None:
-        self.publisher = self.world.publisher_class(self.queue, self.publisher.durable, resend_ms=RESEND_MS)
-        self.is_up = True
-        self.publisher.tick(self.world.now)
-        self.offer(sorted(self.queue.unanswered))
-
-    @property
-    def held(self) -> list[Place]:
-        return list(self.publisher._held)
 
 
 class World:
@@ -135,6 +85,7 @@ class World:
         spine_class: type[Spine] = Spine,
     ) -> None:
         self.k, self.now = k, 0
+        self.is_lazy = False  # whether disks catch up only at `sync`, instead of at once
         self.ascent = 0  # -1: every message is better than those before, which uses budgets up; 1: every one is worse
         self.publisher_class, self.spine_class = publisher_class, spine_class
         self.complaints: list[str] = []
@@ -147,12 +98,11 @@ class World:
         self.pops: list[tuple[int, int]] = []  # epoch, pop
         self.in_hand: dict[Place, int] = {}  # what consumers hold, and its partition
         self.acked: set[Place] = set()
-        self._leased_now: set[Place] = set()
         self._lessees: dict[Place, tuple[int, int]] = {}  # whose lease it is: epoch, request
         self._delivered: set[tuple[int, int]] = set()
         self._ids = 0
         for number in range(partitions):
-            self.partitions[number] = SimPartition(self, number)
+            self.partitions[number] = SimPartition(number, publisher_class, self.judge_lease)
         self.new_spine(0, 0)
 
     # --- the oracle ---
@@ -164,11 +114,11 @@ class World:
         self.ranks.append(better + 1)
         if partition.number not in serving:
             self.complain(f"partition {partition.number} leased {place} while it does not serve")
-        if better + 1 > self.k:
-            self.complain(f"partition {partition.number} leased {place} at rank {better + 1}, K is {self.k}")
+        if better + 1 > spine.bound:
+            self.complain(f"partition {partition.number} leased {place} at rank {better + 1}, K is {spine.bound}")
         if place in self.acked or place in self._lessees:
             self.complain(f"{place} was leased again")
-        self._leased_now.add(place)
+        self._lessees[place] = (spine.epoch, partition.publisher.request)
 
     def judge_delivery(self, epoch: int, delivery: Delivery) -> None:
         if (epoch, delivery.request) in self._delivered:
@@ -201,15 +151,19 @@ class World:
             for delivery in spine.deliveries:
                 self.judge_delivery(spine.epoch, delivery)
             spine.deliveries.clear()
-        for number, partition in self.partitions.items():
-            publisher = partition.publisher
-            for message in publisher.outbox:
-                self.network.append((number, publisher.durable.epoch, message))
-                if isinstance(message, LeaseAnswer):
-                    for place in self._leased_now.intersection(message.leased):
-                        self._lessees[place] = (publisher.durable.epoch, message.request)
-            publisher.outbox.clear()
-        self._leased_now.clear()
+        for partition in self.partitions.values():
+            if partition.is_up and not self.is_lazy:
+                self._sync(partition)
+
+    def _sync(self, partition: SimPartition) -> None:
+        epoch = partition.publisher.durable.epoch
+        self.network += [(partition.number, epoch, message) for message in partition.sync()]
+
+    def sync(self, x: int, y: int) -> None:
+        """A lazy partition's disk has caught up; only now is sent what it has to say."""
+        partition = self.partitions[x % len(self.partitions)]
+        if partition.is_up:
+            self._sync(partition)
 
     @property
     def spine(self) -> Spine:
@@ -252,10 +206,7 @@ class World:
         partition = self.partitions[x % len(self.partitions)]
         if partition.is_up:
             self._ids += 1
-            place = (y % 50 + 50 * self.ascent * self._ids, self._ids)
-            partition.enqueued.add(place)
-            partition.queue.unanswered.add(place)
-            partition.offer([place])
+            partition.enqueue((y % 50 + 50 * self.ascent * self._ids, self._ids), self.now)
 
     def pop(self, x: int, y: int) -> None:
         epochs = sorted(self.spines)[-2:]  # mostly the present spine; sometimes one that does not know it was replaced
@@ -266,9 +217,6 @@ class World:
         if self.pops:
             epoch, pop = self.pops.pop(x % len(self.pops))
             self.spines[epoch].withdraw(pop, self.now)
-
-    def cancel(self, x: int, y: int) -> None:
-        self.spine._cancel()
 
     def _some_in_hand(self, x: int) -> tuple[Place, SimPartition] | None:
         held = [place for place in sorted(self.in_hand) if self.partitions[self.in_hand[place]].is_up]
@@ -282,23 +230,24 @@ class World:
         if (found := self._some_in_hand(x)) is not None:
             place, partition = found
             partition.queue.leased.remove(place)
+            partition.queue.gone.add(place)
             self.acked.add(place)
+            self._sync(partition)  # the answer to an ack, as all answers, waits for the disk
 
     def give_back(self, x: int, y: int) -> None:
         """A nack without delay, or a release."""
         if (found := self._some_in_hand(x)) is not None:
-            found[1].offer([found[0]])
+            found[1].publisher.offer([found[0]], self.now)
 
     def expire(self, x: int, y: int) -> None:
         """A lease runs out, whether or not a consumer ever heard of it."""
         partition = self.partitions[x % len(self.partitions)]
-        held = partition.held
-        leased = [place for place in sorted(partition.queue.leased) if place not in held]
+        leased = sorted(partition.queue.leased.difference(partition.publisher.held))
         if partition.is_up and leased:
             place = leased[y % len(leased)]
             self.in_hand.pop(place, None)
             self._lessees.pop(place, None)
-            partition.offer([place])
+            partition.publisher.offer([place], self.now)
 
     def time(self, x: int, y: int) -> None:
         self.now += 1 + x % (2 * RESEND_MS)
@@ -309,12 +258,17 @@ class World:
                 partition.publisher.tick(self.now)
 
     def crash(self, x: int, y: int) -> None:
-        self.partitions[x % len(self.partitions)].is_up = False
+        """What was not on disk is undone: leases too, which nobody can have heard of."""
+        partition = self.partitions[x % len(self.partitions)]
+        if partition.is_up:
+            partition.crash()
+            for place in partition.enqueued - partition.queue.leased:
+                self._lessees.pop(place, None)
 
     def restart(self, x: int, y: int) -> None:
         down = [partition for partition in self.partitions.values() if not partition.is_up]
         if down:
-            down[x % len(down)].restart()
+            down[x % len(down)].restart(self.now)
 
     def throttle(self, x: int, y: int) -> None:
         number = x % len(self.partitions)
@@ -330,11 +284,17 @@ class World:
     def grow(self, x: int, y: int) -> None:
         number = len(self.partitions)
         if number < PARTITIONS_MAX:
-            self.partitions[number] = SimPartition(self, number)
+            self.partitions[number] = SimPartition(number, self.publisher_class, self.judge_lease)
             self.spine.add(number, self.now)
 
+    def rebound(self, x: int, y: int) -> None:
+        """Another K, of a few, while everything runs."""
+        self.k = BOUNDS[x % len(BOUNDS)]
+        if y % 2:
+            self.spine.set_bound(self.k, self.now)
+
     def new_spine(self, x: int, y: int) -> None:
-        """A new spine; the old one may live on and not know it."""
+        """A new spine, perhaps with another K; the old one may live on and not know it."""
         epoch = len(self.spines) + 1
         self.spines[epoch] = self.spine_class(
             epoch,
@@ -351,6 +311,7 @@ class World:
     def heal(self) -> None:
         """Nothing is lost from here on: everything must be handed out, acked, and every enqueue answered."""
         self.stalled.clear()
+        self.is_lazy = False
         if self._ids % 2:
             self.network.clear()
         while self.throttled:
@@ -405,7 +366,8 @@ def explore(
 ) -> list[str]:
     """One random run; the complaints of the oracle, of which there must be none."""
     random = Random(seed)
-    k, partitions = random.choice((1, 1, 2, 3, 4, 5, 7, 9)), random.randint(1, 4)
+    k, partitions = random.choice(BOUNDS), random.randint(1, 4)
     world = World(k, partitions, publisher_class=publisher_class, spine_class=spine_class)
     world.ascent = random.choice((0, 0, -1, 1))
+    world.is_lazy = random.random() < 0.4
     return world.play(random_steps(random, steps))

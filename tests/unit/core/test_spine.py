@@ -24,8 +24,9 @@ from heapline.core.spine_messages import (
     ToPartition,
     ToSpine,
 )
+from heapline.core.strategy import Strategy
 from heapline.errors import BadRequest
-from heapline.testing.spine_world import SimQueue
+from heapline.testing.spine_parts import SimQueue
 
 T = TypeVar("T")
 
@@ -39,9 +40,9 @@ def take(outbox: list[T]) -> list[T]:
 class Topic:
     """A spine and its partitions in one process: what one says, the other hears in the same turn."""
 
-    def __init__(self, k: int, partitions: int) -> None:
+    def __init__(self, k: int, partitions: int, strategy: Strategy = "best_first") -> None:
         self.publishers = {number: Publisher(SimQueue(lambda place: None), Durable()) for number in range(partitions)}
-        self.spine = Spine(1, self.publishers, k, at=0)
+        self.spine = Spine(1, self.publishers, k, at=0, strategy=strategy)
         self.carry()
 
     def carry(self) -> None:
@@ -77,7 +78,7 @@ def test_in_one_process_nothing_is_ever_held_back_and_order_is_exact() -> None:
     places = [(key, id) for id, key in enumerate([5, 3, 9, 1, 7, 3, 8, 2, 6])]
     for place in places:
         topic.enqueue(place[1] % 3, place)
-        assert not any(publisher.held_count for publisher in topic.publishers.values())
+        assert not any(publisher.held for publisher in topic.publishers.values())
     assert [topic.pop() for _ in places] == [[place] for place in sorted(places)]
     assert topic.pop() == []
 
@@ -106,7 +107,7 @@ def test_throttled_partition_takes_messages_but_serves_none() -> None:
     topic.carry()
     topic.enqueue(0, (1, 1))
     topic.enqueue(1, (4, 4))
-    assert topic.publishers[0].held_count == 0
+    assert not topic.publishers[0].held
     assert topic.pop() == [(4, 4)]
     assert topic.pop() == []  # it waits, without an error
     topic.spine.unthrottle(0, 0)
@@ -129,6 +130,24 @@ def test_stats_tell_what_happened() -> None:
     assert stats.updates == sum(partition.updates for partition in stats.per_partition.values()) > 0
 
 
+def test_smaller_bound_holds_once_all_keep_its_budget_and_a_larger_one_at_once() -> None:
+    topic = Topic(k=4, partitions=2)
+    topic.spine.set_bound(1, 0)
+    assert topic.spine.stats().bound == 4
+    topic.carry()
+    assert topic.spine.stats().bound == 1
+    topic.spine.set_bound(9, 0)
+    assert topic.spine.stats().bound == 9
+
+
+def test_round_robin_takes_partitions_in_turn_and_promises_no_bound() -> None:
+    topic = Topic(k=1, partitions=2, strategy="round_robin")
+    topic.enqueue(0, (1, 1), (2, 2))
+    topic.enqueue(1, (7, 7), (8, 8), (9, 9))
+    assert [topic.pop() for _ in range(5)] == [[(1, 1)], [(7, 7)], [(2, 2)], [(8, 8)], [(9, 9)]]
+    assert topic.spine.stats().bound is None
+
+
 @pytest.mark.parametrize("bad", [lambda: Spine(1, [0], 0, at=0), lambda: Spine(0, [0], 1, at=0)])
 def test_bad_spine_is_refused(bad: object) -> None:
     with pytest.raises(BadRequest):
@@ -137,9 +156,10 @@ def test_bad_spine_is_refused(bad: object) -> None:
 
 def test_bad_calls_are_refused() -> None:
     spine = Topic(1, 2).spine
-    for call in (lambda: spine.pop(0, 0), lambda: spine.add(1, 0), lambda: spine.throttle(7, "x", 0)):
+    calls = [(spine.pop, 0), (spine.add, 1), (spine.unthrottle, 7), (spine.set_bound, 0)]
+    for call, argument in calls:
         with pytest.raises(BadRequest):
-            call()
+            call(argument, 0)
     assert len(spine.serving) == 2
 
 
@@ -216,10 +236,10 @@ def test_older_spine_is_fenced() -> None:
 def test_held_message_can_be_withdrawn() -> None:
     publisher, queue = opened([])
     publisher.offer([(3, 3), (4, 4)], 0)
-    assert (publisher.held_count, queue.ready) == (2, [])
+    assert (len(publisher.held), queue.ready) == (2, [])
     assert publisher.withdraw((3, 3))
     assert not publisher.withdraw((3, 3))
-    assert publisher.held_count == 1
+    assert publisher.held == [(4, 4)]
 
 
 def test_deposed_spine_does_nothing_any_more() -> None:

@@ -119,9 +119,8 @@ def test_stale_entries_do_not_pile_up(updates: list[tuple[int, int]]) -> None:
         index.update(partition, [(key, id)], 0)
         heads[partition] = (key, id)
         assert len(index._heap) <= 64 + 4 * 4 + 1
-    assert index.best() == (
-        min((head[0], head[1], p) for p, head in heads.items())[2:] + min(heads.values()) if heads else None
-    )
+    best = min(((key, id, partition) for partition, (key, id) in heads.items()), default=None)
+    assert index.best() == (best and (best[2], best[0], best[1]))
 
 
 def test_selection_stops_where_a_partition_may_hold_something_better() -> None:
