@@ -51,7 +51,7 @@ from heapline.logs import Log
 from heapline.model import BatchInfo, Enqueued, Now, Outgoing, from_ms
 
 log = Log("heapline.engine")
-LOOK_SECONDS_MAX = 60.0  # between looks for batches whose time is over
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 60.0  # between looks for batches whose time is over
 SETTLE_PAUSE = 0.1  # seconds between tries to read the system journal again
 
 
@@ -274,8 +274,9 @@ class BatchCoordinator:
     async def _watch(self, batch_timeout: float, decision_retention: float) -> None:
         """The background loop; ends when the broker closes."""
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS_MAX, batch_timeout / 4))
+            await asyncio.sleep(min(LOOK_SECONDS_MAX, max(LOOK_SECONDS_MIN, batch_timeout / 4)))
             try:
+                await self._settle()
                 await self.abort_overdue(batch_timeout)
                 await self.forget_old(decision_retention)
             except Exception as error:  # whatever it is, it is tried again
@@ -335,7 +336,13 @@ class BatchCoordinator:
 def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     task = asyncio.ensure_future(work)
     tasks.add(task)
-    task.add_done_callback(tasks.discard)
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: its caller may have gone
+
+    task.add_done_callback(ended)
     return task
 
 

@@ -91,14 +91,13 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     made = []
     for share in shares:
         built = share.build(now) if share.new.any() else None
-        new: list[tuple[int, int]] = []  # (row of the call, id)
-        known: list[tuple[int, int]] = []
+        known: list[tuple[int, int]] = []  # (row of the call, id)
         for row, result in share.results():
             results[row] = result
-            (known if result.duplicate else new).append((row, result.id))
-        event = BatchPrepared(
-            0, 0, len(new), *name, now.steady, _column(new, 0), _column(known, 0), _column(known, 1)
-        )  # fmt: skip
+            if result.duplicate:
+                known.append((row, result.id))
+        index = share.index[share.new]
+        event = BatchPrepared(0, 0, len(index), *name, now.steady, index, _column(known, 0), _column(known, 1))
         if built is not None:
             event.producers, event.keys = built[2].producers, built[2].keys
         made.append((share.partition, event, built))
