@@ -17,6 +17,7 @@ from heapline.errors import (
     BadName,
     BatchDecided,
     BatchInDoubt,
+    Closed,
     IdempotencyConflict,
     JournalCorrupt,
     StorageFull,
@@ -275,6 +276,50 @@ async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_l
         await asyncio.gather(late, return_exceptions=True)
         assert rig.runner().topic.partitions[0].prepared.count == 0
         assert await taken(rig.hl, "jobs") == ["x"]
+
+
+async def test_topic_that_is_being_reopened_carries_the_commit_out_before_it_serves() -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await rig.hl.commit_batch("first", [])
+        await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+        decided, go_on = asyncio.Event(), asyncio.Event()
+        record = rig.hl._batches.decisions.record
+
+        async def slow(decision: decisions.Decision) -> None:
+            await record(decision)
+            decided.set()
+            await go_on.wait()
+
+        rig.hl._batches.decisions.record = slow  # type: ignore[method-assign]
+        commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+        await decided.wait()
+        rig.io.hold = {"load"}
+        update = asyncio.ensure_future(rig.hl.update_topic("jobs", tick=0.2))
+        await until(lambda: bool(rig.io.held))
+        pop = asyncio.ensure_future(rig.hl.pop("jobs"))
+        go_on.set()
+        assert await commit == 2
+        assert await taken(rig.hl, "b") == ["y"]
+        rig.io.release()
+        assert [m.payload for m in await pop] == [b"x"]
+        await update
+
+
+async def test_broker_can_be_closed_while_a_batch_is_being_committed() -> None:
+    for turns in range(0, 40, 3):
+        async with opened() as rig:
+            await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+            commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+            await settle(turns)
+            async with asyncio.timeout(20):
+                await rig.hl.close()
+                (end,) = await asyncio.gather(commit, return_exceptions=True)
+            await rig.open()
+            seen = await taken(rig.hl, "jobs")
+            assert seen == (["x"] if end == 1 else []) or isinstance(end, TopicReloading)
+            assert end == 1 or isinstance(end, Closed | TopicReloading)
+            assert await rig.hl.commit_batch("batch", ["1"]) == 1
 
 
 # -- failed writes -----------------------------------------------------------------------------------------------------
