@@ -38,13 +38,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from heapline.engine import preparing
 from heapline.engine.admission import EnqueueCall, Identity
 from heapline.engine.columns import Columns
 from heapline.engine.decisions import Decision, Decisions
-from heapline.engine.preparing import PartName
+from heapline.engine.preparing import PartName, PartView, TopicView
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BatchDecided, HeaplineError, UnavailableError, UnknownPart
 from heapline.logs import Log
@@ -53,23 +53,6 @@ from heapline.model import BatchInfo, Enqueued, Now, Outgoing, from_ms
 log = Log("heapline.engine")
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 60.0  # between looks for batches whose time is over
 SETTLE_PAUSE = 0.1  # seconds between tries to read the system journal again
-
-
-class PartView(NamedTuple):
-    """What a topic knows of a part."""
-
-    topics: list[str]
-    fingerprint: bytes
-    messages: int
-
-
-class TopicView(NamedTuple):
-    """What a topic knows of a batch."""
-
-    parts: dict[str, PartView]
-    age_ms: int  # of the youngest part
-    since: int  # of the oldest, steady ms
-    left_out: list[int]  # of the named parts
 
 
 class BatchCoordinator:
@@ -220,7 +203,7 @@ class BatchCoordinator:
         return {runner.name: view for runner, view in zip(runners, views, strict=True) if view.parts}
 
     async def _look_in(self, runner: TopicRunner, batch_id: str, parts: Sequence[str]) -> TopicView:
-        view = await runner.call(lambda now: _view(runner, batch_id, parts, now))
+        view = await runner.call(lambda now: preparing.view(runner, batch_id, parts, now))
         if runner.topic.config.fsync != "commit":
             await runner.committer.between_commits(runner.journal.sync)
         return view
@@ -344,16 +327,3 @@ def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asy
 
     task.add_done_callback(ended)
     return task
-
-
-def _view(runner: TopicRunner, batch_id: str, parts: Sequence[str], now: Now) -> TopicView:
-    seen: dict[str, PartView] = {}
-    times, left_out = [], []
-    for partition in runner.topic.partitions:
-        for part, share in partition.prepared.batches.get(batch_id, {}).items():
-            before = seen[part].messages if part in seen else 0
-            seen[part] = PartView(share.topics, share.fingerprint, before + share.count)
-            times.append(share.at)
-        left_out += partition.prepared.twins(batch_id, parts)
-    age = now.steady - max(times, default=0)
-    return TopicView(seen, age, min(times, default=0), left_out)
