@@ -294,4 +294,4 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     row_count: int
     columns: dict[str, Any]  # arrays of row_count, or one value that holds for all rows
-    payloads: list[bytes] | None = None  # of messages that this event brings
+    payloads: list[bytes] | None = None  # of messages that this event brings; batch_prepared brings many in one row

@@ -251,6 +251,26 @@ def test_dump_shows_what_happened_in_order(data: Path) -> None:
     assert lines[0].startswith("0:0 ")
 
 
+def test_dump_shows_prepared_batches_and_the_decisions_about_them(tmp_path: Path) -> None:
+    with heapline.open_sync(str(tmp_path / "q")) as hl:
+        hl.create_topic("jobs", segment_bytes=1 << 20)
+        hl.prepare_batch("b", "1", [heapline.Outgoing(b"x"), heapline.Outgoing(b"y")], topic="jobs")
+        hl.prepare_batch("b", "empty", [], topic="jobs")
+        hl.commit_batch("b", ["1"])
+        hl.prepare_batch("c", "1", [heapline.Outgoing(b"z")], topic="jobs")
+        hl.commit_batch("c", [])
+    rows = objects(cli("dump", str(tmp_path / "q"), "-t", "jobs", "--json", "--payloads").stdout)
+    told = [(row["kind"], row["batch_id"], row.get("ids", row.get("id"))) for row in rows]
+    first, second = rows[0]["ids"]
+    assert told[:4] == [
+        ("batch_prepared", "b", [first, second]), ("batch_prepared", "b", []), ("batch_committed", "b", first),
+        ("batch_committed", "b", second),
+    ]  # fmt: skip
+    assert told[5:] == [("batch_committed", "c", None)], "a row about no message"
+    assert [len(row["payloads"]) for row in rows if row["kind"] == "batch_prepared"] == [2, 0, 1]
+    assert len(objects(cli("dump", str(tmp_path / "q"), "-t", "_system/batches", "--json").stdout)) == 2
+
+
 def test_dump_as_json_holds_payloads_only_if_asked(data: Path) -> None:
     plain = objects(cli("dump", str(data), "-t", "jobs", "--json", "--limit", "1").stdout)[0]
     assert (plain["payload_len"], "payload" in plain) == (5, False)

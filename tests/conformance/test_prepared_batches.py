@@ -221,6 +221,32 @@ async def test_newer_epoch_does_not_hinder_the_commit(jobs: Broker) -> None:
     assert await taken(jobs) == ["a", "z"]
 
 
+@pytest.mark.parametrize("memory", ["snapshot", "journal"])
+async def test_sequences_in_doubt_survive_a_restart(world: World, jobs: Broker, memory: Memory) -> None:
+    epoch = await jobs.open_producer("jobs", "p")
+    messages = [Outgoing(b"a", seq=3), Outgoing(b"b", seq=5, idempotency_key="k")]
+    (first, _) = (await jobs.prepare_batch("b", "1", messages, topic="jobs", producer_id="p", epoch=epoch))["jobs"]
+    broker = await world.reopen(memory)
+    with pytest.raises(heapline.BatchInDoubt):
+        await broker.enqueue("jobs", b"a", producer_id="p", epoch=epoch, seq=3)
+    assert not (await broker.enqueue("jobs", b"between", producer_id="p", epoch=epoch, seq=4)).duplicate
+    await broker.commit_batch("b", ["1"])
+    broker = await world.reopen(memory)
+    again = await broker.enqueue("jobs", b"a", producer_id="p", epoch=epoch, seq=3)
+    assert (again.id, again.duplicate) == (first.id, True)
+    assert sorted(await taken(broker)) == ["a", "b", "between"]
+
+
+async def test_part_of_nothing_but_duplicates_can_be_committed(jobs: Broker) -> None:
+    known = await jobs.enqueue("jobs", b"a", idempotency_key="k")
+    (row,) = (await jobs.prepare_batch("b", "1", some("a", idempotency_key="k"), topic="jobs"))["jobs"]
+    assert (row.id, row.duplicate) == (known.id, True)
+    with pytest.raises(heapline.IdempotencyConflict):
+        await jobs.prepare_batch("b", "2", some("other", idempotency_key="k"), topic="jobs")
+    assert await jobs.commit_batch("b", ["1"]) == 0
+    assert await taken(jobs) == ["a"]
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
@@ -315,9 +341,10 @@ async def test_log_tells_what_was_prepared_committed_and_aborted(jobs: Broker) -
         ("batch_prepared", 0, 1, [b"a", b"b"]), ("batch_prepared", 1, 1, [b"c"]), ("batch_prepared", 2, 1, [b"d"]),
         ("batch_committed", 3, 2, None), ("batch_aborted", 5, 1, None),
     ]  # fmt: skip
-    assert events[0].columns["ids"].tolist() == events[3].columns["ids"].tolist() == [r.id for r in rows]
+    prepared, committed = events[0].columns["messages"], events[3].columns
+    assert prepared["ids"].tolist() == committed["ids"].tolist() == [r.id for r in rows]
     assert (events[0].columns["batch_id"], events[0].columns["part"]) == ("b", "1")
-    assert events[3].columns["parts"] == ["1"]
+    assert committed["parts"] == ("1",)
 
 
 async def test_calls_on_a_closed_broker_are_refused(world: World, jobs: Broker) -> None:

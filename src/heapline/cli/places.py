@@ -61,7 +61,9 @@ def find_topics(path: Path, topic: str | None = None, disk: Disk | None = None) 
             f"{str(path)!r} holds no queue: name a directory that heapline.open(…) made, or the folder of one topic"
         )
     if topic is not None:
-        wanted = "/".join(parse_topic(topic)).removeprefix("default/")
+        # The broker's own have names that users cannot give, and operators can.
+        known = any(place.topic == topic for place in places.topics)
+        wanted = topic if known else "/".join(parse_topic(topic)).removeprefix("default/")
         places.topics = [place for place in places.topics if place.topic == wanted]
         if not places.topics:
             raise TopicNotFound(topic)

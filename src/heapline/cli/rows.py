@@ -71,7 +71,8 @@ def _of_frame(frame: LogFrame, kinds: frozenset[str], payloads: bool) -> Iterato
             }  # fmt: skip
             row.update(_facts(event, index))
             if event.payloads is not None and payloads:
-                row["payload"] = base64.b64encode(event.payloads[index]).decode("ascii")
+                shown = [base64.b64encode(payload).decode("ascii") for payload in event.payloads]
+                row |= {"payloads": shown} if event.kind == "batch_prepared" else {"payload": shown[index]}
             yield row
 
 
@@ -83,6 +84,8 @@ def _facts(event: LogEvent, index: int) -> Row:
             cell = value[index].item()
         elif isinstance(value, list) or (column == "delayed" and isinstance(value, bytes)):
             cell = value[index]
+        elif column == "messages":
+            name, cell = "ids", value["ids"].tolist()
         elif column == "config":
             cell = msgspec.json.decode(value)
         facts[name] = cell

@@ -29,7 +29,6 @@ KEPT = np.dtype(
     [("id", "<i8"), ("due", "<i8"), ("enqueued_at", "<i8"), ("ttl_ms", "<i8"), ("flags", "<u2"), ("max_retries", "<u2")]
 )
 COMMIT_BYTES_MAX = 128 << 10  # of one event, unless a single part is larger: that fitted into a unit when it came
-_encode = msgspec.msgpack.Encoder(enc_hook=lambda column: np.ascontiguousarray(column, "<i8").tobytes()).encode
 Bools = npt.NDArray[np.bool_]
 
 
@@ -93,8 +92,9 @@ class Share:
             yield from zip(split_hashes(self.tokens.hashes), prints, self.tokens.index.tolist(), strict=True)
 
     def to_state(self) -> list[Any]:
-        columns = [self.rows.tobytes(), self.keys, self.positions, self.index, self.known, self.known_ids]
-        return [self.topics, self.fingerprint, self.at, columns, _encode([self.producers, self.tokens])]
+        """Of references: arrays are encoded later, elsewhere."""
+        columns = [self.rows, self.keys, self.positions, self.index, self.known, self.known_ids]
+        return [self.topics, self.fingerprint, self.at, columns, [self.producers, self.tokens]]
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> Share:
@@ -105,9 +105,9 @@ class Share:
         return cls(topics, fingerprint, at, kept, keys, positions, index, known, known_ids, producers, tokens)
 
 
-def _decode(identities: bytes) -> tuple[list[ProducerRows], KeyRows | None]:
+def _decode(identities: Any) -> tuple[list[ProducerRows], KeyRows | None]:
     kind = tuple[list[ProducerRows], KeyRows | None]
-    found: Any = msgspec.msgpack.decode(identities, type=kind, dec_hook=lambda _, v: np.frombuffer(v, dtype="<i8"))
+    found: Any = msgspec.convert(identities, type=kind, dec_hook=lambda _, v: np.frombuffer(v, dtype=np.int64))
     return found[0], found[1]
 
 

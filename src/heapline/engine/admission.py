@@ -248,7 +248,8 @@ class Admission:
             parts = np.zeros(columns.count, dtype=np.int64) if placed is None else placed
         else:
             parts = self._place_identified(call, columns, now)
-        prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
+        # Without an identity nobody will ask for them.
+        prints = np.array([0 if call.is_plain else fingerprint(p) for p in columns.payloads], dtype=np.uint32)
         shares = [
             CallShare(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now, batch_id)
             for n in np.unique(parts).tolist()
@@ -472,6 +473,8 @@ class CallShare:
         return rows, make_block(rows, smalls, part.payloads), event, fairness
 
     def results(self) -> list[tuple[int, Enqueued]]:
+        if self.new.all():
+            return list(zip(self._index.tolist(), map(Enqueued, self._ids.tolist()), strict=True))
         found: list[tuple[int, Enqueued]] = []
         for row, where in enumerate(self._index.tolist()):
             if where in self.errors:

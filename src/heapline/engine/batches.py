@@ -38,38 +38,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from heapline.engine import preparing
 from heapline.engine.admission import EnqueueCall, Identity
 from heapline.engine.columns import Columns
 from heapline.engine.decisions import Decision, Decisions
-from heapline.engine.preparing import PartName
+from heapline.engine.preparing import PartName, PartView, TopicView
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BatchDecided, HeaplineError, UnavailableError, UnknownPart
 from heapline.logs import Log
 from heapline.model import BatchInfo, Enqueued, Now, Outgoing, from_ms
 
 log = Log("heapline.engine")
-LOOK_SECONDS_MAX = 60.0  # between looks for batches whose time is over
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 60.0  # between looks for batches whose time is over
 SETTLE_PAUSE = 0.1  # seconds between tries to read the system journal again
-
-
-class PartView(NamedTuple):
-    """What a topic knows of a part."""
-
-    topics: list[str]
-    fingerprint: bytes
-    messages: int
-
-
-class TopicView(NamedTuple):
-    """What a topic knows of a batch."""
-
-    parts: dict[str, PartView]
-    age_ms: int  # of the youngest part
-    since: int  # of the oldest, steady ms
-    left_out: list[int]  # of the named parts
 
 
 class BatchCoordinator:
@@ -220,7 +203,7 @@ class BatchCoordinator:
         return {runner.name: view for runner, view in zip(runners, views, strict=True) if view.parts}
 
     async def _look_in(self, runner: TopicRunner, batch_id: str, parts: Sequence[str]) -> TopicView:
-        view = await runner.call(lambda now: _view(runner, batch_id, parts, now))
+        view = await runner.call(lambda now: preparing.view(runner, batch_id, parts, now))
         if runner.topic.config.fsync != "commit":
             await runner.committer.between_commits(runner.journal.sync)
         return view
@@ -274,8 +257,9 @@ class BatchCoordinator:
     async def _watch(self, batch_timeout: float, decision_retention: float) -> None:
         """The background loop; ends when the broker closes."""
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS_MAX, batch_timeout / 4))
+            await asyncio.sleep(min(LOOK_SECONDS_MAX, max(LOOK_SECONDS_MIN, batch_timeout / 4)))
             try:
+                await self._settle()
                 await self.abort_overdue(batch_timeout)
                 await self.forget_old(decision_retention)
             except Exception as error:  # whatever it is, it is tried again
@@ -335,18 +319,11 @@ class BatchCoordinator:
 def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     task = asyncio.ensure_future(work)
     tasks.add(task)
-    task.add_done_callback(tasks.discard)
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: its caller may have gone
+
+    task.add_done_callback(ended)
     return task
-
-
-def _view(runner: TopicRunner, batch_id: str, parts: Sequence[str], now: Now) -> TopicView:
-    seen: dict[str, PartView] = {}
-    times, left_out = [], []
-    for partition in runner.topic.partitions:
-        for part, share in partition.prepared.batches.get(batch_id, {}).items():
-            before = seen[part].messages if part in seen else 0
-            seen[part] = PartView(share.topics, share.fingerprint, before + share.count)
-            times.append(share.at)
-        left_out += partition.prepared.twins(batch_id, parts)
-    age = now.steady - max(times, default=0)
-    return TopicView(seen, age, min(times, default=0), left_out)

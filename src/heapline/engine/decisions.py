@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 
 from heapline.config import TopicConfig
-from heapline.core.events import I64, Cancelled
+from heapline.core.events import Cancelled
 from heapline.engine.admission import EnqueueCall
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, RequestError, ResourceExhausted
 from heapline.model import Now, Outgoing
 
 NAMESPACE, NAME = "_system", "batches"  # no user's topic can be called that: names start with a letter or digit
+READ_ROWS = 1024
 CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
 
 
@@ -46,7 +47,7 @@ class Decisions:
         self._by_batch: dict[str, tuple[Decision, int]] = {}  # and its message's id
         self._doubts = 0  # writes of decisions that failed
         self._settled = 0  # of those, how many were settled by reading again
-        self.refusal: HeaplineError | None = None  # the system journal is damaged: nothing can be decided
+        self.refusal: HeaplineError | None = None  # the system journal cannot be opened: nothing can be decided
 
     def get(self, batch_id: str) -> Decision | None:
         found = self._by_batch.get(batch_id)
@@ -62,12 +63,13 @@ class Decisions:
     async def open(self, runner: TopicRunner) -> None:
         """Take over the system topic of an earlier run."""
         self._runner = runner
+        self._doubts += 1  # until they are read
         await self._read()
 
     async def settle(self) -> list[Decision]:
         """Have no doubt, or raise; decisions that were found on disk and not known here."""
         if self.refusal is not None:
-            raise self.refusal
+            raise self.refusal.with_traceback(None)
         return await self._read() if self.in_doubt else []
 
     async def _read(self) -> list[Decision]:
@@ -76,20 +78,30 @@ class Decisions:
             self._settled = self._doubts
             return []
         doubts = self._doubts
-        ids, positions = await runner.call(lambda now: _waiting(runner))
-        records = await runner.load(positions)
-        if records.bad:
-            fact = next(iter(records.bad.values()))
-            self.refusal = JournalCorrupt(fact.path, fact.offset, f"a decision about a batch ({fact.detail})")
-            raise self.refusal
-        found = []
-        for id, payload in zip(ids.tolist(), records.payloads, strict=True):
-            decision = msgspec.msgpack.decode(payload, type=Decision)
-            if decision.batch_id not in self._by_batch:
-                self._by_batch[decision.batch_id] = (decision, id)
-                found.append(decision)
+        for last in (False, False, True):
+            found, bad = await self._read_all(runner)
+            if bad is None:
+                break
+            if last:  # each record was looked at several times, and where it lies now
+                raise bad
+        # Known all at once: half of them would be carried out, and the others called undecided.
+        new = [(decision, id) for decision, id in found if decision.batch_id not in self._by_batch]
+        self._by_batch |= {decision.batch_id: (decision, id) for decision, id in new}
         self._settled = max(self._settled, doubts)
-        return found
+        return [decision for decision, _ in new]
+
+    @staticmethod
+    async def _read_all(runner: TopicRunner) -> tuple[list[tuple[Decision, int]], JournalCorrupt | None]:
+        """All decisions on disk with their ids, or what does not check: a record may move while others are read."""
+        ids, positions = await runner.call(lambda now: runner.topic.partitions[0].waiting())
+        found: list[tuple[Decision, int]] = []
+        for start in range(0, len(ids), READ_ROWS):
+            records = await runner.load(positions[start : start + READ_ROWS])
+            for fact in records.bad.values():
+                return [], JournalCorrupt(fact.path, fact.offset, f"a decision about a batch ({fact.detail})")
+            for id, payload in zip(ids[start : start + READ_ROWS].tolist(), records.payloads, strict=True):
+                found.append((msgspec.msgpack.decode(payload, type=Decision), id))
+        return found, None
 
     async def record(self, decision: Decision) -> None:
         """Durable on return. If it raises, `in_doubt` says whether it may be durable all the same."""
@@ -126,7 +138,3 @@ class Decisions:
         await runner.call(decide)
         for batch_id in going:
             del self._by_batch[batch_id]
-
-
-def _waiting(runner: TopicRunner) -> tuple[I64, I64]:
-    return runner.topic.partitions[0].waiting()

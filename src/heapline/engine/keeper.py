@@ -135,8 +135,9 @@ class TopicKeeper:
             self._system = runner
             await self._batches.decisions.open(runner)
         except CorruptionError as error:
-            log.error("system journal refused: batches cannot be decided", error=str(error))
-            self._batches.decisions.refusal = error
+            log.error("system journal damaged: batches cannot be decided", error=str(error))
+            if self._system is None:
+                self._batches.decisions.refusal = error
 
     @_to_its_end
     async def _make_system(self) -> TopicRunner:

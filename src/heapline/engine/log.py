@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.events import KIND_NAMES, AnyEvent, BatchPrepared, Enqueued, Expired, Leased, Moved, decode_events
+from heapline.core.events import (
+    KIND_NAMES,
+    AnyEvent,
+    BatchCommitted,
+    BatchPrepared,
+    Enqueued,
+    Expired,
+    Leased,
+    Moved,
+    decode_events,
+)
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Frame, Unit
 from heapline.model import LogEvent, LogFrame
@@ -54,6 +64,10 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
     if isinstance(event, BatchPrepared):
         return _prepared_columns(unit, event)
     columns = {name: getattr(event, name) for name in event.__struct_fields__}
+    if isinstance(event, BatchCommitted):
+        columns["parts"] = tuple(event.parts)
+        if not len(event.ids):
+            del columns["ids"]  # its one row is about no message
     if isinstance(event, Leased):
         columns["tokens"] = np.arange(offset, offset + len(event.ids))
         columns["attempts"] = np.frombuffer(event.attempts, dtype=np.uint8)
@@ -69,13 +83,13 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
 
 
 def _prepared_columns(unit: Unit, event: BatchPrepared) -> tuple[dict[str, Any], list[bytes] | None]:
-    """One row, and in it the messages of the share: a later batch_committed names those that became visible by id."""
-    columns: dict[str, Any] = {}
+    """One row, whose `messages` are columns of their own: a later batch_committed names by id which became visible."""
+    messages: dict[str, Any] = {"ids": event.index[:0]}
     payloads: list[bytes] | None = []
     if event.count:
-        columns, payloads = _message_columns(unit, event)
-    columns |= {name: getattr(event, name) for name in ("batch_id", "part", "topics", "at", "count")}
-    return columns, payloads
+        messages, payloads = _message_columns(unit, event)
+    columns = {name: getattr(event, name) for name in ("batch_id", "part", "at", "count")}
+    return {**columns, "topics": tuple(event.topics), "messages": messages}, payloads
 
 
 def _message_columns(unit: Unit, event: Enqueued | Moved | BatchPrepared) -> tuple[dict[str, Any], list[bytes]]:

@@ -76,6 +76,37 @@ def batch_ids(topic: Topic) -> set[str]:
     return {batch_id for p in topic.partitions for batch_id in p.prepared.batches}
 
 
+class PartView(NamedTuple):
+    """What a topic knows of a part."""
+
+    topics: list[str]
+    fingerprint: bytes
+    messages: int
+
+
+class TopicView(NamedTuple):
+    """What a topic knows of a batch."""
+
+    parts: dict[str, PartView]
+    age_ms: int  # of the youngest part
+    since: int  # of the oldest, steady ms
+    left_out: list[int]  # of the named parts
+
+
+def view(runner: TopicRunner, batch_id: str, parts: Sequence[str], now: Now) -> TopicView:
+    """What a topic knows of a batch; of the named parts also what a commit of them would leave out."""
+    seen: dict[str, PartView] = {}
+    times, left_out = [], []
+    for partition in runner.topic.partitions:
+        for part, share in partition.prepared.batches.get(batch_id, {}).items():
+            before = seen[part].messages if part in seen else 0
+            seen[part] = PartView(share.topics, share.fingerprint, before + share.count)
+            times.append(share.at)
+        left_out += partition.prepared.twins(batch_id, parts)
+    age = now.steady - max(times, default=0)
+    return TopicView(seen, age, min(times, default=0), left_out)
+
+
 # -- changing: within a turn -------------------------------------------------------------------------------------------
 
 
@@ -91,14 +122,13 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     made = []
     for share in shares:
         built = share.build(now) if share.new.any() else None
-        new: list[tuple[int, int]] = []  # (row of the call, id)
-        known: list[tuple[int, int]] = []
+        known: list[tuple[int, int]] = []  # (row of the call, id)
         for row, result in share.results():
             results[row] = result
-            (known if result.duplicate else new).append((row, result.id))
-        event = BatchPrepared(
-            0, 0, len(new), *name, now.steady, _column(new, 0), _column(known, 0), _column(known, 1)
-        )  # fmt: skip
+            if result.duplicate:
+                known.append((row, result.id))
+        index = share.index[share.new]
+        event = BatchPrepared(0, 0, len(index), *name, now.steady, index, _column(known, 0), _column(known, 1))
         if built is not None:
             event.producers, event.keys = built[2].producers, built[2].keys
         made.append((share.partition, event, built))

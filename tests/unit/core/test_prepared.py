@@ -203,4 +203,4 @@ def test_commit_of_what_was_never_prepared_does_not_replay() -> None:
 
 def test_snapshot_of_prepared_parts_that_does_not_decode_is_damage() -> None:
     with pytest.raises(SnapshotCorrupt):
-        Prepared.from_state([["b", "1", [["jobs"], b"", 0, [b"123"], b""]]])
+        Prepared.from_state([["b", "1", [["jobs"], b"", 0, [b"123"], [[], None]]]])

@@ -17,6 +17,7 @@ from heapline.errors import (
     BadName,
     BatchDecided,
     BatchInDoubt,
+    Closed,
     IdempotencyConflict,
     JournalCorrupt,
     StorageFull,
@@ -53,13 +54,15 @@ NOTHING: tuple[list[str], list[str]] = ([], [])
 
 
 @functools.cache
-def topics_on_disk() -> FakeDisk:
-    """A disk with two topics, all of it durable."""
+def topics_on_disk(system: bool) -> FakeDisk:
+    """A disk with two topics, all of it durable; with the system journal, or before it was first needed."""
     node = Node(0, BrokerConfig(spare_segment_bytes=0))
 
     async def make() -> None:
         await node.hl.create_topic("a", **SMALL, partitions=3)
         await node.hl.create_topic("b", **SMALL)
+        if system:
+            await node.hl.commit_batch("first", [])
 
     node.live(lambda: [make()])
     return node.disk
@@ -68,9 +71,9 @@ def topics_on_disk() -> FakeDisk:
 class Crashing:
     """Prepares and commits over two topics, with the power cut at a given disk operation; then looks what is left."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, system: bool = True) -> None:
         self.node = Node(seed, BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0))
-        self.node.disk = topics_on_disk().crash(self.node.rng)
+        self.node.disk = topics_on_disk(system).crash(self.node.rng)
         self.answered: list[str] = []
         self.seen: list[tuple[list[str], list[str]]] = []
         self.steps = 0  # that the work took
@@ -126,18 +129,25 @@ class Crashing:
         assert [found for found in self.seen if found != NOTHING] == [WANTED], "all of it, once"
 
 
-def test_crash_at_every_step_leaves_all_or_nothing_over_both_topics() -> None:
+def crash_everywhere(system: bool, stride: int) -> set[tuple[bool, bool]]:
+    """Cut the power after so many disk operations, and more, until all is done: (was it there?, was it answered?)"""
     first_seen = set()
-    for steps in range(1000):
-        world = Crashing(steps)
+    for steps in range(0, 1000, stride):
+        world = Crashing(steps, system)
         cut = world.run(steps)
         world.judge()
         first_seen.add((bool(world.seen[0][0]), "commit" in world.answered))
         if not cut:
-            break
-    else:
-        pytest.fail("it never came to its end")
-    assert steps > 30
+            return first_seen
+    pytest.fail("it never came to its end")
+
+
+def test_crash_while_the_system_journal_is_made_leaves_all_or_nothing() -> None:
+    assert {(False, False), (True, True)} <= crash_everywhere(system=False, stride=2)
+
+
+def test_crash_at_every_step_leaves_all_or_nothing_over_both_topics() -> None:
+    first_seen = crash_everywhere(system=True, stride=1)
     assert first_seen == {(False, False), (True, False), (True, True)}, "decided without an answer, too"
 
 
@@ -164,7 +174,7 @@ def test_crash_between_the_topics_of_a_prepare_leaves_a_part_that_is_completed_b
 
         async def look(node: Node = node) -> None:
             nonlocal partial
-            held = {topic for info in await node.hl.list_batches() for topic in info.parts["1"]}
+            held = {topic for info in await node.hl.list_batches() for topic in info.parts.get("1", ())}
             if len(held) < 2:
                 with pytest.raises(UnknownPart):
                     await node.hl.commit_batch("batch", ["1"])
@@ -277,6 +287,50 @@ async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_l
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
+async def test_topic_that_is_being_reopened_carries_the_commit_out_before_it_serves() -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await rig.hl.commit_batch("first", [])
+        await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+        decided, go_on = asyncio.Event(), asyncio.Event()
+        record = rig.hl._batches.decisions.record
+
+        async def slow(decision: decisions.Decision) -> None:
+            await record(decision)
+            decided.set()
+            await go_on.wait()
+
+        rig.hl._batches.decisions.record = slow  # type: ignore[method-assign]
+        commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+        await decided.wait()
+        rig.io.hold = {"load"}
+        update = asyncio.ensure_future(rig.hl.update_topic("jobs", tick=0.2))
+        await until(lambda: bool(rig.io.held))
+        pop = asyncio.ensure_future(rig.hl.pop("jobs"))
+        go_on.set()
+        assert await commit == 2
+        assert await taken(rig.hl, "b") == ["y"]
+        rig.io.release()
+        assert [m.payload for m in await pop] == [b"x"]
+        await update
+
+
+async def test_broker_can_be_closed_while_a_batch_is_being_committed() -> None:
+    for turns in range(0, 40, 3):
+        async with opened() as rig:
+            await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+            commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
+            await settle(turns)
+            async with asyncio.timeout(20):
+                await rig.hl.close()
+                (end,) = await asyncio.gather(commit, return_exceptions=True)
+            await rig.open()
+            seen = await taken(rig.hl, "jobs")
+            assert seen == (["x"] if end == 1 else []) or isinstance(end, TopicReloading)
+            assert end == 1 or isinstance(end, Closed | TopicReloading)
+            assert await rig.hl.commit_batch("batch", ["1"]) == 1
+
+
 # -- failed writes -----------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +359,31 @@ async def test_decision_whose_write_fails_is_not_made_and_can_be_made_again() ->
         await until(lambda: not rig.hl._batches.decisions.in_doubt)
         assert await rig.hl.commit_batch("batch", ["1"]) == 1
         assert await taken(rig.hl, "jobs") == ["x"]
+
+
+@pytest.mark.parametrize("operation", ["fdatasync", "pwritev"])
+async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(operation: str) -> None:
+    """No crash: topics are loaded again while the broker goes on, and the commit is repeated."""
+    failed = 0
+    for after in range(6):
+        async with opened() as rig:
+            await rig.topic("b")
+            await rig.hl.commit_batch("first", [])
+            await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
+            rig.disk.inject(operation, path=".seg", after=after)
+            try:
+                assert await rig.hl.commit_batch("batch", ["1"]) == 2
+            except TopicReloading:
+                failed += 1
+            rig.disk.clear_faults()
+            runners = [runner for runner in (rig.runner(), rig.runner("b"), rig.hl._system) if runner is not None]
+            await until(lambda runners=runners: all(runner.is_serving for runner in runners))  # type: ignore[misc]
+            assert (rig.runner().topic.ready, rig.runner("b").topic.ready) in ((0, 0), (1, 1))
+            assert await rig.hl.commit_batch("batch", ["1"]) == 2
+            assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
+            await rig.reopen()
+            assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == NOTHING
+    assert failed, "some commit did not get its answer"
 
 
 async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
