@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 SUITES: dict[str, tuple[str, ...]] = {
     "core": ("benchmarks.heap", "benchmarks.wheel", "benchmarks.dedup", "benchmarks.journal", "benchmarks.engine"),
-    "spine": ("benchmarks.spine", "benchmarks.partitions"),
+    "spine": ("benchmarks.spine", "benchmarks.partitions", "benchmarks.herd"),
 }
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
