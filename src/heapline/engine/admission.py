@@ -1,6 +1,6 @@
 """Letting messages in: from enqueue calls to `Enqueued` events, as few and as large as one turn allows.
 
-Calls without an identity are joined, whoever made them: one block and one event per partition. A call with a producer
+Calls without an identity are joined, whoever made them: one block, and one event per partition. A call with a producer
 or with idempotency keys is judged on its own, because what it repeats decides what of it goes in.
 Everything of one call goes into one unit, so an atomic batch is atomic by being written at once.
 """
@@ -195,31 +195,60 @@ class Admission:
         return parts
 
     def _write(self, columns: Columns, parts: I64 | None, now: Now) -> I64:
-        """Write all messages as new ones; returns their ids."""
-        partitions = self._topic.partitions
-        ids = np.empty(columns.count, dtype=np.int64)
-        if parts is None:
-            shares: list[tuple[Partition, Any, Columns]] = [(partitions[0], slice(None), columns)]
+        """Write all messages as new ones; returns their ids.
+
+        However many partitions they go to, they lie in one block, those of one partition next to each other.
+        """
+        rows, smalls = columns.fill(now.steady, now.wall)
+        fairness = give_turns(self._topic.partitions[0], rows, columns)
+        payloads = columns.payloads
+        if parts is None or (parts == parts[0]).all():
+            spans = [(self._topic.partitions[0 if parts is None else int(parts[0])], 0, columns.count)]
+            order = None
         else:
-            numbers = np.unique(parts).tolist()
-            if len(numbers) == 1:
-                shares = [(partitions[numbers[0]], slice(None), columns)]
-            else:
-                indexes = [np.flatnonzero(parts == number) for number in numbers]
-                shares = [
-                    (partitions[n], index, columns.subset(index.tolist()))
-                    for n, index in zip(numbers, indexes, strict=True)
-                ]
-        made: list[_Made] = []
-        for partition, index, share in shares:
-            for piece, part in _pieces(index, share):
-                rows, smalls = part.fill(now.steady, now.wall)
-                rows["id"] = partition.ids.take(part.count, now.steady)
-                ids[piece] = rows["id"]
-                fairness = give_turns(partition, rows, part)
-                made.append((partition, rows, make_block(rows, smalls, part.payloads), fairness))
-        self._emit(made, now)
+            order = parts.argsort(kind="stable")
+            rows, fairness = rows[order], None if fairness is None else fairness[order]
+            index = order.tolist()
+            payloads = [payloads[i] for i in index]
+            smalls = None if smalls is None else [smalls[i] for i in index]
+            numbers, starts = np.unique(parts[order], return_index=True)
+            ends = [*starts[1:].tolist(), columns.count]
+            spans = [
+                (self._topic.partitions[n], start, end)
+                for n, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True)
+            ]
+        for partition, start, end in spans:
+            rows["id"][start:end] = partition.ids.take(end - start, now.steady)
+        blocks = [
+            (
+                first,
+                last,
+                make_block(rows[first:last], None if smalls is None else smalls[first:last], payloads[first:last]),
+            )
+            for first, last in _cuts(payloads)
+        ]
+        self._emit_blocks(rows, blocks, spans, fairness, now)
+        ids = np.empty(columns.count, dtype=np.int64)
+        ids[slice(None) if order is None else order] = rows["id"]
         return ids
+
+    def _emit_blocks(
+        self, rows: Any, blocks: list[tuple[int, int, Block]], spans: list[tuple[Partition, int, int]],
+        fairness: I64 | None, now: Now,
+    ) -> None:  # fmt: skip
+        frames = len(spans) + len(blocks)
+        total = sum(block.nbytes for _, _, block in blocks) + 512 * frames
+        self._topic.reserve(self._journal, total, now, blocks=len(blocks), frames=frames)
+        for first, last, block in blocks:
+            events: list[tuple[Partition, EnqueuedEvent]] = []
+            for partition, start, end in spans:
+                start, end = max(start, first), min(end, last)
+                if start < end:
+                    seq = self._topic.take_seq(end - start)
+                    events.append((partition, EnqueuedEvent(0, start - first, end - start, seq)))
+            hashes = None if fairness is None else fairness[first:last]
+            self._topic.emit_shared(self._journal, events, rows[first:last], block, now, hashes)
+        self.enqueued += len(rows)
 
     def _emit(self, made: list[_Made], now: Now, events: list[EnqueuedEvent] | None = None) -> None:
         extra = sum(b.count for _, _, b, _ in made) * EVENT_BYTES_PER_ROW if events else 0
@@ -519,22 +548,20 @@ def _gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, 
     return join(parts), spans
 
 
-def _pieces(index: Any, columns: Columns) -> list[tuple[Any, Columns]]:
-    """Cut into blocks of at most BLOCK_BYTES_MAX. Nearly always one."""
-    sizes = [len(p) for p in columns.payloads]
-    if sum(sizes) + columns.count * 2 * ROW_BYTES <= BLOCK_BYTES_MAX:
-        return [(index, columns)]
-    rows = np.arange(columns.count) if isinstance(index, slice) else index
-    pieces: list[tuple[Any, Columns]] = []
+def _cuts(payloads: Sequence[bytes]) -> list[tuple[int, int]]:
+    """(first, end) of blocks of at most BLOCK_BYTES_MAX. Nearly always one."""
+    sizes = [len(p) for p in payloads]
+    if sum(sizes) + len(sizes) * 2 * ROW_BYTES <= BLOCK_BYTES_MAX:
+        return [(0, len(sizes))]
+    cuts: list[tuple[int, int]] = []
     start, total = 0, 0
     for i, size in enumerate(sizes):
         size += 2 * ROW_BYTES
         if total + size > BLOCK_BYTES_MAX - (64 << 10) and i > start:
-            pieces.append((rows[start:i], columns.subset(range(start, i))))
+            cuts.append((start, i))
             start, total = i, 0
         total += size
-    pieces.append((rows[start:], columns.subset(range(start, columns.count))))
-    return pieces
+    return [*cuts, (start, len(sizes))]
 
 
 def batch_bytes_max(config: TopicConfig, count: int) -> int:

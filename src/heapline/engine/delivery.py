@@ -258,7 +258,7 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
     columns = zip(
         repeat(broker, len(ids)),
         repeat(topic.name),
-        repeat(0) if len(topic.partitions) == 1 else [partition_of(id) for id in ids],
+        repeat(0) if len(topic.partitions) == 1 else partition_of(np.array(ids, dtype=np.int64)).tolist(),
         ids,
         [token for call in calls for token in call.tokens],
         records.payloads,

@@ -8,6 +8,7 @@ No I/O, no clock, no asyncio here; the runner drives it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -128,18 +129,27 @@ class Topic:
     def emit_records(
         self, journal: Journal, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
         now: Now, fairness: I64 | None = None,
-    ) -> I64:  # fmt: skip
-        """Apply an event that brings records, and gather both; returns the records' positions.
+    ) -> None:  # fmt: skip
+        """Apply an event that brings records, and gather both.
 
         The caller has reserved room for all that must lie in one unit.
         """
+        self.emit_shared(journal, [(partition, event)], rows, block, now, fairness)
+
+    def emit_shared(
+        self, journal: Journal, events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]], rows: Any,
+        block: Block, now: Now, fairness: I64 | None = None,
+    ) -> None:  # fmt: skip
+        """The same for several partitions whose records lie in one block: each event says which of them are its own."""
         segment, at = journal.add_block(block)
-        event.block = self._blocks
-        self._blocks += 1
         positions = self._positions(segment, at, rows)
-        self._gather(partition, event, encode_event(event), int(rows["id"][0]))
-        self._apply(partition, event, now.steady, rows, positions, fairness)
-        return positions
+        for partition, event in events:
+            event.block = self._blocks
+            own = slice(event.start, event.start + event.count)
+            self._gather(partition, event, encode_event(event), int(rows["id"][event.start]))
+            hashes = None if fairness is None else fairness[own]
+            self._apply(partition, event, now.steady, rows[own], positions[own], hashes)
+        self._blocks += 1
 
     def _gather(self, partition: Partition, event: AnyEvent, data: bytes, first_id: int = -1) -> None:
         frame = self._frames.get(partition.number)
