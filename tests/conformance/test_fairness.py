@@ -13,7 +13,7 @@ import heapline
 from heapline import Outgoing
 from heapline.broker import Broker
 from tests.conformance.conftest import MakeTopic
-from tests.conformance.worlds import World, drain, picture, put
+from tests.conformance.worlds import Memory, World, drain, picture, put
 
 
 async def fill(hl: Broker, *messages: tuple[str | None, bytes], **options: Any) -> list[int]:
@@ -405,3 +405,61 @@ async def test_repeated_request_costs_no_rate(world: World, topic: MakeTopic) ->
     assert [m.id for m in await hl.pop("jobs", request_id="r")] == [first.id]
     await world.advance(1)
     assert [m.priority for m in await hl.pop("jobs", 5)] == [2]
+
+
+# -- turns are given when a message becomes ready ----------------------------------------------------------------------
+
+
+async def _let_time_pass(broker: Broker, count: int = 60) -> None:
+    """Others are served meanwhile, so that turns given before are long past."""
+    await broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="others") for _ in range(count)])
+    while found := await broker.pop("jobs", 100):
+        await broker.ack(found)
+
+
+async def _first_of(broker: Broker, count: int) -> list[str | None]:
+    return [m.fairness_key for m in await broker.pop("jobs", count)]
+
+
+async def test_a_herd_of_delayed_messages_does_not_bury_those_that_come_when_it_is_due(
+    world: World, topic: MakeTopic, fake_time: None
+) -> None:
+    await topic(fairness="keys", partitions=2)
+    await world.broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="planner", delay=60) for _ in range(50)])
+    await _let_time_pass(world.broker)
+    await world.advance(61)
+    await world.broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="small") for _ in range(5)])
+    assert (await _first_of(world.broker, 12)).count("small") == 5
+
+
+async def test_a_batch_that_was_prepared_long_ago_does_not_bury_those_that_come_when_it_is_committed(
+    topic: MakeTopic, broker: Broker
+) -> None:
+    await topic(fairness="keys", partitions=2)
+    await broker.prepare_batch("b", "p", [Outgoing(b"", fairness_key="bulk") for _ in range(50)], topic="jobs")
+    await _let_time_pass(broker)
+    await broker.commit_batch("b", ["p"])
+    await broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="small") for _ in range(5)])
+    assert (await _first_of(broker, 12)).count("small") == 5
+
+
+@pytest.mark.parametrize("memory", ["journal", "snapshot"])
+async def test_dead_letters_that_come_back_do_not_bury_others(world: World, topic: MakeTopic, memory: Memory) -> None:
+    broker: Broker = world.broker
+    await topic(fairness="keys", partitions=2)
+    await broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="broken") for _ in range(50)])
+    await broker.bury(await broker.pop("jobs", 50))
+    await _let_time_pass(broker)
+    assert await broker.dlq_replay("jobs") == 50
+    broker = await world.reopen(memory)
+    await broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="small") for _ in range(5)])
+    assert (await _first_of(broker, 12)).count("small") == 5
+
+
+async def test_a_message_that_is_tried_again_keeps_its_turn(world: World, topic: MakeTopic, fake_time: None) -> None:
+    await topic(fairness="keys")
+    await world.broker.enqueue_batch("jobs", [Outgoing(b"%d" % i, fairness_key="a") for i in range(5)])
+    (first,) = await world.broker.pop("jobs")
+    await first.nack(backoff=1.0)
+    await world.advance(2)
+    assert [m.payload for m in await world.broker.pop("jobs", 5)] == [b"0", b"1", b"2", b"3", b"4"]

@@ -124,6 +124,15 @@ class Fired(IdEvent, tag=0x081, gc=False):
     seq: int
 
 
+class FiredInTurn(IdEvent, tag=0x082, gc=False):
+    """The same where fairness keys take turns: a message gets its turn as it becomes ready, unless it is a retry."""
+
+    positions: Column
+    wall: bool
+    seq: int
+    keys: Column  # heap keys, with the turns
+
+
 class FiredCount(Event, tag=0x091, gc=False):
     """The same on a topic without streams: only how many, which is enough to replay."""
 
@@ -144,6 +153,15 @@ class Replayed(IdEvent, tag=0x0B1, gc=False):
     dues: Column
     expires: Column
     seq: int
+
+
+class ReplayedInTurn(IdEvent, tag=0x0B2, gc=False):
+    """The same where fairness keys take turns: those that are ready at once get theirs."""
+
+    dues: Column
+    expires: Column
+    seq: int
+    keys: Column  # heap keys, with the turns
 
 
 class DeadDeleted(IdEvent, tag=0x0C1, gc=False):
@@ -258,6 +276,7 @@ class BatchCommitted(IdEvent, tag=0x181, gc=False):
     seq: int
     at: int
     more: bool  # another event of this batch follows; otherwise all that is left of the batch goes
+    keys: Column  # where fairness keys take turns: heap keys, with the turns; else empty
 
     def rows(self) -> int:
         return len(self.ids) or 1
@@ -271,16 +290,18 @@ class BatchAborted(Event, tag=0x191, gc=False):
 
 
 AnyEvent = (
-    Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredCount | DeadLettered
-    | Replayed | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved | ProducerOpened | ConfigChanged
-    | Paused | Resumed | Throttled | Grown | BatchPrepared | BatchCommitted | BatchAborted
+    Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredInTurn | FiredCount
+    | DeadLettered | Replayed | ReplayedInTurn | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved
+    | ProducerOpened | ConfigChanged | Paused | Resumed | Throttled | Grown | BatchPrepared | BatchCommitted
+    | BatchAborted
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
 KIND_NAMES: dict[type[Event], str] = {
     Enqueued: "enqueued", Leased: "leased", LeaseExpired: "lease_expired", Acked: "acked", Nacked: "nacked",
-    Released: "released", Extended: "extended", Fired: "fired", FiredCount: "fired_count",
-    DeadLettered: "dead_lettered", Replayed: "replayed", DeadDeleted: "dead_deleted", Cancelled: "cancelled",
+    Released: "released", Extended: "extended", Fired: "fired", FiredInTurn: "fired", FiredCount: "fired_count",
+    DeadLettered: "dead_lettered", Replayed: "replayed", ReplayedInTurn: "replayed", DeadDeleted: "dead_deleted",
+    Cancelled: "cancelled",
     Rescheduled: "rescheduled", Expired: "expired", Purged: "purged", Moved: "moved",
     ProducerOpened: "producer_opened", ConfigChanged: "config_changed", Paused: "paused", Resumed: "resumed",
     Throttled: "throttled",

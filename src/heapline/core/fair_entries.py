@@ -193,15 +193,30 @@ class FairEntries(Entries):
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def _turn_anew(self, id: int, old_key: int, priority_key: int, waits: bool) -> int:
-        """The heap key of a message that is given a priority: within its own it keeps its turn, at another one it comes
-        after the messages of its fairness key that are there (and delayed, if it is)."""
-        if self.fair is None:
-            return priority_key
-        if old_key >> TURN_BITS == priority_key:
-            return old_key
-        turn = self.fair.take(np.array([priority_key]), self.hashes_of(np.array([id])), np.array([waits]))
-        return int(self.ordering.with_turns(priority_key, int(turn[0])))
+    def in_turn(self, ids: I64, keys: I64, which: npt.NDArray[np.bool_]) -> I64:
+        """The heap keys of messages with these; those that become ready now get their turns."""
+        assert self.fair is not None
+        keys = keys.copy()
+        if which.any():
+            priorities = keys[which] >> TURN_BITS
+            turns = self.fair.take(priorities, self.hashes_of(ids[which]))
+            keys[which] = self.ordering.with_turns(priorities, turns)
+        return keys
+
+    def _observe_turns(self, ids: I64, keys: I64) -> None:
+        """Turns that events give, when they are applied again."""
+        if self.fair is not None and self.fair.is_loading and len(ids):
+            self.fair.observe(keys, self.hashes_of(ids))
+
+    def _rescheduled_key(self, id: int, ready_key: int | None, priority_key: int, waits: bool) -> int:
+        """The heap key of a rescheduled message. One that is ready and stays so at its priority keeps its turn; else it
+        comes after the messages of its fairness key that are there, once it is ready."""
+        key = int(self.ordering.with_turns(priority_key, 0))
+        if waits:
+            return key
+        if ready_key is not None and ready_key >> TURN_BITS == priority_key:
+            return ready_key
+        return int(self.in_turn(np.array([id]), np.array([key]), np.ones(1, dtype=np.bool_))[0])
 
     def priorities_in_use(self) -> set[int]:
         """Priorities, as upper parts of heap keys, of all living messages."""

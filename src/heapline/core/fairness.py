@@ -1,13 +1,14 @@
 """Fairness between keys: whose turn it is within a priority, and how many leases a key has out.
 
-*Turns.* Every message of a fair topic gets a turn number when it comes in, and within a priority the lowest turn goes
-first. Virtual time V is the highest turn that was leased at that priority so far; a key's next message gets
+*Turns.* Every message of a fair topic gets a turn number when it becomes ready, and within a priority the lowest turn
+goes first. Virtual time V is the highest turn that was leased at that priority so far; a key's next message gets
 max(V, last) + 1, where `last` is the last turn that the key was given there. So keys that have messages waiting advance
 side by side, one message a turn each, and a key that comes new starts where the others stand, not behind their
 queues. Messages without a fairness key count together as one key. Turns are recorded with the messages, so what is
 kept here only decides turns to come; it may be pruned at will where pruning changes no max(V, last).
-Delayed messages of a key have a line of turns of their own, else what somebody planned for tomorrow would stand before
-what he sends today. They keep their turns: those that V has passed when they fall due come before the others.
+Becoming ready means: being enqueued without a delay, firing, being committed with its batch, coming back from the dead
+letters. A turn given earlier would be one that V has passed by then, and a million messages planned for tomorrow would
+bury what others send tomorrow. A message that is released or tried again keeps the turn that it had.
 
 *Memory.* One entry per key and priority that has turns ahead of V, about 90 bytes; those that V has passed are dropped
 whenever a priority's table has doubled. V of a priority that holds nothing any more is dropped in the same way.
@@ -36,7 +37,6 @@ Mask = npt.NDArray[np.bool_]
 
 _TABLE_MIN = 1024  # tables below this are not worth pruning
 _FREE = 1 << 40
-_DELAYED = 0x5DEECE66D5DEECE6  # tells the turns of a key's delayed messages from those of its others
 
 
 class Member(Protocol):
@@ -77,10 +77,9 @@ class FairShare:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def take(self, priorities: I64, hashes: I64, waits: Mask | None = None) -> I64:
-        """Turns for new messages in this order. `priorities` are the upper parts of heap keys; `waits` says which of
-        the messages are delayed."""
-        order, starts, pairs = _groups(priorities, _lines(hashes, waits))
+    def take(self, priorities: I64, hashes: I64) -> I64:
+        """Turns for messages that become ready in this order. `priorities` are the upper parts of heap keys."""
+        order, starts, pairs = _groups(priorities, hashes)
         counts = np.diff(starts, append=len(order))
         bases: list[int] = []
         for (priority, line), count in zip(pairs, counts.tolist(), strict=True):
@@ -91,13 +90,19 @@ class FairShare:
         turns[order] = np.repeat(np.array(bases, dtype=np.int64) - starts, counts) + np.arange(1, len(order) + 1)
         return np.minimum(turns, TURN_MAX)
 
-    def observe(self, keys: I64, hashes: I64, waits: Mask | None = None) -> None:
+    def observe(self, keys: I64, hashes: I64) -> None:
         """These heap keys were given: what `take` did then, when the journal is replayed."""
-        order, starts, pairs = _groups(keys >> TURN_BITS, _lines(hashes, waits))
+        order, starts, pairs = _groups(keys >> TURN_BITS, hashes)
         highest = np.maximum.reduceat((keys & TURN_MAX)[order], starts)
         for (priority, line), turn in zip(pairs, highest.tolist(), strict=True):
             last = self._last.setdefault(priority, {})
             last[line] = max(last.get(line, 0), turn)
+
+    def forget(self, hashes: I64) -> None:
+        """No message of these keys waits any more: their next ones start where the others stand."""
+        gone = set(hashes.tolist())
+        for priority, table in self._last.items():
+            self._last[priority] = {hash: turn for hash, turn in table.items() if hash not in gone}
 
     def advance(self, keys: I64) -> None:
         """Messages with these heap keys, in ascending order, were leased."""
@@ -195,11 +200,6 @@ class FairShare:
     def load_state(self, state: list[Any]) -> None:
         self._times = dict(state[0])
         self._last = {p: dict(zip(hashes, turns, strict=True)) for p, hashes, turns in state[1]}
-
-
-def _lines(hashes: I64, waits: Mask | None) -> I64:
-    """Which line of turns each message is in: its key's own, or that of the key's delayed messages."""
-    return hashes if waits is None else np.where(waits, hashes ^ _DELAYED, hashes)
 
 
 def _groups(priorities: I64, lines: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], list[tuple[int, int]]]:

@@ -22,6 +22,7 @@ from heapline.core.events import (
     I64,
     Acked,
     AnyEvent,
+    BatchCommitted,
     Cancelled,
     DeadDeleted,
     DeadLettered,
@@ -29,6 +30,7 @@ from heapline.core.events import (
     Extended,
     Fired,
     FiredCount,
+    FiredInTurn,
     Grant,
     Leased,
     LeaseExpired,
@@ -36,6 +38,7 @@ from heapline.core.events import (
     Purged,
     Released,
     Replayed,
+    ReplayedInTurn,
     Rescheduled,
 )  # fmt: skip
 from heapline.core.fairness import FairShare
@@ -252,6 +255,10 @@ class Partition(PartitionState):
                     continue
                 rows = Timers(*(column[good] for column in rows))
             count = len(rows.ids)
+            if self.fair is not None:
+                first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
+                keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps the turn that it had
+                return [FiredInTurn(rows.ids, rows.positions, wall, seq(count), keys)]
             if self.config.streams:
                 return [Fired(rows.ids, rows.positions, wall, seq(count))]
             return [FiredCount(count, wall, seq(count))]
@@ -344,7 +351,9 @@ class Partition(PartitionState):
         elif due <= (time := now.wall if wall else now.steady):
             # A moment that has passed means now, and the time to live counts from there.
             due, expires = 0, expires and expires + time - due
-        key = self._turn_anew(id, found.key, self.ordering.key(priority, enqueued_at), due != 0)
+        key = self.ordering.key(priority, enqueued_at)
+        if self.fair is not None:
+            key = self._rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
         return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
             _i64([due]), _i64([expires]), wall, seq, expires_wall,
@@ -354,8 +363,23 @@ class Partition(PartitionState):
         count = self.ready + self.delayed
         return Purged(count, now.steady) if count else None
 
-    def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> Replayed:
-        return Replayed(_i64(ids), _i64(dues), _i64(expires), seq)
+    def decide_replay(
+        self, ids: list[int], dues: list[int], expires: list[int], seq: int
+    ) -> Replayed | ReplayedInTurn:  # fmt: skip
+        if self.fair is None:
+            return Replayed(_i64(ids), _i64(dues), _i64(expires), seq)
+        keys = self.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
+        return ReplayedInTurn(_i64(ids), _i64(dues), _i64(expires), seq, keys)
+
+    def decide_turns(self, event: BatchCommitted) -> I64:
+        """The heap keys of what a commit attaches: what is ready gets its turns now, not when it was prepared."""
+        held = self.prepared.batches[event.batch_id]
+        shares = [held[part] for part in event.parts]
+        ids = np.concatenate([share.ids for share in shares])
+        keys = np.concatenate([share.keys for share in shares])
+        ready = np.concatenate([share.rows["due"] for share in shares]) == 0
+        kept = np.isin(ids, event.ids)
+        return self.in_turn(ids[kept], keys[kept], ready[kept])
 
     def decide_dlq_delete(self, ids: list[int]) -> DeadDeleted:
         return DeadDeleted(_i64(ids))

@@ -265,7 +265,7 @@ class Prepared:
             if left_out:
                 ids = ids[~np.isin(ids, np.fromiter(left_out, np.int64, len(left_out)))]
             events.append(
-                BatchCommitted(ids, batch_id, group, seq(len(ids) or 1), at, more=number < len(groups) - 1)
+                BatchCommitted(ids, batch_id, group, seq(len(ids) or 1), at, more=number < len(groups) - 1, keys=EMPTY)
             )  # fmt: skip
         return events
 

@@ -31,6 +31,7 @@ from heapline.core.events import (
     Extended,
     Fired,
     FiredCount,
+    FiredInTurn,
     Leased,
     LeaseExpired,
     Moved,
@@ -39,6 +40,7 @@ from heapline.core.events import (
     Purged,
     Released,
     Replayed,
+    ReplayedInTurn,
     Rescheduled,
     Throttled,
 )  # fmt: skip
@@ -109,8 +111,9 @@ class PartitionState(FairEntries):
         if self.fair is not None and self.key_hashes is not None and fairness is not None:
             keys = self.ordering.with_turns(keys, rows["turn"])
             self.key_hashes.append(ids, fairness)
-            if self.fair.is_loading:
-                self.fair.observe(keys, fairness, rows["due"] != 0)
+            given = rows["turn"] != 0
+            if given.any():
+                self._observe_turns(ids[given], keys[given])
         return keys
 
     def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
@@ -234,6 +237,15 @@ class PartitionState(FairEntries):
             raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
         self._make_ready(rows)
 
+    def _fired_in_turn(self, event: FiredInTurn, at: int) -> None:
+        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, len(event.ids))
+        if not np.array_equal(rows.ids, event.ids):
+            raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
+        self._observe_turns(event.ids, event.keys)
+        self._make_ready(rows._replace(keys=event.keys))
+        for i, _, touched in self._touched_among(event.ids):
+            touched.key = int(event.keys[i])
+
     def _fired_count(self, event: FiredCount, at: int) -> None:
         self._make_ready(self._take_delayed(self.calendar if event.wall else self.delays, event.wall, event.count))
 
@@ -257,10 +269,13 @@ class PartitionState(FairEntries):
             self.lapsed.discard(id)
         self._place(ids, DEAD, [lease[POSITION] for lease in leases])
 
-    def _replayed(self, event: Replayed, at: int) -> None:
+    def _replayed(self, event: Replayed | ReplayedInTurn, at: int) -> None:
         ids = event.ids.tolist()
         dead = [self.dead.pop(id) for id in ids]
         keys = np.array([d.key for d in dead], dtype=np.int64)
+        if isinstance(event, ReplayedInTurn):
+            keys = event.keys
+            self._observe_turns(event.ids, keys)
         positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
         later = event.dues != 0
         now = ~later
@@ -306,8 +321,7 @@ class PartitionState(FairEntries):
 
     def _rescheduled(self, event: Rescheduled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
-        if self.fair is not None:  # it counts where it stands now, with a turn that was given elsewhere too
-            self.fair.observe(event.keys, self.hashes_of(event.ids), event.dues != 0)
+        self._observe_turns(event.ids, event.keys)
         for i, id in enumerate(event.ids.tolist()):
             key, due, expires = int(event.keys[i]), int(event.dues[i]), int(event.expires[i])
             position = int(event.positions[i])
@@ -334,6 +348,8 @@ class PartitionState(FairEntries):
         self.delays.clear()
         self.calendar.clear()
         self.ready = self.delayed = 0
+        if self.fair is not None and len(ids):
+            self.fair.forget(self.hashes_of(ids))
         self._depart(ids, positions, "purged", event.at)
 
     def _moved(self, rows: Any, positions: I64) -> None:
@@ -386,7 +402,11 @@ class PartitionState(FairEntries):
         if not np.array_equal(attached.ids, event.ids):
             raise Replay(f"partition {self.number}: the journal commits others than those that were prepared")
         if attached.count:
-            self._bring_in(attached.rows, attached.keys, attached.ids, attached.positions)
+            keys = attached.keys
+            if len(event.keys):
+                keys = event.keys
+                self._observe_turns(event.ids, keys)
+            self._bring_in(attached.rows, keys, attached.ids, attached.positions)
         for share in shares:
             self._remember(share, at)
         if not event.more:
@@ -431,6 +451,7 @@ class PartitionState(FairEntries):
 _HANDLERS: dict[type, Any] = {
     Nacked: PartitionState._nacked, LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
     Extended: PartitionState._extended, Fired: PartitionState._fired, FiredCount: PartitionState._fired_count,
+    FiredInTurn: PartitionState._fired_in_turn, ReplayedInTurn: PartitionState._replayed,
     DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
     DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
     Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,

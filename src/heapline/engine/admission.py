@@ -477,7 +477,7 @@ class CallShare:
                 self.errors[where] = error
                 self.new[row] = False
 
-    def build(self, now: Now) -> tuple[Any, Block, EnqueuedEvent, I64 | None]:
+    def build(self, now: Now, in_turn: bool = True) -> tuple[Any, Block, EnqueuedEvent, I64 | None]:
         new = np.flatnonzero(self.new)
         part = self._columns.subset(new.tolist())
         rows, smalls = part.fill(now.steady, now.wall)
@@ -498,7 +498,7 @@ class CallShare:
                 renumber[rows_keyed], b"".join(self._hashes[i] for i, _ in keep), self._prints[rows_keyed].tobytes(),
                 np.array(scopes, dtype=np.int8).tobytes(), np.full(len(keep), now.steady + window, dtype=np.int64),
             )  # fmt: skip
-        fairness = give_turns(self.partition, rows, part)
+        fairness = give_turns(self.partition, rows, part, in_turn)
         return rows, make_block(rows, smalls, part.payloads), event, fairness
 
     def results(self) -> list[tuple[int, Enqueued]]:
@@ -517,13 +517,16 @@ class CallShare:
         return found
 
 
-def give_turns(partition: Partition, rows: Any, part: Columns) -> I64 | None:
-    """Write turns into the rows of new messages; the hashes of their fairness keys, or None if keys take no turns."""
+def give_turns(partition: Partition, rows: Any, part: Columns, in_turn: bool = True) -> I64 | None:
+    """Write turns into the rows of new messages that are ready (the others get theirs when they are); the hashes of
+    their fairness keys, or None if keys take no turns."""
     if partition.fair is None:
         return None
     hashes = part.fairness_hashes()
-    priorities = partition.ordering.keys(rows["priority"], rows["enqueued_at"])
-    rows["turn"] = partition.fair.take(priorities, hashes, rows["due"] != 0)
+    ready = rows["due"] == 0
+    if in_turn and ready.any():
+        priorities = partition.ordering.keys(rows["priority"][ready], rows["enqueued_at"][ready])
+        rows["turn"][ready] = partition.fair.take(priorities, hashes[ready])
     return hashes
 
 

@@ -21,7 +21,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from heapline.core.events import AnyEvent, Fired, FiredCount
+from heapline.core.events import AnyEvent, Fired, FiredCount, FiredInTurn
 from heapline.core.partition import ROW_BY_ROW, Partition
 from heapline.engine.topic import Topic
 from heapline.model import Now
@@ -119,7 +119,7 @@ class Firing:
             partition = self._topic.partitions[line[0]]
             events = partition.decide_tick(now, min(QUANTUM_ROWS, allowance - fired), self._topic.take_seq)
             for event in events:
-                fired += event.rows() * (1 if isinstance(event, Fired | FiredCount) else ROW_BY_ROW)
+                fired += event.rows() * (1 if isinstance(event, Fired | FiredInTurn | FiredCount) else ROW_BY_ROW)
                 emit(partition, event, now)
             if events or partition.next_wake_in(now) == 0:
                 line.rotate(-1)

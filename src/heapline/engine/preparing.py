@@ -121,7 +121,7 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     results = [Enqueued(0)] * call.count
     made = []
     for share in shares:
-        built = share.build(now) if share.new.any() else None
+        built = share.build(now, in_turn=False) if share.new.any() else None  # turns are given when it is committed
         known: list[tuple[int, int]] = []  # (row of the call, id)
         for row, result in share.results():
             results[row] = result
@@ -170,6 +170,8 @@ def attach(runner: TopicRunner, batch_id: str, parts: Sequence[str], left_out: S
     for partition in topic.partitions:
         if batch_id in partition.prepared.batches:
             for event in partition.prepared.decide_commit(batch_id, parts, left_out, topic.take_seq, now.steady):
+                if partition.fair is not None and len(event.ids):
+                    event.keys = partition.decide_turns(event)
                 runner.emit(partition, event, now)
                 runner.admission.enqueued += len(event.ids)
 

@@ -25,12 +25,14 @@ from heapline.core.events import (
     Enqueued,
     Fired,
     FiredCount,
+    FiredInTurn,
     Grown,
     Leased,
     Moved,
     Paused,
     Released,
     Replayed,
+    ReplayedInTurn,
     Rescheduled,
     Resumed,
     decode_events,
@@ -50,7 +52,9 @@ from heapline.journal.unit import SealedUnit, Unit
 from heapline.model import Now
 
 EVENT_OVERHEAD = 64  # bytes that a frame or block adds to its unit beyond its own, at most
-_SEQUENCED = (Leased, Released, Fired, FiredCount, Replayed, Rescheduled, Enqueued, BatchCommitted)
+_SEQUENCED = (
+    Leased, Released, Fired, FiredInTurn, FiredCount, Replayed, ReplayedInTurn, Rescheduled, Enqueued, BatchCommitted,
+)  # fmt: skip
 
 
 class _PendingFrame:

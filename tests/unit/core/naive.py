@@ -48,6 +48,7 @@ class NaiveMessage:
     lapsed: bool = False  # its time to live was seen to end while it was leased
     fairness: str | None = None
     turn: int = 0  # on a topic where fairness keys take turns
+    retries: bool = False  # it waits for a retry
     reason: str | None = None
     ended_at: int = 0
     end_reason: str | None = None
@@ -78,21 +79,19 @@ class NaiveProducer:
 
 
 class NaiveTurns:
-    """A key's next turn at a priority is one after its last, or after the last that was served there. Its delayed
-    messages count apart."""
+    """A key's next turn at a priority is one after its last, or after the last that was served there."""
 
     def __init__(self) -> None:
         self.now: dict[int, int] = {}
-        self.last: dict[tuple[int, str | None, bool], int] = {}
+        self.last: dict[tuple[int, str | None], int] = {}
 
-    def take(self, priority: int, key: str | None, delayed: bool = False) -> int:
-        turn = max(self.now.get(priority, 0), self.last.get((priority, key, delayed), 0)) + 1
-        self.last[priority, key, delayed] = turn
+    def take(self, priority: int, key: str | None) -> int:
+        turn = max(self.now.get(priority, 0), self.last.get((priority, key), 0)) + 1
+        self.last[priority, key] = turn
         return turn
 
-    def moved(self, priority: int, key: str | None, delayed: bool, turn: int) -> None:
-        """A message counts where it stands now, with the turn that it has."""
-        self.last[priority, key, delayed] = max(self.last.get((priority, key, delayed), 0), turn)
+    def forget(self, key: str | None) -> None:
+        self.last = {at: turn for at, turn in self.last.items() if at[1] != key}
 
     def served(self, priority: int, turn: int) -> None:
         self.now[priority] = max(self.now.get(priority, 0), turn)
@@ -164,14 +163,17 @@ class NaivePartition:
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def give_turn(self, m: NaiveMessage) -> None:
+    def become_ready(self, m: NaiveMessage) -> None:
+        """It gets the next turn of its fairness key."""
         if self.config.fairness == "keys":
-            assert m.turn == self.turns.take(m.priority, m.fairness, m.due != 0), (
-                "it was given another turn than its key's next"
-            )
+            m.turn = self.turns.take(m.priority, m.fairness)
 
     def enqueue(self, m: NaiveMessage) -> None:
         assert m.id not in self.messages
+        told = m.turn
+        if not m.due:
+            self.become_ready(m)
+        assert told in (0, m.turn), "it was given another turn than its key's next"
         m.state = "delayed" if m.due else "ready"
         if m.ttl_ms:
             m.expires, m.expires_wall = (m.due or m.enqueued_at) + m.ttl_ms, bool(m.due) and m.wall
@@ -230,6 +232,7 @@ class NaivePartition:
         if fate == "waits":
             m.due, m.wall = self.retry_due(id, now, backoff_ms), False
             m.state, m.lease = ("delayed" if m.due else "ready"), None
+            m.retries = m.due != 0
             m.reason = reason if reason is not None else m.reason
         elif fate == "expired":
             self.end(id, "expired", now.steady)
@@ -268,13 +271,15 @@ class NaivePartition:
         """What is not given stays. A moment that has passed means now; the time to live counts from the due time."""
         m = self.messages[id]
         assert m.is_waiting
-        before, m.priority = m.priority, m.priority if priority is None else priority
+        before = m.priority, m.state
+        m.priority = m.priority if priority is None else priority
         if due is not None:
             self._give_due(m, now, due, wall)
-        if self.config.fairness == "keys" and m.priority != before:
-            m.turn = self.turns.take(m.priority, m.fairness, m.state == "delayed")
-        elif self.config.fairness == "keys":
-            self.turns.moved(m.priority, m.fairness, m.state == "delayed", m.turn)
+        m.retries = False
+        if m.state == "delayed":
+            m.turn = 0
+        elif before != (m.priority, "ready"):
+            self.become_ready(m)
 
     def _give_due(self, m: NaiveMessage, now: Now, due: int, wall: bool) -> None:
         due = max(due, clock(now, wall))
@@ -288,6 +293,8 @@ class NaivePartition:
         assert m.state == "dead"
         m.state, m.due, m.wall = ("delayed", due, False) if due else ("ready", 0, False)
         m.attempts, m.reason = 0, None
+        if not due:
+            self.become_ready(m)
         m.expires, m.expires_wall = ((due or now.steady) + m.ttl_ms if m.ttl_ms and restart_ttl else 0), False
 
     # -- what time is said to have done ----------------------------------------------------------------------------
@@ -298,6 +305,9 @@ class NaivePartition:
         for m in first:
             assert m.due <= clock(now, wall), "a timer fired early"
             m.state, m.due, m.wall = "ready", 0, False
+            if not m.retries:
+                self.become_ready(m)
+            m.retries = False
 
     def time_out(self, id: int, now: Now, becomes: str) -> None:
         m = self.messages[id]

@@ -20,6 +20,7 @@ from heapline.core.events import (
     Expired,
     Fired,
     FiredCount,
+    FiredInTurn,
     Grant,
     LeaseExpired,
     Nacked,
@@ -170,7 +171,7 @@ class Rig(BatchRig):
         """Check an event that time brought about against the model, then apply it to both."""
         self.emit(event)
         model, now = self.model, self.now
-        if isinstance(event, Fired):
+        if isinstance(event, Fired | FiredInTurn):
             model.fire(event.ids.tolist(), event.wall, now)
         elif isinstance(event, FiredCount):
             assert not self.config.streams
@@ -244,6 +245,7 @@ class Rig(BatchRig):
         if event is not None:
             self.emit(event)
         for m in waiting:
+            self.model.turns.forget(m.fairness)
             self.model.end(m.id, "purged", self.now.steady)
         return len(waiting)
 

@@ -48,14 +48,12 @@ class BatchRig(EnqueueRig):
         rows["payload_len"] = [len(p) for p in chosen.payloads]
         if len(new):
             rows["id"] = self.p.ids.take(len(new), self.now.steady)
-        fairness = give_turns(self.p, rows, chosen) if len(new) else None
+        fairness = give_turns(self.p, rows, chosen, in_turn=False) if len(new) else None
         event = BatchPrepared(
             0, 0, len(new), batch, part, ["jobs"], b"print", self.now.steady, new, EMPTY, EMPTY,
         )  # fmt: skip
         kept = [self._naive(row, chosen, i, int(prints[new[i]])) for i, row in enumerate(rows)]
         event.keys = _key_rows(kept)
-        for row in kept:  # the turn is given when it is prepared
-            self.model.give_turn(row.message)
         self.emit(event, rows if len(new) else None, self.allot(rows) if len(new) else None, fairness)
         self.records.update({int(row["id"]): row for row in rows})
         self.batches.setdefault(batch, {})[part] = kept
@@ -99,6 +97,8 @@ class BatchRig(EnqueueRig):
         events = self.p.prepared.decide_commit(batch, parts, left_out, self.take_seq, self.now.steady)
         assert [id for event in events for id in event.ids.tolist()] == [row.message.id for row in visible]
         for event in events:
+            if self.p.fair is not None and len(event.ids):
+                event.keys = self.p.decide_turns(event)
             self.emit(event)
         for row in visible:
             self.model.enqueue(row.message)

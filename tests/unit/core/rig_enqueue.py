@@ -48,9 +48,7 @@ class EnqueueRig(CheckingRig):
         self.emit(event, rows, self.allot(rows), fairness)
         for row, key in zip(rows, part.fairness or [None] * part.count, strict=True):
             self.records[int(row["id"])] = row
-            message = naive_message(row, key)
-            self.model.give_turn(message)
-            self.model.enqueue(message)
+            self.model.enqueue(naive_message(row, key))
         return ids
 
     def _judge_seqs(self, producer: str, columns: Columns, prints: Any, status: Any) -> None:

@@ -195,10 +195,10 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
 def test_commit_of_what_was_never_prepared_does_not_replay() -> None:
     rig = Rig()
     with pytest.raises(Replay, match="batch_committed"):
-        rig.p.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False), 0)
+        rig.p.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False, EMPTY), 0)
     rig.prepare("b", "1", Outgoing(b"x"))
     with pytest.raises(Replay, match="others"):
-        rig.p.apply(BatchCommitted(np.array([5]), "b", ["1"], 1, 0, False), 0)
+        rig.p.apply(BatchCommitted(np.array([5]), "b", ["1"], 1, 0, False, EMPTY), 0)
 
 
 def test_snapshot_of_prepared_parts_that_does_not_decode_is_damage() -> None:
