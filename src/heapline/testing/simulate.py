@@ -224,6 +224,8 @@ class Simulation:
         for name in self._wanted:
             if name not in self.node.history.damaged:
                 config = self.node.history.topics[name]
+                if config.strategy != "best_first":
+                    continue  # which gives the bound up
                 found = await ranks(self.node.hl, name)
                 self._ranked += len(found)
                 worse = [r for r in found if r.rank > config.k]
