@@ -1,41 +1,32 @@
 """Fair topics in the simulator: crashes, failed writes and reloads while keys take turns, are blocked and let go.
 
-All promises but the order are judged as ever (that one is told of no turns). Beside them, no key ever has more leases
-than it may, and the drain at the end shows that nothing stays parked.
+All promises are judged, the order by priority. Beside what clients see, no key ever has more leases inside than it may,
+and the drain at the end shows that nothing stays parked.
 """
 
 from __future__ import annotations
 
 import random
-import zlib
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from heapline.core.events import Leased
 from heapline.core.key_hashes import NO_KEY
 from heapline.engine.topic import Topic
-from heapline.model import Outgoing
-from heapline.testing import checkers, clients, simulate
-
-KEYS = ("a", "a", "a", "b", "c", None)
+from heapline.testing import simulate
 
 
 @pytest.fixture
 def too_many(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make every topic of the simulator a fair one; gathers what is leased beyond the limit."""
-    plain, outgoing, apply = simulate.topic_config, clients.Numbered.outgoing, Topic._apply
+    apply = Topic._apply
     found: list[str] = []
 
     def fair_config(rng: random.Random) -> dict[str, Any]:
         limit = rng.choice((0, 1, 2, 2, 5))
-        return plain(rng) | {"ordering": "strict", "fairness": "keys", "max_inflight_per_key": limit}
-
-    def with_key(self: clients.Numbered) -> Outgoing:
-        message = outgoing(self)
-        return msgspec.structs.replace(message, fairness_key=KEYS[zlib.crc32(self.sent.name.encode()) % len(KEYS)])
+        return {"ordering": "strict", "fairness": "keys", "max_inflight_per_key": limit}
 
     def watched(self: Topic, partition: Any, event: Any, *rest: Any) -> None:
         apply(self, partition, event, *rest)
@@ -44,11 +35,8 @@ def too_many(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             if (counts[keys != NO_KEY] > self.fair.limit).any():
                 found.append(f"{counts} leases with a limit of {self.fair.limit}")
 
-    monkeypatch.setattr(simulate, "topic_config", fair_config)
-    monkeypatch.setattr(clients.Numbered, "outgoing", with_key)
+    monkeypatch.setattr(simulate, "delivery_config", fair_config)
     monkeypatch.setattr(Topic, "_apply", watched)
-    unordered = tuple(c for c in checkers.ALL if not isinstance(c, checkers.StrictOrder))
-    monkeypatch.setattr(simulate, "judge", lambda history: checkers.judge(history, unordered))
     return found
 
 

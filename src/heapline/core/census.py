@@ -48,7 +48,7 @@ class Census:
     def depths(self, cuts: I64) -> I64:
         """How many ready messages have keys below the first cut, from it to below the second, and so on."""
         bounds, counts = cuts.tolist(), [0] * (len(cuts) + 1)
-        for run in self._entries.heap.runs():
+        for run in (*self._entries.heap.runs(), *self._entries.parked.runs()):
             keys, at = run.keys, run.start
             low, high = bisect_right(bounds, keys.item(at)), bisect_right(bounds, keys.item(-1))
             ends = keys.searchsorted(cuts[low:high]).tolist() if low < high else ()
@@ -79,6 +79,8 @@ class Census:
             remembered[run.serial] = blocks
             oldest = min(oldest, blocks.item(run.start // BLOCK_ROWS))
         self._oldest = remembered
+        for run in self._entries.parked.runs():  # those change, and are gathered anew
+            oldest = min(oldest, int(run.ids[run.start :].min()))
         return oldest
 
 

@@ -224,6 +224,7 @@ class FairEntries(Entries):
         columns += [chunk.keys[chunk.start :] for wheel in (self.delays, self.calendar) for chunk in wheel.chunks()]
         columns.append(np.array([lease[2] for lease in self.leases.by_id.values()], dtype=np.int64))
         columns.append(np.array([dead.key for dead in self.dead.values()], dtype=np.int64))
+        columns += [share.keys for share in self.prepared.shares()]
         found = [np.unique(column >> TURN_BITS) for column in columns]
         return set(np.concatenate([EMPTY, *found]).tolist())
 

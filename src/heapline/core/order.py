@@ -35,6 +35,7 @@ PRIORITY_LIMIT = (1 << 52) - 1
 _ELAPSED_LIMIT = 1 << MS_BITS
 TURN_BITS = 42
 TURN_MAX = (1 << TURN_BITS) - 1
+_KEY_MAX = (1 << 63) - 1
 TURN_PRIORITY_MIN, TURN_PRIORITY_MAX = -(1 << 21), (1 << 21) - 1
 
 
@@ -82,7 +83,11 @@ class Ordering:
         With aging it is effective priorities that are parted, as they stand at `now_ms`, to 1/1024 of a unit.
         """
         keys = self.keys(priorities, np.full(len(priorities), now_ms, dtype=np.int64))
-        return keys + 1 if self._invert else keys
+        cuts = keys + 1 if self._invert else keys
+        if not self.has_turns:
+            return cuts
+        low: I64 = np.clip(cuts, TURN_PRIORITY_MIN, TURN_PRIORITY_MAX) << TURN_BITS
+        return np.where(cuts > TURN_PRIORITY_MAX, _KEY_MAX, low)  # above all priorities lies nothing
 
     @staticmethod
     def with_turns(priority_keys: IntOrArray, turns: IntOrArray) -> IntOrArray:

@@ -50,12 +50,19 @@ class Rotation(Protocol):
         """Turns for `want` messages; `ready` says how many each available partition has. Fewer if there are fewer."""
         ...
 
+    def fork(self) -> Rotation:
+        """Another one in the same state: for a plan that may not be carried out to its end."""
+        ...
+
 
 class RoundRobin:
     """Each partition that has messages in turn, by number, after the one that was served last."""
 
-    def __init__(self) -> None:
-        self._last = -1
+    def __init__(self, last: int = -1) -> None:
+        self._last = last
+
+    def fork(self) -> RoundRobin:
+        return RoundRobin(self._last)
 
     def plan(self, ready: Mapping[int, int], want: int) -> Plan:
         left = {partition: count for partition, count in sorted(ready.items()) if count > 0}
@@ -86,6 +93,11 @@ class Weighted:
         self._credits: dict[int, float] = {}
         for partition, weight in (weights or {}).items():
             self.set_weight(partition, weight)
+
+    def fork(self) -> Weighted:
+        other = Weighted()
+        other._weights, other._credits = self._weights, self._credits.copy()
+        return other
 
     def set_weight(self, partition: int, weight: float) -> None:
         if not 0 < weight < float("inf"):

@@ -120,7 +120,7 @@ class Delivery:
             waits.append(wait)
         if self.heads.look_again_at is not None and self.heads.look_again_at > now.steady:
             waits.append(self.heads.look_again_at - now.steady)
-        return max(waits, default=None)
+        return min(waits, default=None)  # and then what is still waited for
 
     def _repeat(self, call: PopCall) -> None:
         """A pop that was asked before gets the leases that it got then, as far as they still stand, best first."""
@@ -155,6 +155,7 @@ class Delivery:
         ids, owner = chosen.ids[:total], chosen.owner[:total]
         given = np.bincount(owner, minlength=len(chosen.owners)).tolist()
         limits = self.heads.limits(chosen, total)
+        self.heads.took(total)
         # Of one selection all leases carry the same spine sequence: they are one step, in the order of their keys.
         seq = self._topic.take_seq(total)
         by_owner = owner.argsort(kind="stable")

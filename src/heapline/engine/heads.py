@@ -45,6 +45,12 @@ class Selection(NamedTuple):
     positions: I64
 
 
+class _Planned(NamedTuple):
+    ready: dict[int, int]  # by which turns were planned
+    turns: int
+    after: Rotation  # as it is once all of them have been
+
+
 _NO_SELECTION = Selection([], [], _NO_INDEX, _NO_INDEX, EMPTY, EMPTY, EMPTY)
 
 
@@ -56,6 +62,7 @@ class Heads:
         self._since: list[int] = []  # when its present head, or a better one, came to stand there
         self._read_at: list[int] = []
         self._rotation: Rotation | None = None
+        self._planned: _Planned | None = None  # the turns of the last selection
         self._rotates_by: tuple[str, dict[int, float]] = ("best_first", {})
         self.look_again_at: int | None = None  # steady ms: what was too fresh at the last selection no longer is
         self.updates: list[int] = []  # of each partition: how often its head was read
@@ -102,9 +109,13 @@ class Heads:
         if topic.config.max_staleness:
             oldest = now - round(topic.config.max_staleness * 1000)
             topic.new_heads.update(number for number, at in enumerate(self._read_at) if at < oldest)
-        if topic.fair is not None and topic.fair.limit:
+        if self._is_limited:
             # A key may lie in several partitions (after a growth): leases in one of them block messages in the others.
             topic.new_heads.update(range(len(topic.partitions)))
+
+    @property
+    def _is_limited(self) -> bool:
+        return self._topic.fair is not None and self._topic.fair.limit > 0
 
     @property
     def candidates(self) -> int:
@@ -149,7 +160,8 @@ class Heads:
         return full[ripe_at <= now], barrier
 
     def _best(self, full: Index, want: int, barrier: tuple[int, int] | None) -> Selection:
-        owners = self._owners(full, want)
+        # Rows that are beyond their key's limit fall away below, so `want` heads need not give `want` messages.
+        owners = full.tolist() if want > 1 and self._is_limited else self._owners(full, want)
         if not owners:
             return _NO_SELECTION
         partitions = self._topic.partitions
@@ -178,7 +190,14 @@ class Heads:
 
     def _in_turn(self, full: Index, want: int, turns: Rotation) -> Selection:
         partitions = self._topic.partitions
-        plan = turns.plan({number: partitions[number].ready for number in full.tolist()}, want)
+        numbers: list[int] = full.tolist()
+        if self._is_limited:  # what is held back takes no turns
+            ready = {number: len(partitions[number].eligible(want).ids) for number in numbers}
+        else:
+            ready = {number: partitions[number].ready for number in numbers}
+        after = turns.fork()
+        plan = after.plan(ready, want)
+        self._planned = _Planned(ready, len(plan.order), after)
         counts = plan.counts()
         if not counts:
             return _NO_SELECTION
@@ -189,6 +208,16 @@ class Heads:
         turn_of = {number: [at for at, turn in enumerate(plan.order) if turn == number] for number in owners}
         when = [turn_of[owners[o]][p] for o, p in zip(merged.owner.tolist(), merged.place.tolist(), strict=True)]
         return self._within_limits(_reordered(merged, np.argsort(when, kind="stable")))
+
+    def took(self, total: int) -> None:
+        """So many of the last selection were leased: other turns than theirs have not been."""
+        planned, self._planned = self._planned, None
+        if planned is None or self._rotation is None:
+            return
+        if total == planned.turns:
+            self._rotation = planned.after
+        else:
+            self._rotation.plan(planned.ready, total)
 
     def _within_limits(self, chosen: Selection) -> Selection:
         """Each partition has looked after the limit of leases per fairness key, but a key may lie in several."""

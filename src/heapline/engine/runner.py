@@ -370,7 +370,7 @@ class TopicRunner:
             fired = self._tick(now)
             if self._pops:
                 self._serve(now)
-            elif self.topic.config.min_freshness:
+            if self.topic.config.min_freshness:
                 self.delivery.heads.refresh(now.steady)  # they stand from now on, whether or not somebody looks
             self.committer.pump()
             self._maintain(now, fired)

@@ -50,7 +50,7 @@ class Batcher(Producer):
             shares = self._new_shares(topic) if again is None or not _identified(parts[again]) else parts[again]
         parts[part] = shares
         sent = {name: [m.sent for m in messages] for name, messages in shares.items()}
-        outgoing = {name: [m.outgoing() for m in messages] for name, messages in shares.items()}
+        outgoing = {name: [m.outgoing(self.is_fair(name)) for m in messages] for name, messages in shares.items()}
         patience = rng.uniform(0, 0.01) if rng.random() < 0.03 else None
         await self.call(
             "prepare_batch", topic, self.node.hl.prepare_batch(batch, part, outgoing), _told, patience,

@@ -12,6 +12,7 @@ from typing import Protocol
 from heapline.testing.batch_checker import prepared_complaints
 from heapline.testing.evidence import DRAIN, Delivery, Evidence, Life, is_on
 from heapline.testing.history import UNSURE, Call, History, name_in
+from heapline.testing.limit_checker import KeyLimit
 from heapline.testing.order_checker import StrictOrder
 
 SLACK_MS = 2  # two clocks are read at two moments, in whole milliseconds
@@ -327,6 +328,7 @@ class NoFalseAlarm:
 ALL: tuple[Checker, ...] = (
     NoLostMessage(), RefusedChangesNothing(), PayloadIntact(), SingleLease(), StrictOrder(), NeverEarly(),
     NoDoubleEnqueue(), AckedStaysGone(), BatchAllOrNothing(), AttemptsCounted(), NoFalseAlarm(),
+    KeyLimit(),
 )  # fmt: skip
 
 
@@ -342,6 +344,7 @@ def judge(history: History, checkers: tuple[Checker, ...] = ALL) -> list[str]:
 
 
 __all__ = [
-    "ALL", "AckedStaysGone", "AttemptsCounted", "BatchAllOrNothing", "Checker", "NeverEarly", "NoDoubleEnqueue",
-    "NoFalseAlarm", "NoLostMessage", "PayloadIntact", "RefusedChangesNothing", "SingleLease", "StrictOrder", "judge",
+    "ALL", "AckedStaysGone", "AttemptsCounted", "BatchAllOrNothing", "Checker", "KeyLimit", "NeverEarly",
+    "NoDoubleEnqueue", "NoFalseAlarm", "NoLostMessage", "PayloadIntact", "RefusedChangesNothing", "SingleLease",
+    "StrictOrder", "judge",
 ]  # fmt: skip

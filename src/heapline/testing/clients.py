@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from heapline.model import Enqueued, LeaseRef, Message, MessageInfo, Outgoing
 from heapline.testing.evidence import DRAIN
-from heapline.testing.history import Call, Dead, Got, Sent, Told, payload_of
+from heapline.testing.history import Call, Dead, Got, Sent, Told, fairness_key_of, payload_of
 from heapline.testing.node import Node, Unexpected
 
 CALL_SECONDS_MAX = 300.0
@@ -31,12 +31,12 @@ class Numbered(NamedTuple):
     idempotency_key: str | None = None
     seq: int | None = None
 
-    def outgoing(self) -> Outgoing:
+    def outgoing(self, is_fair: bool = False) -> Outgoing:
         sent = self.sent
         at = None if sent.deliver_at_ms is None else datetime.fromtimestamp(sent.deliver_at_ms / 1000, UTC)
         return Outgoing(
             sent.payload, sent.priority, self.key, sent.delay, at, {"name": sent.name} if self.key else None, sent.ttl,
-            sent.max_retries, self.idempotency_key, None, self.seq,
+            sent.max_retries, self.idempotency_key, None, self.seq, fairness_key_of(sent.name) if is_fair else None,
         )  # fmt: skip
 
 
@@ -109,9 +109,10 @@ class Producer(Client):
         hl, rng = self.node.hl, self.rng
         patience = rng.uniform(0, 0.01) if rng.random() < 0.03 else None
         below = self._answered_below(batch)
+        outgoing = [m.outgoing(self.is_fair(batch.topic)) for m in batch.messages]
         work = hl.enqueue_batch(
-            batch.topic, [m.outgoing() for m in batch.messages], atomic=batch.atomic, producer_id=batch.producer_id,
-            epoch=batch.epoch, answered_below=below,
+            batch.topic, outgoing, atomic=batch.atomic, producer_id=batch.producer_id, epoch=batch.epoch,
+            answered_below=below,
         )  # fmt: skip
         call = await self.call(
             "enqueue", batch.topic, work, _told, patience,
@@ -160,8 +161,12 @@ class Producer(Client):
             self._lines[topic] = (call.result, 0)
         return self._lines[topic]
 
+    def is_fair(self, topic: str) -> bool:
+        return self.node.history.topics[topic].fairness == "keys"
+
     def _message(self, identified: bool, small: bool) -> Numbered:
         rng = self.rng
+        priorities = PRIORITIES[1:-1] if any(map(self.is_fair, self.topics)) else PRIORITIES
         self._count += 1
         name = f"{self.name}-{self._count}"
         size = rng.choice((0, 10, 100, 600, 600, 5_000) if small else (0, 100, 600, 5_000, 20_000, 60_000, 120_000))
@@ -170,7 +175,7 @@ class Producer(Client):
         if delay is None and rng.random() < 0.08:
             deliver_at = self.node.clock.wall_ms() + rng.choice((-5_000, 500, 10_000, 60_000))
         sent = Sent(
-            name, payload_of(name, size), rng.choice(PRIORITIES), delay, deliver_at,
+            name, payload_of(name, size), rng.choice(priorities), delay, deliver_at,
             rng.choice((0.5, 5.0, 60.0)) if rng.random() < 0.08 else None,
             rng.choice((0, 1, 5)) if rng.random() < 0.2 else None, identified,
         )  # fmt: skip
@@ -334,7 +339,7 @@ class Drainer(Client):
 
     async def _drain(self, topic: str) -> None:
         hl = self.node.hl
-        for turn in range(300):
+        for turn in range(1500):  # some topics hand out slowly
             call = await self.call(
                 "pop", topic, hl.pop(topic, 100, visibility=60.0), _got, count=100, visibility_ms=60_000
             )

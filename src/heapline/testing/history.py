@@ -7,6 +7,7 @@ seen, true seconds, and the topic's own steady time where it is known. Nothing h
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,6 +19,14 @@ from heapline.testing.clock import FakeClock
 T = TypeVar("T")
 Outcome = Literal["open", "ok", "refused", "unknown"]
 UNSURE = (TopicReloading, DeadlineExceeded, CorruptionError, OSError)
+
+
+FAIRNESS_KEYS = ("a", "a", "a", "b", "c", None)
+
+
+def fairness_key_of(name: str) -> str | None:
+    """The fairness key of the message with this name, on topics that have such keys."""
+    return FAIRNESS_KEYS[zlib.crc32(name.encode()) % len(FAIRNESS_KEYS)]
 
 
 class Sent(NamedTuple):

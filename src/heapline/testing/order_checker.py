@@ -5,7 +5,10 @@ began, it was due by then with a tick to spare, nothing has touched it until the
 delivery began only after that. Then every message in the pop's answer must be better, and the answer cannot be empty.
 
 Timers fire in slices: for a while after an open or a reload, when a herd of them may be due at once, delayed messages
-are not counted. A record that cannot be read is set aside when its turn comes, so nothing is judged after that.
+are not counted. Where fairness keys take turns only priorities are judged, and where leases per key are limited only
+messages without a key are certainly eligible. Other strategies than best first, and a minimum freshness, are not
+judged here; nor, where there is a rate, empty answers. A record that cannot be read is set aside when its turn
+comes, so nothing is judged after that.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import NamedTuple
 from heapline.config import Aging
 from heapline.core.ids import partition_of
 from heapline.testing.evidence import Evidence
-from heapline.testing.history import Call, Got, Sent
+from heapline.testing.history import Call, Got, Sent, fairness_key_of
 
 Rank = tuple[float, int]
 HERD_SECONDS = 1.0
@@ -37,7 +40,7 @@ class Waiting(NamedTuple):
 
 class StrictOrder:
     def complaints(self, seen: Evidence) -> Iterator[str]:
-        if seen.topic in seen.history.damaged:
+        if seen.topic in seen.history.damaged or seen.config.strategy != "best_first" or seen.config.min_freshness:
             return
         waiting = sorted(self._waiting(seen), key=lambda w: w.rank)
         pauses = _spells(seen, "pause", "resume")
@@ -61,7 +64,7 @@ class StrictOrder:
                 worst = max(self._rank_of(seen, got) for got in call.result)
                 if best.rank < worst:
                     yield f"call {call.number} got {worst}, though {best.id} at {best.rank} was waiting"
-            elif not _overlaps(pauses, call):
+            elif not _overlaps(pauses, call) and not seen.config.max_pops_per_second:
                 yield f"call {call.number} got nothing, though {best.id} at {best.rank} was waiting"
 
     @staticmethod
@@ -80,6 +83,8 @@ class StrictOrder:
                 continue
             first = min((c for _, c in answers), key=lambda c: c.ended)
             sent = seen.history.sent[next(iter(life.names))]
+            if seen.config.max_inflight_per_key and fairness_key_of(sent.name) is not None:
+                continue
             if sent.deliver_at_ms is not None or sent.ttl is not None or first.steady_end is None:
                 continue
             starts = [d.call.started for d in life.deliveries]
@@ -90,7 +95,7 @@ class StrictOrder:
             starts += [c.started for c in (*seen.purges, *seen.unsure_pops) if c.ended > begun]
             due = first.steady_end + round((sent.delay or 0) * 1000)
             until = min(starts, default=1 << 61)
-            rank = (self._worst_key(seen, sent, first), life.id)
+            rank = (self._worst_key(seen, sent, first), _place(seen, life.id))
             yield Waiting(life.id, rank, first.ended, until, due, bool(sent.delay))
 
     def _worst_key(self, seen: Evidence, sent: Sent, call: Call) -> float:
@@ -99,7 +104,7 @@ class StrictOrder:
 
     @staticmethod
     def _rank_of(seen: Evidence, got: Got) -> Rank:
-        return (_key(seen, got.priority, got.enqueued_ms, late=False), got.id)
+        return (_key(seen, got.priority, got.enqueued_ms, late=False), _place(seen, got.id))
 
 
 def _spells(seen: Evidence, begin: str, end: str, partition: int | None = None) -> list[tuple[int, int]]:
@@ -118,6 +123,10 @@ def _spells(seen: Evidence, begin: str, end: str, partition: int | None = None) 
 
 def _overlaps(spells: list[tuple[int, int]], call: Call) -> bool:
     return any(start < call.ended and call.started < end for start, end in spells)
+
+
+def _place(seen: Evidence, id: int) -> int:
+    return id if seen.config.fairness == "none" else 0
 
 
 def _key(seen: Evidence, priority: int, enqueued_ms: int, late: bool) -> float:

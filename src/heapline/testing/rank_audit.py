@@ -8,6 +8,8 @@ here is never too high, and one above `k` is a broken promise.
 Leases with one sequence are one step: the messages of a selection, handed out in the order of their keys.
 Rank is 1 + the number of certainly eligible messages that are strictly better and not of the same step; messages of
 partitions that are throttled do not count. A message enqueued before the log's beginning is not known, and not counted.
+Where fairness keys take turns only better priorities count; where leases per key are limited (now: a limit that was
+lifted is not known), messages that have a key may be held back at any moment, and do not count.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from heapline.broker import Broker
 from heapline.config import TopicConfig
 from heapline.core.ids import partition_of
 from heapline.core.partition import ordering_of
+from heapline.core.record import FLAG_FAIRNESS
 from heapline.model import LogEvent, LogFrame
 
 #: Events after which a message is no longer waiting, without a sequence that tells when.
@@ -45,7 +48,12 @@ class RankAudit:
         """`rank_key`: of a heap key, the part that rank counts; then only a better one counts, not an older id.
         `unknown`: partitions whose log does not go back to their beginning; they may be throttled."""
         self._ordering = ordering_of(config)
+        if rank_key is None and self._ordering.has_turns:
+            rank_key = self._ordering.rank_key
         self._rank_key = rank_key or int
+        self._is_limited = config.max_inflight_per_key > 0
+        self._held_back: set[int] = set()  # those that a limit may hold back
+        self._later: set[int] = set()  # prepared with a time to wait for
         self._older_is_better = rank_key is None
         self._keys: dict[int, Key] = {}
         self._ready: list[Key] = []  # sorted: certainly eligible
@@ -64,11 +72,21 @@ class RankAudit:
                 self._settle(frame.partition, event)
 
     def _learn_keys(self, event: LogEvent) -> None:
-        if event.kind == "enqueued":
-            columns = event.columns
-            keys = self._ordering.keys(columns["priority"], columns["enqueued_at"]).tolist()
-            for id, key in zip(columns["ids"].tolist(), keys, strict=True):
-                self._keys[id] = (self._rank_key(key), id)
+        if event.kind not in ("enqueued", "batch_prepared"):
+            return
+        columns = event.columns if event.kind == "enqueued" else event.columns["messages"]
+        ids = columns["ids"]
+        if not len(ids):
+            return
+        keys = self._ordering.keys(columns["priority"], columns["enqueued_at"])
+        if self._ordering.has_turns:
+            keys = self._ordering.with_turns(keys, columns["turn"])
+        for id, key in zip(ids.tolist(), keys.tolist(), strict=True):
+            self._keys[id] = (self._rank_key(key), id)
+        if event.kind == "batch_prepared":
+            self._later.update(ids[columns["due"] != 0].tolist())
+        if self._is_limited:
+            self._held_back.update(ids[(columns["flags"] & FLAG_FAIRNESS) != 0].tolist())
 
     # -- while the unit lasts --------------------------------------------------------------------------------------
 
@@ -79,7 +97,7 @@ class RankAudit:
         steps: list[tuple[int, bool, list[int]]] = []  # (sequence, is a lease, ids)
         for frame in frames:
             for event in frame.events:
-                steps += _steps(event)
+                steps += self._steps(event)
         steps.sort(key=lambda step: step[:2])
         at = 0
         while at < len(steps):
@@ -87,7 +105,7 @@ class RankAudit:
             at += 1
             if not leases:
                 for id in ids:
-                    if id in self._keys and id not in unsure and partition_of(id) not in closed:
+                    if self._counts(id) and id not in unsure and partition_of(id) not in closed:
                         insort(ready, self._keys[id])
                 continue
             ids = list(ids)
@@ -95,6 +113,29 @@ class RankAudit:
                 ids += steps[at][2]
                 at += 1
             self._rank(ids, seq, ready)
+
+    def _counts(self, id: int) -> bool:
+        return id in self._keys and id not in self._held_back
+
+    def _steps(self, event: LogEvent) -> list[tuple[int, bool, list[int]]]:
+        columns: dict[str, Any] = event.columns
+        if event.kind == "leased":
+            return [(columns["seq"], True, columns["ids"].tolist())]
+        if event.kind in ("enqueued", "fired", "released", "replayed", "batch_committed"):
+            ids = self._waiting_at_once(event)
+            return [(columns["seq"], False, ids)] if ids else []
+        return []
+
+    def _waiting_at_once(self, event: LogEvent) -> list[int]:
+        """Messages that this event makes eligible, whether or not it says when."""
+        if event.kind == "batch_committed" and "ids" in event.columns:
+            return [id for id in event.columns["ids"].tolist() if id not in self._later]
+        if event.kind not in _DUES:
+            return []
+        ids = event.columns["ids"]
+        due = _DUES[event.kind]
+        found: list[int] = (ids if due is None else ids[event.columns[due] == 0]).tolist()
+        return found
 
     def _rank(self, ids: list[int], seq: int, ready: list[Key]) -> None:
         known = [self._keys[id] for id in ids if id in self._keys]
@@ -130,11 +171,11 @@ class RankAudit:
                 if kind in _LEAVE and kind != "dead_lettered":
                     self._keys.pop(id, None)
         else:
-            for id in _waiting_at_once(event):
+            for id in self._waiting_at_once(event):
                 self._add(id)
 
     def _add(self, id: int) -> None:
-        if id in self._keys:
+        if self._counts(id):
             self._drop(id)
             insort(self._ready, self._keys[id])
 
@@ -144,26 +185,6 @@ class RankAudit:
             place = bisect_left(self._ready, key)
             if place < len(self._ready) and self._ready[place] == key:
                 del self._ready[place]
-
-
-def _waiting_at_once(event: LogEvent) -> list[int]:
-    """Messages that this event makes eligible, whether or not it says when."""
-    if event.kind not in _DUES:
-        return []
-    ids = event.columns["ids"]
-    due = _DUES[event.kind]
-    found: list[int] = (ids if due is None else ids[event.columns[due] == 0]).tolist()
-    return found
-
-
-def _steps(event: LogEvent) -> list[tuple[int, bool, list[int]]]:
-    columns: dict[str, Any] = event.columns
-    if event.kind == "leased":
-        return [(columns["seq"], True, columns["ids"].tolist())]
-    if event.kind in ("enqueued", "fired", "released", "replayed"):
-        ids = _waiting_at_once(event)
-        return [(columns["seq"], False, ids)] if ids else []
-    return []
 
 
 def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:

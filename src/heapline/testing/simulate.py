@@ -179,12 +179,30 @@ def topic_config(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def delivery_config(rng: random.Random) -> dict[str, Any]:
+    """Settings that change who gets what; most topics have none of them. Of a generator of their own, so that the
+    others are what they would be without."""
+    found: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        limit = rng.choice((0, 1, 2, 5))
+        found |= {"ordering": "strict", "fairness": "keys", "max_inflight_per_key": limit}
+    if rng.random() < 0.1:
+        found["max_pops_per_second"] = rng.choice((50.0, 1000.0))
+    if rng.random() < 0.1:
+        found["strategy"] = rng.choice(("round_robin", "weighted"))
+        found["partition_weights"] = {0: 3.0}
+    if rng.random() < 0.1:
+        found["min_freshness"] = rng.choice((0.01, 0.5))
+    return found
+
+
 class Simulation:
     def __init__(self, seed: int, steps: int = STEPS, *, rot: bool | None = None) -> None:
         rng = random.Random(f"simulation {seed}")
         self.seed = seed
         self.node = Node(seed, broker_config(rng))
-        self._wanted = {f"t{i}": topic_config(rng) for i in range(rng.choice((1, 2)))}
+        who = random.Random(f"delivery {seed}")
+        self._wanted = {f"t{i}": topic_config(rng) | delivery_config(who) for i in range(rng.choice((1, 2)))}
         topics = list(self._wanted)
         budget = Budget(steps)
         self._budget = budget
@@ -224,6 +242,8 @@ class Simulation:
         for name in self._wanted:
             if name not in self.node.history.damaged:
                 config = self.node.history.topics[name]
+                if config.strategy != "best_first":
+                    continue  # which gives the bound up
                 found = await ranks(self.node.hl, name)
                 self._ranked += len(found)
                 worse = [r for r in found if r.rank > config.k]

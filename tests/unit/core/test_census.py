@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from heapline.core.census import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, scaled
 from heapline.core.heap import Run, RunHeap
 from heapline.core.order import PRIORITY_LIMIT, Ordering
+from heapline.core.parking import Parking
 from heapline.core.timer_chunks import Sizes
 from heapline.core.wheel import TimingWheel
 from heapline.model import Now
@@ -29,6 +30,7 @@ LOWS = np.array(PRIORITY_LOWS[1:], dtype=np.int64)
 def of(heap: RunHeap | None = None, delays: Any = None, calendar: Any = None) -> Census:
     entries: Any = SimpleNamespace(
         heap=heap or RunHeap(),
+        parked=Parking(),
         delays=TimingWheel(NOW.steady) if delays is None else delays,
         calendar=TimingWheel(NOW.wall) if calendar is None else calendar,
     )

@@ -158,6 +158,7 @@ def test_round_robin_takes_from_partitions_in_turn_and_keeps_order_within_each()
     chosen = world.heads.choose(7, 0)
     assert (chosen.keys[:7] // 100).tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert (chosen.keys[:7] % 100).tolist() == [1, 1, 1, 3, 3, 3, 5]
+    world.heads.took(7)
     assert (world.heads.choose(2, 0).keys // 100).tolist() == [1, 2], "it goes on where it was"
 
 

@@ -11,7 +11,7 @@ from heapline.config import Aging, Backoff, TopicConfig
 from heapline.errors import JournalCorrupt
 from heapline.testing import FakeClock
 from heapline.testing.checkers import judge
-from heapline.testing.history import Call, Dead, Got, History, Outcome, Sent, Told, payload_of
+from heapline.testing.history import Call, Dead, Got, History, Outcome, Sent, Told, fairness_key_of, payload_of
 
 TOPIC = "jobs"
 
@@ -404,6 +404,49 @@ def test_strict_order_knows_aging() -> None:
     tale.enqueue("new", ids=[2], priority=0)
     tale.drain(tale.got("new", 2), tale.got("old", 1, priority=5)._replace(enqueued_ms=old))
     assert tale.broken() == {"StrictOrder"}
+
+
+NAMES = {key: [n for n in map(str, range(60)) if fairness_key_of(n) == key] for key in ("a", "b", None)}
+
+
+def fair_tale(**config: Any) -> Tale:
+    return Tale(**{"fairness": "keys", **config})
+
+
+def test_strict_order_of_a_fair_topic_is_by_priority_alone() -> None:
+    tale = fair_tale()
+    tale.enqueue("x", "y", "z")
+    tale.pop(tale.got("z", 3))
+    assert "StrictOrder" not in tale.broken()
+    tale.pop(tale.got("y", 2, priority=1))
+    assert "StrictOrder" in tale.broken()
+
+
+def test_strict_order_does_not_count_what_a_limit_may_hold_back() -> None:
+    keyed, free = NAMES["a"][0], NAMES[None]
+    tale = fair_tale(max_inflight_per_key=1)
+    tale.enqueue(keyed, free[0], ids=[1, 2])
+    tale.pop(tale.got(free[0], 2, priority=1))
+    assert "StrictOrder" not in tale.broken()
+    tale.enqueue(free[1], free[2], ids=[3, 4])
+    tale.pop(tale.got(free[2], 4, priority=1))
+    assert "StrictOrder" in tale.broken()
+
+
+@pytest.mark.parametrize(("end", "complaint"), [(None, True), ("ack", False), ("nack", False), ("time", False)])
+def test_key_limit(end: str | None, complaint: bool) -> None:
+    tale = fair_tale(max_inflight_per_key=2)
+    tale.enqueue(*NAMES["a"][:3], *NAMES["b"][:1])
+    first = tale.got(NAMES["a"][0], 1)
+    tale.pop(first)
+    tale.pop(tale.got(NAMES["a"][1], 2), tale.got(NAMES["b"][0], 4))
+    assert "KeyLimit" not in tale.broken()
+    if end == "time":
+        tale.clock.advance(2)
+    elif end is not None:
+        tale.on(end, first, outcome="unknown")
+    tale.pop(tale.got(NAMES["a"][2], 3))
+    assert ("KeyLimit" in tale.broken()) == complaint
 
 
 def test_no_false_alarm() -> None:

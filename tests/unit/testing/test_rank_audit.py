@@ -14,19 +14,28 @@ from heapline.model import Outgoing
 from heapline.testing.rank_audit import ranks
 
 
-async def _work(path: Path, partitions: int, seed: int) -> list[int]:
+async def _work(path: Path, partitions: int, seed: int, **config: Any) -> list[int]:
     """Random work on a topic; the ranks of all its leases."""
     rng = random.Random(seed)
+    fair = config.get("fairness") == "keys"
+
+    def fresh(count: int) -> list[Outgoing]:
+        keys = [rng.choice(("a", "b", None)) if fair else None for _ in range(count)]
+        return [Outgoing(b"", rng.randrange(30), key=str(rng.random()), fairness_key=key) for key in keys]
+
     async with heapline.open(str(path), spare_segment_bytes=0) as hl:
-        await hl.create_topic("jobs", partitions=partitions, segment_bytes=1 << 20, fsync="os")
+        await hl.create_topic("jobs", partitions=partitions, segment_bytes=1 << 20, fsync="os", **config)
         held: list[heapline.Message] = []
-        for _ in range(120):
+        batches: list[str] = []
+        for turn in range(160):
             what = rng.random()
             if what < 0.4:
-                count = rng.randrange(1, 12)
-                await hl.enqueue_batch(
-                    "jobs", [Outgoing(b"", rng.randrange(30), key=str(rng.random())) for _ in range(count)]
-                )
+                await hl.enqueue_batch("jobs", fresh(rng.randrange(1, 12)))
+            elif what < 0.5:
+                await hl.prepare_batch(f"b{turn}", "1", fresh(rng.randrange(1, 5)), topic="jobs")
+                batches.append(f"b{turn}")
+            elif what < 0.55 and batches:
+                await hl.commit_batch(batches.pop(0), ["1"])
             elif what < 0.75:
                 held += await hl.pop("jobs", rng.choice([1, 3, 8]))
             elif held:
@@ -43,15 +52,36 @@ async def _work(path: Path, partitions: int, seed: int) -> list[int]:
         return [r.rank for r in found]
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_with_k_1_every_lease_was_of_the_best_message(tmp_path: Path, seed: int) -> None:
-    found = await _work(tmp_path / "d", 5, seed)
+FAIR = {"fairness": "keys"}
+
+
+@pytest.mark.parametrize("config", [{}, FAIR, {**FAIR, "max_inflight_per_key": 3}], ids=["plain", "fair", "limited"])
+@pytest.mark.parametrize("seed", range(2))
+async def test_with_k_1_every_lease_was_of_the_best_message(tmp_path: Path, seed: int, config: dict[str, Any]) -> None:
+    found = await _work(tmp_path / "d", 5, seed, **config)
     assert len(found) > 50
     assert set(found) == {1}
 
 
-async def test_the_audit_finds_a_choice_that_forgets_a_partition(
+async def test_messages_that_a_batch_brought_count_from_its_commit_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Heads, "_owners", lambda self, full, want: full.tolist()[:1])
+    async with heapline.open(str(tmp_path / "d"), spare_segment_bytes=0) as hl:
+        await hl.create_topic("jobs", partitions=2, segment_bytes=1 << 20)
+        await hl.enqueue_batch("jobs", [Outgoing(b"", 5, key=str(i)) for i in range(20)])
+        await hl.prepare_batch("b", "1", [Outgoing(b"", 1, key=str(i)) for i in range(20)], topic="jobs")
+        await hl.ack(await hl.pop("jobs"))
+        assert [r.rank for r in await ranks(hl, "jobs")] == [1], "what is only prepared is not better"
+        await hl.commit_batch("b", ["1"])
+        mine = (await hl.stats("jobs")).partitions[0].ready
+        await hl.ack(await hl.pop("jobs", mine))
+        assert max(r.rank for r in await ranks(hl, "jobs")) > 1
+
+
+@pytest.mark.parametrize("config", [{}, FAIR], ids=["plain", "fair"])
+async def test_the_audit_finds_a_choice_that_forgets_a_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     whole = Heads._owners
 
@@ -60,4 +90,4 @@ async def test_the_audit_finds_a_choice_that_forgets_a_partition(
         return owners[1:] or owners
 
     monkeypatch.setattr(Heads, "_owners", without_the_best)
-    assert max(await _work(tmp_path / "d", 5, 1)) > 1
+    assert max(await _work(tmp_path / "d", 5, 1, **config)) > 1
