@@ -240,7 +240,7 @@ class Topic:
         rows = unit.rows(ref)[event.start : event.start + event.count]
         at = unit.place(ref) + event.start * ROW.itemsize
         fairness = None
-        if self.fair is not None and isinstance(event, Enqueued):
+        if self.fair is not None and not isinstance(event, Moved):
             fairness = _fairness_hashes(unit.data, ref.offset + event.start * ROW.itemsize, rows)
         return rows, self._positions(unit.segment, at, rows), fairness
 
