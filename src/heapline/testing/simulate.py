@@ -220,10 +220,10 @@ class Simulation:
         self.node.live(lambda: [self._audit()])
 
     async def _audit(self) -> None:
-        """The log tells how good every leased message was when it was leased."""
+        """The log tells how good every leased message was when it was leased, unless fairness keys took turns."""
         for name in self._wanted:
-            if name not in self.node.history.damaged:
-                config = self.node.history.topics[name]
+            config = self.node.history.topics[name]
+            if name not in self.node.history.damaged and config.fairness == "none":
                 found = await ranks(self.node.hl, name)
                 self._ranked += len(found)
                 worse = [r for r in found if r.rank > config.k]
