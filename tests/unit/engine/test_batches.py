@@ -546,6 +546,20 @@ async def test_decision_is_kept_while_a_topic_has_not_carried_it_out() -> None:
         assert await rig.hl.list_batches() == []
 
 
+@pytest.mark.parametrize("fsync", ["os", "interval"])
+async def test_decision_is_forgotten_only_when_no_power_cut_can_undo_what_it_brought(fsync: str) -> None:
+    async with opened() as rig:
+        await rig.topic("fast", fsync=fsync, fsync_interval=60.0)
+        await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
+        await rig.hl.commit_batch("batch", ["1"])
+        journal = rig.runner("fast").journal
+        assert journal.durable_unit < journal.written_unit, "that it was carried out is not durable yet"
+        rig.clock.advance(1000 * HOUR)
+        await rig.hl._batches.forget_old(HOUR)
+        assert await rig.hl.list_batches() == []
+        assert journal.durable_unit == journal.written_unit
+
+
 # -- upkeep ------------------------------------------------------------------------------------------------------------
 
 
