@@ -101,8 +101,9 @@ class BatchCoordinator:
                 del self._locks[batch_id]
 
     async def _settle(self) -> None:
-        for decision in await self.decisions.settle():
-            await self._carry_out(decision)
+        """All that is found is begun before anything is waited for: whoever asked may be cancelled then."""
+        found = await self.decisions.settle()
+        await self._all_durable([wait for decision in found for wait in self._begin(decision)])
 
     async def _find_out(self) -> None:
         """A decision's write failed: find out how that ended, whether or not anybody asks."""
@@ -219,10 +220,14 @@ class BatchCoordinator:
 
     async def _carry_out(self, decision: Decision) -> None:
         """In one step of the loop, in all topics that hold the batch; then wait until that is durable."""
-        waits = []
-        for runner in self._serving():
-            if preparing.holds(runner.topic, decision.batch_id):
-                waits.append(runner.act_now(partial(self._attach, runner, decision)))
+        await self._all_durable(self._begin(decision))
+
+    def _begin(self, decision: Decision) -> list[asyncio.Future[Any]]:
+        holders = [r for r in self._serving() if preparing.holds(r.topic, decision.batch_id)]
+        return [runner.act_now(partial(self._attach, runner, decision)) for runner in holders]
+
+    @staticmethod
+    async def _all_durable(waits: Iterable[asyncio.Future[Any]]) -> None:
         for wait in waits:
             with contextlib.suppress(HeaplineError):  # it is reloaded, or opened again, and carries it out then
                 await wait

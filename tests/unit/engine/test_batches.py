@@ -411,6 +411,39 @@ async def test_decision_in_doubt_that_is_durable_is_found_and_carried_out(monkey
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
+async def test_all_decisions_that_were_in_doubt_are_carried_out_also_when_the_one_who_found_them_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await unsure(rig, monkeypatch)
+        await rig.hl.prepare_batch("one", "1", some("x"), topic="jobs")
+        await rig.hl.prepare_batch("two", "1", some("y"), topic="b")
+        commits = [rig.hl.commit_batch(batch, ["1"]) for batch in ("one", "two")]
+        ends = await asyncio.gather(*commits, return_exceptions=True)
+        assert [type(end) for end in ends] == [TopicReloading] * 2
+        rig.io.hold = {"commit"}
+        finder = asyncio.ensure_future(rig.hl.prepare_batch("three", "1", some("z"), topic="jobs"))
+        await until(lambda: len(rig.hl._batches.decisions.all()) == 3)
+        await settle(5)
+        finder.cancel()
+        await settle(5)
+        rig.io.release()
+        assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
+
+
+async def test_decisions_in_doubt_are_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as rig:
+        await unsure(rig, monkeypatch)
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        with pytest.raises(TopicReloading):
+            await rig.hl.commit_batch("batch", ["1"])
+        before = rig.io.ran["load"]
+        asks = [rig.hl.prepare_batch(f"other-{i}", "1", some("y"), topic="jobs") for i in range(20)]
+        await asyncio.gather(*asks)
+        assert rig.io.ran["load"] == before + 1
+
+
 async def test_abort_after_a_commit_in_doubt_finds_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await unsure(rig, monkeypatch)
