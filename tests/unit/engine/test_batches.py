@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heapline.config import BrokerConfig, parse_topic
-from heapline.engine import decisions
+from heapline.engine import decisions, keeper
 from heapline.engine.admission import EnqueueCall
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
@@ -506,6 +506,26 @@ async def test_damaged_system_journal_keeps_batches_from_being_decided_and_nothi
             await work
     await rig.hl.enqueue("jobs", b"z")
     assert await taken(rig.hl, "jobs") == ["z"]
+    await rig.hl.close()
+
+
+async def test_system_journal_that_cannot_be_read_keeps_no_topic_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LOAD_PAUSES", (0.0, 0.0))
+    rig = Rig()
+    await rig.open()
+    await rig.topic()
+    await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+    await rig.hl.commit_batch("other", [])
+    await rig.hl.close()
+    rig.disk.inject("pread", path="_system", times=1 << 30)
+    await rig.open()
+    with pytest.raises(JournalCorrupt, match="cannot be read"):
+        await rig.hl.commit_batch("batch", ["1"])
+    await rig.hl.enqueue("jobs", b"z")
+    assert await taken(rig.hl, "jobs") == ["z"]
+    rig.disk.clear_faults()
+    await rig.reopen()
+    assert await rig.hl.commit_batch("batch", ["1"]) == 1
     await rig.hl.close()
 
 
