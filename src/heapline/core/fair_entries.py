@@ -219,10 +219,11 @@ class FairEntries(Entries):
         return int(self.in_turn(np.array([id]), np.array([key]), np.ones(1, dtype=np.bool_))[0])
 
     def priorities_in_use(self) -> set[int]:
-        """Priorities, as upper parts of heap keys, of all living messages."""
+        """Priorities, as upper parts of heap keys, of all living messages, prepared ones too."""
         columns = [run.rest().keys for run in (*self.heap.runs(), *self.parked.runs())]
         columns += [chunk.keys[chunk.start :] for wheel in (self.delays, self.calendar) for chunk in wheel.chunks()]
         columns.append(np.array([lease[2] for lease in self.leases.by_id.values()], dtype=np.int64))
+        columns += [share.keys for share in self.prepared.shares()]
         columns.append(np.array([dead.key for dead in self.dead.values()], dtype=np.int64))
         columns += [share.keys for share in self.prepared.shares()]
         found = [np.unique(column >> TURN_BITS) for column in columns]

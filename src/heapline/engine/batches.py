@@ -38,7 +38,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from heapline.engine import preparing
 from heapline.engine.admission import EnqueueCall, Identity
@@ -51,6 +51,7 @@ from heapline.logs import Log
 from heapline.model import BatchInfo, Enqueued, Now, Outgoing, from_ms
 
 log = Log("heapline.engine")
+T = TypeVar("T")
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 60.0  # between looks for batches whose time is over
 SETTLE_PAUSE = 0.1  # seconds between tries to read the system journal again
 
@@ -100,8 +101,9 @@ class BatchCoordinator:
                 del self._locks[batch_id]
 
     async def _settle(self) -> None:
-        for decision in await self.decisions.settle():
-            await self._carry_out(decision)
+        """All that is found is begun before anything is waited for: whoever asked may be cancelled then."""
+        found = await self.decisions.settle()
+        await self._all_durable([wait for decision in found for wait in self._begin(decision)])
 
     async def _find_out(self) -> None:
         """A decision's write failed: find out how that ended, whether or not anybody asks."""
@@ -203,17 +205,29 @@ class BatchCoordinator:
         return {runner.name: view for runner, view in zip(runners, views, strict=True) if view.parts}
 
     async def _look_in(self, runner: TopicRunner, batch_id: str, parts: Sequence[str]) -> TopicView:
-        view = await runner.call(lambda now: preparing.view(runner, batch_id, parts, now))
+        return await self._durably(runner, lambda now: preparing.view(runner, batch_id, parts, now))
+
+    async def _held_in(self, runner: TopicRunner) -> set[str]:
+        return await self._durably(runner, lambda now: preparing.batch_ids(runner.topic))
+
+    @staticmethod
+    async def _durably(runner: TopicRunner, look: Callable[[Now], T]) -> T:
+        """What is seen in a turn, once that outlives a power cut, under every fsync policy."""
+        seen = await runner.call(look)
         if runner.topic.config.fsync != "commit":
             await runner.committer.between_commits(runner.journal.sync)
-        return view
+        return seen
 
     async def _carry_out(self, decision: Decision) -> None:
         """In one step of the loop, in all topics that hold the batch; then wait until that is durable."""
-        waits = []
-        for runner in self._serving():
-            if preparing.holds(runner.topic, decision.batch_id):
-                waits.append(runner.act_now(partial(self._attach, runner, decision)))
+        await self._all_durable(self._begin(decision))
+
+    def _begin(self, decision: Decision) -> list[asyncio.Future[Any]]:
+        holders = [r for r in self._serving() if preparing.holds(r.topic, decision.batch_id)]
+        return [runner.act_now(partial(self._attach, runner, decision)) for runner in holders]
+
+    @staticmethod
+    async def _all_durable(waits: Iterable[asyncio.Future[Any]]) -> None:
         for wait in waits:
             with contextlib.suppress(HeaplineError):  # it is reloaded, or opened again, and carries it out then
                 await wait
@@ -286,11 +300,10 @@ class BatchCoordinator:
         old = [d.batch_id for d in self.decisions.all() if d.at <= limit]
         if not old or self._missing() is not None:
             return  # a topic that is away may still have to carry it out
-        done = []
-        for batch_id in old:
-            if batch_id not in self._locks and not await self._look(batch_id):
-                done.append(batch_id)
-        await self.decisions.forget(done)
+        # Carried out in memory is not enough: what a power cut undoes would find no decision any more.
+        held = [await self._held_in(runner) for runner in list(self._serving())]
+        needed = set().union(self._locks, *held)
+        await self.decisions.forget([batch_id for batch_id in old if batch_id not in needed])
 
     async def listed(self) -> list[BatchInfo]:
         found = []

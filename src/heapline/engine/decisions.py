@@ -10,6 +10,7 @@ batch until the journal has been read again (`settle`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
@@ -46,6 +47,7 @@ class Decisions:
         self._runner: TopicRunner | None = None
         self._by_batch: dict[str, tuple[Decision, int]] = {}  # and its message's id
         self._doubts = 0  # writes of decisions that failed
+        self._reading = asyncio.Lock()
         self._settled = 0  # of those, how many were settled by reading again
         self.refusal: HeaplineError | None = None  # the system journal cannot be opened: nothing can be decided
 
@@ -70,7 +72,10 @@ class Decisions:
         """Have no doubt, or raise; decisions that were found on disk and not known here."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
-        return await self._read() if self.in_doubt else []
+        if not self.in_doubt:
+            return []
+        async with self._reading:  # one reads for all who ask meanwhile
+            return await self._read() if self.in_doubt else []
 
     async def _read(self) -> list[Decision]:
         runner = self._runner

@@ -138,6 +138,12 @@ class TopicKeeper:
             log.error("system journal damaged: batches cannot be decided", error=str(error))
             if self._system is None:
                 self._batches.decisions.refusal = error
+        except OSError as error:
+            if is_no_space(error):
+                raise
+            log.error("system journal unreadable: batches cannot be decided", error=str(error))
+            if self._system is None:  # else it is read again when somebody asks
+                self._batches.decisions.refusal = _unreadable(runner, error)
 
     @_to_its_end
     async def _make_system(self) -> TopicRunner:
@@ -207,8 +213,7 @@ class TopicKeeper:
                 raise
             # One topic that cannot be read must not keep the others shut.
             log.error("topic refused", topic=entry.topic, error=str(error))
-            path = str(error.filename or runner.loader.directory)
-            self._refused[entry.topic] = JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
+            self._refused[entry.topic] = _unreadable(runner, error)
         else:
             self._runners[entry.topic] = runner
 
@@ -419,6 +424,11 @@ class TopicKeeper:
                 await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
             except OSError as error:
                 log.warning("folder left for the next open", topic=entry.topic, error=str(error))
+
+
+def _unreadable(runner: TopicRunner, error: OSError) -> JournalCorrupt:
+    path = str(error.filename or runner.loader.directory)
+    return JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
 
 
 def _info(entry: Entry) -> TopicInfo:

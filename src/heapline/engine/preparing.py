@@ -117,6 +117,7 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     there = shares_of(runner.topic, name.batch_id, name.part)
     if there:
         return _answer_again(there, name, call.count)
+    check_share_bytes(call, name, runner.topic.config, runner.name)  # the topic may have grown since it was measured
     shares = runner.admission.judge(call, columns, now, name.batch_id)
     results = [Enqueued(0)] * call.count
     made = []

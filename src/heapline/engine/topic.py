@@ -192,6 +192,8 @@ class Topic:
         self, partition: Partition, event: AnyEvent, at: int, rows: Any, positions: I64 | None,
         fairness: I64 | None = None,
     ) -> None:  # fmt: skip
+        if self.growths and isinstance(event, BatchPrepared) and event.keys is not None:
+            self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
         partition.apply(event, at, rows, positions, fairness)
         if isinstance(event, Paused):
             self.paused, self.paused_until = True, event.until
@@ -202,6 +204,15 @@ class Topic:
         elif isinstance(event, Grown):
             self.extend(event.after)
             self.growths.append(event)
+
+    def _ask_longer(self, partition: Partition, batch_id: str, expires: int) -> None:
+        """Another part of a batch brings idempotency keys. Those that the batch has in doubt here came to this
+        partition for that reason, maybe from before a growth, and are looked for here until the new ones expire."""
+        if batch_id in partition.prepared.batches:
+            self.growths = [
+                Grown(g.before, g.after, g.at, max(g.until, expires)) if partition.number < g.before else g
+                for g in self.growths
+            ]
 
     # -- settings --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heapline.config import BrokerConfig, parse_topic
-from heapline.engine import decisions
+from heapline.engine import decisions, keeper
 from heapline.engine.admission import EnqueueCall
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
@@ -411,6 +411,39 @@ async def test_decision_in_doubt_that_is_durable_is_found_and_carried_out(monkey
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
+async def test_all_decisions_that_were_in_doubt_are_carried_out_also_when_the_one_who_found_them_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened() as rig:
+        await rig.topic("b")
+        await unsure(rig, monkeypatch)
+        await rig.hl.prepare_batch("one", "1", some("x"), topic="jobs")
+        await rig.hl.prepare_batch("two", "1", some("y"), topic="b")
+        commits = [rig.hl.commit_batch(batch, ["1"]) for batch in ("one", "two")]
+        ends = await asyncio.gather(*commits, return_exceptions=True)
+        assert [type(end) for end in ends] == [TopicReloading] * 2
+        rig.io.hold = {"commit"}
+        finder = asyncio.ensure_future(rig.hl.prepare_batch("three", "1", some("z"), topic="jobs"))
+        await until(lambda: len(rig.hl._batches.decisions.all()) == 3)
+        await settle(5)
+        finder.cancel()
+        await settle(5)
+        rig.io.release()
+        assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
+
+
+async def test_decisions_in_doubt_are_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as rig:
+        await unsure(rig, monkeypatch)
+        await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+        with pytest.raises(TopicReloading):
+            await rig.hl.commit_batch("batch", ["1"])
+        before = rig.io.ran["load"]
+        asks = [rig.hl.prepare_batch(f"other-{i}", "1", some("y"), topic="jobs") for i in range(20)]
+        await asyncio.gather(*asks)
+        assert rig.io.ran["load"] == before + 1
+
+
 async def test_abort_after_a_commit_in_doubt_finds_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await unsure(rig, monkeypatch)
@@ -473,6 +506,26 @@ async def test_damaged_system_journal_keeps_batches_from_being_decided_and_nothi
             await work
     await rig.hl.enqueue("jobs", b"z")
     assert await taken(rig.hl, "jobs") == ["z"]
+    await rig.hl.close()
+
+
+async def test_system_journal_that_cannot_be_read_keeps_no_topic_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LOAD_PAUSES", (0.0, 0.0))
+    rig = Rig()
+    await rig.open()
+    await rig.topic()
+    await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
+    await rig.hl.commit_batch("other", [])
+    await rig.hl.close()
+    rig.disk.inject("pread", path="_system", times=1 << 30)
+    await rig.open()
+    with pytest.raises(JournalCorrupt, match="cannot be read"):
+        await rig.hl.commit_batch("batch", ["1"])
+    await rig.hl.enqueue("jobs", b"z")
+    assert await taken(rig.hl, "jobs") == ["z"]
+    rig.disk.clear_faults()
+    await rig.reopen()
+    assert await rig.hl.commit_batch("batch", ["1"]) == 1
     await rig.hl.close()
 
 
@@ -544,6 +597,20 @@ async def test_decision_is_kept_while_a_topic_has_not_carried_it_out() -> None:
         assert await taken(rig.hl, "jobs") == ["x"]
         await rig.hl._batches.forget_old(HOUR)
         assert await rig.hl.list_batches() == []
+
+
+@pytest.mark.parametrize("fsync", ["os", "interval"])
+async def test_decision_is_forgotten_only_when_no_power_cut_can_undo_what_it_brought(fsync: str) -> None:
+    async with opened() as rig:
+        await rig.topic("fast", fsync=fsync, fsync_interval=60.0)
+        await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
+        await rig.hl.commit_batch("batch", ["1"])
+        journal = rig.runner("fast").journal
+        assert journal.durable_unit < journal.written_unit, "that it was carried out is not durable yet"
+        rig.clock.advance(1000 * HOUR)
+        await rig.hl._batches.forget_old(HOUR)
+        assert await rig.hl.list_batches() == []
+        assert journal.durable_unit == journal.written_unit
 
 
 # -- upkeep ------------------------------------------------------------------------------------------------------------

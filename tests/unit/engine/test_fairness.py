@@ -129,3 +129,50 @@ async def test_pop_that_waits_for_the_rate_wakes_by_itself(tmp_path: Any) -> Non
         clock.advance(0.02)
         async with asyncio.timeout(30):
             assert len(await waiting) == 20
+
+
+# -- prepared batches --------------------------------------------------------------------------------------------------
+
+
+def of_key(key: str, count: int) -> list[Outgoing]:
+    return [Outgoing(f"{key}{i}".encode(), fairness_key=key) for i in range(count)]
+
+
+async def reopen_from_journal(rig: Rig) -> EmbeddedBroker:
+    """As after a kill: without the snapshot that closing takes."""
+    other = Rig(rig.disk.crash())
+    other.clock = rig.clock
+    return await other.open()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_prepared_messages_keep_keys_and_limits_over_a_restart(snapshot: bool) -> None:
+    rig = Rig()
+    hl = await rig.open()
+    await rig.topic(fairness="keys", max_inflight_per_key=1)
+    await hl.prepare_batch("batch", "1", of_key("a", 3) + of_key("b", 1), topic="jobs")
+    if snapshot:
+        await hl.snapshot("jobs")
+    again = await reopen_from_journal(rig)
+    assert await again.commit_batch("batch", ["1"]) == 4
+    assert [m.payload for m in await again.pop("jobs", 10)] == [b"a0", b"b0"]
+    await again.close()
+    await hl.close()
+
+
+async def test_journal_with_prepared_messages_that_took_turns_replays() -> None:
+    rig = Rig()
+    hl = await rig.open()
+    await rig.topic(fairness="keys")
+    await hl.prepare_batch("batch", "1", of_key("a", 3), topic="jobs")
+    await hl.enqueue("jobs", b"b0", fairness_key="b")
+    await hl.commit_batch("batch", ["1"])
+    first = await hl.pop("jobs", 3)
+    assert [m.payload for m in first] == [b"a0", b"b0", b"a1"]
+    again = await reopen_from_journal(rig)
+    assert (await again.stats("jobs")).leased == 3
+    await again.enqueue("jobs", b"b1", fairness_key="b")
+    await again.enqueue("jobs", b"a3", fairness_key="a")
+    assert [m.payload for m in await again.pop("jobs", 3)] == [b"a2", b"b1", b"a3"]
+    await again.close()
+    await hl.close()

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,7 @@ from heapline import Outgoing
 from heapline.broker import Broker
 from heapline.config import BrokerConfig, make_config
 from heapline.core.events import Grown
+from heapline.engine import preparing
 from heapline.engine.admission import EnqueueCall, batch_bytes_max
 from heapline.engine.columns import Columns
 from heapline.testing.loop import run
@@ -382,6 +384,45 @@ async def test_large_batch_that_the_topic_outgrew_on_its_way_is_refused_not_brok
         assert {type(r.error) for r in await runner.enqueue(loose)} == {heapline.BadRequest}
         assert runner.counters.reloads == 0
         assert (await rig.hl.stats("jobs")).ready == 0
+
+
+async def test_part_that_the_topic_outgrew_on_its_way_is_refused_not_broken() -> None:
+    """Between measuring a part and its turn lie awaits, in which the topic may grow."""
+    async with opened() as rig:
+        runner = rig.runner()
+        name = preparing.PartName("batch", "1", ["jobs"], b"print")
+        messages = [Outgoing(bytes(700), key=f"k{i}") for i in range(1000)]
+        call = EnqueueCall(runner.future(), columns=Columns(messages))
+        preparing.check_share_bytes(call, name, runner.topic.config, "jobs")
+        await rig.hl.update_topic("jobs", partitions=1024)
+        with pytest.raises(heapline.BadRequest, match="several parts"):
+            await runner.bring(partial(preparing.prepare, runner, name, call))
+        assert runner.counters.reloads == 0
+        assert await rig.hl.list_batches() == []
+
+
+@pytest.mark.parametrize("restart", ["none", "snapshot", "journal"])
+async def test_key_that_a_batch_brings_to_a_former_place_is_found_there_for_its_whole_window(restart: str) -> None:
+    """The second attempt's keys go where the first one's lie in doubt, and expire later than those."""
+    rig = Rig()
+    hl = await rig.open()
+    await rig.topic(dedup_window=100.0)
+    messages = [Outgoing(b"x", idempotency_key=f"k{i}") for i in range(KEYS)]
+    await hl.prepare_batch("batch", "first", messages, topic="jobs")
+    await hl.update_topic("jobs", partitions=16)
+    rig.clock.advance(90)
+    await hl.prepare_batch("batch", "second", messages, topic="jobs")
+    assert await hl.commit_batch("batch", ["second"]) == KEYS
+    if restart == "journal":
+        rig.disk = rig.disk.crash()
+        hl = await rig.open()
+    elif restart == "snapshot":
+        hl = await rig.reopen()
+    rig.clock.advance(20)
+    assert all([(await hl.enqueue("jobs", b"x", idempotency_key=f"k{i}")).duplicate for i in range(KEYS)])
+    rig.clock.advance(81)
+    assert not any([(await hl.enqueue("jobs", b"x", idempotency_key=f"k{i}")).duplicate for i in range(KEYS)])
+    await hl.close()
 
 
 async def test_growths_outlive_snapshot_and_journal() -> None:
