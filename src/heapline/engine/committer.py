@@ -183,7 +183,8 @@ class GroupCommitter:
     async def drain(self) -> None:
         """Make durable all that was decided."""
         while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.has_open_unit):
-            self.pump()
+            if not self._busy:  # else its end goes on with the next, or fails: a journal that failed takes no calls
+                self.pump()
             await self._io_done()
         self._end_rest()
 

@@ -200,3 +200,22 @@ async def test_records_that_cannot_be_read_now_are_given_back() -> None:
         delivered = [m for m in answers[-1] if isinstance(m, heapline.Message)]
         assert len(delivered) + stats.dead == 1
         assert (stats.leased, stats.ready) == (len(delivered), 0)
+
+
+async def test_close_while_a_failed_write_is_not_yet_told_of_ends_in_order() -> None:
+    """The thread knows that the write failed before the loop does; closing may begin in between."""
+    async with opened() as rig:
+        rig.io.hold = {"commit"}
+        asked = asyncio.ensure_future(rig.hl.enqueue("jobs", b"x"))
+        await settle()
+        ((future, commit, unit),) = rig.io.held
+        rig.io.held.clear()
+        rig.disk.inject("pwritev", path="jobs.")
+        with pytest.raises(OSError, match="injected") as failed:
+            commit(*unit)
+        closing = asyncio.ensure_future(rig.hl.close())
+        await settle()
+        future.set_exception(failed.value)
+        await closing
+        with pytest.raises(heapline.TopicReloading):
+            await asked
