@@ -53,6 +53,7 @@ class RankAudit:
         self._rank_key = rank_key or int
         self._is_limited = config.max_inflight_per_key > 0
         self._held_back: set[int] = set()  # those that a limit may hold back
+        self.steps: dict[int, list[int]] = {}  # sequence -> all that was leased under it, if that is known beforehand
         self._later: set[int] = set()  # prepared with a time to wait for
         self._older_is_better = rank_key is None
         self._keys: dict[int, Key] = {}
@@ -139,7 +140,9 @@ class RankAudit:
 
     def _rank(self, ids: list[int], seq: int, ready: list[Key]) -> None:
         known = [self._keys[id] for id in ids if id in self._keys]
-        for key in known:
+        # A selection may lie in two units, if the first one was full.
+        gone = [self._keys[id] for id in self.steps.get(seq, ()) if id in self._keys]
+        for key in {*known, *gone}:
             place = bisect_left(ready, key)
             if place < len(ready) and ready[place] == key:
                 del ready[place]
@@ -209,6 +212,9 @@ async def ranks(broker: Broker, topic: str, rank_key: Callable[[int], int] | Non
     for partition, (start, _) in offsets.items():
         async for frame in broker.read_log(topic, partition, start):
             units.setdefault(frame.unit, []).append(frame)
+    for frames in units.values():
+        for event in (event for frame in frames for event in frame.events if event.kind == "leased"):
+            audit.steps.setdefault(event.columns["seq"], []).extend(event.columns["ids"].tolist())
     for _, frames in sorted(units.items()):
         audit.unit(frames)
     return audit.ranked
