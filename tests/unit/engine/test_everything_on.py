@@ -142,7 +142,7 @@ class World:
             await self.rig.reopen()
 
     async def drain(self) -> None:
-        """By pops that wait, which wake by themselves when time brings something about."""
+        """Pop until nothing is left, letting time pass in between."""
         self.rig.disk.clear_faults()
         await self.until_serving()
         hl = self.rig.hl
