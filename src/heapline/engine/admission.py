@@ -9,81 +9,33 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from heapline.config import TopicConfig
-from heapline.core.dedup import CONFLICT, DUPLICATE, IN_DOUBT, NEW, STALE, fingerprint
-from heapline.core.events import I64, KeyRows, ProducerOpened, ProducerRows
+from heapline.core.dedup import fingerprint
+from heapline.core.events import I64, ProducerOpened
 from heapline.core.events import Enqueued as EnqueuedEvent
-from heapline.core.idempotency import key_hash
 from heapline.core.partition import Partition
 from heapline.core.placement import place
-from heapline.engine.columns import SCOPES, Columns, join
+from heapline.engine.calls import EVENT_BYTES_PER_ROW, EnqueueCall, Identity, batch_bytes_max, check_batch_bytes, gather
+from heapline.engine.columns import Columns
 from heapline.engine.former_places import FormerPlaces
+from heapline.engine.shares import CallShare, give_turns
 from heapline.engine.topic import Topic
 from heapline.errors import (
     BadRequest,
-    BatchInDoubt,
     ConflictError,
-    HeaplineError,
-    IdempotencyConflict,
     RequestError,
     ResourceExhausted,
     StaleEpoch,
-    StaleSequence,
     UnavailableError,
 )  # fmt: skip
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.journal import Journal
-from heapline.model import Enqueued, Now, Outgoing
-from heapline.ulid import to_ulid
+from heapline.model import Enqueued, Now
 
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
-BATCH_BYTES_MAX = 15 << 20  # what one unit takes
-BYTES_PER_PARTITION = 768  # an upper bound of what a call's share in one partition adds to its unit
-EVENT_BYTES_PER_ROW = 64  # an upper bound of what one row adds to an event: sequences, hashes, fingerprints
-
-
-class Identity(NamedTuple):
-    """Who numbered the messages of a call."""
-
-    producer_id: str
-    epoch: int
-    answered_below: int
-
-
-class EnqueueCall:
-    """One call of `enqueue` (`message`) or `enqueue_batch` (`columns`)."""
-
-    __slots__ = ("atomic", "columns", "count", "future", "identity", "is_plain", "message", "nbytes")
-
-    def __init__(
-        self, future: Future[Any], *, message: Outgoing | None = None, columns: Columns | None = None,
-        atomic: bool = True, identity: Identity | None = None,
-    ) -> None:  # fmt: skip
-        self.future = future
-        self.message = message
-        self.columns = columns
-        self.atomic = atomic
-        self.identity = identity
-        if columns is not None:
-            self.count = columns.count
-            self.is_plain = identity is None and columns.tokens is None
-            self.nbytes = sum(map(len, columns.payloads)) + columns.count * 2 * ROW_BYTES
-            if columns.keys or columns.headers or columns.fairness:
-                self.nbytes += sum(map(len, columns.small_parts()[0] or ()))
-        else:
-            assert message is not None
-            self.count = 1
-            self.is_plain = identity is None and message.idempotency_key is None
-            self.nbytes = len(message.payload) + 2 * ROW_BYTES
-            if message.key or message.headers or message.fairness_key:
-                self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
-        if not self.is_plain:
-            self.nbytes += self.count * EVENT_BYTES_PER_ROW
-
 
 Answer = tuple["Future[Any]", Any]
 _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
@@ -165,7 +117,7 @@ class Admission:
     def _admit_plain(self, calls: list[EnqueueCall], now: Now) -> list[Answer]:
         if not calls:
             return []
-        columns, spans = _gather(calls)
+        columns, spans = gather(calls)
         parts = self._place(columns, spans)
         try:
             ids = self._write(columns, parts, now).tolist()
@@ -376,181 +328,6 @@ class Admission:
         return parts
 
 
-class CallShare:
-    """The part of an identified call that lies in one partition, judged against what that partition remembers."""
-
-    def __init__(
-        self, partition: Partition, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now,
-        batch_id: str | None = None,
-    ) -> None:  # fmt: skip
-        self.partition = partition
-        self._index = index
-        self._columns = columns.subset(index.tolist())
-        self._prints = prints[index]
-        self._identity = call.identity
-        count = len(index)
-        self._status = np.zeros(count, dtype=np.int8)
-        self._first = np.full(count, -1, dtype=np.int64)
-        self._twin = np.full(count, -1, dtype=np.int64)
-        self.errors: dict[int, HeaplineError] = {}
-        self._ids = np.zeros(count, dtype=np.int64)
-        self._keyed = [i for i, t in enumerate(self._columns.tokens or ()) if t is not None]
-        self._hashes = [key_hash(self._columns.tokens[i]) for i in self._keyed]  # type: ignore[index]
-        self._judge(now, batch_id)
-        self.new = self._status == NEW
-
-    def _judge(self, now: Now, batch_id: str | None) -> None:
-        everything = np.arange(len(self._index))
-        if self._identity is not None:
-            seqs = np.array(self._columns.seqs, dtype=np.int64)
-            verdict = self.partition.sequences.check(
-                self._identity.producer_id, self._identity.epoch, seqs, self._prints
-            )  # fmt: skip
-            self._take(verdict, everything)
-        if self._keyed:
-            rows = np.array(self._keyed)
-            verdict = self.partition.keys.check(self._hashes, self._prints[rows], now.steady)
-            self._take(verdict, rows)
-        doubts = self._doubts(batch_id) if self.partition.prepared else {}
-        for row in np.flatnonzero(self._twin >= 0).tolist():
-            twin = self._twin[row]
-            if self._status[twin] != NEW:  # the row it repeats does not go in: what holds for that one holds for it
-                self._status[row], self._first[row], self._twin[row] = self._status[twin], self._first[twin], -1
-        for row in np.flatnonzero((self._status == CONFLICT) | (self._status == STALE)).tolist():
-            self.errors[int(self._index[row])] = self._error(row)
-        for row in np.flatnonzero(self._status == IN_DOUBT).tolist() if doubts else ():
-            self.errors[int(self._index[row])] = BatchInDoubt(self._name(row), doubts.get(row, "(of the same batch)"))
-
-    def _doubts(self, batch_id: str | None) -> dict[int, str]:
-        """Row -> batch of what another batch has prepared: whether that is a duplicate nobody knows yet."""
-        prepared, found = self.partition.prepared, {}
-        if self._identity is not None:
-            seqs = np.array(self._columns.seqs, dtype=np.int64)
-            found = prepared.seqs_in_doubt(self._identity.producer_id, self._identity.epoch, seqs, batch_id)
-        for i, batch in prepared.hashes_in_doubt(self._hashes, batch_id).items():
-            found[self._keyed[i]] = batch
-        for row in found:
-            if self._status[row] == NEW:
-                self._status[row] = IN_DOUBT
-        return found
-
-    def _take(self, verdict: Any, rows: I64) -> None:
-        """Lay a verdict over rows that are still new."""
-        if verdict.all_new:
-            return
-        for i, row in enumerate(rows.tolist()):
-            if self._status[row] == NEW and verdict.status[i] != NEW:
-                self._status[row] = verdict.status[i]
-                self._first[row] = verdict.first_ids[i]
-                if verdict.twins[i] >= 0:
-                    self._twin[row] = rows[verdict.twins[i]]
-
-    def _error(self, row: int) -> HeaplineError:
-        seq = None if self._identity is None else self._columns.seqs[row]  # type: ignore[index]
-        if self._status[row] == STALE:
-            assert self._identity is not None
-            producer = self._identity.producer_id
-            return StaleSequence(producer, seq or 0, self.partition.sequences.answered_below_of(producer))
-        first = int(self._first[row])
-        return IdempotencyConflict(self._name(row), to_ulid(first) if first >= 0 else "(of the same batch)")
-
-    def _name(self, row: int) -> str:
-        token = self._columns.tokens[row] if self._columns.tokens else None
-        if token is not None:
-            return f"idempotency key {token!r}"
-        return f"sequence {None if self._columns.seqs is None else self._columns.seqs[row]}"
-
-    @property
-    def index(self) -> I64:
-        """Which rows of the call these are."""
-        return self._index
-
-    def new_rows(self) -> list[int]:
-        rows: list[int] = self._index[self.new].tolist()
-        return rows
-
-    def refuse(self, rows: set[int], error: HeaplineError) -> None:
-        """These rows of the call do not go in after all, nor those that repeat them."""
-        for row, where in enumerate(self._index.tolist()):
-            twin = int(self._twin[row])
-            if where in rows or (twin >= 0 and int(self._index[twin]) in rows):
-                self.errors[where] = error
-                self.new[row] = False
-
-    def build(self, now: Now, in_turn: bool = True) -> tuple[Any, Block, EnqueuedEvent, I64 | None]:
-        new = np.flatnonzero(self.new)
-        part = self._columns.subset(new.tolist())
-        rows, smalls = part.fill(now.steady, now.wall)
-        rows["id"] = self._ids[new] = self.partition.ids.take(len(new), now.steady)
-        event = EnqueuedEvent(0, 0, len(new), 0)
-        renumber = np.cumsum(self.new) - 1
-        if self._identity is not None:
-            seqs = np.array(part.seqs, dtype=np.int64)
-            event.producers = [
-                ProducerRows(*self._identity, np.arange(len(new)), seqs, self._prints[new].tobytes())
-            ]  # fmt: skip
-        keep = [(i, row) for i, row in enumerate(self._keyed) if self.new[row]]
-        if keep:
-            rows_keyed = np.array([row for _, row in keep])
-            window = round(self.partition.config.dedup_window * 1000)
-            scopes = [SCOPES[(self._columns.scopes[r] if self._columns.scopes else None) or "window"] for _, r in keep]
-            event.keys = KeyRows(
-                renumber[rows_keyed], b"".join(self._hashes[i] for i, _ in keep), self._prints[rows_keyed].tobytes(),
-                np.array(scopes, dtype=np.int8).tobytes(), np.full(len(keep), now.steady + window, dtype=np.int64),
-            )  # fmt: skip
-        fairness = give_turns(self.partition, rows, part, in_turn)
-        return rows, make_block(rows, smalls, part.payloads), event, fairness
-
-    def results(self) -> list[tuple[int, Enqueued]]:
-        if self.new.all():
-            return list(zip(self._index.tolist(), map(Enqueued, self._ids.tolist()), strict=True))
-        found: list[tuple[int, Enqueued]] = []
-        for row, where in enumerate(self._index.tolist()):
-            if where in self.errors:
-                found.append((where, Enqueued(0, error=self.errors[where])))
-            elif self._status[row] == DUPLICATE:
-                twin = int(self._twin[row])
-                first = int(self._ids[twin]) if twin >= 0 else int(self._first[row])
-                found.append((where, Enqueued(first, True)))
-            else:
-                found.append((where, Enqueued(int(self._ids[row]))))
-        return found
-
-
-def give_turns(partition: Partition, rows: Any, part: Columns, in_turn: bool = True) -> I64 | None:
-    """Write turns into the rows of new messages that are ready (the others get theirs when they are); the hashes of
-    their fairness keys, or None if keys take no turns."""
-    if partition.fair is None:
-        return None
-    hashes = part.fairness_hashes()
-    ready = rows["due"] == 0
-    if in_turn and ready.any():
-        priorities = partition.ordering.keys(rows["priority"][ready], rows["enqueued_at"][ready])
-        rows["turn"][ready] = partition.fair.take(priorities, hashes[ready])
-    return hashes
-
-
-def _gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, int, int]]]:
-    """All messages of these calls as columns, and which rows are whose."""
-    parts: list[Columns] = []
-    singles: list[Outgoing] = []
-    spans: list[tuple[EnqueueCall, int, int]] = []
-    at = 0
-    for call in calls:
-        if call.message is not None:
-            singles.append(call.message)
-        else:
-            if singles:
-                parts.append(Columns(singles))
-                singles = []
-            parts.append(call.columns)  # type: ignore[arg-type]
-        spans.append((call, at, at + call.count))
-        at += call.count
-    if singles:
-        parts.append(Columns(singles))
-    return join(parts), spans
-
-
 def _cuts(payloads: Sequence[bytes]) -> list[tuple[int, int]]:
     """(first, end) of blocks of at most BLOCK_BYTES_MAX. Nearly always one."""
     sizes = [len(p) for p in payloads]
@@ -565,18 +342,3 @@ def _cuts(payloads: Sequence[bytes]) -> list[tuple[int, int]]:
             start, total = i, 0
         total += size
     return [*cuts, (start, len(sizes))]
-
-
-def batch_bytes_max(config: TopicConfig, count: int) -> int:
-    """The largest batch of so many messages that is written at once, in one unit of one segment."""
-    spread = min(count, config.partitions) * BYTES_PER_PARTITION
-    return min(BATCH_BYTES_MAX, config.segment_bytes - (64 << 10)) - spread
-
-
-def check_batch_bytes(call: EnqueueCall, config: TopicConfig) -> None:
-    limit = batch_bytes_max(config, call.count)
-    if call.nbytes > limit:
-        raise BadRequest(
-            f"an atomic batch of {call.nbytes} bytes is over the {limit} that are written at once: "
-            "split it, or enqueue with atomic=False"
-        )

@@ -41,7 +41,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from heapline.engine import preparing
-from heapline.engine.admission import EnqueueCall, Identity
+from heapline.engine.calls import EnqueueCall, Identity
 from heapline.engine.columns import Columns
 from heapline.engine.decisions import Decision, Decisions
 from heapline.engine.preparing import PartName, PartView, TopicView

@@ -18,7 +18,7 @@ import numpy as np
 
 from heapline.config import TopicConfig
 from heapline.core.events import Cancelled
-from heapline.engine.admission import EnqueueCall
+from heapline.engine.calls import EnqueueCall
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, RequestError, ResourceExhausted
 from heapline.model import Now, Outgoing

@@ -19,7 +19,7 @@ from heapline.core.events import Paused, Resumed, Throttled
 from heapline.core.leases import DEADLINE
 from heapline.core.partition import Partition
 from heapline.engine import deadletters, lookup
-from heapline.engine.admission import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
+from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.columns import (
     Columns,
     check_moment,

@@ -33,7 +33,7 @@ from heapline.engine.columns import Columns
 from heapline.engine.topic import Topic
 
 if TYPE_CHECKING:
-    from heapline.engine.admission import Identity
+    from heapline.engine.calls import Identity
 
 Mask = npt.NDArray[np.bool_]
 

@@ -16,7 +16,7 @@ import xxhash
 from heapline.config import TopicConfig
 from heapline.core.events import EMPTY, I64, BatchPrepared
 from heapline.core.prepared import Share
-from heapline.engine.admission import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, EnqueueCall, batch_bytes_max
+from heapline.engine.calls import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, EnqueueCall, batch_bytes_max
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 from heapline.errors import BadRequest, IdempotencyConflict

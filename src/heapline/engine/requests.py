@@ -7,7 +7,7 @@ from typing import Any
 
 from heapline.broker import Held
 from heapline.config import NAME, TopicConfig
-from heapline.engine.admission import Identity
+from heapline.engine.calls import Identity
 from heapline.engine.columns import are_plain, check_moment, check_one, check_priority
 from heapline.errors import BadName, BadRequest, HeaplineError
 from heapline.model import DlqFilter, LeaseRef, Message, Outgoing

@@ -32,7 +32,8 @@ from heapline.config import BrokerConfig
 from heapline.core.events import I64, Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked, Resumed
 from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
-from heapline.engine.admission import Admission, EnqueueCall
+from heapline.engine.admission import Admission
+from heapline.engine.calls import EnqueueCall
 from heapline.engine.committer import GroupCommitter, give, refuse
 from heapline.engine.delivery import Delivery, PopCall, build_messages
 from heapline.engine.firing import INF, QUANTUM_ROWS, Firing

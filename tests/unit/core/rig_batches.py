@@ -11,8 +11,8 @@ from heapline.core.dedup import NEW
 from heapline.core.events import EMPTY, BatchPrepared, KeyRows
 from heapline.core.idempotency import key_hash
 from heapline.core.partition import Partition
-from heapline.engine.admission import give_turns
 from heapline.engine.columns import SCOPES, Columns
+from heapline.engine.shares import give_turns
 from heapline.errors import IdempotencyConflict
 from heapline.model import Outgoing
 from tests.unit.core.naive import NaiveKey, NaiveMessage

@@ -15,8 +15,8 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.idempotency import key_hash
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
-from heapline.engine.admission import give_turns
 from heapline.engine.columns import SCOPES, Columns
+from heapline.engine.shares import give_turns
 from heapline.model import Outgoing
 from tests.unit.core.naive import NaiveKey, NaiveMessage, NaiveProducer
 from tests.unit.core.rig_checks import CheckingRig

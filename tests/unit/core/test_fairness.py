@@ -22,8 +22,8 @@ from heapline.core.heap import RunHeap
 from heapline.core.key_hashes import NO_KEY, KeyHashes, hash_of
 from heapline.core.order import TURN_MAX, Ordering
 from heapline.core.partition import Partition
-from heapline.engine.admission import give_turns
 from heapline.engine.columns import Columns
+from heapline.engine.shares import give_turns
 from heapline.engine.topic import Topic
 from heapline.model import Now, Outgoing
 from tests.unit.core.naive import NaiveTurns

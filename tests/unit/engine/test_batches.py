@@ -10,7 +10,7 @@ import pytest
 
 from heapline.config import BrokerConfig, parse_topic
 from heapline.engine import decisions, keeper
-from heapline.engine.admission import EnqueueCall
+from heapline.engine.calls import EnqueueCall
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (

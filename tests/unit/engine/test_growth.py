@@ -20,7 +20,7 @@ from heapline.broker import Broker
 from heapline.config import BrokerConfig, make_config
 from heapline.core.events import Grown
 from heapline.engine import preparing
-from heapline.engine.admission import EnqueueCall, batch_bytes_max
+from heapline.engine.calls import EnqueueCall, batch_bytes_max
 from heapline.engine.columns import Columns
 from heapline.testing.loop import run
 from heapline.testing.node import Node

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.engine.admission import EnqueueCall, Identity, check_batch_bytes
+from heapline.engine.calls import EnqueueCall, Identity, check_batch_bytes
 from heapline.engine.columns import Columns
 from heapline.model import Outgoing
 from tests.unit.engine.rig import Rig, opened, settle
