@@ -29,14 +29,16 @@ import numpy as np
 
 from heapline.clock import Clock, SteadyClock
 from heapline.config import BrokerConfig
-from heapline.core.events import I64, Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked, Resumed
+from heapline.core.events import I64, AnyEvent, Resumed
 from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission
 from heapline.engine.calls import EnqueueCall
 from heapline.engine.committer import GroupCommitter, give, refuse
-from heapline.engine.delivery import Delivery, PopCall, build_messages
+from heapline.engine.counters import Counters
+from heapline.engine.delivery import Delivery, PopCall
 from heapline.engine.firing import INF, QUANTUM_ROWS, Firing
+from heapline.engine.handover import Handover
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
 from heapline.engine.topic import Topic
@@ -54,7 +56,7 @@ from heapline.errors import (
 )  # fmt: skip
 from heapline.journal.records import Records
 from heapline.logs import Log
-from heapline.model import Message, Now
+from heapline.model import Now
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
@@ -70,16 +72,6 @@ RELOAD_PAUSE, RELOAD_PAUSE_MAX = 0.05, 10.0  # seconds between tries to load a t
 WALL_LOOK_MS = 1000  # how often wall time is looked at while something waits for it: it may jump
 
 
-class Counters:
-    """Totals since the topic was opened."""
-
-    def __init__(self) -> None:
-        self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
-        self.reloads = self.corrupt = 0
-        # Those before the last reload; the topic as it is loaded now counts its own.
-        self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
-
-
 class TopicRunner:
     def __init__(self, loader: Loader, io: Io, clock: Clock, config: BrokerConfig, broker: Broker) -> None:
         self.name = loader.name
@@ -88,7 +80,6 @@ class TopicRunner:
         self.config = config
         self.counters = Counters()
         self._clock = clock
-        self._broker = broker
         self._loop = asyncio.get_running_loop()
         self._inbox: list[EnqueueCall] = []
         self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
@@ -104,6 +95,7 @@ class TopicRunner:
         self._suspended = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.upkeep = Upkeep(self)
+        self.handover = Handover(self, broker)
         self.on_install: Callable[[TopicRunner, Now], None] | None = None  # runs before a loaded topic serves anybody
         self.snapshot_unit = 0
         self.segment_sizes: dict[str, int] = {}  # as `stats` last found them, by file name
@@ -323,7 +315,7 @@ class TopicRunner:
             return await call.future
         except asyncio.CancelledError:
             if not call.future.cancelled() and call.future.exception() is None:
-                self._give_back(call)  # cancelled between the answer and the one who asked
+                self.handover.give_back(call)  # cancelled between the answer and the one who asked
             raise
         finally:
             if call.timer is not None:
@@ -426,24 +418,12 @@ class TopicRunner:
 
     def emit(self, partition: Partition, event: AnyEvent, now: Now) -> None:
         self.topic.emit(self.journal, partition, event, now)
-        self._count(event)
+        self.counters.count(event)
 
     def emit_decision(self, partition: Partition, decision: Decision, now: Now) -> Sequence[int]:
         for event in decision.events:
             self.emit(partition, event, now)
         return decision.lost
-
-    def _count(self, event: AnyEvent) -> None:
-        if isinstance(event, Acked):
-            self.counters.acked += len(event.ids)
-        elif isinstance(event, Nacked):
-            self.counters.nacked += len(event.ids)
-        elif isinstance(event, LeaseExpired):
-            self.counters.timeouts += len(event.ids)
-        elif isinstance(event, DeadLettered):
-            self.counters.dead += len(event.ids)
-        elif isinstance(event, Expired):
-            self.counters.expired += len(event.ids)
 
     def _tick(self, now: Now) -> int:
         """What time has brought about, in slices; how many rows."""
@@ -464,7 +444,7 @@ class TopicRunner:
         self._taken = calls
         served = self.delivery.serve(calls, now)
         if served:
-            self._read(served)
+            self.handover.read(served)
         got = set(map(id, served))
         for call in calls:
             if id(call) in got:
@@ -493,74 +473,14 @@ class TopicRunner:
         if self._reads:
             await asyncio.wait(self._reads)
 
-    def _read(self, calls: list[PopCall]) -> None:
-        """Get the records while the leases are being made durable: those of all pops of a turn at once."""
-        positions = np.array([p for call in calls for p in call.positions], dtype=np.int64)
-        records, missing = self.journal.cached(positions)
-        load = self.load(positions[missing]) if len(missing) else None
-
-        def hand_over(_: Any = None) -> None:
-            if load is not None:
-                if load.cancelled() or load.exception() is not None:
-                    for call in calls:
-                        refuse(call.future, TopicReloading(self.name, f"records could not be read: {load}"))
-                        self._give_back(call)
-                    return
-                records.fill(missing, load.result())
-            messages = build_messages(calls, records, self.topic, self._broker)
-            start = 0
-            for call in calls:
-                end = start + len(call.ids)
-                bad = [i - start for i in records.bad if start <= i < end] if records.bad else []
-                self._hand_over(call, messages[start:end], bad)
-                start = end
-            for fact in records.bad.values():
-                log.error("record corrupt", topic=self.name, path=fact.path, offset=fact.offset, detail=fact.detail)
-
-        def deliver() -> None:
-            if load is None or load.done():
-                hand_over()
-            else:
-                load.add_done_callback(hand_over)
-
-        self.committer.answer(deliver, [call.future for call in calls])
-
-    def _hand_over(self, call: PopCall, messages: list[Message], bad: list[int]) -> None:
-        if bad:
-            self._set_aside(call, bad)
-            messages = [m for i, m in enumerate(messages) if i not in bad]
-        if call.future.done():  # the one who asked has gone: give the messages back at once
-            self._give_back(call)
-        elif messages:
-            call.future.set_result(messages)
-        else:  # all of them were damaged and have been set aside: look again
-            call.ids, call.tokens, call.positions = [], [], []
-            self._pops.appendleft(call)  # the same one, because its timer ends its waiting
-            self._plan_turn()
-
-    def _give_back(self, call: PopCall) -> None:
-        if call.request_id is not None:
-            return  # whoever named the pop may be repeating it, or have repeated it, and then holds these leases
-
-        def decide(now: Now) -> None:
-            for partition, ids, tokens in self.by_partition(call.ids, call.tokens):
-                decision = partition.decide_release(ids, tokens, now, self.topic.take_seq(len(ids)))
-                self.emit_decision(partition, decision, now)
-
+    def later(self, decide: Callable[[Now], None]) -> None:
+        """Run a decision in the next turn; nobody waits for it."""
         self._calls.append((decide, None))
         self._plan_turn()
 
-    def _set_aside(self, call: PopCall, bad: list[int]) -> None:
-        """Records that do not check are never delivered: they become dead letters."""
-        self.counters.corrupt += len(bad)
-        bad_ids, bad_tokens = [call.ids[i] for i in bad], [call.tokens[i] for i in bad]
-
-        def decide(now: Now) -> None:
-            for partition, ids, tokens in self.by_partition(bad_ids, bad_tokens):
-                decision = partition.decide_bury(ids, tokens, now, "record corrupt", keep=True)
-                self.emit_decision(partition, decision, now)
-
-        self._calls.append((decide, None))
+    def pop_again(self, call: PopCall) -> None:
+        """The same one, because its timer ends its waiting."""
+        self._pops.appendleft(call)
         self._plan_turn()
 
     def by_partition(self, ids: list[int], tokens: list[int]) -> list[tuple[Partition, list[int], list[int]]]:
