@@ -1,4 +1,4 @@
-"""Prepared batches over two topics in a real process that is killed: all of a batch is there, in both, or none of it."""
+"""Prepared batches over two topics in a real process that is killed: a batch is there whole, in both, or not at all."""
 
 from __future__ import annotations
 
