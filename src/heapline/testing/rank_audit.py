@@ -163,6 +163,8 @@ class RankAudit:
         elif kind == "rescheduled":
             for id, key, due in zip(*(columns[n].tolist() for n in ("ids", "keys", "dues")), strict=True):
                 self._drop(id)
+                if self._is_limited and id not in self._keys:
+                    self._held_back.add(id)  # from before the log's beginning: whose it is, is not known
                 self._keys[id] = (self._rank_key(key), id)
                 if not due:
                     self._add(id)
