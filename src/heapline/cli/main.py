@@ -57,10 +57,10 @@ class Subcommands(TyperGroup):
 
 def _needs_extra(name: str, missing: str) -> Any:
     """Stands in for a command whose packages are not installed, so that `heapline --help` still lists it."""
-    stand_in = typer.Typer(add_completion=False)
+    stand_in = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
     @stand_in.command(
-        name, help="Needs the server's packages: pip install 'heapline[server]'",
+        name, help="Needs the server's packages: pip install 'heapline\\[server]'",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )  # fmt: skip
     def explain() -> None:

@@ -83,8 +83,11 @@ class AuditLog:
     def _turn_over(self, fd: int) -> None:
         """audit.jsonl becomes audit.jsonl.1, that .2, and so on; the last goes. One process at a time does it."""
         fcntl.flock(fd, fcntl.LOCK_EX)
-        if not os.path.samestat(os.fstat(fd), os.stat(self._path)):
-            return  # another process was faster
+        try:
+            if not os.path.samestat(os.fstat(fd), os.stat(self._path)):
+                return  # another process was faster
+        except FileNotFoundError:
+            return  # and has not begun the next yet
         for number in range(self._kept - 1, 0, -1):
             if os.path.exists(f"{self._path}.{number}"):
                 os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")

@@ -10,8 +10,8 @@ import re
 import secrets
 
 KEY = re.compile(r"hl_([0-9a-f]{16})_([A-Za-z0-9_-]{43})\Z")
-_KEY_IN_TEXT = re.compile(r"\bhl_([0-9A-Za-z]{1,16})_[A-Za-z0-9_-]+")
-_TOKEN_IN_TEXT = re.compile(r"\beyJ[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)*")
+_KEY_IN_TEXT = re.compile(r"hl_([0-9A-Za-z]{1,16})_[A-Za-z0-9_-]+")
+_TOKEN_IN_TEXT = re.compile(r"eyJ[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)*")
 _CREDENTIAL_IN_TEXT = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
 _PEM_IN_TEXT = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 
