@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import heapline
 from heapline.cli import main
 from heapline.errors import Unauthenticated
 from heapline.server.auth import DirectoryGuard, Secret
@@ -115,6 +116,23 @@ async def test_password_comes_from_stdin_or_a_private_file(tmp_path: Path, sourc
     await guard.close()
 
 
+def test_scopes_of_a_user_are_replaced(tmp_path: Path) -> None:
+    cli(tmp_path, "users", "add", "a@example.org", "-s", "*:admin", "--password-file", "-", typed=f"{PASSWORD}\n")
+    assert cli(tmp_path, "users", "scopes", "A@example.org", "-s", "jobs:consume").exit_code == 0
+    (user,) = [json.loads(line) for line in cli(tmp_path, "users", "list", "--json").stdout.splitlines()]
+    assert user["scopes"] == ["jobs:consume"]
+
+
+def test_keys_stand_beside_the_queue_in_one_directory(tmp_path: Path) -> None:
+    cli(tmp_path, "keys", "create", "-n", "before", "-s", "*:consume")
+    for _ in range(2):
+        with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
+            hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1 << 16)
+            cli(tmp_path, "keys", "create", "-n", "beside", "-s", "*:consume")
+    assert cli(tmp_path, "keys", "list", "--json").stdout.count("beside") == 2
+    assert cli(tmp_path, "journal", "verify", str(tmp_path)).exit_code == 0
+
+
 def test_password_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "password").write_text(PASSWORD)
     os.chmod(tmp_path / "password", 0o644)
@@ -140,7 +158,7 @@ def test_certs_dev_makes_a_set_and_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command", ["keys create", "keys list", "keys revoke", "users add", "users list", "users disable", "users enable",
-                "users password", "certs dev"],
+                "users password", "users scopes", "certs dev"],
 )  # fmt: skip
 def test_help_teaches_by_example(tmp_path: Path, command: str) -> None:
     shown = cli(tmp_path, *command.split(), "--help").stdout

@@ -1,4 +1,4 @@
-"""`heapline users add|list|disable|enable|password`: the people of a data directory.
+"""`heapline users add|list|disable|enable|password|scopes`: the people of a data directory.
 
 A password is asked for at the terminal or read from a file, never taken from an argument: arguments stand in the
 shell's history and in the list of processes.
@@ -116,6 +116,23 @@ def password_command(email: EmailArgument, data: DataOption = DATA, password_fil
         about(email)
         record = auth.users.set_password(email, password)
     _say(record, "given another password")
+
+
+@app.command("scopes")
+def scopes_command(
+    email: EmailArgument,
+    scope: Annotated[list[str], typer.Option("--scope", "-s", help="PATTERN:ACTIONS; may be given again.")],
+    data: DataOption = DATA,
+) -> None:
+    """Give a user other scopes in place of those that he has.
+
+    Example:  [cyan]heapline users scopes ada@example.org --scope "orders/*:consume"[/cyan]
+    """
+    auth = open_auth(data)
+    with auth.audited("users.scopes") as about:
+        about(email)
+        record = auth.users.set_scopes(email, scope)
+    _say(record, "given other scopes")
 
 
 def _password(source: Path | None) -> Secret:

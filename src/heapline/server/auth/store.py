@@ -52,7 +52,6 @@ class UserRecord(msgspec.Struct, frozen=True, kw_only=True):
     hash: str
     scopes: tuple[str, ...]
     created_at: int
-    last_login_at: int | None = None
     disabled_at: int | None = None
     token_epoch: int = 1  # raised by whatever must end the tokens given out so far
 

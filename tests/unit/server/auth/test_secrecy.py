@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,17 @@ def test_keys_are_long_and_never_alike() -> None:
 def test_public_names_exist() -> None:
     assert all(hasattr(auth, name) for name in auth.__all__)
     assert len(set(auth.__all__)) == len(auth.__all__)
+
+
+def test_every_line_of_the_threat_model_names_a_test_that_exists() -> None:
+    root = Path(__file__).parents[4]
+    lines = (root / "docs" / "threat-model.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    named = [re.search(r"\[[UA]\]\(\.\./(\S+)\) `(\w+)` \|$", row) for row in rows]
+    assert len(named) > 20
+    missing = [
+        row
+        for row, found in zip(rows, named, strict=True)
+        if found is None or f"def {found[2]}(" not in (root / found[1]).read_text(encoding="utf-8")
+    ]
+    assert missing == []
