@@ -2,7 +2,7 @@
 
 The admin key is made on a directory's first start and stands in `admin.key` (0600), where the command line on the
 same machine finds it; it is shown and logged nowhere. The file is written before the store that knows its hash, so a
-crash between the two leaves a key that the next start takes on, never one that nobody has. After that the store
+crash between the two leaves a file that the next start replaces, never a key that nobody has. After that the store
 remembers that there was one: neither deleting the file nor revoking the key brings another.
 """
 
@@ -108,24 +108,17 @@ def _without_scheme(credential: str) -> str:
 
 def ensure_admin_key(store: AuthStore, keys: Keys) -> None:
     """On a directory's first start; later starts find that it was done and change nothing."""
-    if store.file.has_admin_key:
-        return
-    path = f"{store.directory}/{ADMIN_KEY_FILE}"
 
     def edit(file: AuthFile) -> AuthFile:
         if file.has_admin_key:
             return file
-        left = store.disk.read_file(path) if store.disk.exists(path) else b""
-        key_id = key_id_of(left)
-        if key_id is not None:  # a start that was cut off between the two files
-            record = keys.record_of(key_id, Secret(left.decode().strip()), "admin", [ADMIN_SCOPE])
-        else:
-            record, secret = keys.draw("admin", [ADMIN_SCOPE])
-            store.disk.write_file_atomic(path, secret.reveal().encode() + b"\n")
+        # A file that a start left when it was cut off, or that outlived its store, is of a key that nobody knows.
+        record, secret = keys.draw("admin", [ADMIN_SCOPE])
+        store.disk.write_file_atomic(f"{store.directory}/{ADMIN_KEY_FILE}", secret.reveal().encode() + b"\n")
+        log.info("the first admin key was made", file=ADMIN_KEY_FILE)
         return msgspec.structs.replace(with_key(file, record), has_admin_key=True)
 
     store.change(edit)
-    log.info("the first admin key was made", file=ADMIN_KEY_FILE)
 
 
 def read_admin_key(directory: str | Path) -> Secret:

@@ -49,19 +49,17 @@ class Keys:
 
     def draw(self, name: str, scopes: Sequence[str]) -> tuple[KeyRecord, Secret]:
         """A key that is not in the store yet."""
-        key_id, secret = new_key()
-        return self.record_of(key_id, secret, name, scopes), secret
-
-    def record_of(self, key_id: str, secret: Secret, name: str, scopes: Sequence[str]) -> KeyRecord:
         if not name.strip() or len(name) > 128 or not name.isprintable():
             raise BadRequest("a key needs a name of 1 to 128 printable characters, so that it can be told apart later")
         if not scopes:
             raise BadRequest("a key needs at least one scope, such as 'orders/*:produce'")
         spelled = tuple(str(parse_scope(scope)) for scope in scopes)
-        hashed = self._hasher.hash(secret.reveal())
-        return KeyRecord(
-            id=key_id, name=name.strip(), hash=hashed, scopes=spelled, created_at=self._store.clock.wall_ms()
-        )
+        key_id, secret = new_key()
+        record = KeyRecord(
+            id=key_id, name=name.strip(), hash=self._hasher.hash(secret.reveal()), scopes=spelled,
+            created_at=self._store.clock.wall_ms(),
+        )  # fmt: skip
+        return record, secret
 
     def list(self) -> list[KeyRecord]:
         return sorted(self._store.refresh(now=True).keys.values(), key=lambda record: (record.created_at, record.id))

@@ -66,6 +66,16 @@ def test_deleted_admin_key_file_brings_no_second_admin_key() -> None:
     assert len(again.guard.store.file.keys) == 1
 
 
+async def test_admin_key_file_that_outlived_its_store_opens_nothing() -> None:
+    rig = Rig()
+    old = rig.admin_key
+    rig.disk.unlink(f"{DIRECTORY}/auth.json")
+    again = Rig(rig.disk)
+    assert again.admin_key != old
+    with pytest.raises(Unauthenticated):
+        await again.guard.authenticate(old)
+
+
 def test_admin_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     data.mkdir()

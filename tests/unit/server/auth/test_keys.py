@@ -92,7 +92,18 @@ async def test_unknown_revoked_and_wrong_keys_cost_and_say_the_same() -> None:
             await rig.guard.authenticate(credential)
         said.append((str(caught.value), len(rig.hasher.verified)))
     assert [count for _, count in said] == [1, 2, 3]
+    assert all(stored.startswith("counted:") for stored in rig.hasher.verified)  # also that of nobody is a real hash
     assert len({text for text, _ in said}) == 1
+
+
+async def test_revoked_key_again_and_again_costs_one_argon2() -> None:
+    rig = Rig()
+    key_id, key = rig.key()
+    await rig.guard.authenticate(key)
+    rig.guard.keys.revoke(key_id)
+    for _ in range(100):
+        await refused(rig, key)
+    assert len(rig.hasher.verified) == 2
 
 
 @pytest.mark.parametrize("known_id", [True, False])
@@ -252,6 +263,18 @@ async def test_last_use_is_written_when_the_server_stops() -> None:
     rig = Rig()
     key_id, key = rig.key()
     await rig.guard.authenticate(key)
+    await rig.guard.close()
+    assert rig.other_process().guard.store.file.keys[key_id].last_used_at == rig.clock.wall_ms()
+
+
+async def test_older_last_use_never_replaces_a_newer_one() -> None:
+    rig = Rig()
+    other = rig.other_process()
+    key_id, key = rig.key()
+    await rig.guard.authenticate(key)
+    rig.clock.advance(5)
+    await other.guard.authenticate(key)
+    await other.guard.close()
     await rig.guard.close()
     assert rig.other_process().guard.store.file.keys[key_id].last_used_at == rig.clock.wall_ms()
 

@@ -71,7 +71,7 @@ def test_key_that_was_answered_is_there_after_a_crash_at_any_step() -> None:
         assert not answered or set(file.keys) == {answer[0].id}
 
 
-def test_first_start_cut_off_at_any_step_leaves_an_admin_key_that_opens(tmp_path: Path) -> None:
+def test_first_start_cut_off_at_any_step_leaves_an_admin_key_that_opens() -> None:
     for _, _, disk in crash_at_every_step(lambda disk: disk, Rig):
         rig = Rig(disk)  # the next start
         key_id = rig.admin_key.split("_")[1]
