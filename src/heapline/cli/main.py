@@ -16,10 +16,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command as build_command
 
-from heapline.errors import HeaplineError
+from heapline.errors import BadRequest, HeaplineError
 
 #: Subcommands in the order in which a newcomer meets them; `name` is the module `heapline.cli.name`.
-SUBCOMMANDS = ("demo", "journal")
+SUBCOMMANDS = ("demo", "journal", "keys", "users", "certs")
 
 
 class Subcommands(TyperGroup):
@@ -31,7 +31,12 @@ class Subcommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"heapline.cli.{cmd_name}")
+        try:
+            module = importlib.import_module(f"heapline.cli.{cmd_name}")
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("heapline"):
+                raise
+            return _needs_extra(cmd_name, str(error.name))
         if hasattr(module, "app"):
             command = build_command(module.app)
         else:
@@ -48,6 +53,20 @@ class Subcommands(TyperGroup):
         except HeaplineError as error:
             typer.secho(f"{type(error).__name__}: {error}", err=True, fg="red")
             raise typer.Exit(1) from error
+
+
+def _needs_extra(name: str, missing: str) -> Any:
+    """Stands in for a command whose packages are not installed, so that `heapline --help` still lists it."""
+    stand_in = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+    @stand_in.command(
+        name, help="Needs the server's packages: pip install 'heapline\\[server]'",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )  # fmt: skip
+    def explain() -> None:
+        raise BadRequest(f"`heapline {name}` needs {missing!r}: run pip install 'heapline[server]'")
+
+    return build_command(stand_in)
 
 
 app = typer.Typer(

@@ -1,0 +1,186 @@
+"""API keys: made, listed, revoked, and recognised without Argon2 on all calls but a key's first.
+
+A key that was proved once is known by the SHA-256 digest of its whole text, compared in constant time; a key that
+failed is remembered the same way, so that a worker with a wrong key in its settings costs one hash and not one a
+call. Whether a known key is still good is asked of the store on every call, so a revocation needs no clearing to take
+effect. When a key was last used is written back at most once a minute, and only ever beside what the file says then.
+Making and revoking block on Argon2 and the disk; the server does them in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
+
+import msgspec
+
+from heapline.errors import BadRequest, Unauthenticated
+from heapline.server.auth.hashing import Hasher
+from heapline.server.auth.principal import Principal, parse_scope
+from heapline.server.auth.proving import Prover
+from heapline.server.auth.secret import KEY, Secret, new_key
+from heapline.server.auth.store import AuthFile, AuthStore, KeyRecord
+from heapline.server.auth.throttle import Allowance, Throttle
+
+KNOWN_MAX = 10_000
+WRITE_BACK_MS = 60_000
+ADMIN_KEY_FILE = "admin.key"
+BY_KEY = Allowance(burst=10, refill_ms=5_000)
+ALL_KEYS = Allowance(burst=50, refill_ms=100)
+K = TypeVar("K")
+V = TypeVar("V")
+REFUSED = "the API key is not valid: check it, or make one with `heapline keys create`"
+
+
+class Keys:
+    def __init__(self, store: AuthStore, hasher: Hasher) -> None:
+        self._store, self._hasher = store, hasher
+
+    def create(self, name: str, scopes: Sequence[str]) -> tuple[KeyRecord, Secret]:
+        """The secret is here and nowhere else: it cannot be shown again."""
+        record, secret = self.draw(name, scopes)
+        self._store.change(lambda file: with_key(file, record))
+        return record, secret
+
+    def draw(self, name: str, scopes: Sequence[str]) -> tuple[KeyRecord, Secret]:
+        """A key that is not in the store yet."""
+        if not name.strip() or len(name) > 128 or not name.isprintable():
+            raise BadRequest("a key needs a name of 1 to 128 printable characters, so that it can be told apart later")
+        if not scopes:
+            raise BadRequest("a key needs at least one scope, such as 'orders/*:produce'")
+        spelled = tuple(str(parse_scope(scope)) for scope in scopes)
+        key_id, secret = new_key()
+        record = KeyRecord(
+            id=key_id, name=name.strip(), hash=self._hasher.hash(secret.reveal()), scopes=spelled,
+            created_at=self._store.clock.wall_ms(),
+        )  # fmt: skip
+        return record, secret
+
+    def list(self) -> list[KeyRecord]:
+        return sorted(self._store.refresh(now=True).keys.values(), key=lambda record: (record.created_at, record.id))
+
+    def revoke(self, key_id: str) -> KeyRecord:
+        """At once for this process, within a second for a server beside it. Revoking again changes nothing."""
+        key_id = _public_part(key_id)
+
+        def edit(file: AuthFile) -> AuthFile:
+            record = file.keys.get(key_id)
+            if record is None:
+                raise BadRequest(f"there is no key {key_id!r}: see `heapline keys list`")
+            if record.revoked_at is not None:
+                return file
+            return with_key(file, msgspec.structs.replace(record, revoked_at=self._store.clock.wall_ms()))
+
+        file = self._store.change(edit)
+        self._forget_admin_file(key_id)
+        return file.keys[key_id]
+
+    def _forget_admin_file(self, key_id: str) -> None:
+        """The file of a revoked admin key would only mislead."""
+        path = f"{self._store.directory}/{ADMIN_KEY_FILE}"
+        with contextlib.suppress(FileNotFoundError):
+            if key_id_of(self._store.disk.read_file(path)) == key_id:
+                self._store.disk.unlink(path)
+                self._store.disk.fsync_dir(self._store.directory)
+
+
+def with_key(file: AuthFile, record: KeyRecord) -> AuthFile:
+    return msgspec.structs.replace(file, keys=file.keys | {record.id: record})
+
+
+def key_id_of(content: bytes) -> str | None:
+    match = KEY.match(content.decode("ascii", "replace").strip())
+    return match[1] if match else None
+
+
+def _public_part(text: str) -> str:
+    """People paste whole keys, or `key:<id>` from the audit log: only the id goes on from here, also into errors."""
+    text = text.strip().removeprefix("key:")
+    return text.split("_")[1] if text.startswith("hl_") and text.count("_") > 1 else text
+
+
+class KeyRing:
+    """Recognises keys for a running server."""
+
+    def __init__(self, store: AuthStore, hasher: Hasher, pool: Executor) -> None:
+        self._store = store
+        self._prover = Prover(hasher, Throttle(store.clock, BY_KEY, ALL_KEYS), pool, "API keys")
+        self._known: OrderedDict[str, bytes] = OrderedDict()  # key id -> digest of the key that was proved
+        self._refused: OrderedDict[bytes, None] = OrderedDict()  # digests of keys that were not
+        self._refused_by = store.file  # what the file said then; once it says something else they may try again
+        self._used: dict[str, int] = {}
+        self._written_at = store.clock.boot_ms()
+
+    async def recognise(self, text: str) -> Principal:
+        match = KEY.match(text)
+        if match is None:
+            raise Unauthenticated(REFUSED)  # the form is public: nothing is learned from a quick answer
+        key_id, digest = match[1], hashlib.sha256(text.encode()).digest()
+        self._store.refresh()
+        if not self._is_known(key_id, digest):
+            await self._prove(key_id, digest, text)
+        principal = self._store.key_principal(key_id)
+        if principal is None:
+            self._known.pop(key_id, None)
+            raise Unauthenticated(REFUSED)
+        self._used[key_id] = self._store.clock.wall_ms()
+        return principal
+
+    def _is_known(self, key_id: str, digest: bytes) -> bool:
+        known = self._known.get(key_id)
+        if known is None or not hmac.compare_digest(known, digest):
+            return False
+        self._known.move_to_end(key_id)
+        return True
+
+    async def _prove(self, key_id: str, digest: bytes, text: str) -> None:
+        if self._refused_by is not self._store.file:
+            self._refused.clear()
+            self._refused_by = self._store.file
+        if digest in self._refused:
+            raise Unauthenticated(REFUSED)
+
+        def stored_hash() -> str | None:
+            record = self._store.refresh(now=True).keys.get(key_id)
+            return record.hash if record is not None and record.revoked_at is None else None
+
+        if not await self._prover.prove(key_id, text, stored_hash, lambda: self._is_known(key_id, digest)):
+            _remember(self._refused, digest, None)
+            raise Unauthenticated(REFUSED)
+        _remember(self._known, key_id, digest)
+
+    # -- when a key was last used ------------------------------------------------------------------------------------
+
+    def wants_writing(self) -> bool:
+        return bool(self._used) and self._store.clock.boot_ms() - self._written_at >= WRITE_BACK_MS
+
+    def write_back(self) -> None:
+        """Blocks on the disk. What cannot be written now is written with the next."""
+        self._written_at = self._store.clock.boot_ms()
+        used = dict(self._used)
+
+        def edit(file: AuthFile) -> AuthFile:
+            newer = {
+                key_id: msgspec.structs.replace(file.keys[key_id], last_used_at=at)
+                for key_id, at in used.items()
+                if key_id in file.keys and at > (file.keys[key_id].last_used_at or 0)
+            }
+            return msgspec.structs.replace(file, keys=file.keys | newer) if newer else file
+
+        if used:
+            self._store.change(edit)
+            for key_id, at in used.items():
+                if self._used.get(key_id) == at:
+                    del self._used[key_id]
+
+
+def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > KNOWN_MAX:
+        memory.popitem(last=False)

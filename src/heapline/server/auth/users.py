@@ -1,0 +1,170 @@
+"""People: email, password, scopes; and the short-lived tokens that stand for a password until they run out.
+
+A token is a JWT signed with the directory's own secret (HS256, nothing else is accepted). It says who, when and under
+which of the user's *epochs*, and not what he may do: scopes are looked up at every call. Disabling a user, a new
+password or new scopes raise the epoch, which ends all his tokens at once. Time comes from the clock that is passed
+in. An email address is compared without regard to case.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import jwt
+import msgspec
+
+from heapline.errors import BadRequest, Unauthenticated
+from heapline.server.auth.hashing import Hasher
+from heapline.server.auth.principal import Principal, parse_scope
+from heapline.server.auth.proving import Prover
+from heapline.server.auth.secret import Secret
+from heapline.server.auth.store import AuthFile, AuthStore, UserRecord, parse_scopes
+from heapline.server.auth.throttle import Allowance, Throttle
+
+TOKEN_MS = 15 * 60_000
+CLOCK_SKEW_MS = 60_000  # a token from further ahead than this was not made by us, or the clock was set back
+PASSWORD_MIN, PASSWORD_MAX = 12, 1024
+BY_EMAIL = Allowance(burst=5, refill_ms=30_000)
+ALL_EMAILS = Allowance(burst=30, refill_ms=500)
+ALGORITHM = "HS256"
+CLAIMS = ("sub", "iat", "exp", "jti", "epoch")
+REFUSED = "email or password is wrong, or the user is disabled"
+TOKEN_REFUSED = "the token is not valid or has run out: log in again"
+_EMAIL = re.compile(r"[^@\s<>\"',;:]{1,64}@[a-z0-9.-]{1,253}\Z")
+
+
+def canonical_email(text: str) -> str:
+    email = text.strip().casefold()
+    if not _EMAIL.match(email) or not email.isprintable():
+        raise BadRequest("that is not an email address: write name@example.org")
+    return email
+
+
+class Users:
+    """Changes of the list. They block on Argon2 and the disk."""
+
+    def __init__(self, store: AuthStore, hasher: Hasher) -> None:
+        self._store, self._hasher = store, hasher
+
+    def add(self, email: str, password: Secret, scopes: Sequence[str]) -> UserRecord:
+        email = canonical_email(email)
+        record = UserRecord(
+            email=email, hash=self._hash(password), scopes=_spelled(scopes), created_at=self._store.clock.wall_ms()
+        )
+
+        def edit(file: AuthFile) -> AuthFile:
+            if email in file.users:
+                raise BadRequest(f"there is a user {email!r} already: see `heapline users password` and `users list`")
+            return msgspec.structs.replace(file, users=file.users | {email: record})
+
+        return self._store.change(edit).users[email]
+
+    def list(self) -> list[UserRecord]:
+        return sorted(self._store.refresh(now=True).users.values(), key=lambda record: record.email)
+
+    def disable(self, email: str) -> UserRecord:
+        return self._edit(email, disabled_at=self._store.clock.wall_ms())
+
+    def enable(self, email: str) -> UserRecord:
+        return self._edit(email, disabled_at=None)
+
+    def set_password(self, email: str, password: Secret) -> UserRecord:
+        return self._edit(email, hash=self._hash(password))
+
+    def set_scopes(self, email: str, scopes: Sequence[str]) -> UserRecord:
+        return self._edit(email, scopes=_spelled(scopes))
+
+    def _edit(self, email: str, **changes: object) -> UserRecord:
+        """Every change of a user ends his tokens."""
+        email = canonical_email(email)
+
+        def edit(file: AuthFile) -> AuthFile:
+            record = file.users.get(email)
+            if record is None:
+                raise BadRequest(f"there is no user {email!r}: see `heapline users list`")
+            changed = msgspec.structs.replace(record, token_epoch=record.token_epoch + 1, **changes)
+            return msgspec.structs.replace(file, users=file.users | {email: changed})
+
+        return self._store.change(edit).users[email]
+
+    def _hash(self, password: Secret) -> str:
+        if not PASSWORD_MIN <= len(password.reveal()) <= PASSWORD_MAX:
+            raise BadRequest(f"a password has {PASSWORD_MIN} to {PASSWORD_MAX} characters")
+        return self._hasher.hash(password.reveal())
+
+
+def _spelled(scopes: Sequence[str]) -> tuple[str, ...]:
+    if not scopes:
+        raise BadRequest("a user needs at least one scope, such as '*:consume'")
+    return tuple(str(parse_scope(scope)) for scope in scopes)
+
+
+class Sessions:
+    """Passwords in, tokens out; tokens in, principals out. For a running server."""
+
+    def __init__(self, store: AuthStore, hasher: Hasher, pool: Executor, token_ms: int = TOKEN_MS) -> None:
+        self._store, self._token_ms = store, token_ms
+        self._prover = Prover(hasher, Throttle(store.clock, BY_EMAIL, ALL_EMAILS), pool, "logins")
+
+    async def login(self, email: str, password: Secret) -> Secret:
+        """A token. Wrong password, unknown and disabled user are one and the same answer, at the same cost."""
+        try:
+            email = canonical_email(email)
+        except BadRequest:
+            raise Unauthenticated(REFUSED) from None
+        if len(password.reveal()) > PASSWORD_MAX:
+            raise Unauthenticated(REFUSED)
+        if not await self._prover.prove(email, password.reveal(), lambda: self._hash_of(email), lambda: False):
+            raise Unauthenticated(REFUSED)
+        record = self._store.refresh(now=True).users.get(email)
+        if record is None or record.disabled_at is not None:  # disabled while the hash was running
+            raise Unauthenticated(REFUSED)
+        return self._token(record)
+
+    def _hash_of(self, email: str) -> str | None:
+        record = self._store.refresh(now=True).users.get(email)
+        return record.hash if record is not None and record.disabled_at is None else None
+
+    def _token(self, record: UserRecord) -> Secret:
+        now = self._store.clock.wall_ms()
+        claims = {
+            "sub": record.email, "iat": now // 1000, "exp": (now + self._token_ms) // 1000,
+            "jti": secrets.token_urlsafe(12), "epoch": record.token_epoch,
+        }  # fmt: skip
+        return Secret(jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM))
+
+    def recognise(self, token: str) -> Principal:
+        file = self._store.refresh()
+        try:
+            # The library would ask its own clock: the times are checked below, with ours.
+            claims = jwt.decode(
+                token, bytes.fromhex(file.signing_secret), algorithms=[ALGORITHM],
+                options={"require": list(CLAIMS), "verify_exp": False, "verify_iat": False, "verify_nbf": False},
+            )  # fmt: skip
+        except jwt.PyJWTError:
+            raise Unauthenticated(TOKEN_REFUSED) from None
+        email, issued, expires, epoch = claims["sub"], claims["iat"], claims["exp"], claims["epoch"]
+        if not all(type(value) is int for value in (issued, expires, epoch)):
+            raise Unauthenticated(TOKEN_REFUSED)
+        if issued * 1000 > self._store.clock.wall_ms() + CLOCK_SKEW_MS:
+            raise Unauthenticated(TOKEN_REFUSED)
+        principal = self.principal_of(email)
+        if principal is None or principal.token_epoch != epoch:
+            raise Unauthenticated(TOKEN_REFUSED)
+        principal = msgspec.structs.replace(principal, expires_at=expires * 1000)
+        if not self.is_current(principal):
+            raise Unauthenticated(TOKEN_REFUSED)
+        return principal
+
+    def principal_of(self, email: str) -> Principal | None:
+        """As the store knows the user now; None if he is not let in."""
+        record = self._store.file.users.get(email)
+        if record is None or record.disabled_at is not None:
+            return None
+        return Principal(f"user:{email}", parse_scopes(record), token_epoch=record.token_epoch)
+
+    def is_current(self, principal: Principal) -> bool:
+        return principal.expires_at is not None and self._store.clock.wall_ms() < principal.expires_at

@@ -1,0 +1,67 @@
+"""A guard on a disk and a clock of its own, and a hasher that counts instead of burning."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.auth.store import AuthStore
+from heapline.testing.clock import FakeClock
+from heapline.testing.disk import FakeDisk
+
+DIRECTORY = "/data"
+PASSWORD = "correct horse battery"
+
+
+class CountingHasher:
+    """As slow hashes go, a quick one; `verified` holds what was compared with what."""
+
+    def __init__(self) -> None:
+        self.hashed = 0
+        self.verified: list[str] = []
+
+    def hash(self, secret: str) -> str:
+        self.hashed += 1
+        return "counted:" + hashlib.sha256(secret.encode()).hexdigest()
+
+    def verify(self, stored: str, secret: str) -> bool:
+        self.verified.append(stored)
+        return hmac.compare_digest(stored, "counted:" + hashlib.sha256(secret.encode()).hexdigest())
+
+
+def new_disk() -> FakeDisk:
+    disk = FakeDisk()
+    disk.mkdir(DIRECTORY)
+    disk.fsync_dir("/")
+    return disk
+
+
+def no_pause(seconds: float) -> None:
+    raise AssertionError("nobody else holds the lock")
+
+
+class Rig:
+    def __init__(self, disk: FakeDisk | None = None, clock: FakeClock | None = None) -> None:
+        self.disk = disk or new_disk()
+        self.clock = clock or FakeClock()
+        self.hasher = CountingHasher()
+        self.guard = DirectoryGuard(DIRECTORY, clock=self.clock, disk=self.disk, hasher=self.hasher)
+        self.hasher.hashed = 0
+
+    @property
+    def admin_key(self) -> str:
+        return self.disk.read_file(f"{DIRECTORY}/admin.key").decode().strip()
+
+    def other_process(self) -> Rig:
+        """`heapline keys` on the same directory."""
+        return Rig(self.disk, self.clock)
+
+    def key(self, *scopes: str) -> tuple[str, str]:
+        """Its id, and the whole key."""
+        record, secret = self.guard.keys.create("a key", scopes or ("*:consume",))
+        return record.id, secret.reveal()
+
+
+def open_store(disk: FakeDisk) -> AuthStore:
+    return AuthStore(disk, DIRECTORY, FakeClock(), no_pause)

@@ -1,0 +1,100 @@
+"""Scopes: what a pattern covers, and how it is written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heapline.config import NAME
+from heapline.errors import BadRequest, PermissionDenied
+from heapline.server.auth import Action, Everybody, Principal, Scope, parse_scope
+
+NAMES = st.text("ab.-_9", min_size=1, max_size=6).filter(NAME.match)
+PATTERNS = st.text("ab.-_9*", min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "covered"),
+    [
+        ("*", "jobs", True),
+        ("*", "orders/new", True),
+        ("orders/*", "orders/new", True),
+        ("orders/*", "orders2/new", False),
+        ("orders/*", "orders", False),
+        ("orders/*", "new", False),
+        ("jobs", "jobs", True),
+        ("jobs", "default/jobs", True),
+        ("default/jobs", "jobs", True),
+        ("jobs", "jobs2", False),
+        ("jobs", "orders/jobs", False),
+        ("Jobs", "jobs", False),
+        ("jobs-*", "jobs-eu", True),
+        ("jobs-*", "orders/jobs-eu", False),
+        ("*/jobs", "orders/jobs", True),
+        ("*/jobs", "jobs", True),
+        ("*a*b", "xaxb", True),
+        ("a.c", "abc", False),
+    ],
+)
+def test_pattern_covers(pattern: str, topic: str, covered: bool) -> None:
+    assert Scope(pattern, frozenset(Action)).covers(topic) is covered
+
+
+@pytest.mark.parametrize(("pattern", "covered"), [("*", True), ("*/*", True), ("default/*", False), ("a*", False)])
+def test_only_a_scope_over_everything_covers_all_topics(pattern: str, covered: bool) -> None:
+    assert Scope(pattern, frozenset(Action)).covers(None) is covered
+
+
+def naive(pattern: str, text: str) -> bool:
+    if not pattern:
+        return not text
+    if pattern[0] == "*":
+        return any(naive(pattern[1:], text[n:]) for n in range(len(text) + 1))
+    return bool(text) and pattern[0] == text[0] and naive(pattern[1:], text[1:])
+
+
+@given(PATTERNS, PATTERNS, NAMES, NAMES)
+def test_each_half_of_a_pattern_is_matched_with_its_half_of_the_name(ns: str, name: str, a: str, b: str) -> None:
+    assert Scope(f"{ns}/{name}", frozenset(Action)).covers(f"{a}/{b}") is (naive(ns, a) and naive(name, b))
+
+
+def test_pattern_of_many_stars_is_matched_quickly() -> None:
+    assert not Scope("*a" * 40 + "b", frozenset(Action)).covers("a" * 120)
+
+
+@given(PATTERNS, st.sets(st.sampled_from(list(Action)), min_size=1))
+def test_scope_reads_as_it_is_written(pattern: str, actions: set[Action]) -> None:
+    scope = Scope(pattern, frozenset(actions))
+    assert parse_scope(str(scope)) == scope
+
+
+@pytest.mark.parametrize(
+    "text", ["", "jobs", ":produce", "jobs:", "jobs:fly", "a/b/c:produce", "a b:produce", "jobs[ab]:produce",
+             "a?:admin", "/jobs:produce", "jobs/:produce", "jobs:produce,"]
+)  # fmt: skip
+def test_malformed_scope_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="produce"):
+        parse_scope(text)
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_actions_do_not_include_one_another(action: Action) -> None:
+    principal = Principal("key:1", (Scope("*", frozenset({action})),))
+    assert [other for other in Action if principal.may(other, "jobs")] == [action]
+
+
+def test_permission_denied_names_who_what_and_where() -> None:
+    principal = Principal("key:1", (parse_scope("orders/*:produce"),))
+    Everybody().check(principal, Action.PRODUCE, "orders/new")
+    with pytest.raises(PermissionDenied) as caught:
+        Everybody().check(principal, Action.CONSUME, "orders/new")
+    assert caught.value.facts() == {"subject": "key:1", "action": "consume", "topic": "orders/new"}
+    with pytest.raises(PermissionDenied, match="all topics"):
+        Everybody().check(principal, Action.PRODUCE, None)
+
+
+async def test_everybody_lets_in_whoever_comes() -> None:
+    principal = await Everybody().authenticate(None)
+    Everybody().check(principal, Action.ADMIN, None)
+    assert Everybody().is_valid(principal)

@@ -1,0 +1,228 @@
+"""People and their tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import jwt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heapline.errors import BadRequest, ResourceExhausted, Unauthenticated
+from heapline.server.auth import users as users_module
+from heapline.server.auth.principal import Principal, parse_scope
+from heapline.server.auth.secret import Secret
+from tests.unit.server.auth.rig import PASSWORD, Rig
+
+EMAIL = "ada@example.org"
+
+
+def with_user(*scopes: str) -> Rig:
+    rig = Rig()
+    rig.guard.users.add("Ada@Example.org", Secret(PASSWORD), scopes or ("orders/*:consume",))
+    return rig
+
+
+async def login(rig: Rig, password: str = PASSWORD, email: str = EMAIL) -> str:
+    return (await rig.guard.login(email, Secret(password))).reveal()
+
+
+async def refused(rig: Rig, token: str) -> None:
+    with pytest.raises(Unauthenticated, match="log in again"):
+        await rig.guard.authenticate(f"Bearer {token}")
+
+
+def signed(rig: Rig, algorithm: str = "HS256", key: bytes | None = None, **changes: Any) -> str:
+    """A token as ours, but for what is changed; a claim of None is left out."""
+    now = rig.clock.wall_ms() // 1000
+    claims = {"sub": EMAIL, "iat": now, "exp": now + 60, "jti": "x", "epoch": 1} | changes
+    secret = key or bytes.fromhex(rig.guard.store.file.signing_secret)
+    return jwt.encode({k: v for k, v in claims.items() if v is not None}, secret, algorithm=algorithm)
+
+
+async def test_login_gives_a_token_that_stands_for_the_user() -> None:
+    rig = with_user()
+    principal = await rig.guard.authenticate(f"Bearer {await login(rig, email=' ADA@example.ORG')}")
+    assert principal.subject == f"user:{EMAIL}"
+    assert principal.scopes == (parse_scope("orders/*:consume"),)
+    assert rig.guard.is_valid(principal)
+
+
+async def test_token_names_who_and_when_and_not_what_he_may_do() -> None:
+    rig = with_user()
+    claims = jwt.decode(await login(rig), options={"verify_signature": False})
+    assert set(claims) == {"sub", "iat", "exp", "jti", "epoch"}
+    assert claims["exp"] - claims["iat"] == users_module.TOKEN_MS // 1000
+    assert claims["jti"] != jwt.decode(await login(rig), options={"verify_signature": False})["jti"]
+
+
+async def test_token_runs_out_and_its_streams_end() -> None:
+    rig = with_user()
+    token = await login(rig)
+    principal = await rig.guard.authenticate(token)
+    rig.clock.advance(users_module.TOKEN_MS / 1000 - 1)
+    assert await rig.guard.authenticate(token) == principal
+    assert rig.guard.is_valid(principal)
+    rig.clock.advance(1)
+    await refused(rig, token)
+    assert not rig.guard.is_valid(principal)
+
+
+async def test_wrong_password_unknown_and_disabled_user_get_one_answer_at_one_cost() -> None:
+    rig = with_user()
+    rig.guard.users.add("out@example.org", Secret(PASSWORD), ["*:admin"])
+    rig.guard.users.disable("out@example.org")
+    said = []
+    for email, password in ((EMAIL, "wrong password"), ("nobody@example.org", PASSWORD), ("out@example.org", PASSWORD)):
+        with pytest.raises(Unauthenticated) as caught:
+            await login(rig, password, email)
+        said.append(str(caught.value))
+    assert len(set(said)) == 1
+    assert len(rig.hasher.verified) == 3
+
+
+async def test_guesses_at_a_password_are_bounded_and_come_back_with_time() -> None:
+    rig = with_user()
+    for _ in range(100):
+        with pytest.raises((Unauthenticated, ResourceExhausted)):
+            await login(rig, "wrong password")
+    assert len(rig.hasher.verified) == users_module.BY_EMAIL.burst
+    with pytest.raises(ResourceExhausted):
+        await login(rig)
+    rig.clock.advance(users_module.BY_EMAIL.refill_ms / 1000)
+    await login(rig)
+
+
+async def test_guesses_over_many_emails_are_bounded() -> None:
+    rig = with_user()
+    for n in range(200):
+        with pytest.raises((Unauthenticated, ResourceExhausted)):
+            await login(rig, email=f"u{n}@example.org")
+    assert len(rig.hasher.verified) == users_module.ALL_EMAILS.burst
+
+
+async def test_overlong_password_costs_no_argon2() -> None:
+    rig = with_user()
+    with pytest.raises(Unauthenticated):
+        await login(rig, "x" * 1_000_000)
+    assert rig.hasher.verified == []
+
+
+@pytest.mark.parametrize("change", ["disable", "password", "scopes"])
+async def test_change_of_a_user_ends_his_tokens_and_streams(change: str) -> None:
+    rig = with_user()
+    token = await login(rig)
+    principal = await rig.guard.authenticate(token)
+    users = rig.other_process().guard.users  # by the command line
+    if change == "disable":
+        users.disable(EMAIL)
+    elif change == "password":
+        users.set_password(EMAIL, Secret("another password"))
+    else:
+        users.set_scopes(EMAIL, ["*:produce"])
+    rig.clock.advance(1)
+    await refused(rig, token)
+    assert not rig.guard.is_valid(principal)
+
+
+async def test_enabled_again_does_not_revive_old_tokens() -> None:
+    rig = with_user()
+    token = await login(rig)
+    rig.guard.users.disable(EMAIL)
+    rig.guard.users.enable(EMAIL)
+    await refused(rig, token)
+    await rig.guard.authenticate(await login(rig))
+
+
+async def test_user_disabled_while_his_argon2_runs_gets_no_token() -> None:
+    rig = with_user()
+    verify = rig.hasher.verify
+
+    def disable_meanwhile(stored: str, secret: str) -> bool:
+        rig.guard.users.disable(EMAIL)
+        return verify(stored, secret)
+
+    rig.hasher.verify = disable_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(Unauthenticated):
+        await login(rig)
+
+
+async def test_handmade_token_with_our_secret_is_good() -> None:
+    """So that the refusals below are for what they change."""
+    rig = with_user()
+    await rig.guard.authenticate(signed(rig))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"exp": 1}, {"exp": None}, {"exp": "9999999999"}, {"iat": None}, {"iat": 9_999_999_999}, {"jti": None},
+        {"sub": None}, {"sub": "nobody@example.org"}, {"epoch": 2}, {"epoch": None}, {"epoch": True}, {"epoch": "1"},
+        {"key": b"k" * 32}, {"algorithm": "HS384"}, {"algorithm": "HS512"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
+async def test_token_is_refused_with(changes: dict[str, Any]) -> None:
+    rig = with_user()
+    await refused(rig, signed(rig, **changes))
+
+
+def _part(value: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "", "RS256", "ES256"])
+async def test_token_that_names_another_algorithm_is_refused(algorithm: str) -> None:
+    rig = with_user()
+    _, body, signature = signed(rig).split(".")
+    header = _part({"alg": algorithm, "typ": "JWT"})
+    for tail in ("", signature):
+        await refused(rig, f"{header}.{body}.{tail}")
+
+
+async def test_token_with_another_body_under_its_signature_is_refused() -> None:
+    rig = with_user()
+    rig.guard.users.add("root@example.org", Secret(PASSWORD), ["*:admin"])
+    header, _, signature = signed(rig).split(".")
+    _, body, _ = signed(rig, sub="root@example.org").split(".")
+    await refused(rig, f"{header}.{body}.{signature}")
+
+
+@settings(max_examples=60)
+@given(st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=200))
+async def test_garbage_is_refused_and_nothing_else_happens(text: str) -> None:
+    with pytest.raises(Unauthenticated):
+        await GARBAGE.guard.authenticate(f"Bearer {text}")
+
+
+GARBAGE = with_user()
+
+
+@pytest.mark.parametrize("email", ["", "ada", "a@b@c", "a b@example.org", "<a>@example.org", "a\n@example.org"])
+def test_malformed_email_is_refused(email: str) -> None:
+    with pytest.raises(BadRequest):
+        Rig().guard.users.add(email, Secret(PASSWORD), ["*:admin"])
+
+
+def test_short_password_same_user_twice_and_no_scopes_are_refused() -> None:
+    rig = with_user()
+    with pytest.raises(BadRequest, match="12 to 1024"):
+        rig.guard.users.add("b@example.org", Secret("short"), ["*:admin"])
+    with pytest.raises(BadRequest, match="already"):
+        rig.guard.users.add("ADA@example.org", Secret(PASSWORD), ["*:admin"])
+    with pytest.raises(BadRequest, match="scope"):
+        rig.guard.users.add("b@example.org", Secret(PASSWORD), [])
+    with pytest.raises(BadRequest, match="no user"):
+        rig.guard.users.disable("b@example.org")
+    assert [user.email for user in rig.guard.users.list()] == [EMAIL]
+
+
+async def test_principal_of_another_guard_is_not_valid() -> None:
+    rig = with_user()
+    assert not rig.guard.is_valid(Principal("key:" + "0" * 16, ()))
+    assert not rig.guard.is_valid(Principal(f"user:{EMAIL}", ()))
+    assert not rig.guard.is_valid(Principal("somebody", ()))
