@@ -11,6 +11,9 @@ The leaf says what happened, the branch says what the caller should do about it:
     │   ├── TopicExists             a topic of that name has another config
     │   ├── MessageNotFound
     │   ├── UnknownPart             a commit names a part that is not prepared
+    │   ├── Unauthenticated         the server does not know who is calling
+    │   ├── PermissionDenied        it knows, and the caller's scopes do not allow the call
+    │   ├── ConfirmationNeeded      a call that destroys, made without its confirmation token
     │   └── Closed                  the broker was closed
     ├── ConflictError           somebody or something else got there first
     │   ├── LeaseLost               the lease ended before this call
@@ -134,6 +137,41 @@ class UnknownPart(RequestError, LookupError):
         super().__init__(
             f"part {part!r} of batch {batch_id!r} is not prepared, or not in all of its topics, so nothing was "
             "committed: prepare it again (the same content may be repeated), or abort the batch"
+        )
+
+
+class Unauthenticated(RequestError):
+    """Never says whether it was the name or the secret that is wrong."""
+
+    fields = ("detail",)
+
+    def __init__(self, detail: str) -> None:
+        self.detail = detail
+        super().__init__(detail)
+
+
+class PermissionDenied(RequestError):
+    """`topic` is empty where the call is about all of them."""
+
+    fields = ("subject", "action", "topic")
+
+    def __init__(self, subject: str, action: str, topic: str) -> None:
+        self.subject, self.action, self.topic = subject, action, topic
+        where = f"on topic {topic!r}" if topic else "on all topics"
+        super().__init__(
+            f"{subject!r} may not {action} {where}: use a key with a scope such as '{topic or '*'}:{action}' "
+            "(`heapline keys create --scope`)"
+        )
+
+
+class ConfirmationNeeded(RequestError):
+    fields = ("call", "topic", "token")
+
+    def __init__(self, call: str, topic: str, token: str) -> None:
+        self.call, self.topic, self.token = call, topic, token
+        super().__init__(
+            f"{call} of topic {topic!r} cannot be undone: if it is meant, repeat the same call soon with the "
+            "confirmation token that comes with this error"
         )
 
 

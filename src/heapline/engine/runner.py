@@ -34,7 +34,7 @@ from heapline.core.ids import partition_of
 from heapline.core.partition import Decision, Partition
 from heapline.engine.admission import Admission, EnqueueCall
 from heapline.engine.committer import GroupCommitter, give, refuse
-from heapline.engine.delivery import Delivery, PopCall, build_messages
+from heapline.engine.delivery import Delivery, PopCall, build_answers
 from heapline.engine.firing import INF, QUANTUM_ROWS, Firing
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
@@ -53,7 +53,7 @@ from heapline.errors import (
 )  # fmt: skip
 from heapline.journal.records import Records
 from heapline.logs import Log
-from heapline.model import Message, Now
+from heapline.model import Message, Now, Popped
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
@@ -506,12 +506,12 @@ class TopicRunner:
                         self._give_back(call)
                     return
                 records.fill(missing, load.result())
-            messages = build_messages(calls, records, self.topic, self._broker)
+            answers = build_answers(calls, records, self.topic, self._broker)
             start = 0
-            for call in calls:
+            for call, answer in zip(calls, answers, strict=True):
                 end = start + len(call.ids)
                 bad = [i - start for i in records.bad if start <= i < end] if records.bad else []
-                self._hand_over(call, messages[start:end], bad)
+                self._hand_over(call, answer, bad)
                 start = end
             for fact in records.bad.values():
                 log.error("record corrupt", topic=self.name, path=fact.path, offset=fact.offset, detail=fact.detail)
@@ -524,14 +524,17 @@ class TopicRunner:
 
         self.committer.answer(deliver, [call.future for call in calls])
 
-    def _hand_over(self, call: PopCall, messages: list[Message], bad: list[int]) -> None:
+    def _hand_over(self, call: PopCall, answer: list[Message] | Popped, bad: list[int]) -> None:
         if bad:
             self._set_aside(call, bad)
-            messages = [m for i, m in enumerate(messages) if i not in bad]
+            if isinstance(answer, Popped):
+                answer = answer.without(bad)
+            else:
+                answer = [m for i, m in enumerate(answer) if i not in bad]
         if call.future.done():  # the one who asked has gone: give the messages back at once
             self._give_back(call)
-        elif messages:
-            call.future.set_result(messages)
+        elif len(bad) < len(call.ids):
+            call.future.set_result(answer)
         else:  # all of them were damaged and have been set aside: look again
             call.ids, call.tokens, call.positions = [], [], []
             self._pops.appendleft(call)  # the same one, because its timer ends its waiting

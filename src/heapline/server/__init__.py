@@ -1,0 +1,1 @@
+"""The faces of a broker on the network, and who may use them."""
