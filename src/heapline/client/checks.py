@@ -13,7 +13,6 @@ import msgspec
 
 from heapline.config import TopicConfig
 from heapline.engine.columns import are_plain, check_one
-from heapline.engine.requests import check_text
 from heapline.errors import BadRequest, HeaplineError
 from heapline.model import Outgoing
 
@@ -49,9 +48,3 @@ def check_outgoings(messages: Sequence[Any], topic: str, atomic: bool) -> dict[i
 
 def is_plain(messages: Sequence[Any]) -> bool:
     return are_plain(list(messages), _LOOSEST)
-
-
-def check_named(**texts: Any) -> None:
-    """Text that goes into a protobuf string."""
-    for name, value in texts.items():
-        check_text(name, value, 1 << 30, low=0)

@@ -14,8 +14,9 @@ from typing import Any
 
 from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
-from heapline.client.checks import check_named, check_outgoing, check_outgoings, is_plain
+from heapline.client.checks import check_outgoing, check_outgoings, is_plain
 from heapline.client.numbering import enqueue_numbered
+from heapline.config import parse_topic
 from heapline.engine.columns import check_moment, check_priority, check_seconds
 from heapline.engine.requests import (
     by_topic,
@@ -388,11 +389,9 @@ class WireBroker:
             yield shapes.unpack_frame(frame)
 
 
-def _topic(topic: Any) -> str:
-    check_named(topic=topic)
-    if topic is None:
-        raise BadRequest("a topic is a str, not None")
-    return str(topic)
+def _topic(topic: str) -> str:
+    parse_topic(topic)  # a bad name is refused here: not all of them can be spelled on the wire
+    return topic
 
 
 def _columns(messages: list[Outgoing]) -> Any:
