@@ -13,14 +13,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from heapline.errors import HeaplineError, UnavailableError
+from heapline.errors import BadRequest, HeaplineError, UnavailableError
 from heapline.logs import Log
 from heapline.server.auth.principal import Action, Guard, Principal
 from heapline.wire import codes
 from heapline.wire.schema import METHODS, SERVICE, Method
 
 log = Log("heapline.server")
+TEXT_MAX = 1000  # of a status: it travels in a header
 
 PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
 #: What a caller must be allowed to do on the request's topic. None: the method asks by itself.
@@ -89,13 +91,15 @@ class Front:
             (True, True): grpc.stream_stream_rpc_method_handler,
         }
         make = kinds[method.streams_in, method.streams_out]
-        return make(act, request_deserializer=method.request.FromString, response_serializer=_serialize)
+        # Requests are parsed by the handler: gRPC would tell a stranger what our parser thinks of his bytes.
+        return make(act, response_serializer=_serialize)
 
     def _unary(self, method: Method, act: Callable[[Any, Caller], Awaitable[Any]]) -> Callable[..., Any]:
         action = ACTIONS[method.name]
 
-        async def handle(request: Any, context: Any) -> Any:
+        async def handle(data: bytes, context: Any) -> Any:
             try:
+                request = _parse(method, data)
                 caller = await self._admit(request, action, context)
                 return await act(request, caller)
             except Exception as error:
@@ -106,9 +110,10 @@ class Front:
     def _streaming(self, method: Method, act: Callable[[Any, Caller], AsyncIterator[Any]]) -> Callable[..., Any]:
         action = ACTIONS[method.name]
 
-        async def handle(request: Any, context: Any) -> None:
+        async def handle(data: Any, context: Any) -> None:
             try:
-                caller = await self._admit(None if method.streams_in else request, action, context)
+                request = _parse_all(method, data) if method.streams_in else _parse(method, data)
+                caller = await self._admit(request, action, context)
                 answers = act(request, caller)
                 async with contextlib.aclosing(answers):  # type: ignore[type-var]
                     async for answer in answers:
@@ -126,6 +131,18 @@ class Front:
         if action is not None:
             caller.must(action, getattr(request, "topic", None))
         return caller
+
+
+def _parse(method: Method, data: bytes) -> Any:
+    try:
+        return method.request.FromString(data)
+    except DecodeError:
+        raise BadRequest(f"these bytes are no {method.request.DESCRIPTOR.full_name}") from None
+
+
+async def _parse_all(method: Method, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in stream:
+        yield _parse(method, data)
 
 
 def _credential(context: Any) -> str | None:
@@ -146,6 +163,6 @@ async def tell(context: Any, error: Exception, method: str) -> None:
         raise error  # gRPC's own: the call has ended already
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
-        await context.abort(code, str(error)[:2000], ((codes.METADATA, codes.to_metadata(error)),))
+        await context.abort(code, str(error)[:TEXT_MAX], ((codes.METADATA, codes.to_metadata(error)),))
     log.exception("a call failed", method=method)
     await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT)

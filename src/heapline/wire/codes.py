@@ -14,7 +14,7 @@ from heapline import errors
 from heapline.errors import HeaplineError
 
 METADATA = "heapline-error-bin"
-FACTS_BYTES_MAX = 4096  # of metadata: most stacks refuse more than 8 KiB of it
+FACTS_BYTES_MAX = 3072  # of metadata: most stacks refuse more than 8 KiB of it
 LIST_MAX = 100
 INTERNAL_TEXT = "internal error: the server's log says more"
 
@@ -93,7 +93,7 @@ def to_metadata(error: HeaplineError) -> bytes:
     data = json.dumps(told).encode()
     if len(data) > FACTS_BYTES_MAX:
         told["facts"] = {name: _shorter(value) for name, value in told["facts"].items()}
-        told["text"] = told["text"][:1000]
+        told["text"] = told["text"][:500]
         data = json.dumps(told).encode()
     return data
 
