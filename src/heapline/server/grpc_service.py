@@ -91,6 +91,8 @@ class GrpcService:
     # -- in --------------------------------------------------------------------------------------------------------
 
     async def Enqueue(self, request: Any, caller: Caller) -> Any:
+        if not request.HasField("message"):
+            raise BadRequest("there is no message in this request")
         m = shapes.unpack_item(request.message)
         result = await self._broker.enqueue(
             request.topic, m.payload, priority=m.priority, key=m.key, delay=m.delay, deliver_at=m.deliver_at,

@@ -52,7 +52,7 @@ def read_config(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise BadRequest("config_json is an object of settings")
     if isinstance(weights := fields.get("partition_weights"), dict):  # JSON spells every key as text
-        fields["partition_weights"] = {int(p) if p.isdigit() else p: w for p, w in weights.items()}
+        fields["partition_weights"] = {int(p) if p.isascii() and p.isdigit() else p: w for p, w in weights.items()}
     return fields
 
 
