@@ -15,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import msgspec
+
 import heapline
 from heapline.broker import Broker
 from heapline.client.wire import WireBroker
@@ -23,7 +25,7 @@ from heapline.engine import EmbeddedBroker
 from heapline.journal.disk import File, RealDisk, RealFile
 from heapline.server.app import Server
 from heapline.server.auth.principal import Everybody
-from heapline.server.settings import ServerSettings
+from heapline.server.settings import GATHER_STEPS, ServerSettings
 from heapline.testing.clock import FakeClock
 
 Memory = Literal["snapshot", "journal"]
@@ -125,7 +127,8 @@ class GrpcWorld(EmbeddedWorld):
     """The same broker behind a real socket: `WireBroker` talks to a server of this process, so time can be steered."""
 
     async def start(self) -> None:
-        self.behind = EmbeddedBroker(str(self.directory), config=self.config, disk=UnsyncedDisk(), clock=self.clock)
+        config = msgspec.structs.replace(self.config, gather_steps=GATHER_STEPS)
+        self.behind = EmbeddedBroker(str(self.directory), config=config, disk=UnsyncedDisk(), clock=self.clock)
         await self.behind.__aenter__()
         settings = ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0)
         self.server = Server(self.behind, Everybody(), settings)
