@@ -69,11 +69,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aging", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker", "BrokerConfig",
-    "Closed", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket", "DirectoryLocked", "DlqFilter",
-    "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef",
-    "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats",
-    "PayloadTooLarge", "Producer", "RecordCorrupt", "RequestError", "ResourceExhausted", "SnapshotCorrupt",
-    "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull", "TopicConfig", "TopicExists", "TopicInfo",
-    "TopicNotFound", "TopicReloading", "TopicStats", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
-    "open", "open_sync", "ConfirmationNeeded", "PermissionDenied", "Unauthenticated",
+    "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket",
+    "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict", "JournalCorrupt",
+    "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased", "MessageNotFound",
+    "Outgoing", "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer", "RecordCorrupt", "RequestError",
+    "ResourceExhausted", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull", "TopicConfig",
+    "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "Unauthenticated", "UnavailableError",
+    "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
 ]  # fmt: skip

@@ -164,6 +164,21 @@ async def test_revoked_key_ends_its_open_stream(tmp_path: Path) -> None:
         assert await rig.leased() == 1
 
 
+async def test_revoked_key_ends_its_enqueue_stream(tmp_path: Path) -> None:
+    keys = Keys(good="*:produce,consume,admin")
+    async with Rig(tmp_path, keys) as rig:
+        rig.wire.calls._metadata = (("authorization", "good"),)
+        await rig.broker.create_topic("jobs", **rig.small)
+        requests = Requests(batch(b"a"))
+        stream = rig.wire.calls.stream("EnqueueStream", requests)
+        await anext(stream)
+        keys.revoked.add("good")
+        requests.say(batch(b"b"))
+        with pytest.raises(Unauthenticated):
+            await asyncio.wait_for(anext(stream), 10)
+        assert (await rig.behind.stats("jobs")).ready == 1
+
+
 async def test_open_streams_end_when_the_server_stops(rig: Rig) -> None:
     stream = rig.wire.calls.stream("PopStream", Requests(pop_start(credits=1)))
     waiting = asyncio.ensure_future(anext(stream))

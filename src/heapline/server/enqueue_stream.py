@@ -33,9 +33,10 @@ async def enqueue_stream(
                 request, reading = reading.result(), None
                 if request is None:
                     ended = True
-                elif front.stopping.is_set() or not caller.is_valid:
+                elif front.stopping.is_set():
                     raise Stopping
                 else:
+                    caller.must_be_valid()
                     caller.must(Action.PRODUCE, request.topic)
                     under_way.append(asyncio.ensure_future(enqueue(request, caller)))
             while under_way and under_way[0].done():

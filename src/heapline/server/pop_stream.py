@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from heapline.engine.embedded import EmbeddedBroker
-from heapline.errors import BadRequest, Unauthenticated
+from heapline.errors import BadRequest
 from heapline.model import LeaseRef, Popped
 from heapline.server.auth.principal import Action
 from heapline.server.rpc import Caller, Front, Stopping
@@ -85,8 +85,7 @@ class PopStream:
                 raise self._problem
             if stopping.done():
                 raise Stopping
-            if not self._caller.is_valid:
-                raise Unauthenticated("the credential of this stream is no longer valid: connect again with another")
+            self._caller.must_be_valid()
             if self._credits > 0 or self._ended:
                 return not self._ended
             self._changed.clear()

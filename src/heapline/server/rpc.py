@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from heapline.errors import BadRequest, HeaplineError, UnavailableError
+from heapline.errors import BadRequest, HeaplineError, Unauthenticated, UnavailableError
 from heapline.logs import Log
 from heapline.server.auth.principal import Action, Guard, Principal
 from heapline.wire import codes
@@ -57,9 +57,10 @@ class Caller:
             return True
         return False
 
-    @property
-    def is_valid(self) -> bool:
-        return self._guard.is_valid(self.principal)
+    def must_be_valid(self) -> None:
+        """Asked again and again on streams: a credential may be revoked while they last."""
+        if not self._guard.is_valid(self.principal):
+            raise Unauthenticated("the credential of this stream is no longer valid: connect again with another")
 
 
 class Stopping(UnavailableError):

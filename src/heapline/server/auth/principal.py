@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
@@ -39,11 +40,16 @@ class Scope(msgspec.Struct, frozen=True):
 
     def covers(self, topic: str | None) -> bool:
         """Whether it holds for this topic; None asks for all topics there are or will be."""
-        namespace, name = _split(self.pattern)
-        if topic is None:
-            return not (namespace.strip("*") or name.strip("*"))
-        wanted_namespace, wanted = _split(topic)
-        return fnmatchcase(wanted_namespace, namespace) and fnmatchcase(wanted, name)
+        return _covers(self.pattern, topic)
+
+
+@lru_cache(4096)  # asked on every call
+def _covers(pattern: str, topic: str | None) -> bool:
+    namespace, name = _split(pattern)
+    if topic is None:
+        return not (namespace.strip("*") or name.strip("*"))
+    wanted_namespace, wanted = _split(topic)
+    return fnmatchcase(wanted_namespace, namespace) and fnmatchcase(wanted, name)
 
 
 def _split(name: str) -> tuple[str, str]:
