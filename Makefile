@@ -1,4 +1,4 @@
-# Every target that needs Python first makes .venv, once, and again when pyproject.toml or constraints.txt changes.
+# Every target that needs Python first makes .venv, once, and again when pyproject.toml, constraints.txt or proto/ change.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,7 +18,7 @@ SPREAD := -n $(JOBS) --dist loadgroup
 # A name on PATH is not yet a Python: version managers leave stubs that do not run, distributions leave out ensurepip.
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heapline/v1/*.proto)
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
 	    if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
@@ -92,4 +92,5 @@ constraints: $(READY) ## Pin what is installed now in constraints.txt
 .PHONY: clean
 clean: ## Remove .venv and everything that was generated
 	rm -rf .venv dist build .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f src/heapline/wire/heapline.binpb
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

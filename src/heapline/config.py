@@ -176,6 +176,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reclaim_interval: float = 5.0  # seconds between looks for segments to reclaim
     spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none
     batch_timeout: float = 86400.0  # seconds after its last part was prepared that an undecided batch is aborted
+    gather_steps: int = 0  # steps of the event loop that calls gather for a turn, and while the disk is busy; 0 = none:
+    # callers in this process come together by themselves, those of a server one by one
     decision_retention: float = 7 * 86400.0  # seconds that a committed batch is remembered, for repeated commits
 
     def validate(self) -> None:
@@ -189,6 +191,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _between("reclaim_interval", self.reclaim_interval, 0.001, 1e12)
         _between("batch_timeout", self.batch_timeout, 0.001, 1e12)
         _between("decision_retention", self.decision_retention, 0, 1e12)
+        _between("gather_steps", self.gather_steps, 0, 1000)
         if self.spare_segment_bytes:
             _between("spare_segment_bytes", self.spare_segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
 

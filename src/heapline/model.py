@@ -132,6 +132,27 @@ class Message:
         )
 
 
+class Popped(NamedTuple):
+    """What one pop leased, by field and best first: for those who pass messages on without looking at each."""
+
+    ids: list[int]
+    tokens: list[int]
+    priorities: list[int]
+    payloads: list[bytes]
+    attempts: list[int]
+    enqueued_ms: list[int]
+    deadline_ms: list[int]
+    partitions: list[int]
+    keys: list[str | None] | None = None  # None: no message has one
+    fairness_keys: list[str | None] | None = None
+    headers: list[dict[str, str] | None] | None = None
+
+    def without(self, rows: Sequence[int]) -> Popped:
+        gone = set(rows)
+        columns: Any = [c and [v for i, v in enumerate(c) if i not in gone] for c in self]
+        return Popped(*columns)
+
+
 class LeaseRef(NamedTuple):
     """All that acting on a lease needs; for those who carry leases over a wire."""
 

@@ -15,11 +15,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import msgspec
+
 import heapline
 from heapline.broker import Broker
+from heapline.client.wire import WireBroker
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
 from heapline.journal.disk import File, RealDisk, RealFile
+from heapline.server.app import Server
+from heapline.server.auth.principal import Everybody
+from heapline.server.settings import GATHER_STEPS, ServerSettings
 from heapline.testing.clock import FakeClock
 
 Memory = Literal["snapshot", "journal"]
@@ -117,7 +123,25 @@ class EmbeddedWorld:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self.clock.wall_ms())
 
 
-WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld}
+class GrpcWorld(EmbeddedWorld):
+    """The same broker behind a real socket: `WireBroker` talks to a server of this process, so time can be steered."""
+
+    async def start(self) -> None:
+        config = msgspec.structs.replace(self.config, gather_steps=GATHER_STEPS)
+        self.behind = EmbeddedBroker(str(self.directory), config=config, disk=UnsyncedDisk(), clock=self.clock)
+        await self.behind.__aenter__()
+        settings = ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0)
+        self.server = Server(self.behind, Everybody(), settings)
+        await self.server.start()
+        self.broker = await WireBroker(f"127.0.0.1:{self.server.grpc_port}").__aenter__()  # type: ignore[assignment]
+
+    async def stop(self) -> None:
+        await self.broker.close()
+        await self.server.stop()
+        await self.behind.close()
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld, "grpc": GrpcWorld}
 
 Picture = dict[str, Any]
 

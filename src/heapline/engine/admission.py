@@ -37,6 +37,7 @@ from heapline.model import Enqueued, Now
 
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
+
 Answer = tuple["Future[Any]", Any]
 _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
 
@@ -127,6 +128,8 @@ class Admission:
         for call, start, end in spans:
             if call.columns is None:
                 answers.append((call.future, Enqueued(ids[start])))
+            elif call.wants_ids:
+                answers.append((call.future, ids[start:end]))
             else:
                 answers.append((call.future, [Enqueued(id) for id in ids[start:end]]))
         return answers

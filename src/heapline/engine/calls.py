@@ -30,12 +30,13 @@ class Identity(NamedTuple):
 class EnqueueCall:
     """One call of `enqueue` (`message`) or `enqueue_batch` (`columns`)."""
 
-    __slots__ = ("atomic", "columns", "count", "future", "identity", "is_plain", "message", "nbytes")
+    __slots__ = ("atomic", "columns", "count", "future", "identity", "is_plain", "message", "nbytes", "wants_ids")
 
     def __init__(
         self, future: Future[Any], *, message: Outgoing | None = None, columns: Columns | None = None,
-        atomic: bool = True, identity: Identity | None = None,
+        atomic: bool = True, identity: Identity | None = None, wants_ids: bool = False,
     ) -> None:  # fmt: skip
+        self.wants_ids = wants_ids  # of a plain atomic batch: answer with a list of ids instead of results
         self.future = future
         self.message = message
         self.columns = columns

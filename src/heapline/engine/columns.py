@@ -55,6 +55,25 @@ class Columns:
         self.seqs = _used([m.seq for m in messages])
         self.fairness = _used([m.fairness_key for m in messages])
 
+    @classmethod
+    def of(cls, payloads: list[bytes], priorities: I64) -> Columns:
+        """Messages with nothing but payload and priority that are columns already."""
+        made = cls.__new__(cls)
+        made.count = len(payloads)
+        made.payloads = payloads
+        made.priorities = priorities
+        for name in _OPTIONAL:
+            setattr(made, name, None)
+        return made
+
+    def are_good(self, config: TopicConfig) -> bool:
+        """`are_plain` for what `of` made: bytes and int64 they are by construction."""
+        low, high = priority_range(config)
+        return self.count > 0 and bool(
+            max(map(len, self.payloads)) <= config.max_payload_bytes
+            and low <= self.priorities.min() and self.priorities.max() <= high
+        )  # fmt: skip
+
     def small_parts(self) -> tuple[list[bytes] | None, Any, Any, Any]:
         """(small part of each message, lengths of keys and of fairness keys, flags).
 

@@ -27,7 +27,7 @@ from heapline.engine.heads import Heads
 from heapline.engine.topic import Topic
 from heapline.journal.journal import Journal
 from heapline.journal.records import Records
-from heapline.model import Message, Now
+from heapline.model import Message, Now, Popped
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
@@ -39,14 +39,15 @@ class PopCall:
     """One pop: what it wants, and then what it got."""
 
     __slots__ = (
-        "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "request_id", "timer",
-        "tokens", "visibility_ms", "waits",
+        "by_columns", "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "request_id",
+        "timer", "tokens", "visibility_ms", "waits",
     )  # fmt: skip
 
     def __init__(
         self, future: Future[Any], max_messages: int, max_bytes: int, visibility_ms: int, holder: str | None,
-        request_id: str | None, waits: bool,
+        request_id: str | None, waits: bool, by_columns: bool = False,
     ) -> None:  # fmt: skip
+        self.by_columns = by_columns  # answer with Popped instead of messages
         self.future = future
         self.max_messages = max_messages
         self.max_bytes = max_bytes
@@ -236,18 +237,35 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
     return counts
 
 
-def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, broker: Broker) -> list[Message]:
-    """The messages of served pops, one after the other, in the order of `records`: per batch, not per pop."""
+def build_answers(calls: Sequence[PopCall], records: Records, topic: Topic, broker: Broker) -> list[Any]:
+    """What each served pop is answered with, in the order of `records`: messages, or their columns."""
+    popped = build_columns(calls, records, topic)
+    whole = None if all(call.by_columns for call in calls) else build_messages(popped, topic, broker)
+    if len(calls) == 1:
+        return [popped if whole is None else whole]
+    answers: list[Any] = []
+    start = 0
+    for call in calls:
+        end = start + len(call.ids)
+        if call.by_columns:
+            columns: Any = [column and column[start:end] for column in popped]
+            answers.append(Popped(*columns))
+        else:
+            answers.append(whole[start:end] if whole is not None else [])
+        start = end
+    return answers
+
+
+def build_columns(calls: Sequence[PopCall], records: Records, topic: Topic) -> Popped:
+    """The fields of all messages of served pops, one pop after the other: per batch, not per pop."""
     rows = records.rows
     ids = [id for call in calls for id in call.ids]
     flags = rows["flags"]
-    keys: Any = repeat(None)
-    headers: Any = repeat(None)
-    fairness_keys: Any = repeat(None)
+    keys = headers = fairness_keys = None
     if (flags & (FLAG_KEY | FLAG_HEADERS | FLAG_FAIRNESS)).any():
         lengths = rows["key_len"].tolist(), rows["fairness_len"].tolist()
         smalls = zip(records.smalls, *lengths, flags.tolist(), strict=True)
-        keys, fairness_keys, headers = zip(*[split_small(*small) for small in smalls], strict=True)
+        keys, fairness_keys, headers = map(list, zip(*[split_small(*small) for small in smalls], strict=True))
     deadlines = [
         deadline
         for call in calls
@@ -256,20 +274,36 @@ def build_messages(calls: Sequence[PopCall], records: Records, topic: Topic, bro
     priorities = rows["priority"].tolist()
     if any(p.touched for p in topic.partitions):
         priorities = _current_priorities(ids, priorities, topic)
-    columns = zip(
-        repeat(broker, len(ids)),
-        repeat(topic.name),
-        repeat(0) if len(topic.partitions) == 1 else partition_of(np.array(ids, dtype=np.int64)).tolist(),
+    return Popped(
         ids,
         [token for call in calls for token in call.tokens],
-        records.payloads,
         priorities,
+        records.payloads,
         [position & ATTEMPTS_MAX for call in calls for position in call.positions],
-        keys,
-        headers,
         rows["enqueued_at"].tolist(),
         deadlines,
+        [0] * len(ids) if len(topic.partitions) == 1 else partition_of(np.array(ids, dtype=np.int64)).tolist(),
+        keys,
         fairness_keys,
+        headers,
+    )
+
+
+def build_messages(popped: Popped, topic: Topic, broker: Broker) -> list[Message]:
+    columns = zip(
+        repeat(broker, len(popped.ids)),
+        repeat(topic.name),
+        popped.partitions,
+        popped.ids,
+        popped.tokens,
+        popped.payloads,
+        popped.priorities,
+        popped.attempts,
+        popped.keys or repeat(None),
+        popped.headers or repeat(None),
+        popped.enqueued_ms,
+        popped.deadline_ms,
+        popped.fairness_keys or repeat(None),
         strict=False,
     )
     return list(starmap(Message, columns))

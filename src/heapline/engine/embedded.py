@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from heapline.broker import Held, MessageId
-from heapline.core.events import Paused, Resumed, Throttled
+from heapline.core.events import I64, Paused, Resumed, Throttled
 from heapline.core.leases import DEADLINE
 from heapline.core.partition import Partition
 from heapline.engine import deadletters, lookup
@@ -67,6 +67,7 @@ from heapline.model import (
     MessageInfo,
     Now,
     Outgoing,
+    Popped,
     TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
@@ -195,6 +196,18 @@ class EmbeddedBroker(TopicKeeper):
         rest = iter(results)
         return [Enqueued(0, error=errors[i]) if i in errors else next(rest) for i in range(len(messages))]
 
+    async def enqueue_columns(self, topic: str, payloads: list[bytes], priorities: I64) -> list[int]:
+        """An atomic `enqueue_batch` of messages that are columns already, with nothing but these two; their ids."""
+        runner = self._runner(topic)
+        columns = Columns.of(payloads, priorities)
+        if not columns.are_good(runner.topic.config):  # told as by enqueue_batch
+            check_all(list(map(Outgoing, payloads, priorities.tolist())), runner.topic.config, runner.name, True)
+            return []  # there were none
+        call = EnqueueCall(runner.future(), columns=columns, wants_ids=True)
+        check_batch_bytes(call, runner.topic.config)
+        ids: list[int] = await runner.enqueue(call)
+        return ids
+
     async def _enqueue_numbered(
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, producer: Producer
     ) -> list[Enqueued]:
@@ -302,7 +315,24 @@ class EmbeddedBroker(TopicKeeper):
         self, topic: str, max_messages: int = 1, *, visibility: float | None = None, wait: float = 0.0,
         holder: str | None = None, max_bytes: int = 2 << 20, request_id: str | None = None,
     ) -> list[Message]:  # fmt: skip
+        messages: list[Message] = await self._pop(
+            self._runner(topic), max_messages, visibility, wait, holder, max_bytes, request_id, False
+        )
+        return messages
+
+    async def pop_columns(
+        self, topic: str, max_messages: int = 1, *, visibility: float | None = None, wait: float = 0.0,
+        holder: str | None = None, max_bytes: int = 2 << 20, request_id: str | None = None,
+    ) -> tuple[str, Popped | None]:  # fmt: skip
+        """`pop` without an object a message: the topic's name and what was leased, if anything was."""
         runner = self._runner(topic)
+        popped = await self._pop(runner, max_messages, visibility, wait, holder, max_bytes, request_id, True)
+        return runner.name, popped or None
+
+    async def _pop(
+        self, runner: TopicRunner, max_messages: int, visibility: float | None, wait: float, holder: str | None,
+        max_bytes: int, request_id: str | None, by_columns: bool,
+    ) -> Any:  # fmt: skip
         config = runner.topic.config
         seconds = config.visibility_default if visibility is None else visibility
         if visibility is not None:
@@ -317,10 +347,10 @@ class EmbeddedBroker(TopicKeeper):
         check_int("max_messages", max_messages, 1, POP_MESSAGES_MAX)
         check_int("max_bytes", max_bytes, 1, 1 << 40)
         call = PopCall(
-            runner.future(), max_messages, max_bytes, max(1, round(seconds * 1000)), holder, request_id, wait > 0
+            runner.future(), max_messages, max_bytes, max(1, round(seconds * 1000)), holder, request_id, wait > 0,
+            by_columns,
         )  # fmt: skip
-        messages: list[Message] = await runner.pop(call, wait)
-        return messages
+        return await runner.pop(call, wait)
 
     async def ack(self, messages: Held) -> None:
         if type(messages) is Message:
@@ -329,6 +359,10 @@ class EmbeddedBroker(TopicKeeper):
                 raise LeaseLost(lost, messages.topic)
             return
         await self._by_topic(messages, lambda runner, ids, tokens: runner.ack(ids, tokens))
+
+    async def ack_columns(self, topic: str, ids: list[int], tokens: list[int]) -> list[int]:
+        """`ack` of leases of one topic; the ids that were not held."""
+        return await self._runner(topic).ack(ids, tokens)
 
     async def _by_topic(self, messages: Held, act: Callable[[TopicRunner, list[int], list[int]], Any]) -> None:
         """Act on leases of any topics, on all that can be; then raise for those that could not."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heapline.engine.committer import refuse
-from heapline.engine.delivery import PopCall, build_messages
+from heapline.engine.delivery import PopCall, build_answers
 from heapline.errors import TopicReloading
 from heapline.logs import Log
-from heapline.model import Message, Now
+from heapline.model import Message, Now, Popped
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
@@ -43,12 +43,12 @@ class Handover:
                         self.give_back(call)
                     return
                 records.fill(missing, load.result())
-            messages = build_messages(calls, records, self._runner.topic, self._broker)
+            answers = build_answers(calls, records, self._runner.topic, self._broker)
             start = 0
-            for call in calls:
+            for call, answer in zip(calls, answers, strict=True):
                 end = start + len(call.ids)
                 bad = [i - start for i in records.bad if start <= i < end] if records.bad else []
-                self._hand_over(call, messages[start:end], bad)
+                self._hand_over(call, answer, bad)
                 start = end
             for fact in records.bad.values():
                 log.error(
@@ -63,14 +63,17 @@ class Handover:
 
         self._runner.committer.answer(deliver, [call.future for call in calls])
 
-    def _hand_over(self, call: PopCall, messages: list[Message], bad: list[int]) -> None:
+    def _hand_over(self, call: PopCall, answer: list[Message] | Popped, bad: list[int]) -> None:
         if bad:
             self._set_aside(call, bad)
-            messages = [m for i, m in enumerate(messages) if i not in bad]
+            if isinstance(answer, Popped):
+                answer = answer.without(bad)
+            else:
+                answer = [m for i, m in enumerate(answer) if i not in bad]
         if call.future.done():  # the one who asked has gone: give the messages back at once
             self.give_back(call)
-        elif messages:
-            call.future.set_result(messages)
+        elif len(bad) < len(call.ids):
+            call.future.set_result(answer)
         else:  # all of them were damaged and have been set aside: look again
             call.ids, call.tokens, call.positions = [], [], []
             self._runner.pop_again(call)

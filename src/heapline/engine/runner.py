@@ -88,6 +88,7 @@ class TopicRunner:
         self._reads: set[asyncio.Future[Records]] = set()
         self._taken: list[PopCall] = []  # by the turn that is under way
         self._turn_planned = False
+        self._steps, self._waited = 0, False  # of gathering calls for the next turn
         self._timer: asyncio.TimerHandle | None = None
         self._failure: HeaplineError | None = None
         self._closed = False
@@ -346,6 +347,8 @@ class TopicRunner:
         self._turn_planned = False
         if self._failure is not None or self._closed or self._suspended:
             return
+        if self.config.gather_steps and self._gathers():
+            return
         now = self.steady.now()
         calls, self._inbox = self._inbox, []
         acks, self._acks = self._acks, []
@@ -377,6 +380,20 @@ class TopicRunner:
                 refuse(future, TopicReloading(self.name, repr(error)))
             return
         self._plan_wake(now)
+
+    def _gathers(self) -> bool:
+        """Whether the turn is put off for more calls to join it. While the disk is busy that delays no answer, since
+        all that a turn decides now is written after that; but one write long, so that nothing is put off for ever."""
+        if self.committer.is_writing and not self._waited:
+            self._waited = True
+            self.committer.when_free(self._plan_turn)
+            return True
+        self._steps += 1
+        if self._steps < self.config.gather_steps:
+            self._plan_turn()
+            return True
+        self._steps, self._waited = 0, False
+        return False
 
     def _admit(self, calls: list[EnqueueCall], now: Now) -> None:
         if not self.journal.can_grow:

@@ -1,0 +1,54 @@
+"""`heapline serve`: run a server on a directory until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def serve(
+    data: Annotated[Path | None, typer.Option(help="Where the queue lives; made if it is not there.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; 7400.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of /healthz and /readyz; 7480.")] = None,
+    insecure_everybody: Annotated[
+        bool | None, typer.Option("--insecure-everybody", help="No guard, on loopback only: for trials.")
+    ] = None,
+) -> None:
+    """Serve a queue to other processes, over gRPC.
+
+    Example:  [cyan]heapline serve --data ./data --grpc-port 7400[/cyan]
+
+    Stops on SIGTERM or Ctrl-C: new calls are refused, those under way finish. [bold]kill -9[/bold] is safe too.
+    """
+    if find_spec("grpc") is None:
+        raise typer.BadParameter("the server needs more packages: pip install 'heapline[server]'")
+    from heapline.server.app import make_guard
+    from heapline.server.app import serve as run
+    from heapline.server.settings import read_settings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = read_settings(
+        config, data=data, host=host, grpc_port=grpc_port, http_port=http_port, insecure_everybody=insecure_everybody
+    )
+    guard = make_guard(settings)
+    _run(run(settings, guard, _say))
+
+
+def _say(server: Any) -> None:
+    typer.echo(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}")
+
+
+def _run(work: Any) -> None:
+    if find_spec("uvloop") is not None:
+        import uvloop
+
+        uvloop.run(work)
+    else:
+        asyncio.run(work)

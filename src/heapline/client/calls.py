@@ -1,0 +1,71 @@
+"""Calls of the service over one channel: the method by its name, errors as Heapline's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from heapline.errors import Closed, HeaplineError
+from heapline.wire import codes
+from heapline.wire.schema import METHODS
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 << 10),
+]
+
+
+class Calls:
+    def __init__(self, target: str, credential: str | None, timeout: float | None) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._metadata = None if credential is None else (("authorization", credential),)
+        self._timeout = timeout
+        self._closed = False
+        self._stubs = {name: self._stub(name) for name in METHODS}
+
+    def _stub(self, name: str) -> Any:
+        method = METHODS[name]
+        ways = {
+            (False, False): self._channel.unary_unary,
+            (False, True): self._channel.unary_stream,
+            (True, True): self._channel.stream_stream,
+        }
+        make = ways[method.streams_in, method.streams_out]
+        return make(
+            method.path, request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )  # fmt: skip
+
+    async def __call__(self, name: str, request: Any) -> Any:
+        try:
+            return await self._stubs[name](request, metadata=self._metadata, timeout=self._timeout)
+        except grpc.aio.AioRpcError as error:
+            raise heapline_error(error) from None
+        except grpc.aio.UsageError:
+            raise Closed from None
+
+    async def stream(self, name: str, request: Any) -> AsyncIterator[Any]:
+        """The answers of a streaming method; `request` is one, or an async iterator of them."""
+        call = self._stubs[name](request, metadata=self._metadata)
+        try:
+            async for answer in call:
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            raise heapline_error(error) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def heapline_error(error: Any) -> HeaplineError:
+    """The exception that the server raised; without details, what the code says."""
+    code, text = error.code().name, error.details() or ""
+    for name, value in error.trailing_metadata() or ():
+        if name == codes.METADATA:
+            return codes.from_metadata(value, code, text)
+    return codes.of_code(code, text)

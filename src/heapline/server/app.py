@@ -1,0 +1,110 @@
+"""A server from start to stop: a broker on a directory, the gRPC face on one port, health on another.
+
+Stopping is in four steps: refuse what is new (UNAVAILABLE, /readyz says 503), end what only waits (pops, streams), let
+what is under way finish within `stop_grace`, close the broker. A server does not start without a guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from types import TracebackType
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.logs import Log
+from heapline.server.auth.principal import Guard
+from heapline.server.grpc_service import GrpcService
+from heapline.server.probes import Probes
+from heapline.server.rpc import Front
+from heapline.server.settings import ServerSettings
+from heapline.wire.schema import SERVICE
+
+log = Log("heapline.server")
+
+
+class Server:
+    """One process's server. `async with Server(broker, guard, settings)`; the broker is opened by whoever made it."""
+
+    def __init__(self, broker: EmbeddedBroker, guard: Guard, settings: ServerSettings) -> None:
+        self.broker = broker
+        self._settings = settings
+        self.front = Front(guard)
+        self._service = GrpcService(broker, self.front)
+        self._health = health.aio.HealthServicer()
+        self._probes = Probes(self.front.stopping)
+        self._grpc = grpc.aio.server(options=_options(settings))
+        self.grpc_port = 0
+        self.http_port = 0
+
+    async def start(self) -> None:
+        self._grpc.add_generic_rpc_handlers((self.front.handler(self._service),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+        self.grpc_port = self._grpc.add_insecure_port(f"{self._settings.host}:{self._settings.grpc_port}")
+        await self._grpc.start()
+        self.http_port = await self._probes.start(self._settings.host, self._settings.http_port)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> None:
+        """Once; the broker stays open."""
+        self.front.stopping.set()
+        await self._health.enter_graceful_shutdown()
+        self._service.stop_waiting()
+        await self._grpc.stop(self._settings.stop_grace)
+        await self._probes.stop()
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", settings.request_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its calls, and only one has the data
+        ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def make_guard(settings: ServerSettings) -> Guard:
+    """Who may call. THE ONE LINE TO CHANGE when server/auth is here: return its guard of `settings.data`."""
+    if settings.insecure_everybody:
+        from heapline.server.auth.principal import Everybody
+
+        return Everybody()
+    raise SystemExit(
+        "there is no guard yet, and a server without one does not start; for a trial on this machine alone say "
+        "--insecure-everybody (whoever reaches the port is administrator)"
+    )
+
+
+async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(EmbeddedBroker(str(settings.data), config=settings.broker_config()))
+        server = await stack.enter_async_context(Server(broker, guard, settings))
+        log.info("serving", data=str(settings.data), grpc_port=server.grpc_port, http_port=server.http_port)
+        if ready is not None:
+            ready(server)
+        await stop.wait()
+        log.info("stopping")
+    log.info("stopped")

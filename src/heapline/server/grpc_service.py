@@ -1,0 +1,312 @@
+"""The methods of `heapline.v1.Heapline` on a broker: from a request to the contract's call and back.
+
+Batches without extras go to the engine as columns and come back as columns; everything else takes the contract's own
+way. Who may call is settled before (rpc.py); the two streams that last are in pop_stream.py and enqueue_stream.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.errors import BadRequest, LeaseLost, MessageNotFound
+from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
+from heapline.server.auth.principal import Action
+from heapline.server.enqueue_stream import enqueue_stream
+from heapline.server.pop_stream import PopStream
+from heapline.server.rpc import Caller, Front, Stopping
+from heapline.wire import shapes
+from heapline.wire.columns import (
+    ints,
+    is_plain,
+    pack_popped,
+    popped_items,
+    read_ints,
+    unpack_outgoing,
+    unpack_plain,
+)  # fmt: skip
+from heapline.wire.schema import pb
+from heapline.wire.shapes import given, moment
+
+POP_BYTES_DEFAULT = 2 << 20
+POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
+LIST_DEFAULT = {"Peek": 10, "DlqList": 100}
+
+
+class GrpcService:
+    def __init__(self, broker: EmbeddedBroker, front: Front) -> None:
+        self._broker = broker
+        self._front = front
+        self._waiting: set[asyncio.Task[Any]] = set()
+
+    # -- heaps -----------------------------------------------------------------------------------------------------
+
+    async def MakeHeap(self, request: Any, caller: Caller) -> Any:
+        return shapes.pack_info(
+            await self._broker.create_topic(request.topic, **shapes.read_config(request.config_json))
+        )  # fmt: skip
+
+    async def UpdateHeapConfig(self, request: Any, caller: Caller) -> Any:
+        return shapes.pack_info(
+            await self._broker.update_topic(request.topic, **shapes.read_config(request.config_json))
+        )  # fmt: skip
+
+    async def DeleteHeap(self, request: Any, caller: Caller) -> Any:
+        await self._broker.delete_topic(request.topic)
+        return pb.Done()
+
+    async def ListHeaps(self, request: Any, caller: Caller) -> Any:
+        """Those on which the caller may do something."""
+        infos = await self._broker.list_topics()
+        return pb.HeapInfos(
+            heaps=[shapes.pack_info(info) for info in infos if any(caller.may(a, info.name) for a in Action)]
+        )  # fmt: skip
+
+    async def Stats(self, request: Any, caller: Caller) -> Any:
+        return shapes.pack_stats(await self._broker.stats(request.topic))
+
+    async def Purge(self, request: Any, caller: Caller) -> Any:
+        return pb.Count(count=await self._broker.purge(request.topic))
+
+    async def Pause(self, request: Any, caller: Caller) -> Any:
+        await self._broker.pause_topic(request.topic, moment(request, "until_us"))
+        return pb.Done()
+
+    async def Resume(self, request: Any, caller: Caller) -> Any:
+        await self._broker.resume_topic(request.topic)
+        return pb.Done()
+
+    async def SetPartitionThrottled(self, request: Any, caller: Caller) -> Any:
+        await self._broker.set_partition_throttled(
+            request.topic, request.partition, request.throttled, given(request, "reason")
+        )
+        return pb.Done()
+
+    async def Snapshot(self, request: Any, caller: Caller) -> Any:
+        await self._broker.snapshot(request.topic)
+        return pb.Done()
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    async def Enqueue(self, request: Any, caller: Caller) -> Any:
+        if not request.HasField("message"):
+            raise BadRequest("there is no message in this request")
+        m = shapes.unpack_item(request.message)
+        result = await self._broker.enqueue(
+            request.topic, m.payload, priority=m.priority, key=m.key, delay=m.delay, deliver_at=m.deliver_at,
+            headers=m.headers, ttl=m.ttl, max_retries=m.max_retries, idempotency_key=m.idempotency_key,
+            idempotency_scope=m.idempotency_scope, seq=m.seq, fairness_key=m.fairness_key, **_identity(request),
+        )  # fmt: skip
+        return shapes.pack_result(result)
+
+    async def EnqueueBatch(self, request: Any, caller: Caller) -> Any:
+        if request.HasField("items"):
+            results = await self._enqueue([shapes.unpack_item(item) for item in request.items.items], request)
+            return pb.EnqueueBatchResponse(items=[shapes.pack_result(r) for r in results])
+        if is_plain(request.columns) and not request.each_alone and not request.HasField("identity"):
+            payloads, priorities = unpack_plain(request.columns)
+            ids = await self._broker.enqueue_columns(request.topic, payloads, priorities)
+            return pb.EnqueueBatchResponse(ids=ints(ids))
+        return shapes.pack_results(await self._enqueue(unpack_outgoing(request.columns), request))
+
+    async def _enqueue(self, messages: list[Outgoing], request: Any) -> list[Enqueued]:
+        return await self._broker.enqueue_batch(
+            request.topic, messages, atomic=not request.each_alone, **_identity(request)
+        )
+
+    def EnqueueStream(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+        return enqueue_stream(requests, caller, self.EnqueueBatch, self._front)
+
+    async def OpenProducer(self, request: Any, caller: Caller) -> Any:
+        return pb.Epoch(epoch=await self._broker.open_producer(request.topic, request.producer_id))
+
+    # -- prepared batches ------------------------------------------------------------------------------------------
+
+    async def PrepareBatch(self, request: Any, caller: Caller) -> Any:
+        shares: dict[str, list[Outgoing]] = {}
+        for share in request.shares:
+            caller.must(Action.PRODUCE, share.topic)
+            if share.topic in shares:
+                raise BadRequest(f"topic {share.topic!r} is given twice: put its messages together")
+            if share.HasField("items"):
+                shares[share.topic] = [shapes.unpack_item(item) for item in share.items.items]
+            else:
+                shares[share.topic] = unpack_outgoing(share.columns)
+        answers = await self._broker.prepare_batch(request.batch_id, request.part, shares, **_identity(request))
+        return pb.PrepareBatchResponse(
+            shares=[pb.TopicEnqueued(topic=t, results=shapes.pack_results(r)) for t, r in answers.items()]
+        )
+
+    async def CommitBatch(self, request: Any, caller: Caller) -> Any:
+        return pb.Count(count=await self._broker.commit_batch(request.batch_id, list(request.parts)))
+
+    async def AbortBatch(self, request: Any, caller: Caller) -> Any:
+        return pb.Count(count=await self._broker.abort_batch(request.batch_id))
+
+    async def ListBatches(self, request: Any, caller: Caller) -> Any:
+        return shapes.pack_batches(await self._broker.list_batches())
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    async def Pop(self, request: Any, caller: Caller) -> Any:
+        pop = self._broker.pop_columns(
+            request.topic, request.max_messages or 1, visibility=given(request, "visibility"), wait=request.wait,
+            holder=given(request, "holder"), request_id=given(request, "request_id"),
+            max_bytes=min(request.max_bytes or POP_BYTES_DEFAULT, POP_BYTES_MAX),
+        )  # fmt: skip
+        name, popped = await (self._until_stop(pop) if request.wait else pop)
+        return pop_response(name, popped, request.as_items)
+
+    async def _until_stop(self, pop: Any) -> Any:
+        """A pop that may wait long; a server that stops does not wait for it. What it got goes back if it is ended."""
+        task = asyncio.ensure_future(pop)
+        self._waiting.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            current = asyncio.current_task()
+            if self._front.stopping.is_set() and current is not None and not current.cancelling():
+                raise Stopping from None
+            raise
+        finally:
+            self._waiting.discard(task)
+
+    def stop_waiting(self) -> None:
+        for task in list(self._waiting):
+            task.cancel()
+
+    def PopStream(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+        return PopStream(self._broker, self._front, caller).run(requests)
+
+    async def Ack(self, request: Any, caller: Caller) -> Any:
+        ids, tokens = _leases(request)
+        lost = await self._broker.ack_columns(request.topic, ids, tokens) if ids else []
+        return _lost(request, lost)
+
+    async def Nack(self, request: Any, caller: Caller) -> Any:
+        backoff, reason = given(request, "seconds"), given(request, "reason")
+        return await self._act(request, lambda refs: self._broker.nack(refs, backoff=backoff, reason=reason))
+
+    async def Release(self, request: Any, caller: Caller) -> Any:
+        return await self._act(request, self._broker.release)
+
+    async def MoveToDLQ(self, request: Any, caller: Caller) -> Any:
+        return await self._act(request, lambda refs: self._broker.bury(refs, reason=given(request, "reason")))
+
+    async def Extend(self, request: Any, caller: Caller) -> Any:
+        # Messages instead of references, because these are told their new deadlines.
+        messages = [
+            Message(self._broker, request.topic, 0, id, token, b"", 0, 0, None, None, 0, -1)
+            for id, token in zip(*_leases(request), strict=True)
+        ]
+        answer = await self._act(request, lambda _: self._broker.extend(messages, request.seconds))
+        answer.deadline_ms = ints([m._deadline_ms for m in messages])
+        return answer
+
+    async def _act(self, request: Any, act: Any) -> Any:
+        ids, tokens = _leases(request)
+        try:
+            await act([LeaseRef(request.topic, id, token) for id, token in zip(ids, tokens, strict=True)])
+        except LeaseLost as error:
+            return _lost(request, error.lost)
+        return pb.LeasesResponse()
+
+    # -- by id -----------------------------------------------------------------------------------------------------
+
+    async def Get(self, request: Any, caller: Caller) -> Any:
+        return shapes.pack_message_info(await self._broker.get(request.topic, request.message_id))
+
+    async def Peek(self, request: Any, caller: Caller) -> Any:
+        found = await self._broker.peek(request.topic, request.limit or LIST_DEFAULT["Peek"])
+        return pb.MessageInfos(messages=map(shapes.pack_message_info, found))
+
+    async def Cancel(self, request: Any, caller: Caller) -> Any:
+        await self._broker.cancel(request.topic, request.message_id)
+        return pb.Done()
+
+    async def Reschedule(self, request: Any, caller: Caller) -> Any:
+        await self._broker.reschedule(
+            request.topic, request.message_id, delay=given(request, "delay"),
+            deliver_at=moment(request, "deliver_at_us"), priority=given(request, "priority"),
+        )  # fmt: skip
+        return pb.Done()
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    async def DlqList(self, request: Any, caller: Caller) -> Any:
+        limit = request.limit or LIST_DEFAULT["DlqList"]
+        found = await self._broker.dlq_list(request.topic, limit, where=shapes.unpack_filter(request))
+        return pb.MessageInfos(messages=map(shapes.pack_message_info, found))
+
+    async def DlqPeek(self, request: Any, caller: Caller) -> Any:
+        info = await self._broker.get(request.topic, request.message_id)
+        if info.state != "dead":
+            raise MessageNotFound(request.topic, info.message_id)
+        return shapes.pack_message_info(info)
+
+    async def DlqReplay(self, request: Any, caller: Caller) -> Any:
+        count = await self._broker.dlq_replay(
+            request.topic, _ids(request), where=shapes.unpack_filter(request), rate=given(request, "rate")
+        )
+        return pb.Count(count=count)
+
+    async def DlqDelete(self, request: Any, caller: Caller) -> Any:
+        count = await self._broker.dlq_delete(request.topic, _ids(request), where=shapes.unpack_filter(request))
+        return pb.Count(count=count)
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    async def Offsets(self, request: Any, caller: Caller) -> Any:
+        offsets = await self._broker.offsets(request.topic)
+        pairs = [offsets[p] for p in range(len(offsets))]
+        return pb.OffsetsResponse(starts=ints([s for s, _ in pairs]), ends=ints([e for _, e in pairs]))
+
+    async def ReadLog(self, request: Any, caller: Caller) -> AsyncIterator[Any]:
+        end = given(request, "end")
+        async for frame in self._broker.read_log(request.topic, request.partition, request.start, end):
+            if self._front.stopping.is_set():
+                raise Stopping
+            yield shapes.pack_frame(frame)
+
+
+def pop_response(topic: str, popped: Popped | None, as_items: bool) -> Any:
+    if popped is None:
+        return pb.PopResponse(topic=topic)
+    if as_items:
+        return pb.PopResponse(topic=topic, items=popped_items(popped))
+    return pb.PopResponse(topic=topic, columns=pack_popped(popped))
+
+
+def _identity(request: Any) -> dict[str, Any]:
+    if not request.HasField("identity"):
+        return {}
+    identity = request.identity
+    return {
+        "producer_id": identity.producer_id or None,
+        "epoch": given(identity, "epoch"),
+        "answered_below": given(identity, "answered_below"),
+    }
+
+
+def _leases(request: Any) -> tuple[list[int], list[int]]:
+    if request.leases:
+        return [lease.id for lease in request.leases], [lease.token for lease in request.leases]
+    ids, tokens = read_ints(request.ids, "ids"), read_ints(request.tokens, "tokens")
+    if len(ids) != len(tokens):
+        raise BadRequest(f"{len(ids)} ids and {len(tokens)} tokens: a lease needs both")
+    if len(ids) and (ids.min() < 0 or tokens.min() < 0):
+        raise BadRequest("ids and tokens are ints from 0 to 2^63−1")
+    return ids.tolist(), tokens.tolist()
+
+
+def _lost(request: Any, lost: list[int]) -> Any:
+    if lost and not request.tell_lost:
+        raise LeaseLost(lost, request.topic)
+    return pb.LeasesResponse(lost=ints(lost))
+
+
+def _ids(request: Any) -> list[str] | None:
+    return list(request.ids.message_ids) if request.HasField("ids") else None

@@ -1,0 +1,60 @@
+"""Settings of `heapline serve`: flags over environment (HEAPLINE_…) over a YAML file over defaults.
+
+What a topic is set to is stored with the topic; this is one process's own affair.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from heapline.config import BrokerConfig, make_broker_config
+from heapline.errors import BadRequest
+
+GATHER_STEPS = 4  # calls come one by one: turns of several at once double what a server does (see the commit)
+
+
+class ServerSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="HEAPLINE_", extra="forbid", frozen=True)
+
+    data: Path = Path("data")  # the directory of the broker
+    host: str = "127.0.0.1"  # loopback, unless somebody means more
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 7400  # 0: any that is free
+    http_port: Annotated[int, Field(ge=0, le=65535)] = 7480
+    stop_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0  # seconds for calls under way when it stops
+    request_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20  # gRPC itself refuses larger requests
+    streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
+    broker: dict[str, Any] = {}  # of BrokerConfig, by name
+    insecure_everybody: bool = False  # no guard: whoever reaches the port is administrator. For trials on loopback.
+
+    def broker_config(self) -> BrokerConfig:
+        return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+        return init_settings, env_settings
+
+
+def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
+    """All sources together; flags that are None were not given."""
+    try:
+        from_file = {} if file is None else yaml.safe_load(file.read_text()) or {}
+        if not isinstance(from_file, dict):
+            raise BadRequest(f"{file} must hold names and values")
+        given = {name: value for name, value in flags.items() if value is not None}
+        from_environment = ServerSettings().model_dump(exclude_unset=True)
+        settings = ServerSettings(**(from_file | from_environment | given))
+    except (ValidationError, yaml.YAMLError, OSError) as error:
+        raise BadRequest(f"the server's settings do not fit: {error}") from None
+    if settings.insecure_everybody and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        raise BadRequest(f"insecure_everybody goes with loopback only, not with host={settings.host!r}")
+    settings.broker_config()
+    return settings

@@ -1,0 +1,98 @@
+"""A server of this process on a real socket, with a clock moved by hand, for tests of what only a server does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from heapline.client.wire import WireBroker
+from heapline.engine import EmbeddedBroker
+from heapline.errors import Unauthenticated
+from heapline.server.app import Server
+from heapline.server.auth.principal import Everybody, Guard, Principal, parse_scope
+from heapline.server.settings import ServerSettings
+from heapline.wire.schema import pb
+from tests.conformance.worlds import GrpcWorld, UnsyncedDisk
+
+
+class Keys(Everybody):
+    """Some keys, their scopes, and whether they still hold."""
+
+    def __init__(self, **scopes: str) -> None:
+        self.scopes = scopes
+        self.revoked: set[str] = set()
+
+    async def authenticate(self, credential: str | None) -> Principal:
+        if credential not in self.scopes or credential in self.revoked:
+            raise Unauthenticated("who are you?")
+        return Principal(credential, (parse_scope(self.scopes[credential]),))
+
+    def is_valid(self, principal: Principal) -> bool:
+        return principal.subject not in self.revoked
+
+
+class Rig(GrpcWorld):
+    def __init__(self, directory: Path, guard: Guard | None = None, **settings: Any) -> None:
+        super().__init__(directory)
+        self._guard = guard or Everybody()
+        self._settings = ServerSettings(**{"grpc_port": 0, "http_port": 0, "stop_grace": 2.0, **settings})
+
+    async def start(self) -> None:
+        self.behind = EmbeddedBroker(str(self.directory), config=self.config, disk=UnsyncedDisk(), clock=self.clock)
+        await self.behind.__aenter__()
+        self.server = Server(self.behind, self._guard, self._settings)
+        await self.server.start()
+        self.broker = await WireBroker(self.target).__aenter__()  # type: ignore[assignment]
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.server.grpc_port}"
+
+    @property
+    def wire(self) -> WireBroker:
+        return self.broker  # type: ignore[return-value]
+
+    async def __aenter__(self) -> Rig:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def leased(self, topic: str = "jobs") -> int:
+        return (await self.behind.stats(topic)).leased
+
+
+class Requests:
+    """What a client says on a stream, as the test goes on."""
+
+    def __init__(self, *first: Any) -> None:
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        for request in first:
+            self.say(request)
+
+    def say(self, request: Any) -> None:
+        self._queue.put_nowait(request)
+
+    def credits(self, count: int) -> None:
+        self.say(pb.PopStreamRequest(credits=count))
+
+    def end(self) -> None:
+        self.say(None)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (request := await self._queue.get()) is not None:
+            yield request
+
+
+def pop_start(topic: str = "jobs", credits: int = 0, **options: Any) -> Any:
+    return pb.PopStreamRequest(start=pb.PopStart(topic=topic, **options), credits=credits)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Wait for what must come."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)

@@ -1,0 +1,294 @@
+"""What only a server can get wrong: garbage on its port, limits, deadlines, who may call, stopping, what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+import heapline
+from heapline.client.wire import WireBroker
+from heapline.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    HeaplineError,
+    LeaseLost,
+    PayloadTooLarge,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    UnavailableError,
+)
+from heapline.model import Outgoing
+from heapline.server import rpc
+from heapline.server.app import make_guard
+from heapline.server.settings import ServerSettings, read_settings
+from heapline.wire import codes
+from heapline.wire.schema import METHODS, SERVICE, pb
+from tests.integration.server_rig import Keys, Rig, until
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path) as rig:
+        await rig.broker.create_topic("jobs", **rig.small)
+        yield rig
+
+
+async def lines(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await writer.drain()
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+# -- garbage and limits ------------------------------------------------------------------------------------------------
+
+
+async def test_garbage_on_either_port_changes_nothing(rig: Rig) -> None:
+    chance = random.Random(1)
+    for port in (rig.server.grpc_port, rig.server.http_port):
+        for _ in range(10):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(chance.randbytes(chance.randrange(1, 9000)))
+            writer.close()
+    await rig.broker.enqueue("jobs", b"x")
+    assert (await rig.broker.stats("jobs")).ready == 1
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS.values() if not m.streams_in], ids=lambda m: m.name)
+async def test_bytes_that_are_no_request_are_refused_without_internals(rig: Rig, method: Any) -> None:
+    chance = random.Random(method.name)
+    told: list[tuple[str, str]] = []
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        call = channel.unary_stream(method.path) if method.streams_out else channel.unary_unary(method.path)
+        for size in (1, 7, 40, 300):
+            try:
+                answer = call(b"\xff" + chance.randbytes(size - 1))
+                await (answer.read() if method.streams_out else answer)
+            except grpc.aio.AioRpcError as error:
+                told.append((error.code().name, f"{error.details()} {error.trailing_metadata()}"))
+    assert [code for code, _ in told] == ["INVALID_ARGUMENT"] * 4
+    assert not [text for _, text in told if ".py" in text or "Wire format" in text]
+    assert (await rig.broker.stats("jobs")).ready == 0
+
+
+async def test_payload_over_the_topic_s_limit_is_refused_and_told_as_embedded(rig: Rig) -> None:
+    await rig.broker.create_topic("tiny", **{**rig.small, "max_payload_bytes": 10})
+    for send in (
+        rig.broker.enqueue("tiny", b"x" * 11),
+        rig.broker.enqueue_batch("tiny", [Outgoing(b""), Outgoing(b"x" * 11)]),
+    ):
+        with pytest.raises(PayloadTooLarge) as caught:
+            await send
+        assert caught.value.facts() == {"size": 11, "limit": 10, "topic": "tiny"}
+    assert (await rig.broker.stats("tiny")).ready == 0
+
+
+async def test_request_over_the_server_s_limit_is_refused(tmp_path: Path) -> None:
+    async with Rig(tmp_path, request_bytes_max=1 << 20) as rig:
+        await rig.broker.create_topic("jobs", **rig.small)
+        with pytest.raises(ResourceExhausted):
+            await rig.broker.enqueue_batch("jobs", [Outgoing(b"x" * 60_000)] * 20)
+        assert (await rig.broker.stats("jobs")).ready == 0
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+async def test_unexpected_error_is_told_as_internal_and_nothing_of_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(topic: str) -> None:
+        raise RuntimeError("the password is swordfish")
+
+    monkeypatch.setattr(rig.behind, "stats", broken)
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        method = METHODS["Stats"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method.path)(pb.Heap(topic="jobs").SerializeToString())
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.details() == codes.INTERNAL_TEXT
+    assert "swordfish" not in repr(caught.value)
+
+
+async def test_items_serve_clients_that_write_no_columns(rig: Rig) -> None:
+    calls = rig.wire.calls
+    items = pb.Outgoings(items=[pb.Outgoing(payload=b"a", priority=2, key="k"), pb.Outgoing(payload=b"b", priority=-1)])
+    answer = await calls("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", items=items))
+    assert [item.id > 0 for item in answer.items] == [True, True]
+    popped = await calls("Pop", pb.PopRequest(topic="jobs", max_messages=10, as_items=True))
+    assert [(m.payload, m.priority, m.key, m.attempts) for m in popped.items] == [(b"b", -1, "", 1), (b"a", 2, "k", 1)]
+    leases = [pb.Lease(id=m.id, token=m.token) for m in popped.items]
+    await calls("Ack", pb.LeasesRequest(topic="jobs", leases=leases))
+    leases = [pb.Lease(id=m.id, token=m.token + 9) for m in popped.items]
+    with pytest.raises(LeaseLost) as caught:  # without tell_lost it is an error, with its facts
+        await calls("Ack", pb.LeasesRequest(topic="jobs", leases=leases))
+    assert caught.value.lost == [m.id for m in popped.items]
+
+
+async def test_dead_letter_is_peeked_by_id_and_only_a_dead_one(rig: Rig) -> None:
+    ids = [(await rig.broker.enqueue("jobs", b"x")).message_id for _ in range(2)]
+    (message,) = await rig.broker.pop("jobs")
+    await message.bury("poison")
+    dead = await rig.wire.calls("DlqPeek", pb.MessageRequest(topic="jobs", message_id=message.message_id))
+    assert (dead.state, dead.reason, dead.payload) == ("dead", "poison", b"x")
+    (alive,) = set(ids) - {message.message_id}
+    with pytest.raises(heapline.MessageNotFound):
+        await rig.wire.calls("DlqPeek", pb.MessageRequest(topic="jobs", message_id=alive))
+
+
+async def test_many_lost_leases_are_all_told(rig: Rig) -> None:
+    refs = [heapline.LeaseRef("jobs", i, 1) for i in range(1, 5001)]
+    with pytest.raises(LeaseLost) as caught:
+        await rig.broker.ack(refs)
+    assert sorted(caught.value.lost) == list(range(1, 5001))
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------
+
+
+async def test_deadline_of_a_call_is_kept_and_its_pop_takes_nothing(rig: Rig) -> None:
+    async with WireBroker(rig.target, timeout=0.2) as hasty:
+        with pytest.raises(DeadlineExceeded):
+            await hasty.pop("jobs", wait=60)
+        await rig.broker.enqueue("jobs", b"x")
+        (message,) = await rig.broker.pop("jobs", wait=5)
+        assert message.attempts == 1
+
+
+# -- who may call ------------------------------------------------------------------------------------------------------
+
+
+async def test_every_method_says_what_a_caller_must_be_allowed() -> None:
+    assert set(rpc.ACTIONS) == set(METHODS)
+    by_themselves = {name for name, action in rpc.ACTIONS.items() if action is None}
+    assert by_themselves == {"ListHeaps", "EnqueueStream", "PrepareBatch", "PopStream"}
+
+
+async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> None:
+    keys = Keys(admin="*:produce,consume,admin", reader="orders*:consume")
+    async with Rig(tmp_path, keys) as rig:
+        with pytest.raises(Unauthenticated):
+            await rig.broker.list_topics()
+        async with WireBroker(rig.target, credential="admin") as admin:
+            for name in ("orders", "secrets"):
+                await admin.create_topic(name, **rig.small)
+        async with WireBroker(rig.target, credential="reader") as reader:
+            assert [info.name for info in await reader.list_topics()] == ["orders"]
+            assert await reader.pop("orders") == []
+            for call in (
+                reader.pop("secrets"), reader.enqueue("orders", b"x"), reader.delete_topic("orders"),
+                reader.enqueue_batch("orders", [Outgoing(b"x")]), reader.stats("secrets"),
+                reader.prepare_batch("b", "p", {"orders": [Outgoing(b"x")]}), reader.commit_batch("b", ["p"]),
+            ):  # fmt: skip
+                with pytest.raises(PermissionDenied) as caught:
+                    await call
+                assert caught.value.subject == "reader"
+            with pytest.raises(PermissionDenied):
+                await anext(reader.read_log("secrets"))
+
+
+def test_server_without_a_guard_does_not_start() -> None:
+    with pytest.raises(ValueError, match="guard"):
+        rpc.Front(None)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="guard"):
+        make_guard(ServerSettings())
+
+
+def test_everybody_is_let_in_on_loopback_only() -> None:
+    assert read_settings(insecure_everybody=True).host == "127.0.0.1"
+    with pytest.raises(BadRequest, match="loopback"):
+        read_settings(insecure_everybody=True, host="0.0.0.0")
+
+
+def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "heapline.yaml"
+    file.write_text("grpc_port: 1\nhttp_port: 2\nstop_grace: 3\nbroker:\n  cache_bytes: 4\n")
+    monkeypatch.setenv("HEAPLINE_HTTP_PORT", "20")
+    settings = read_settings(file, grpc_port=100)
+    assert (settings.grpc_port, settings.http_port, settings.stop_grace) == (100, 20, 3)
+    assert settings.broker_config().cache_bytes == 4
+    for wrong in ("no_such: 1", "grpc_port: many", "broker: {no_such: 1}", "- 1", "a: [", "broker: 3"):
+        file.write_text(wrong)
+        with pytest.raises(BadRequest):
+            read_settings(file)
+
+
+# -- health and stopping -----------------------------------------------------------------------------------------------
+
+
+async def test_health_and_reflection_answer(rig: Rig) -> None:
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)]
+        async for told in stub.ServerReflectionInfo(iter(asked)):
+            assert b"OutgoingColumns" in told.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_probes_answer_and_refuse_everything_else(rig: Rig) -> None:
+    port = rig.server.http_port
+    assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert b" 200 " in await lines(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 404 " in await lines(port, b"GET /etc/passwd HTTP/1.1\r\n\r\n")
+    assert b" 400 " in await lines(port, b"POST /healthz HTTP/1.1\r\n\r\n")
+    rig.server.front.stopping.set()
+    assert b" 503 " in await lines(port, b"GET /readyz HTTP/1.1\r\n\r\n")
+    assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\n\r\n")
+
+
+async def test_stopping_server_refuses_new_work_and_finishes_what_is_under_way(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, asked = asyncio.Event(), asyncio.Event()
+    whole = rig.behind.enqueue_columns
+
+    async def slow(*args: Any) -> list[int]:
+        asked.set()
+        await go_on.wait()
+        return await whole(*args)
+
+    monkeypatch.setattr(rig.behind, "enqueue_columns", slow)
+    under_way = asyncio.ensure_future(rig.broker.enqueue_batch("jobs", [Outgoing(b"x")]))
+    await asked.wait()
+    stopping = asyncio.ensure_future(rig.server.stop())
+    await until(lambda: _is_refused(rig))
+    go_on.set()
+    (result,) = await under_way
+    await asyncio.wait_for(stopping, 10)
+    assert (await rig.behind.get("jobs", result.id)).payload == b"x"
+
+
+async def _is_refused(rig: Rig) -> bool:
+    try:
+        await asyncio.wait_for(rig.broker.list_topics(), 2)
+    except UnavailableError:
+        return True
+    except HeaplineError as error:
+        raise AssertionError(f"refused with {error!r}") from None
+    return False
+
+
+async def test_server_that_is_not_there_is_unavailable() -> None:
+    async with WireBroker("127.0.0.1:1") as nowhere:
+        with pytest.raises(UnavailableError):
+            await nowhere.list_topics()
+    with pytest.raises(heapline.Closed):
+        await nowhere.list_topics()
+
+
+def test_environment_of_tests_sets_no_server() -> None:
+    assert [name for name in os.environ if name.startswith("HEAPLINE_")] == []
