@@ -68,6 +68,8 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
         columns["parts"] = tuple(event.parts)
         if not len(event.ids):
             del columns["ids"]  # its one row is about no message
+        if not len(event.keys):
+            del columns["keys"]  # no turns were given
     if isinstance(event, Leased):
         columns["tokens"] = np.arange(offset, offset + len(event.ids))
         columns["attempts"] = np.frombuffer(event.attempts, dtype=np.uint8)
