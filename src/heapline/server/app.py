@@ -82,15 +82,12 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
 
 
 def make_guard(settings: ServerSettings) -> Guard:
-    """Who may call. THE ONE LINE TO CHANGE when server/auth is here: return its guard of `settings.data`."""
+    """Who may call: the keys and users of the data directory. The first start leaves an administrator's key there.
+    Blocks on the disk."""
     if settings.insecure_everybody:
-        from heapline.server.auth.principal import Everybody
-
         return Everybody()
-    raise SystemExit(
-        "there is no guard yet, and a server without one does not start; for a trial on this machine alone say "
-        "--insecure-everybody (whoever reaches the port is administrator)"
-    )
+    settings.data.mkdir(parents=True, exist_ok=True)
+    return DirectoryGuard(settings.data)
 
 
 async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> None:
@@ -101,6 +98,8 @@ async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> No
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(EmbeddedBroker(str(settings.data), config=settings.broker_config()))
+        if isinstance(guard, DirectoryGuard):
+            stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(broker, guard, settings))
         log.info("serving", data=str(settings.data), grpc_port=server.grpc_port, http_port=server.http_port)
         if ready is not None:
