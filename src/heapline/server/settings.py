@@ -15,7 +15,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from heapline.config import BrokerConfig, make_broker_config
 from heapline.errors import BadRequest
 
-GATHER_STEPS = 4  # calls come one by one: turns of several at once double what a server does (see the commit)
+# A server's calls come one by one; let gather, they share turns and commits. What it gains is not settled: three
+# interleaved rounds on a busy machine gave 16.1 k messages/s without, 17.5 k with 4 steps, 19.7 k with 12.
+GATHER_STEPS = 4
 
 
 class ServerSettings(BaseSettings):
