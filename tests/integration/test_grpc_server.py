@@ -30,6 +30,7 @@ from heapline.errors import (
 from heapline.model import Outgoing
 from heapline.server import rpc
 from heapline.server.app import make_guard
+from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.settings import ServerSettings, read_settings
 from heapline.wire import codes
 from heapline.wire.schema import METHODS, SERVICE, pb
@@ -202,8 +203,13 @@ async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> No
 def test_server_without_a_guard_does_not_start() -> None:
     with pytest.raises(ValueError, match="guard"):
         rpc.Front(None)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit, match="guard"):
-        make_guard(ServerSettings())
+
+
+def test_a_server_is_guarded_by_its_directory_unless_told_otherwise(tmp_path: Path) -> None:
+    guard = make_guard(ServerSettings(data=tmp_path / "data"))
+    assert isinstance(guard, DirectoryGuard)
+    asyncio.run(guard.close())
+    assert (tmp_path / "data" / "admin.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_everybody_is_let_in_on_loopback_only() -> None:

@@ -24,13 +24,13 @@ LEASE = 1.0  # seconds that the dead server's consumers keep what they held
 class Process:
     """`heapline serve` on a directory."""
 
-    def __init__(self, data: Path) -> None:
-        self._data = data
+    def __init__(self, data: Path, *flags: str) -> None:
+        self._data, self._flags = data, flags
 
     async def __aenter__(self) -> Process:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "heapline", "serve", "--data", str(self._data), "--grpc-port", "0",
-            "--http-port", "0", "--insecure-everybody", stdout=asyncio.subprocess.PIPE,
+            "--http-port", "0", *self._flags, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -93,7 +93,7 @@ async def drain(broker: WireBroker) -> list[bytes]:
 
 async def test_killed_server_keeps_every_answer_it_gave(tmp_path: Path) -> None:
     ledger = Ledger()
-    async with Process(tmp_path) as server, WireBroker(server.target) as broker:
+    async with Process(tmp_path, "--insecure-everybody") as server, WireBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
         work = [produce(broker, ledger, n) for n in range(3)] + [consume(broker, ledger) for _ in range(3)]
         tasks = [asyncio.ensure_future(w) for w in work]
@@ -104,7 +104,7 @@ async def test_killed_server_keeps_every_answer_it_gave(tmp_path: Path) -> None:
         await server.process.wait()
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
         assert all(isinstance(end, HeaplineError) for end in ends), ends
-    async with Process(tmp_path) as server, WireBroker(server.target) as broker:
+    async with Process(tmp_path, "--insecure-everybody") as server, WireBroker(server.target) as broker:
         async with asyncio.timeout(60):
             found = await drain(broker)
         left = set(found)
@@ -115,7 +115,7 @@ async def test_killed_server_keeps_every_answer_it_gave(tmp_path: Path) -> None:
 
 
 async def test_terminated_server_finishes_and_leaves_cleanly(tmp_path: Path) -> None:
-    async with Process(tmp_path) as server, WireBroker(server.target) as broker:
+    async with Process(tmp_path, "--insecure-everybody") as server, WireBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20)
         await broker.enqueue("jobs", b"x")
         waiting = asyncio.ensure_future(broker.pop("jobs", 1, wait=0, visibility=60))

@@ -18,7 +18,8 @@ from grpc_reflection.v1alpha import reflection
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.logs import Log
-from heapline.server.auth.principal import Guard
+from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.auth.principal import Everybody, Guard
 from heapline.server.grpc_service import GrpcService
 from heapline.server.probes import Probes
 from heapline.server.rpc import Front
