@@ -133,7 +133,7 @@ async def load(hl: heapline.Broker, goes_on: Callable[[], bool]) -> dict[str, li
 def answers(directory: Path, count: int) -> Iterator[Figure]:
     small, large = asyncio.run(stats_times(directory / "stats", 10_000, count))
     yield figure(
-        f"stats of {count} messages", large, "ms", small, large / small, "≤ 2×", large / small <= 2,
+        f"stats of {count} messages", large, "ms", small, large / small, None, None,
         better="lower",
     )  # fmt: skip
 

@@ -171,7 +171,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     uncommitted_wait: float = 10.0  # seconds an enqueue waits for that before ResourceExhausted
     snapshot_bytes: int = 128 << 20  # journal bytes after which a topic is snapshotted
     snapshot_interval: float = 600.0  # seconds after which a changed topic is snapshotted
-    fire_slice: int = 4096  # timers that a herd adds to one commit; half of that while anybody asks for something
+    fire_slice: int = 4096  # timers that a herd adds to one commit; a quarter of that while anybody asks for something
     rewrite_below: float = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
     reclaim_interval: float = 5.0  # seconds between looks for segments to reclaim
     spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none

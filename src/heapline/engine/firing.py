@@ -7,7 +7,7 @@ that a herd in one of them does not keep the others waiting.
 
 *Smoothing.* An enqueue or an ack waits for the unit that it goes into and for the one before it, so what counts is how
 much a herd adds to a unit, not how much it does in a turn. So there is an allowance per unit: `fire_slice` rows, and
-half of that while somebody is asking. While somebody is asking the herd also never makes a unit of its own behind one
+a quarter of that while somebody is asking. While somebody is asking the herd also never makes a unit of its own behind one
 that is being written: it rides on units that are written anyway, or takes the disk when that has nothing else to do.
 A pop may have a little more than the allowance, for it should find something if anything is due.
 
@@ -107,7 +107,7 @@ class Firing:
             self._unit, self._unit_rows = unit, 0
         allowed = self._slice
         if now.steady - self._asked_at < ASKING_MS:
-            allowed = max(1, allowed // 2)
+            allowed = max(1, allowed // 4)
             if is_writing and not self._topic.has_open_unit:
                 allowed = 0
         return max(allowed - self._unit_rows, min(wanted, POP_ROWS, self._slice))
