@@ -266,8 +266,13 @@ class Simulation:
 
 def simulate(seed: int, steps: int = STEPS, *, rot: bool | None = None) -> Report:
     """One run. Judge it by `complaints`; compare runs by `digest`."""
-    logging.getLogger("heapline").setLevel(logging.CRITICAL + 1)
-    return Simulation(seed, steps, rot=rot).run()
+    logger = logging.getLogger("heapline")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        return Simulation(seed, steps, rot=rot).run()
+    finally:
+        logger.setLevel(before)
 
 
 class Totals:
