@@ -7,7 +7,7 @@ that a herd in one of them does not keep the others waiting.
 
 *Smoothing.* An enqueue or an ack waits for the unit that it goes into and for the one before it, so what counts is how
 much a herd adds to a unit, not how much it does in a turn. So there is an allowance per unit: `fire_slice` rows, and
-a quarter of that while somebody is asking. Then the herd also never makes a unit of its own behind one that is being
+a quarter of that (but not fewer than delay nobody) while somebody is asking. Then the herd also never makes a unit of its own behind one that is being
 written: it rides on units that are written anyway, or takes the disk when that has nothing else to do.
 A pop may have a little more than the allowance, for it should find something if anything is due.
 
@@ -30,6 +30,7 @@ INF = float("inf")
 IN_LINE = -1.0  # the wake of a partition whose time has come
 QUANTUM_ROWS = 1024  # what one partition fires before the next one's turn
 LOOK_ROWS = 16  # what a look at a partition counts as
+ALWAYS_ROWS = 256  # so few of them delay nobody
 POP_ROWS = 512  # what pops may have fired for them beyond the allowance
 ASKING_MS = 100  # after a call somebody counts as asking for so long: clients come back
 
@@ -107,7 +108,7 @@ class Firing:
             self._unit, self._unit_rows = unit, 0
         allowed = self._slice
         if now.steady - self._asked_at < ASKING_MS:
-            allowed = max(1, allowed // 4)
+            allowed = max(min(allowed, ALWAYS_ROWS), allowed // 4)
             if is_writing and not self._topic.has_open_unit:
                 allowed = 0
         return max(allowed - self._unit_rows, min(wanted, POP_ROWS, self._slice))
