@@ -7,8 +7,9 @@ that a herd in one of them does not keep the others waiting.
 
 *Smoothing.* An enqueue or an ack waits for the unit that it goes into and for the one before it, so what counts is how
 much a herd adds to a unit, not how much it does in a turn. So there is an allowance per unit: `fire_slice` rows, and
-a quarter of that (but not fewer than delay nobody) while somebody is asking. Then the herd also never makes a unit of its own behind one that is being
-written: it rides on units that are written anyway, or takes the disk when that has nothing else to do.
+a quarter of that (but not fewer than delay nobody) while somebody is asking. Then the herd also never makes a unit of
+its own behind one that is being written: it rides on units that are written anyway, or takes the disk when that has
+nothing else to do.
 A pop may have a little more than the allowance, for it should find something if anything is due.
 
 Rows stand for effort: fired timers are moved in columns, but leases and lives that end are gone through one by one.
