@@ -110,8 +110,8 @@ class Firing:
         allowed = self._slice
         if now.steady - self._asked_at < ASKING_MS:
             allowed = max(min(allowed, ALWAYS_ROWS), allowed // 4)
-            if is_writing and not self._topic.has_open_unit:
-                allowed = 0
+            if is_writing and not wanted and not self._topic.has_open_unit:
+                allowed = 0  # with a pop there will be a unit anyway, and it should see what is due
         return max(allowed - self._unit_rows, min(wanted, POP_ROWS, self._slice))
 
     def fire(self, now: Now, allowance: int, emit: Emit) -> int:
@@ -125,8 +125,9 @@ class Firing:
                 emit(partition, event, now)
             if events or partition.next_wake_in(now) == 0:
                 line.rotate(-1)
+                looks += 1 if events else 2  # left-over entries were passed over, as many as one look may
             else:
                 self._topic.changed.add(self.wakes.leave())
-            looks += 1
+                looks += 1
         self._unit_rows += fired  # not the looks: a unit that nothing goes into would never end
         return fired

@@ -144,6 +144,7 @@ class History:
     notes: list[Note] = field(default_factory=list)
     sent: dict[str, Sent] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)  # topics under which a sector was made to go bad
+    small_slices: bool = False  # so few timers fire with a commit that they may fall behind
     reads_failed: int = 1 << 62  # from this place on reads were made to fail: a record may count as corrupt for that
     drained: set[str] = field(default_factory=set)  # topics that were emptied at the end, by the client "drain"
     steady_of: Callable[[str], int | None] = lambda topic: None

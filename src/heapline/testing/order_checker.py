@@ -1,12 +1,12 @@
 """`StrictOrder`: a pop returns the best messages that are eligible at that moment.
 
 Judged where it is exact: a message counts as *certainly eligible* for a pop if its enqueue was answered before the pop
-began, it was due by then with time to spare, nothing has touched it until the pop was answered, and its own first
+began, it was due by then with a tick to spare, nothing has touched it until the pop was answered, and its own first
 delivery began only after that. Then every message in the pop's answer must be better, and the answer cannot be empty.
 
-Timers fire in slices: for a while after an open or a reload, when a herd of them may be due at once, delayed messages
-are not counted. Where fairness keys take turns only priorities are judged, and where leases per key are limited only
-messages without a key are certainly eligible. Other strategies than best first, and a minimum freshness, are not
+Timers fire in slices, one a commit while others ask: where slices are very small, and for a while after an open or a
+reload, when a herd of them may be due at once, delayed messages are not counted. Where fairness keys take turns only
+priorities are judged, and where leases per key are limited only messages without a key are certainly eligible. Other strategies than best first, and a minimum freshness, are not
 judged here; nor, where there is a rate, empty answers. A record that cannot be read is set aside when its turn
 comes, so nothing is judged after that.
 """
@@ -24,7 +24,7 @@ from heapline.testing.history import Call, Got, Sent, fairness_key_of
 
 Rank = tuple[float, int]
 HERD_SECONDS = 1.0
-LATE_MS = 3000  # over the tick: while others ask, timers ride on their commits, a slice each; the log knows more
+LATE_MS = 100  # over the tick
 
 
 class Waiting(NamedTuple):
@@ -44,6 +44,7 @@ class StrictOrder:
             return
         waiting = sorted(self._waiting(seen), key=lambda w: w.rank)
         pauses = _spells(seen, "pause", "resume")
+        prompt = not seen.history.small_slices
         throttled = {
             partition: _spells(seen, "throttle", "unthrottle", partition) for partition in range(seen.config.partitions)
         }
@@ -57,7 +58,7 @@ class StrictOrder:
             place = bisect(upsets, call.ended_at)
             before = upsets[place - 1] if place else -HERD_SECONDS
             shut = {p for p, spells in throttled.items() if _overlaps(spells, call)}
-            best = self._best(seen, waiting, call, shut, calm=call.started_at > before + HERD_SECONDS)
+            best = self._best(seen, waiting, call, shut, calm=prompt and call.started_at > before + HERD_SECONDS)
             if best is None:
                 continue
             if call.result:

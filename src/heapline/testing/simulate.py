@@ -200,7 +200,9 @@ class Simulation:
     def __init__(self, seed: int, steps: int = STEPS, *, rot: bool | None = None) -> None:
         rng = random.Random(f"simulation {seed}")
         self.seed = seed
-        self.node = Node(seed, broker_config(rng))
+        config = broker_config(rng)
+        self.node = Node(seed, config)
+        self.node.history.small_slices = config.fire_slice < 32
         who = random.Random(f"delivery {seed}")
         self._wanted = {f"t{i}": topic_config(rng) | delivery_config(who) for i in range(rng.choice((1, 2)))}
         topics = list(self._wanted)
