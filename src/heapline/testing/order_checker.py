@@ -6,9 +6,9 @@ delivery began only after that. Then every message in the pop's answer must be b
 
 Timers fire in slices, one a commit while others ask: where slices are very small, and for a while after an open or a
 reload, when a herd of them may be due at once, delayed messages are not counted. Where fairness keys take turns only
-priorities are judged, and where leases per key are limited only messages without a key are certainly eligible. Other strategies than best first, and a minimum freshness, are not
-judged here; nor, where there is a rate, empty answers. A record that cannot be read is set aside when its turn
-comes, so nothing is judged after that.
+priorities are judged, and where leases per key are limited only messages without a key are certainly eligible. Other
+strategies than best first, and a minimum freshness, are not judged here; nor, where there is a rate, empty answers.
+A record that cannot be read is set aside when its turn comes, so nothing is judged after that.
 """
 
 from __future__ import annotations
