@@ -28,7 +28,7 @@ from heapline.errors import (
     UnavailableError,
 )
 from heapline.model import Outgoing
-from heapline.server import rpc
+from heapline.server import front
 from heapline.server.app import make_guard
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.settings import ServerSettings, read_settings
@@ -172,8 +172,8 @@ async def test_deadline_of_a_call_is_kept_and_its_pop_takes_nothing(rig: Rig) ->
 
 
 async def test_every_method_says_what_a_caller_must_be_allowed() -> None:
-    assert set(rpc.ACTIONS) == set(METHODS)
-    by_themselves = {name for name, action in rpc.ACTIONS.items() if action is None}
+    assert set(front.ACTIONS) == set(METHODS)
+    by_themselves = {name for name, action in front.ACTIONS.items() if action is None}
     assert by_themselves == {"ListHeaps", "EnqueueStream", "PrepareBatch", "PopStream"}
 
 
@@ -247,13 +247,13 @@ async def test_health_and_reflection_answer(rig: Rig) -> None:
 
 async def test_probes_answer_and_refuse_everything_else(rig: Rig) -> None:
     port = rig.server.http_port
-    assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\n\r\n")
-    assert b" 200 " in await lines(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert b" 404 " in await lines(port, b"GET /etc/passwd HTTP/1.1\r\n\r\n")
-    assert b" 400 " in await lines(port, b"POST /healthz HTTP/1.1\r\n\r\n")
+    assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b" 200 " in await lines(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b" 404 " in await lines(port, b"GET /etc/passwd HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b" 405 " in await lines(port, b"POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     rig.server.front.stopping.set()
-    assert b" 503 " in await lines(port, b"GET /readyz HTTP/1.1\r\n\r\n")
-    assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert b" 503 " in await lines(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
 
 async def test_stopping_server_refuses_new_work_and_finishes_what_is_under_way(

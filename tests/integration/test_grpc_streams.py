@@ -12,8 +12,8 @@ import pytest
 from heapline.errors import BadRequest, TopicNotFound, Unauthenticated, UnavailableError
 from heapline.model import LeaseRef, Outgoing
 from heapline.server.auth.principal import LOCAL, Everybody
+from heapline.server.front import Caller, Front, Visit
 from heapline.server.pop_stream import PopStream
-from heapline.server.rpc import Caller, Front
 from heapline.wire.columns import pack_plain, read_ints
 from heapline.wire.schema import pb
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
@@ -113,8 +113,9 @@ class Gone:
 
 async def test_what_was_popped_for_a_stream_that_is_gone_goes_back(rig: Rig) -> None:
     await fill(rig, 10)
-    caller = Caller(Everybody(), LOCAL, Gone())
-    stream = PopStream(rig.behind, Front(Everybody()), caller).run(aiter(Requests(pop_start(credits=5))))
+    front = Front(Everybody())
+    caller = Caller(Everybody(), LOCAL, Visit(front, "grpc", "PopStream", None, {}, Gone()))
+    stream = PopStream(rig.behind, front, caller).run(aiter(Requests(pop_start(credits=5))))
     assert [r async for r in stream] == []
 
     async def all_back() -> bool:

@@ -1,4 +1,4 @@
-"""A server from start to stop: a broker on a directory, the gRPC face on one port, health on another.
+"""A server from start to stop: a broker on a directory, the gRPC face on one port, the HTTP faces on another.
 
 Stopping is in four steps: refuse what is new (UNAVAILABLE, /readyz says 503), end what only waits (pops, streams), let
 what is under way finish within `stop_grace`, close the broker. A server does not start without a guard.
@@ -20,9 +20,11 @@ from heapline.engine.embedded import EmbeddedBroker
 from heapline.logs import Log
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.principal import Everybody, Guard
+from heapline.server.front import Front
 from heapline.server.grpc_service import GrpcService
-from heapline.server.probes import Probes
-from heapline.server.rpc import Front
+from heapline.server.http.app import make_app
+from heapline.server.http.running import HttpFace
+from heapline.server.rpc import handler
 from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
 
@@ -38,18 +40,19 @@ class Server:
         self.front = Front(guard)
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
-        self._probes = Probes(self.front.stopping)
+        app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
+        self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace)
         self._grpc = grpc.aio.server(options=_options(settings))
         self.grpc_port = 0
         self.http_port = 0
 
     async def start(self) -> None:
-        self._grpc.add_generic_rpc_handlers((self.front.handler(self._service),))
+        self._grpc.add_generic_rpc_handlers((handler(self.front, self._service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
         self.grpc_port = self._grpc.add_insecure_port(f"{self._settings.host}:{self._settings.grpc_port}")
         await self._grpc.start()
-        self.http_port = await self._probes.start(self._settings.host, self._settings.http_port)
+        self.http_port = await self._http.start()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -59,7 +62,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self._service.stop_waiting()
         await self._grpc.stop(self._settings.stop_grace)
-        await self._probes.stop()
+        await self._http.stop()
 
     async def __aenter__(self) -> Server:
         await self.start()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from heapline.server.auth.principal import Action
-from heapline.server.rpc import Caller, Front, Stopping
+from heapline.server.front import Caller, Front, Stopping
 
 AHEAD = 16
 

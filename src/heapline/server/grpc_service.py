@@ -15,8 +15,8 @@ from heapline.errors import BadRequest, LeaseLost, MessageNotFound
 from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
 from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
+from heapline.server.front import Caller, Front, Stopping
 from heapline.server.pop_stream import PopStream
-from heapline.server.rpc import Caller, Front, Stopping
 from heapline.wire import shapes
 from heapline.wire.columns import (
     ints,

@@ -17,7 +17,7 @@ from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import BadRequest
 from heapline.model import LeaseRef, Popped
 from heapline.server.auth.principal import Action
-from heapline.server.rpc import Caller, Front, Stopping
+from heapline.server.front import Caller, Front, Stopping
 from heapline.wire.columns import pack_popped, popped_items
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given

@@ -1,0 +1,147 @@
+"""What every call goes through, on whichever face it came: who calls, what they may do, and who is told of it.
+
+A face (gRPC in rpc.py, HTTP in http/) makes a `Visit` of each call and enters it: a server that stops refuses, the
+guard says who calls and whether they may, and the observers (metrics, traces, audit, limits) learn of its beginning and
+end. What the call does, and how an error is written on the wire, is the face's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
+from heapline.server.auth.principal import Action, Guard, Principal
+
+PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
+#: What a caller must be allowed to do on the call's topic, by the name of the call, which is the same on all faces.
+#: None: the call asks by itself.
+ACTIONS: dict[str, Action | None] = {
+    "MakeHeap": ADMIN, "UpdateHeapConfig": ADMIN, "DeleteHeap": ADMIN, "ListHeaps": None, "Stats": CONSUME,
+    "Purge": ADMIN, "Pause": ADMIN, "Resume": ADMIN, "SetPartitionThrottled": ADMIN, "Snapshot": ADMIN,
+    "Enqueue": PRODUCE, "EnqueueBatch": PRODUCE, "EnqueueStream": None, "OpenProducer": PRODUCE,
+    "PrepareBatch": None, "CommitBatch": PRODUCE, "AbortBatch": PRODUCE, "ListBatches": PRODUCE,
+    "Pop": CONSUME, "PopStream": None, "Ack": CONSUME, "Nack": CONSUME, "Release": CONSUME, "Extend": CONSUME,
+    "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
+    "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
+    "Offsets": CONSUME, "ReadLog": CONSUME,
+}  # fmt: skip
+
+
+class Stopping(UnavailableError):
+    """Told as UnavailableError: the server is going away, another or the next one will serve."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping: connect again and retry")
+
+
+class Visit:
+    """One call from its arrival to its answer."""
+
+    __slots__ = ("call", "caller", "context", "correlation_id", "face", "front", "headers", "notes", "started", "topic")
+
+    def __init__(
+        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None
+    ) -> None:
+        self.front = front
+        self.face = face  # "grpc", "http" or "mqueue"
+        self.call = call  # a name of ACTIONS
+        self.topic = topic
+        self.headers = headers  # in lower case
+        self.context = context  # gRPC's, on that face
+        self.correlation_id = correlation_id(headers.get("x-correlation-id"))
+        self.started = time.perf_counter()
+        self.caller: Caller | None = None
+        self.notes: dict[type, Any] = {}  # what an observer keeps from begin to end, under its own class
+
+    async def __aenter__(self) -> Caller:
+        for observer in self.front.observers:
+            observer.begin(self)
+        try:
+            return await self._admit()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    async def _admit(self) -> Caller:
+        if self.front.stopping.is_set():
+            raise Stopping
+        guard = self.front.guard
+        principal = await guard.authenticate(self.headers.get("authorization") or self.headers.get("x-api-key"))
+        self.caller = caller = Caller(guard, principal, self)
+        action = ACTIONS[self.call]
+        if action is not None:
+            caller.must(action, self.topic)
+        for observer in self.front.observers:
+            observer.admitted(self)
+        return caller
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        for observer in reversed(self.front.observers):
+            observer.end(self, error)
+
+
+class Caller:
+    """Who is on the other side of one call."""
+
+    __slots__ = ("_guard", "principal", "visit")
+
+    def __init__(self, guard: Guard, principal: Principal, visit: Visit) -> None:
+        self._guard = guard
+        self.principal = principal
+        self.visit = visit
+
+    @property
+    def context(self) -> Any:
+        return self.visit.context
+
+    def must(self, action: Action, topic: str | None) -> None:
+        self._guard.check(self.principal, action, topic)
+
+    def may(self, action: Action, topic: str) -> bool:
+        with contextlib.suppress(HeaplineError):
+            self._guard.check(self.principal, action, topic)
+            return True
+        return False
+
+    def must_be_valid(self) -> None:
+        """Asked again and again on streams: a credential may be revoked while they last."""
+        if not self._guard.is_valid(self.principal):
+            raise Unauthenticated("the credential of this stream is no longer valid: connect again with another")
+
+
+class Observer(Protocol):
+    """Told of every call. `begin` always comes first and `end` last and once; `admitted`, between them, when the caller
+    is known and allowed; it may still refuse by raising one of Heapline's errors. None of them waits."""
+
+    def begin(self, visit: Visit) -> None: ...
+
+    def admitted(self, visit: Visit) -> None: ...
+
+    def end(self, visit: Visit, error: BaseException | None) -> None: ...
+
+
+class Front:
+    def __init__(self, guard: Guard, observers: Sequence[Observer] = ()) -> None:
+        if guard is None:
+            raise ValueError("a server needs a guard: who may call is never left open by accident")
+        self.guard = guard
+        self.observers = tuple(observers)
+        self.stopping = asyncio.Event()
+
+
+def correlation_id(given: str | None) -> str:
+    """The caller's own, if it is fit to stand in a log, else a new one."""
+    if given and len(given) <= 64 and given.isascii() and given.replace("-", "").replace("_", "").isalnum():
+        return given
+    return secrets.token_hex(8)

@@ -1,0 +1,45 @@
+"""How an error is told over HTTP: `{"error": class, "facts": {…}, "text": …}` with the code of the one table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from heapline.errors import BadRequest, HeaplineError
+from heapline.wire import codes
+
+RETRY_AFTER = 1  # seconds, where an error does not know better
+
+
+async def told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HeaplineError)
+    return tell(error)
+
+
+async def malformed(request: Request, error: Exception) -> Response:
+    """What FastAPI says of a body or a parameter that does not fit, without the value: it may be a payload."""
+    assert isinstance(error, RequestValidationError)
+    said = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
+    return tell(BadRequest("; ".join(said)))
+
+
+async def plain(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return answer(error.status_code, {"error": "RequestError", "facts": {}, "text": text}, error.headers)
+
+
+def tell(error: HeaplineError) -> Response:
+    status = codes.codes_of(type(error)).http
+    headers = {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else None
+    return answer(status, codes.describe(error), headers)
+
+
+def answer(status: int, body: dict[str, Any], headers: Any = None) -> Response:
+    return Response(json.dumps(body), status, headers, media_type="application/json")

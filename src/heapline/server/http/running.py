@@ -1,0 +1,47 @@
+"""The HTTP application on a port of this process's own event loop: uvicorn, without its signals and its logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+KEEP_ALIVE = 75  # seconds that a connection may idle
+
+
+class _Quiet(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # app.serve has them
+
+
+class HttpFace:
+    def __init__(self, app: Any, host: str, port: int, stop_grace: float) -> None:
+        self._host, self._port = host, port
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False,
+            timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=max(1, round(stop_grace)),
+        )  # fmt: skip
+        self._server = _Quiet(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Returns the port."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, self._port), family=family, backlog=2048)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.005)
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
