@@ -202,7 +202,7 @@ async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> No
 
 def test_server_without_a_guard_does_not_start() -> None:
     with pytest.raises(ValueError, match="guard"):
-        rpc.Front(None)  # type: ignore[arg-type]
+        front.Front(None)  # type: ignore[arg-type]
 
 
 def test_a_server_is_guarded_by_its_directory_unless_told_otherwise(tmp_path: Path) -> None:
