@@ -32,7 +32,7 @@ from heapline.engine.requests import (
     messages_by_topic,
     parse_ids,
 )  # fmt: skip
-from heapline.errors import BadRequest, Closed, HeaplineError, LeaseLost
+from heapline.errors import BadRequest, Closed, ConfirmationNeeded, HeaplineError, LeaseLost
 from heapline.model import (
     BatchInfo,
     DlqFilter,
@@ -105,13 +105,13 @@ class WireBroker:
         return [shapes.unpack_info(info) for info in (await self.calls("ListHeaps", pb.Nothing())).heaps]
 
     async def delete_topic(self, topic: str) -> None:
-        await self._on_heap("DeleteHeap", topic)
+        await self._confirmed("DeleteHeap", pb.Heap(topic=_topic(topic)))
 
     async def stats(self, topic: str) -> TopicStats:
         return shapes.unpack_stats(await self._on_heap("Stats", topic))
 
     async def purge(self, topic: str) -> int:
-        return _count(await self._on_heap("Purge", topic))
+        return _count(await self._confirmed("Purge", pb.Heap(topic=_topic(topic))))
 
     async def pause_topic(self, topic: str, until: datetime | None = None) -> None:
         if until is not None:
@@ -134,6 +134,14 @@ class WireBroker:
 
     async def snapshot(self, topic: str) -> None:
         await self._on_heap("Snapshot", topic)
+
+    async def _confirmed(self, method: str, request: Any) -> Any:
+        """Both steps of a call that cannot be undone: whoever calls it in Python has said what he means."""
+        try:
+            return await self.calls(method, request)
+        except ConfirmationNeeded as needed:
+            request.confirmation = needed.token
+        return await self.calls(method, request)
 
     async def _on_heap(self, method: str, topic: str) -> Any:
         return await self.calls(method, pb.Heap(topic=_topic(topic)))
@@ -368,7 +376,7 @@ class WireBroker:
             topic=_topic(topic), where=shapes.pack_filter(where), rate=rate,
             ids=None if numbers is None else pb.Ids(message_ids=map(str, numbers)),
         )  # fmt: skip
-        return _count(await self.calls(method, request))
+        return _count(await (self._confirmed if method == "DlqDelete" else self.calls)(method, request))
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+from heapline.clock import SystemClock
 from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
+from heapline.server.auth.confirm import Confirmations
 from heapline.server.auth.principal import Action, Guard, Principal
 
 PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
@@ -114,6 +116,11 @@ class Caller:
             return True
         return False
 
+    def confirm(self, call: str, topic: str, token: str | None, arguments: str = "") -> None:
+        """What cannot be undone is asked for twice: raises ConfirmationNeeded, with a token, unless `token` is one that
+        was given to this caller for this very call."""
+        self.visit.front.confirmations.require(token, self.principal, call, topic, arguments)
+
     def must_be_valid(self) -> None:
         """Asked again and again on streams: a credential may be revoked while they last."""
         if not self._guard.is_valid(self.principal):
@@ -138,6 +145,7 @@ class Front:
         self.guard = guard
         self.observers = tuple(observers)
         self.stopping = asyncio.Event()
+        self.confirmations = Confirmations(SystemClock())
 
 
 def correlation_id(given: str | None) -> str:

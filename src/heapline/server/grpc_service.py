@@ -7,6 +7,7 @@ way. Who may call is settled before (rpc.py); the two streams that last are in p
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -54,6 +55,7 @@ class GrpcService:
         )  # fmt: skip
 
     async def DeleteHeap(self, request: Any, caller: Caller) -> Any:
+        caller.confirm("DeleteHeap", request.topic, request.confirmation)
         await self._broker.delete_topic(request.topic)
         return pb.Done()
 
@@ -68,6 +70,7 @@ class GrpcService:
         return shapes.pack_stats(await self._broker.stats(request.topic))
 
     async def Purge(self, request: Any, caller: Caller) -> Any:
+        caller.confirm("Purge", request.topic, request.confirmation)
         return pb.Count(count=await self._broker.purge(request.topic))
 
     async def Pause(self, request: Any, caller: Caller) -> Any:
@@ -254,6 +257,7 @@ class GrpcService:
         return pb.Count(count=count)
 
     async def DlqDelete(self, request: Any, caller: Caller) -> Any:
+        caller.confirm("DlqDelete", request.topic, request.confirmation, _arguments(request))
         count = await self._broker.dlq_delete(request.topic, _ids(request), where=shapes.unpack_filter(request))
         return pb.Count(count=count)
 
@@ -306,6 +310,14 @@ def _lost(request: Any, lost: list[int]) -> Any:
     if lost and not request.tell_lost:
         raise LeaseLost(lost, request.topic)
     return pb.LeasesResponse(lost=ints(lost))
+
+
+def _arguments(request: Any) -> str:
+    """All that was asked for but the confirmation itself, in few bytes."""
+    bare = type(request)()
+    bare.CopyFrom(request)
+    bare.ClearField("confirmation")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _ids(request: Any) -> list[str] | None:
