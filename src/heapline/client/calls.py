@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from heapline.client.target import ClientTls, parse_target
 from heapline.errors import Closed, HeaplineError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
@@ -19,8 +20,14 @@ _OPTIONS = [
 
 
 class Calls:
-    def __init__(self, target: str, credential: str | None, timeout: float | None) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+    def __init__(
+        self, target: str, credential: str | None, timeout: float | None, tls: ClientTls | None = None
+    ) -> None:
+        address, tls = parse_target(target, tls)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=_OPTIONS)
         self._metadata = None if credential is None else (("authorization", credential),)
         self._timeout = timeout
         self._closed = False

@@ -16,6 +16,7 @@ from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
 from heapline.client.checks import check_outgoing, check_outgoings, is_plain
 from heapline.client.numbering import enqueue_numbered
+from heapline.client.target import ClientTls, parse_target
 from heapline.config import parse_topic
 from heapline.engine.columns import check_moment, check_priority, check_seconds
 from heapline.engine.requests import (
@@ -58,9 +59,16 @@ _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 class WireBroker:
-    """`async with WireBroker("localhost:7400", credential="…") as broker: …`"""
+    """`async with WireBroker("heaplines://queue:7400", credential="…", tls=ClientTls(ca="ca.crt")) as broker: …`
 
-    def __init__(self, target: str, *, credential: str | None = None, timeout: float | None = None) -> None:
+    Without a scheme and without `tls` the connection is in the clear: for loopback.
+    """
+
+    def __init__(
+        self, target: str, *, credential: str | None = None, timeout: float | None = None, tls: ClientTls | None = None
+    ) -> None:
+        parse_target(target, tls)
+        self._tls = tls
         self._target = target
         self._credential = credential
         self._timeout = timeout
@@ -68,7 +76,7 @@ class WireBroker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> WireBroker:
-        self._calls_or_none = Calls(self._target, self._credential, self._timeout)
+        self._calls_or_none = Calls(self._target, self._credential, self._timeout, self._tls)
         return self
 
     async def __aexit__(

@@ -25,6 +25,7 @@ from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
 from heapline.server.rpc import handler
+from heapline.server.secure import http_context, open_grpc
 from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
 
@@ -41,7 +42,9 @@ class Server:
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
         app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
-        self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace)
+        self._tls = settings.tls_files()
+        ssl = None if self._tls is None else http_context(self._tls)
+        self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
         self._grpc = grpc.aio.server(options=_options(settings))
         self.grpc_port = 0
         self.http_port = 0
@@ -50,7 +53,7 @@ class Server:
         self._grpc.add_generic_rpc_handlers((handler(self.front, self._service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
-        self.grpc_port = self._grpc.add_insecure_port(f"{self._settings.host}:{self._settings.grpc_port}")
+        self.grpc_port = open_grpc(self._grpc, self._settings.host, self._settings.grpc_port, self._tls)
         await self._grpc.start()
         self.http_port = await self._http.start()
         for name in ("", SERVICE):

@@ -5,6 +5,7 @@ What a topic is set to is stored with the topic; this is one process's own affai
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from heapline.config import BrokerConfig, make_broker_config
 from heapline.errors import BadRequest
+from heapline.server.auth.tls import TlsFiles
 
 # A server's calls come one by one; let gather, they share turns and commits. What it gains is not settled: three
 # interleaved rounds on a busy machine gave 16.1 k messages/s without, 17.5 k with 4 steps, 19.7 k with 12.
@@ -31,10 +33,19 @@ class ServerSettings(BaseSettings):
     request_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20  # gRPC itself refuses larger requests
     streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
+    tls_certificate: Path | None = None  # PEM, with intermediates; none: no TLS, on loopback only
+    tls_key: Path | None = None  # its private key, mode 0600
+    tls_client_ca: Path | None = None  # authorities whose clients get as far as sending a key (mTLS); none: all do
+    plaintext: bool = False  # no TLS beyond loopback either: keys and messages can be read on the way
     insecure_everybody: bool = False  # no guard: whoever reaches the port is administrator. For trials on loopback.
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
+
+    def tls_files(self) -> TlsFiles | None:
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
     @classmethod
     def settings_customise_sources(
@@ -56,7 +67,31 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
         settings = ServerSettings(**(from_file | from_environment | given))
     except (ValidationError, yaml.YAMLError, OSError) as error:
         raise BadRequest(f"the server's settings do not fit: {error}") from None
-    if settings.insecure_everybody and settings.host not in ("127.0.0.1", "::1", "localhost"):
-        raise BadRequest(f"insecure_everybody goes with loopback only, not with host={settings.host!r}")
+    _check_exposure(settings)
     settings.broker_config()
     return settings
+
+
+def _check_exposure(settings: ServerSettings) -> None:
+    """Whom the ports are open to, and whether what they say can be overheard."""
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise BadRequest("tls_certificate and tls_key go together: give both, or neither")
+    if settings.tls_client_ca is not None and settings.tls_certificate is None:
+        raise BadRequest("tls_client_ca asks clients for certificates over TLS: give tls_certificate and tls_key too")
+    if _is_loopback(settings.host):
+        return
+    if settings.insecure_everybody:
+        raise BadRequest(f"insecure_everybody goes with loopback only, not with host={settings.host!r}")
+    if settings.tls_certificate is None and not settings.plaintext:
+        raise BadRequest(
+            f"host={settings.host!r} is open to others, and without TLS they can read every key and message: give "
+            "--tls-certificate and --tls-key (`heapline certs dev DIR` makes a set for trials), or say --plaintext "
+            "if something else encrypts what is sent"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
