@@ -46,6 +46,7 @@ class Server:
         ssl = None if self._tls is None else http_context(self._tls)
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
         self._grpc = grpc.aio.server(options=_options(settings))
+        self._watching: asyncio.Task[None] | None = None
         self.grpc_port = 0
         self.http_port = 0
 
@@ -56,6 +57,7 @@ class Server:
         self.grpc_port = open_grpc(self._grpc, self._settings.host, self._settings.grpc_port, self._tls)
         await self._grpc.start()
         self.http_port = await self._http.start()
+        self._watching = asyncio.create_task(self.front.lasting.watch())
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -66,6 +68,8 @@ class Server:
         self._service.stop_waiting()
         await self._grpc.stop(self._settings.stop_grace)
         await self._http.stop()
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def __aenter__(self) -> Server:
         await self.start()

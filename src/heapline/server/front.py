@@ -19,6 +19,7 @@ from heapline.clock import SystemClock
 from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.confirm import Confirmations
 from heapline.server.auth.principal import Action, Guard, Principal
+from heapline.server.lasting import Lasting, WhileValid
 
 PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
 #: What a caller must be allowed to do on the call's topic, by the name of the call, which is the same on all faces.
@@ -32,6 +33,8 @@ ACTIONS: dict[str, Action | None] = {
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
     "Offsets": CONSUME, "ReadLog": CONSUME,
+    "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
+    "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip
 
 
@@ -45,7 +48,10 @@ class Stopping(UnavailableError):
 class Visit:
     """One call from its arrival to its answer."""
 
-    __slots__ = ("call", "caller", "context", "correlation_id", "face", "front", "headers", "notes", "started", "topic")
+    __slots__ = (
+        "about", "call", "caller", "context", "correlation_id", "count", "face", "front", "headers", "notes", "started",
+        "topic",
+    )  # fmt: skip
 
     def __init__(
         self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None
@@ -59,6 +65,7 @@ class Visit:
         self.correlation_id = correlation_id(headers.get("x-correlation-id"))
         self.started = time.perf_counter()
         self.caller: Caller | None = None
+        self.about, self.count = "", 0  # for the audit log, see Caller.tell
         self.notes: dict[type, Any] = {}  # what an observer keeps from begin to end, under its own class
 
     async def __aenter__(self) -> Caller:
@@ -116,10 +123,18 @@ class Caller:
             return True
         return False
 
+    def tell(self, *, about: str = "", count: int = 0) -> None:
+        """What the audit log should know of this call: the id of a key or message, how many messages it was about."""
+        self.visit.about, self.visit.count = about, count
+
     def confirm(self, call: str, topic: str, token: str | None, arguments: str = "") -> None:
         """What cannot be undone is asked for twice: raises ConfirmationNeeded, with a token, unless `token` is one that
         was given to this caller for this very call."""
         self.visit.front.confirmations.require(token, self.principal, call, topic, arguments)
+
+    def while_valid(self) -> WhileValid:
+        """`with caller.while_valid(): …` around what lasts: it ends when the credential does, with Unauthenticated."""
+        return self.visit.front.lasting.hold(self.principal)
 
     def must_be_valid(self) -> None:
         """Asked again and again on streams: a credential may be revoked while they last."""
@@ -145,6 +160,7 @@ class Front:
         self.guard = guard
         self.observers = tuple(observers)
         self.stopping = asyncio.Event()
+        self.lasting = Lasting(guard)
         self.confirmations = Confirmations(SystemClock())
 
 

@@ -159,7 +159,11 @@ class GrpcService:
             holder=given(request, "holder"), request_id=given(request, "request_id"),
             max_bytes=min(request.max_bytes or POP_BYTES_DEFAULT, POP_BYTES_MAX),
         )  # fmt: skip
-        name, popped = await (self._until_stop(pop) if request.wait else pop)
+        if request.wait:
+            with caller.while_valid():
+                name, popped = await self._until_stop(pop)
+        else:
+            name, popped = await pop
         return pop_response(name, popped, request.as_items)
 
     async def _until_stop(self, pop: Any) -> Any:

@@ -59,10 +59,11 @@ def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncI
         try:
             request = _parse_all(method, data) if method.streams_in else _parse(method, data)
             async with _visit(front, method, request, context) as caller:
-                answers = act(request, caller)
-                async with contextlib.aclosing(answers):  # type: ignore[type-var]
-                    async for answer in answers:
-                        await context.write(answer)
+                with caller.while_valid():
+                    answers = act(request, caller)
+                    async with contextlib.aclosing(answers):  # type: ignore[type-var]
+                        async for answer in answers:
+                            await context.write(answer)
         except Exception as error:
             await tell(context, error, method.name)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import jwt
@@ -65,6 +65,20 @@ class Users:
     def list(self) -> list[UserRecord]:
         return sorted(self._store.refresh(now=True).users.values(), key=lambda record: record.email)
 
+    def change(
+        self, email: str, allowed: Callable[[UserRecord], None], *,
+        password: Secret | None = None, scopes: Sequence[str] | None = None, disabled: bool | None = None,
+    ) -> UserRecord:  # fmt: skip
+        """All of these in one step. `allowed` is asked about the user as he is then, and raises."""
+        changes: dict[str, object] = {}
+        if password is not None:
+            changes["hash"] = self._hash(password)
+        if scopes is not None:
+            changes["scopes"] = _spelled(scopes)
+        if disabled is not None:
+            changes["disabled_at"] = self._store.clock.wall_ms() if disabled else None
+        return self._edit(email, allowed, **changes)
+
     def disable(self, email: str) -> UserRecord:
         return self._edit(email, disabled_at=self._store.clock.wall_ms())
 
@@ -77,7 +91,9 @@ class Users:
     def set_scopes(self, email: str, scopes: Sequence[str]) -> UserRecord:
         return self._edit(email, scopes=_spelled(scopes))
 
-    def _edit(self, email: str, **changes: object) -> UserRecord:
+    def _edit(
+        self, email: str, allowed: Callable[[UserRecord], None] = lambda _: None, **changes: object
+    ) -> UserRecord:  # fmt: skip
         """Every change of a user ends his tokens."""
         email = canonical_email(email)
 
@@ -85,6 +101,7 @@ class Users:
             record = file.users.get(email)
             if record is None:
                 raise BadRequest(f"there is no user {email!r}: see `heapline users list`")
+            allowed(record)
             changed = msgspec.structs.replace(record, token_epoch=record.token_epoch + 1, **changes)
             return msgspec.structs.replace(file, users=file.users | {email: changed})
 
