@@ -171,6 +171,5 @@ async def test_argon2_of_a_new_key_does_not_hold_up_other_calls(
 
 
 async def test_server_without_a_guard_has_no_keys(tmp_path: Path) -> None:
-    async with Rig(tmp_path) as rig:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{rig.server.http_port}", trust_env=False) as http:
-            assert (await http.get("/v1/keys")).status_code == 400
+    async with Rig(tmp_path) as rig, httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"http://127.0.0.1:{rig.server.http_port}/v1/keys")).status_code == 400

@@ -98,6 +98,7 @@ async def tell(context: Any, error: Exception, method: str) -> None:
         raise error  # gRPC's own: the call has ended already
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
-        await context.abort(code, str(error)[:TEXT_MAX], ((codes.METADATA, codes.to_metadata(error)),))
+        text = codes.describe(error)["text"][:TEXT_MAX]
+        await context.abort(code, text, ((codes.METADATA, codes.to_metadata(error)),))
     log.exception("a call failed", method=method)
     await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT)

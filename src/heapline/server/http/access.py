@@ -51,9 +51,8 @@ class UserChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _route(method: str, path: str, asks: type | None = None, status: int = 200) -> Callable[[Route], Route]:
-    refusals: dict[int | str, dict[str, Any]] = {
-        code: {"description": "Refused"} for code in (400, 401, 403, 413, 415, 429, 500, 503)
-    }
+    codes = (400, 401, 403, 413, 415, 429, 500, 503)
+    refusals: dict[int | str, dict[str, Any]] = {code: {"description": "Refused"} for code in codes}
     extra: dict[str, Any] = {}
     if asks is not None:
         schema = msgspec.json.schema(asks)["$defs"][asks.__name__]
