@@ -94,6 +94,11 @@ class TopicKeeper:
         )  # fmt: skip
         self._closed = False
 
+    @property
+    def path(self) -> str:
+        """The data directory."""
+        return self._path
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

@@ -16,8 +16,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from heapline.clock import SystemClock
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.logs import Log
+from heapline.server.auditing import Auditing
+from heapline.server.auth.audit import AuditLog
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.principal import Everybody, Guard
 from heapline.server.front import Front
@@ -38,7 +41,10 @@ class Server:
     def __init__(self, broker: EmbeddedBroker, guard: Guard, settings: ServerSettings) -> None:
         self.broker = broker
         self._settings = settings
-        self.front = Front(guard)
+        self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
+        self.front = Front(guard, [self.auditing])
+        if isinstance(guard, DirectoryGuard):
+            guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
         app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
@@ -70,6 +76,7 @@ class Server:
         await self._http.stop()
         if self._watching is not None:
             self._watching.cancel()
+        await self.auditing.close()
 
     async def __aenter__(self) -> Server:
         await self.start()

@@ -71,7 +71,7 @@ class GrpcService:
 
     async def Purge(self, request: Any, caller: Caller) -> Any:
         caller.confirm("Purge", request.topic, request.confirmation)
-        return pb.Count(count=await self._broker.purge(request.topic))
+        return _counted(caller, await self._broker.purge(request.topic))
 
     async def Pause(self, request: Any, caller: Caller) -> Any:
         await self._broker.pause_topic(request.topic, moment(request, "until_us"))
@@ -82,6 +82,7 @@ class GrpcService:
         return pb.Done()
 
     async def SetPartitionThrottled(self, request: Any, caller: Caller) -> Any:
+        caller.tell(about=f"partition {request.partition}, throttled={request.throttled}")
         await self._broker.set_partition_throttled(
             request.topic, request.partition, request.throttled, given(request, "reason")
         )
@@ -258,12 +259,12 @@ class GrpcService:
         count = await self._broker.dlq_replay(
             request.topic, _ids(request), where=shapes.unpack_filter(request), rate=given(request, "rate")
         )
-        return pb.Count(count=count)
+        return _counted(caller, count)
 
     async def DlqDelete(self, request: Any, caller: Caller) -> Any:
         caller.confirm("DlqDelete", request.topic, request.confirmation, _arguments(request))
         count = await self._broker.dlq_delete(request.topic, _ids(request), where=shapes.unpack_filter(request))
-        return pb.Count(count=count)
+        return _counted(caller, count)
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -314,6 +315,11 @@ def _lost(request: Any, lost: list[int]) -> Any:
     if lost and not request.tell_lost:
         raise LeaseLost(lost, request.topic)
     return pb.LeasesResponse(lost=ints(lost))
+
+
+def _counted(caller: Caller, count: int) -> Any:
+    caller.tell(count=count)
+    return pb.Count(count=count)
 
 
 def _arguments(request: Any) -> str:

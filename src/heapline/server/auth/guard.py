@@ -56,6 +56,7 @@ class DirectoryGuard:
         self._sessions = Sessions(self.store, hasher, self._pool)
         self._writing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
+        self.on_login: Callable[[str, BaseException | None], None] | None = None  # told of every attempt
 
     async def authenticate(self, credential: str | None) -> Principal:
         if not credential:
@@ -71,7 +72,15 @@ class DirectoryGuard:
         return principal
 
     async def login(self, email: str, password: Secret) -> Secret:
-        return await self._sessions.login(email, password)
+        error: HeaplineError | None = None
+        try:
+            return await self._sessions.login(email, password)
+        except HeaplineError as refused:
+            error = refused
+            raise
+        finally:
+            if self.on_login is not None:
+                self.on_login(email, error)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Work on keys or users, which blocks on Argon2 and the disk: in a thread, one at a time."""

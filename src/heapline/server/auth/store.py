@@ -123,8 +123,8 @@ class AuthStore:
 
     def _damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(
-            f"{FILE} of the data directory cannot be read ({detail}): nobody is let in; restore it from a backup, or move it away and "
-            "make new keys with `heapline keys create`"
+            f"{FILE} of the data directory cannot be read ({detail}): nobody is let in; restore it from a backup, or "
+            "move it away and make new keys with `heapline keys create`"
         )
 
     def refresh(self, *, now: bool = False) -> AuthFile:
