@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -15,6 +16,7 @@ from tests.integration.server_rig import Rig
 from tests.unit.server.auth.rig import PASSWORD, CountingHasher
 
 EMAIL = "ann@example.org"
+T = TypeVar("T")
 
 
 class GuardedRig(Rig):
@@ -58,3 +60,12 @@ class GuardedRig(Rig):
     def other_process(self) -> DirectoryGuard:
         """`heapline keys` on the same directory."""
         return DirectoryGuard(self.directory, clock=self.auth_clock, hasher=self.hasher)
+
+    async def as_admin(self, act: Callable[[WireBroker], Awaitable[T]]) -> T:
+        async with self.as_(self.admin_key) as broker:
+            return await act(broker)
+
+    async def restart(self) -> None:
+        """The server alone; the guard stays."""
+        await Rig.stop(self)
+        await Rig.start(self)

@@ -27,6 +27,7 @@ from heapline.server.front import Front
 from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
+from heapline.server.limiting import Limiting
 from heapline.server.rpc import handler
 from heapline.server.secure import http_context, open_grpc
 from heapline.server.settings import ServerSettings
@@ -42,7 +43,8 @@ class Server:
         self.broker = broker
         self._settings = settings
         self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
-        self.front = Front(guard, [self.auditing])
+        limits = settings.limits()
+        self.front = Front(guard, [self.auditing, Limiting(limits)], limits)
         if isinstance(guard, DirectoryGuard):
             guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from heapline.clock import SystemClock
 from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.confirm import Confirmations
+from heapline.server.auth.limits import Limits
 from heapline.server.auth.principal import Action, Guard, Principal
 from heapline.server.lasting import Lasting, WhileValid
 
@@ -132,6 +133,10 @@ class Caller:
         was given to this caller for this very call."""
         self.visit.front.confirmations.require(token, self.principal, call, topic, arguments)
 
+    def check_payload(self, size: int, topic: str) -> None:
+        """Raises PayloadTooLarge for what this server takes of nobody, whatever the topic would."""
+        self.visit.front.limits.check_payload(size, topic)
+
     def while_valid(self) -> WhileValid:
         """`with caller.while_valid(): …` around what lasts: it ends when the credential does, with Unauthenticated."""
         return self.visit.front.lasting.hold(self.principal)
@@ -154,11 +159,12 @@ class Observer(Protocol):
 
 
 class Front:
-    def __init__(self, guard: Guard, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, guard: Guard, observers: Sequence[Observer] = (), limits: Limits | None = None) -> None:
         if guard is None:
             raise ValueError("a server needs a guard: who may call is never left open by accident")
         self.guard = guard
         self.observers = tuple(observers)
+        self.limits = limits or Limits()
         self.stopping = asyncio.Event()
         self.lasting = Lasting(guard)
         self.confirmations = Confirmations(SystemClock())

@@ -17,6 +17,7 @@ from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
 from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
 from heapline.server.front import Caller, Front, Stopping
+from heapline.server.limiting import pop_within
 from heapline.server.pop_stream import PopStream
 from heapline.wire import shapes
 from heapline.wire.columns import (
@@ -25,6 +26,7 @@ from heapline.wire.columns import (
     pack_popped,
     popped_items,
     read_ints,
+    read_sizes,
     unpack_outgoing,
     unpack_plain,
 )  # fmt: skip
@@ -97,6 +99,7 @@ class GrpcService:
     async def Enqueue(self, request: Any, caller: Caller) -> Any:
         if not request.HasField("message"):
             raise BadRequest("there is no message in this request")
+        caller.check_payload(len(request.message.payload), request.topic)
         m = shapes.unpack_item(request.message)
         result = await self._broker.enqueue(
             request.topic, m.payload, priority=m.priority, key=m.key, delay=m.delay, deliver_at=m.deliver_at,
@@ -106,6 +109,7 @@ class GrpcService:
         return shapes.pack_result(result)
 
     async def EnqueueBatch(self, request: Any, caller: Caller) -> Any:
+        _check_payloads(request, caller)
         if request.HasField("items"):
             results = await self._enqueue([shapes.unpack_item(item) for item in request.items.items], request)
             return pb.EnqueueBatchResponse(items=[shapes.pack_result(r) for r in results])
@@ -132,6 +136,7 @@ class GrpcService:
         shares: dict[str, list[Outgoing]] = {}
         for share in request.shares:
             caller.must(Action.PRODUCE, share.topic)
+            _check_payloads(share, caller)
             if share.topic in shares:
                 raise BadRequest(f"topic {share.topic!r} is given twice: put its messages together")
             if share.HasField("items"):
@@ -155,8 +160,8 @@ class GrpcService:
     # -- out -------------------------------------------------------------------------------------------------------
 
     async def Pop(self, request: Any, caller: Caller) -> Any:
-        pop = self._broker.pop_columns(
-            request.topic, request.max_messages or 1, visibility=given(request, "visibility"), wait=request.wait,
+        pop = pop_within(
+            self._broker, caller, request.topic, request.max_messages or 1, visibility=given(request, "visibility"), wait=request.wait,
             holder=given(request, "holder"), request_id=given(request, "request_id"),
             max_bytes=min(request.max_bytes or POP_BYTES_DEFAULT, POP_BYTES_MAX),
         )  # fmt: skip
@@ -315,6 +320,15 @@ def _lost(request: Any, lost: list[int]) -> Any:
     if lost and not request.tell_lost:
         raise LeaseLost(lost, request.topic)
     return pb.LeasesResponse(lost=ints(lost))
+
+
+def _check_payloads(request: Any, caller: Caller) -> None:
+    if request.HasField("items"):
+        for item in request.items.items:
+            caller.check_payload(len(item.payload), request.topic)
+    elif len(request.columns.payloads) > caller.visit.front.limits.payload_bytes_max:  # else none can be over it
+        largest = int(read_sizes(request.columns).max(initial=0))
+        caller.check_payload(largest, request.topic)
 
 
 def _counted(caller: Caller, count: int) -> Any:

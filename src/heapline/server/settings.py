@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from heapline.config import BrokerConfig, make_broker_config
 from heapline.errors import BadRequest
+from heapline.server.auth.limits import Limits
 from heapline.server.auth.tls import TlsFiles
 
 # A server's calls come one by one; let gather, they share turns and commits. What it gains is not settled: three
@@ -32,6 +33,10 @@ class ServerSettings(BaseSettings):
     stop_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0  # seconds for calls under way when it stops
     request_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20  # gRPC itself refuses larger requests
     streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
+    streams_per_key: Annotated[int, Field(ge=1)] = Limits.streams_per_key  # these four: see server/auth/limits.py
+    inflight_per_key: Annotated[int, Field(ge=1)] = Limits.inflight_per_key
+    leases_per_consumer: Annotated[int, Field(ge=1)] = Limits.leases_per_consumer
+    payload_bytes_max: Annotated[int, Field(ge=1)] = Limits.payload_bytes_max
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     tls_certificate: Path | None = None  # PEM, with intermediates; none: no TLS, on loopback only
     tls_key: Path | None = None  # its private key, mode 0600
@@ -41,6 +46,12 @@ class ServerSettings(BaseSettings):
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
+
+    def limits(self) -> Limits:
+        return Limits(
+            streams_per_key=self.streams_per_key, inflight_per_key=self.inflight_per_key,
+            leases_per_consumer=self.leases_per_consumer, payload_bytes_max=self.payload_bytes_max,
+        )  # fmt: skip
 
     def tls_files(self) -> TlsFiles | None:
         if self.tls_certificate is None or self.tls_key is None:

@@ -64,6 +64,10 @@ def cut(payloads: bytes, sizes: bytes, count: int) -> list[bytes]:
     return [payloads[a:b] for a, b in pairwise(ends)]
 
 
+def read_sizes(columns: Any) -> npt.NDArray[np.uint32]:
+    return unpack(columns.payload_sizes, "<u4", "payload_sizes", columns.count)
+
+
 def sizes_of(payloads: Sequence[bytes]) -> bytes:
     return np.fromiter(map(len, payloads), dtype="<u4", count=len(payloads)).tobytes()
 
