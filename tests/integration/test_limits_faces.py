@@ -39,7 +39,7 @@ async def test_streams_of_a_key_are_counted_and_a_stream_that_ends_gives_its_pla
                 broker.calls.stream("PopStream", Requests(pop_start(credits=1))),
                 broker.calls.stream("EnqueueStream", Requests()),
             ):
-                with pytest.raises(ResourceExhausted, match="open streams of key:.* limit of 2"):
+                with pytest.raises(ResourceExhausted, match=r"open streams of key:.* limit of 2"):
                     await anext(stream)
             await open_streams(rig, neighbour, 1)  # another key's are counted apart
             assert await broker.pop("jobs") == []  # and calls are no streams
@@ -94,7 +94,7 @@ async def test_consumer_gets_no_more_than_his_leases_and_more_when_he_acks(tmp_p
         async with rig.as_(rig.admin_key) as broker:
             first = await broker.pop("jobs", 3)
             assert len(await broker.pop("jobs", 100)) == 2
-            with pytest.raises(ResourceExhausted, match="leases of consumer 'key:.*' on topic 'jobs' .* limit of 5"):
+            with pytest.raises(ResourceExhausted, match=r"leases of consumer 'key:.*' on topic 'jobs' .* limit of 5"):
                 await broker.pop("jobs")
             with pytest.raises(ResourceExhausted):
                 await anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1))))

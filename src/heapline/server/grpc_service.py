@@ -161,8 +161,9 @@ class GrpcService:
 
     async def Pop(self, request: Any, caller: Caller) -> Any:
         pop = pop_within(
-            self._broker, caller, request.topic, request.max_messages or 1, visibility=given(request, "visibility"), wait=request.wait,
-            holder=given(request, "holder"), request_id=given(request, "request_id"),
+            self._broker, caller, request.topic, request.max_messages or 1, wait=request.wait,
+            visibility=given(request, "visibility"), holder=given(request, "holder"),
+            request_id=given(request, "request_id"),
             max_bytes=min(request.max_bytes or POP_BYTES_DEFAULT, POP_BYTES_MAX),
         )  # fmt: skip
         if request.wait:

@@ -49,7 +49,8 @@ async def pop_within(
     request_id: str | None = None, **options: Any,
 ) -> tuple[str, Popped | None]:  # fmt: skip
     """`pop_columns` for a caller, within the leases that he may have out. For all faces."""
-    limit, holder = caller.visit.front.limits.leases_per_consumer, holder or caller.principal.subject
+    limit = caller.visit.front.limits.leases_per_consumer
+    holder = caller.principal.subject if holder is None else holder
     room = limit - broker.leases_held(topic, holder)
     if request_id is None:  # a repeated pop brings leases that are counted already
         if room < 1:

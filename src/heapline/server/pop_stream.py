@@ -98,8 +98,8 @@ class PopStream:
         """What there is within a while; None if there is nothing, or something else wants attention."""
         pop = asyncio.ensure_future(
             pop_within(
-                self._broker, self._caller, start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT), wait=LOOK_AGAIN,
-                visibility=given(start, "visibility"), holder=given(start, "holder"),
+                self._broker, self._caller, start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT),
+                wait=LOOK_AGAIN, visibility=given(start, "visibility"), holder=given(start, "holder"),
                 max_bytes=min(start.max_bytes or BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX),
             )
         )  # fmt: skip

@@ -65,7 +65,8 @@ def cut(payloads: bytes, sizes: bytes, count: int) -> list[bytes]:
 
 
 def read_sizes(columns: Any) -> npt.NDArray[np.uint32]:
-    return unpack(columns.payload_sizes, "<u4", "payload_sizes", columns.count)
+    sizes: npt.NDArray[np.uint32] = unpack(columns.payload_sizes, "<u4", "payload_sizes", columns.count)
+    return sizes
 
 
 def sizes_of(payloads: Sequence[bytes]) -> bytes:
