@@ -44,7 +44,7 @@ class Server:
         self._settings = settings
         self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
         limits = settings.limits()
-        self.front = Front(guard, [self.auditing, Limiting(limits)], limits)
+        self.front = Front(guard, [self.auditing, Limiting(limits)], limits=limits)
         if isinstance(guard, DirectoryGuard):
             guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from heapline.clock import SystemClock
+from heapline.clock import Clock, SystemClock
 from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.confirm import Confirmations
 from heapline.server.auth.limits import Limits
@@ -159,7 +159,9 @@ class Observer(Protocol):
 
 
 class Front:
-    def __init__(self, guard: Guard, observers: Sequence[Observer] = (), limits: Limits | None = None) -> None:
+    def __init__(
+        self, guard: Guard, observers: Sequence[Observer] = (), clock: Clock | None = None, limits: Limits | None = None
+    ) -> None:
         if guard is None:
             raise ValueError("a server needs a guard: who may call is never left open by accident")
         self.guard = guard
@@ -167,7 +169,7 @@ class Front:
         self.limits = limits or Limits()
         self.stopping = asyncio.Event()
         self.lasting = Lasting(guard)
-        self.confirmations = Confirmations(SystemClock())
+        self.confirmations = Confirmations(clock or SystemClock())
 
 
 def correlation_id(given: str | None) -> str:

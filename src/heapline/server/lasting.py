@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from heapline.errors import Unauthenticated
+from heapline.logs import Log
 from heapline.server.auth.principal import Guard, Principal
 
+log = Log("heapline.server")
 LOOK_EVERY = 0.5  # seconds
 ENDED = "the credential of this call is no longer valid: connect again with another"
 
@@ -43,8 +45,11 @@ class Lasting:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if self._open:
-                self.look()
+            try:
+                if self._open:
+                    self.look()
+            except Exception:  # whatever it was, the next look must come
+                log.exception("credentials of open streams could not be looked at")
 
 
 class WhileValid:
