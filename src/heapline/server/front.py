@@ -29,7 +29,7 @@ ACTIONS: dict[str, Action | None] = {
     "Pop": CONSUME, "PopStream": None, "Ack": CONSUME, "Nack": CONSUME, "Release": CONSUME, "Extend": CONSUME,
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
-    "Offsets": CONSUME, "ReadLog": CONSUME,
+    "Offsets": CONSUME, "ReadLog": CONSUME, "Session": None,
 }  # fmt: skip
 
 
