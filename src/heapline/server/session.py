@@ -5,7 +5,8 @@ calls at once. So a client puts what it has to ask at a moment into one message,
 Every call is a visit of its own at the front: a key that was revoked is refused at the next call.
 
 Bounded: a session that has much under way is not read until some of it is answered. When the stream breaks, calls under
-way are ended as if their own connection had broken, and what was popped and not handed to gRPC goes back at once.
+way are ended as if their own connection had broken, and what was popped and not handed to gRPC goes back at once. What
+was handed over may have arrived, so it stays leased until its deadline.
 """
 
 from __future__ import annotations
@@ -49,13 +50,10 @@ class Session:
         stopping = asyncio.ensure_future(self._front.stopping.wait())
         for future in (reader, stopping):
             future.add_done_callback(lambda _: self._changed.set())
-        sent: list[tuple[Any, Any]] = []
         try:
             while True:
                 while self._answers:
-                    sent = self._take()
-                    yield pb.SessionResponse(answers=[answer for answer, _ in sent])
-                    sent = []
+                    yield pb.SessionResponse(answers=[answer for answer, _ in self._take()])
                 if self._problem is not None:
                     raise self._problem
                 if not self._calls and reader.done():
@@ -69,7 +67,7 @@ class Session:
             stopping.cancel()
             for task in self._calls.values():
                 task.cancel()
-            for _, popped in sent + self._answers:
+            for _, popped in self._answers:
                 if popped is not None:
                     self._give_back(popped)
             self._answers = []
