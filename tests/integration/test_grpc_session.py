@@ -185,6 +185,29 @@ async def test_session_with_enough_under_way_is_not_read_on(rig: Rig, monkeypatc
     await stream.aclose()
 
 
+async def test_client_that_does_not_read_its_answers_is_not_read_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_session, "CALLS_MAX", 5)
+    front = Front(Everybody())
+    service = GrpcService(rig.behind, front)
+    caller = Caller(Everybody(), LOCAL, Visit(front, "grpc", "Session", None, {}, Context()))
+    session = server_session.Session(front, service, caller, service._give_back)
+    requests = Requests(*(asked(n, "Stats", pb.Heap(topic="jobs")) for n in range(100)))
+    running = session.run(aiter(requests))
+    await anext(running)  # gRPC takes no more
+    for _ in range(50):
+        await rig.behind.stats("jobs")
+        assert len(session._answers) + len(session._calls) <= 5
+    assert len(session._answers) == 5
+    rest = {n async for response in _to_end(running, requests) for n in (a.number for a in response.answers)}
+    assert max(rest) == 99, "and goes on when it does"
+
+
+async def _to_end(running: Any, requests: Requests) -> AsyncIterator[Any]:
+    requests.end()
+    async for response in running:
+        yield response
+
+
 async def test_key_revoked_is_refused_at_the_next_call_of_its_session(tmp_path: Path) -> None:
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig, WireBroker(rig.target, credential="good") as broker:

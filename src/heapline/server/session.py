@@ -4,7 +4,7 @@ A unary gRPC call costs this process about three times what a message on an open
 calls at once. So a client puts what it has to ask at a moment into one message, and one message answers what is ready.
 Every call is a visit of its own at the front: a key that was revoked is refused at the next call.
 
-Bounded: a session that has much under way is not read until some of it is answered. When the stream breaks, calls under
+Bounded: a session that has much under way, or many answers that its client does not read, is not read on. When the stream breaks, calls under
 way are ended as if their own connection had broken, and what was popped and not handed to gRPC goes back at once. What
 was handed over may have arrived, so it stays leased until its deadline.
 """
@@ -22,8 +22,8 @@ from heapline.server.rpc import TEXT_MAX, headers_of, perform
 from heapline.wire import codes
 from heapline.wire.schema import METHODS, pb
 
-CALLS_MAX = 1024  # under way at a time
-BYTES_MAX = 64 << 20  # of their requests
+CALLS_MAX = 1024  # under way, or answered and not sent, at a time
+BYTES_MAX = 64 << 20  # of requests under way and answers not sent
 ANSWER_BYTES = 4 << 20  # about as many bytes of answers go into one message; a larger one goes alone
 OWN_HEADERS = ("traceparent", "tracestate", "x-correlation-id")  # that a call may bring; who calls is the stream's
 log = Log("heapline.server")
@@ -39,7 +39,7 @@ class Session:
         self._headers = headers_of(caller.context)
         self._give_back = give_back  # the leases of a PopResponse that nobody will get
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._bytes = 0
+        self._bytes = 0  # of requests under way, and of answers
         self._answers: list[tuple[Any, Any]] = []  # what to send, and the PopResponse in it
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -87,7 +87,7 @@ class Session:
     async def _begin(self, call: Any) -> None:
         if call.number in self._calls:
             raise BadRequest(f"call {call.number} is under way: give each call of a session a number of its own")
-        while self._calls and (len(self._calls) >= CALLS_MAX or self._bytes >= BYTES_MAX):
+        while len(self._calls) + len(self._answers) >= CALLS_MAX or self._bytes >= BYTES_MAX:
             self._room.clear()
             await self._room.wait()
         self._bytes += len(call.request)
@@ -124,6 +124,7 @@ class Session:
         except Exception:
             log.exception("a call failed", method=call.method)
             answer = pb.SessionAnswer(number=call.number, code="INTERNAL", text=codes.INTERNAL_TEXT)
+        self._bytes += len(answer.response)
         self._answers.append((answer, popped))
 
     def _take(self) -> list[tuple[Any, Any]]:
@@ -133,4 +134,6 @@ class Session:
             size += len(self._answers[count][0].response)
             count += 1
         taken, self._answers = self._answers[:count], self._answers[count:]
+        self._bytes -= size
+        self._room.set()
         return taken
