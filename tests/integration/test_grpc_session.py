@@ -197,7 +197,12 @@ async def test_client_that_does_not_read_its_answers_is_not_read_on(rig: Rig, mo
     for _ in range(50):
         await rig.behind.stats("jobs")
         assert len(session._answers) + len(session._calls) <= 5
-    assert len(session._answers) == 5
+
+    async def is_full() -> bool:
+        assert len(session._answers) + len(session._calls) <= 5
+        return len(session._answers) == 5
+
+    await until(is_full)
     rest = {n async for response in _to_end(running, requests) for n in (a.number for a in response.answers)}
     assert max(rest) == 99, "and goes on when it does"
 

@@ -4,9 +4,9 @@ A unary gRPC call costs this process about three times what a message on an open
 calls at once. So a client puts what it has to ask at a moment into one message, and one message answers what is ready.
 Every call is a visit of its own at the front: a key that was revoked is refused at the next call.
 
-Bounded: a session that has much under way, or many answers that its client does not read, is not read on. When the stream breaks, calls under
-way are ended as if their own connection had broken, and what was popped and not handed to gRPC goes back at once. What
-was handed over may have arrived, so it stays leased until its deadline.
+Bounded: a session that has much under way, or many answers that its client does not read, is not read on. When the
+stream breaks, calls under way are ended as if their own connection had broken, and what was popped and not handed to
+gRPC goes back at once. What was handed over may have arrived, so it stays leased until its deadline.
 """
 
 from __future__ import annotations
