@@ -10,7 +10,7 @@ import httpx
 
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.secret import Secret
-from heapline.testing.clock import FakeClock
+from tests.conformance.worlds import Memory
 from tests.integration.server_rig import Rig
 from tests.unit.server.auth.rig import PASSWORD, CountingHasher
 
@@ -64,29 +64,32 @@ class MQueueRig(Rig):
     """Users' scopes are given by email; everybody's password is the same."""
 
     def __init__(self, directory: Path, users: dict[str, str] | None = None, **settings: Any) -> None:
-        clock = FakeClock()
-        (directory / "data").mkdir()
-        self.directory_guard = DirectoryGuard(directory / "data", clock=clock, hasher=CountingHasher())
+        super().__init__(directory, **settings)
+        self.directory.mkdir()
+        self._open_guard()
         for email, scope in (users or {ALICE: "payments/*:produce,consume", BOB: "*:produce,consume"}).items():
             self.directory_guard.users.add(email, Secret(PASSWORD), [scope])
-        super().__init__(directory, self.directory_guard, **settings)
-        self.clock = clock
+
+    def _open_guard(self) -> None:
+        self._guard = self.directory_guard = DirectoryGuard(self.directory, clock=self.clock, hasher=CountingHasher())
 
     async def start(self) -> None:
+        self._open_guard()
         await super().start()
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.server.http_port}", timeout=30)
 
     async def stop(self) -> None:
         await self.http.aclose()
         await super().stop()
+        await self.directory_guard.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-        await self.directory_guard.close()
+    async def restart(self, memory: Memory = "snapshot") -> None:
+        """Everything is closed and opened again, on another port; whoever calls must log in again."""
+        await self.reopen(memory)
 
     async def login(self, email: str) -> Client:
         token = await self.directory_guard.login(email, Secret(PASSWORD))

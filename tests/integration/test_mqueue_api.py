@@ -392,7 +392,7 @@ async def test_decisions_over_several_topics_are_forgotten_once_they_are_carried
         assert len(await rig.behind.list_batches()) == 3
         await rig.behind._batches.forget_old(7 * 86400)  # as its watch does every minute
         assert await rig.behind.list_batches() == []
-        await rig.reopen()
+        await rig.restart()
         assert await rig.behind.list_batches() == []
         assert (await rig.counts("payments/a"))[0] == 3
 
