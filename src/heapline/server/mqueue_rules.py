@@ -41,7 +41,7 @@ class MQueueRules:
     def check_room(self, new: Iterable[str], namespaces: Iterable[str]) -> None:
         """Whether topics may be made, given the namespace of each new one and of each that is there."""
         new, there = list(new), list(namespaces)
-        if len(there) + len(new) > self.topics_max:
+        if new and len(there) + len(new) > self.topics_max:
             raise ResourceExhausted("the number of topics that an enqueue may bring about", self.topics_max)
         for namespace in set(new):
             if there.count(namespace) + new.count(namespace) > self.topics_per_namespace_max:
