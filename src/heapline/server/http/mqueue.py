@@ -8,9 +8,9 @@ Names and shapes are the original's (docs/mqueue.md tells what differs). What it
 produce; `MQueueRules` bounds how many, or turns it off. A dequeue from a topic that is not there finds nothing: its
 producer has not come yet. Where topics are not made by the way, a name that is not there is a mistake: 404.
 
-*An enqueue* goes in whole or not at all, also over several topics: within one as an atomic batch, over several as a
-prepared batch that is committed at once. Its items are checked before a topic is made. A request that is sent again
-because its answer was lost goes in twice, unless its items carry an `idempotency_key`.
+*An enqueue* goes in whole or not at all, also over several topics (whole_batches.py). Its items are checked before a
+topic is made. A request that is sent again because its answer was lost goes in twice, unless its items carry an
+`idempotency_key`.
 
 *Whose lease.* A dequeue leases to `mqueue:<subject>`. An ack or nack looks up the message's lease and acts by the token
 that it finds there, if the caller's subject holds it; otherwise 409, and nothing is changed. Nothing can come between:
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -41,7 +40,7 @@ from heapline.engine.calls import EnqueueCall, check_batch_bytes
 from heapline.engine.columns import Columns
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.requests import check_all
-from heapline.errors import BadRequest, HeaplineError, LeaseLost, TopicExists, TopicNotFound
+from heapline.errors import BadRequest, LeaseLost, TopicExists, TopicNotFound
 from heapline.logs import Log
 from heapline.model import Enqueued, LeaseRef, Outgoing
 from heapline.server.auth.principal import Action
@@ -50,10 +49,10 @@ from heapline.server.http import mqueue_shapes as shapes
 from heapline.server.http.door import TooLarge
 from heapline.server.http.visiting import House
 from heapline.server.mqueue_rules import MQueueRules, NamespaceRates
+from heapline.server.whole_batches import WholeBatches
 
 T = TypeVar("T")
 Shares = dict[str, list[Outgoing]]
-PART = "all"
 FACE = "mqueue"
 NO_STORE = {"cache-control": "no-store"}  # a GET that leases must not be answered by a cache
 log = Log("heapline.server")
@@ -71,32 +70,18 @@ class MQueue:
     def __init__(self, broker: EmbeddedBroker, rules: MQueueRules) -> None:
         rules.validate()
         self._broker, self.rules = broker, rules
+        self._batches = WholeBatches(broker)
         self.rates = NamespaceRates(rules, broker.clock.boot_ms)
         self._making = asyncio.Lock()  # one at a time: two that count would make one too many
 
     async def enqueue(self, shares: Shares) -> dict[str, list[Enqueued]]:
         try:
-            return await self._bring(shares)
+            return await self._batches.enqueue(shares)
         except TopicNotFound:
             if not self.rules.creates_topics:
                 raise
         await self._make_topics(shares)
-        return await self._bring(shares)
-
-    async def _bring(self, shares: Shares) -> dict[str, list[Enqueued]]:
-        if len(shares) == 1:
-            ((topic, messages),) = shares.items()
-            return {topic: await self._broker.enqueue_batch(topic, messages)}
-        batch_id = f"{FACE}-{secrets.token_hex(16)}"
-        try:
-            answers = await self._broker.prepare_batch(batch_id, PART, shares)
-            await self._broker.commit_batch(batch_id, [PART])
-        except HeaplineError:
-            with contextlib.suppress(HeaplineError):  # what cannot be dropped now goes by the broker's batch_timeout
-                await self._broker.abort_batch(batch_id)
-            raise
-        self._broker.forget_batch(batch_id)
-        return answers
+        return await self._batches.enqueue(shares)
 
     async def _make_topics(self, shares: Shares) -> None:
         async with self._making:
