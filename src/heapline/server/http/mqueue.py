@@ -135,6 +135,7 @@ class Desk(House):
 
 
 AtDesk = Annotated[Desk, Depends(Desk)]
+Name = Annotated[str, Query(pattern=shapes.NAME_PATTERN)]
 
 
 @router.post("/enqueue", **shapes.ENQUEUE)
@@ -161,7 +162,7 @@ async def enqueue(desk: AtDesk) -> Response:
 
 @router.get("/dequeue", **shapes.DEQUEUE)
 async def dequeue(
-    desk: AtDesk, namespace: str, topic: str,
+    desk: AtDesk, namespace: Name, topic: Name,
     limit: Annotated[int, Query(ge=1, le=shapes.LIMIT_MAX)] = shapes.LIMIT_DEFAULT,
 ) -> Response:  # fmt: skip
     """Lease the most urgent messages that are due, at most `limit` and about 2 MiB of them; none is `[]`."""

@@ -24,17 +24,21 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Digits = Annotated[str, Meta(pattern="^[0-9]{1,19}$")]
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | Digits
 Moment = Annotated[datetime, Meta(tz=True)]
+NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+Base64 = Annotated[bytes, Meta(extra_json_schema={"pattern": BASE64_PATTERN})]  # told; msgspec checks it anyway
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message to enqueue."""
 
-    namespace: str
-    topic: str
-    payload: bytes  # base64
+    namespace: Name
+    topic: Name
+    payload: Base64
     priority: Int64 = 0  # the lowest is served first
     deliver_after: Moment | None = None
-    idempotency_key: str | None = None  # beyond the original: see docs/mqueue.md
+    idempotency_key: Annotated[str, Meta(min_length=1)] | None = None  # beyond the original: see docs/mqueue.md
 
     def outgoing(self) -> Outgoing:
         return Outgoing(
@@ -46,8 +50,8 @@ class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The work is done."""
 
     id: Id
-    namespace: str
-    topic: str
+    namespace: Name
+    topic: Name
     lease_token: Digits | None = None  # beyond the original: as dequeue answered it
 
 
