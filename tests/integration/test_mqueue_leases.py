@@ -130,6 +130,21 @@ async def test_a_repeated_ack_succeeds_with_its_token_and_is_409_without(tmp_pat
         assert await rig.counts() == (0, 0, 0, 0)
 
 
+async def test_a_dequeue_repeated_by_its_name_gets_the_same_messages_and_nobody_else_does(tmp_path: Path) -> None:
+    async with MQueueRig(tmp_path) as rig:
+        alice, bob = await rig.login(ALICE), await rig.login(BOB)
+        ids = await alice.put(b"1", b"2", b"3", b"4")
+        first = (await alice.dequeue(limit=2, request_id="r")).json()
+        assert [m["id"] for m in first] == ids[:2]
+        assert (await alice.dequeue(limit=2, request_id="r")).json() == first
+        assert [m["id"] for m in (await bob.dequeue(limit=1, request_id="r")).json()] == ids[2:3]
+        assert (await alice.ack(ids[0])).status_code == 200
+        assert (await alice.dequeue(limit=2, request_id="r")).json() == first[1:]
+        assert (await alice.dequeue(request_id="")).status_code == 400
+        assert (await alice.dequeue(request_id="x" * 257)).status_code == 400
+        assert await rig.counts() == (1, 0, 2, 0)
+
+
 async def test_a_token_tells_apart_workers_who_share_a_subject(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         slow, quick = await rig.login(ALICE), await rig.login(ALICE)

@@ -164,13 +164,17 @@ async def enqueue(desk: AtDesk) -> Response:
 async def dequeue(
     desk: AtDesk, namespace: Name, topic: Name,
     limit: Annotated[int, Query(ge=1, le=shapes.LIMIT_MAX)] = shapes.LIMIT_DEFAULT,
+    request_id: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
 ) -> Response:  # fmt: skip
-    """Lease the most urgent messages that are due, at most `limit` and about 2 MiB of them; none is `[]`."""
+    """Lease the most urgent messages that are due, at most `limit` and about 2 MiB of them; none is `[]`. With a
+    `request_id`, a repeat is answered with what the first request leased and still holds, if it leased anything."""
     name = shapes.topic_of(namespace, topic)
     async with desk.let_in("Pop", name) as caller:
         desk.mqueue.rates.take([namespace])
+        holder = holder_of(caller)
+        repeat = None if request_id is None else f"{holder} {request_id}"  # each has names of his own
         try:
-            _, popped = await desk.broker.pop_columns(name, limit, holder=holder_of(caller))
+            _, popped = await desk.broker.pop_columns(name, limit, holder=holder, request_id=repeat)
         except TopicNotFound:
             if not desk.mqueue.rules.creates_topics:
                 raise
