@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from heapline.errors import BadName, BadRequest, RateLimited, ResourceExhausted
 from heapline.server import mqueue_rules
 from heapline.server.mqueue_rules import MQueueRules, NamespaceRates
+from heapline.server.settings import ServerSettings, read_settings
 
 
 class Rig:
@@ -107,3 +108,14 @@ def test_rules_that_make_no_sense_are_refused(rules: MQueueRules, error: type[Ex
     with pytest.raises(error):
         rules.validate()
     MQueueRules(rate=5, rates={"a": 0}).validate()
+
+
+def test_rules_come_from_the_server_s_settings_and_are_checked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEAPLINE_MQUEUE_RATES", '{"payments": 5}')
+    monkeypatch.setenv("HEAPLINE_MQUEUE_CREATES_TOPICS", "false")
+    rules = read_settings(mqueue_rate=2.5).mqueue_rules()
+    assert rules == MQueueRules(creates_topics=False, rate=2.5, rates={"payments": 5.0})
+    assert MQueueRules() == ServerSettings.model_construct().mqueue_rules()  # the same defaults
+    for bad in ({"mqueue_rate": -1}, {"mqueue_rate": 1e-6}, {"mqueue_rates": {"a/b": 1}}, {"mqueue_burst": 1e9}):
+        with pytest.raises((BadRequest, BadName)):
+            read_settings(**bad)

@@ -74,16 +74,16 @@ class MQueue:
         self.rates = NamespaceRates(rules, broker.clock.boot_ms)
         self._making = asyncio.Lock()  # one at a time: two that count would make one too many
 
-    async def enqueue(self, shares: Shares) -> dict[str, list[Enqueued]]:
+    async def enqueue(self, shares: Shares, caller: Caller) -> dict[str, list[Enqueued]]:
         try:
             return await self._batches.enqueue(shares)
         except TopicNotFound:
             if not self.rules.creates_topics:
                 raise
-        await self._make_topics(shares)
+        await self._make_topics(shares, caller.principal.subject)
         return await self._batches.enqueue(shares)
 
-    async def _make_topics(self, shares: Shares) -> None:
+    async def _make_topics(self, shares: Shares, subject: str) -> None:
         async with self._making:
             there = {info.name: info.config for info in await self._broker.list_topics()}
             for topic, messages in shares.items():
@@ -95,7 +95,7 @@ class MQueue:
             for topic in new:
                 with contextlib.suppress(TopicExists):  # made by somebody else, in another way
                     await self._broker.create_topic(topic)
-                log.info("an enqueue made a topic", topic=topic)
+                log.info("an enqueue made a topic", topic=topic, subject=subject)
 
     async def own_lease(self, topic: str, wanted: shapes.Ack, caller: Caller) -> LeaseRef:
         """The lease that an ack or a nack is about, if it is the caller's."""
@@ -156,7 +156,7 @@ async def enqueue(desk: AtDesk) -> Response:
         for topic in others:
             caller.must(Action.PRODUCE, topic)
         desk.mqueue.rates.take({shapes.namespace_of(topic) for topic in shares})
-        results = {topic: iter(enqueued) for topic, enqueued in (await desk.mqueue.enqueue(shares)).items()}
+        results = {topic: iter(enqueued) for topic, enqueued in (await desk.mqueue.enqueue(shares, caller)).items()}
         return _answer([next(results[names[item.namespace, item.topic]]).id for item in items])
 
 
