@@ -94,6 +94,10 @@ class TopicKeeper:
         )  # fmt: skip
         self._closed = False
 
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

@@ -40,7 +40,9 @@ class Server:
         self.front = Front(guard)
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
-        app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
+        app = make_app(
+            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
+        )  # fmt: skip
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace)
         self._grpc = grpc.aio.server(options=_options(settings))
         self.grpc_port = 0
