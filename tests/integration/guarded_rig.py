@@ -44,8 +44,9 @@ class GuardedRig(Rig):
         record, secret = self.guard.keys.create("a key", scopes)
         return record.id, secret.reveal()
 
-    def as_(self, credential: str) -> WireBroker:
-        return WireBroker(self.target, credential=credential)
+    def as_(self, credential: str, sessions: bool = False) -> WireBroker:
+        """A call is a call here, unless it is sessions that are tried."""
+        return WireBroker(self.target, credential=credential, sessions=sessions)
 
     async def ask(self, method: str, path: str, credential: str | None = None, **options: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {credential or self.admin_key}"}

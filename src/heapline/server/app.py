@@ -49,7 +49,9 @@ class Server:
             guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
-        app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
+        app = make_app(
+            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
+        )  # fmt: skip
         self._tls = settings.tls_files()
         ssl = None if self._tls is None else http_context(self._tls)
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)

@@ -18,7 +18,7 @@ from heapline.server.auth.limits import Counter, Limiter, Limits
 from heapline.server.front import Caller, Visit
 from heapline.server.giving_back import give_back
 
-STREAMS = frozenset({"PopStream", "EnqueueStream", "ReadLog"})
+STREAMS = frozenset({"PopStream", "EnqueueStream", "ReadLog", "Session"})
 
 
 class Limiting(Limiter):

@@ -17,10 +17,14 @@ from heapline.config import BrokerConfig, make_broker_config
 from heapline.errors import BadRequest
 from heapline.server.auth.limits import Limits
 from heapline.server.auth.tls import TlsFiles
+from heapline.server.mqueue_rules import MQueueRules
 
 # A server's calls come one by one; let gather, they share turns and commits. What it gains is not settled: three
 # interleaved rounds on a busy machine gave 16.1 k messages/s without, 17.5 k with 4 steps, 19.7 k with 12.
 GATHER_STEPS = 4
+
+
+Rate = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class ServerSettings(BaseSettings):
@@ -37,6 +41,12 @@ class ServerSettings(BaseSettings):
     inflight_per_key: Annotated[int, Field(ge=1)] = Limits.inflight_per_key
     leases_per_consumer: Annotated[int, Field(ge=1)] = Limits.leases_per_consumer
     payload_bytes_max: Annotated[int, Field(ge=1)] = Limits.payload_bytes_max
+    mqueue_creates_topics: bool = True  # an enqueue over MQueue's API makes the topics that it names
+    mqueue_topics_per_namespace_max: Annotated[int, Field(ge=0, le=1 << 20)] = 100  # past so many, it makes no more
+    mqueue_topics_max: Annotated[int, Field(ge=0, le=1 << 20)] = 1000  # the same over all namespaces
+    mqueue_rate: Rate = 0.0  # requests a second over MQueue's API that a namespace may make; 0 = no limit
+    mqueue_rates: dict[str, Rate] = {}  # the same for single namespaces, by name
+    mqueue_burst: Annotated[float, Field(ge=0, le=3600)] = 1.0  # seconds' worth of requests that may come at once
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     tls_certificate: Path | None = None  # PEM, with intermediates; none: no TLS, on loopback only
     tls_key: Path | None = None  # its private key, mode 0600
@@ -57,6 +67,12 @@ class ServerSettings(BaseSettings):
         if self.tls_certificate is None or self.tls_key is None:
             return None
         return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
+
+    def mqueue_rules(self) -> MQueueRules:
+        return MQueueRules(
+            creates_topics=self.mqueue_creates_topics, topics_per_namespace_max=self.mqueue_topics_per_namespace_max,
+            topics_max=self.mqueue_topics_max, rate=self.mqueue_rate, rates=self.mqueue_rates, burst=self.mqueue_burst,
+        )  # fmt: skip
 
     @classmethod
     def settings_customise_sources(
@@ -80,6 +96,7 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
         raise BadRequest(f"the server's settings do not fit: {error}") from None
     _check_exposure(settings)
     settings.broker_config()
+    settings.mqueue_rules().validate()
     return settings
 
 
