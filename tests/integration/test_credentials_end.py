@@ -11,6 +11,7 @@ import pytest
 
 from heapline.client.wire import WireBroker
 from heapline.errors import Unauthenticated
+from heapline.model import Outgoing
 from heapline.server import lasting
 from tests.integration.guarded_rig import EMAIL, GuardedRig
 from tests.integration.server_rig import Requests, pop_start, until
@@ -122,3 +123,50 @@ async def test_pop_that_is_ended_leaves_no_lease_behind(rig: GuardedRig) -> None
                 await asyncio.wait_for(call, 10)
     assert await rig.leased() == 0
     assert len(rig.server.front.lasting) == 0
+
+
+async def test_session_of_a_revoked_key_ends_with_all_that_it_had_under_way(
+    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting, "LOOK_EVERY", 3600)
+    key_id, key = rig.key("*:produce,consume")
+    async with rig.as_(key, sessions=True) as worker:
+        await worker.enqueue("jobs", b"x")
+        await worker.ack(await worker.pop("jobs"))
+        waiting = [_start(worker.pop("jobs", wait=600)) for _ in range(3)]
+
+        async def all_wait() -> bool:
+            return len(rig.server.front.lasting) == 4  # and the session itself
+
+        await until(all_wait)
+        assert (await rig.ask("DELETE", f"/v1/keys/{key_id}")).status_code == 200
+        for pop in waiting:
+            with pytest.raises(Unauthenticated):
+                await asyncio.wait_for(pop, 10)
+        with pytest.raises(Unauthenticated):
+            await worker.enqueue("jobs", b"too late")
+    assert len(rig.server.front.lasting) == 0
+    assert (await rig.behind.stats("jobs")).ready == 0
+
+
+async def test_stream_whose_client_does_not_read_ends_too(rig: GuardedRig) -> None:
+    key_id, key = rig.key("*:produce,consume")
+    await rig.behind.enqueue_batch("jobs", [Outgoing(b"x" * 60_000)] * 200, atomic=False)
+    async with rig.as_(key) as worker:
+        start = pop_start(credits=200, max_messages=10)
+        stream = worker.calls._stubs["PopStream"](Requests(start), metadata=worker.calls._metadata)
+        await stream.read()  # one answer, and then no more
+
+        async def stalled() -> bool:
+            leased = await rig.leased()
+            await asyncio.sleep(0.1)
+            return leased == await rig.leased() and len(rig.server.front.lasting) == 1
+
+        await until(stalled)
+        rig.guard.keys.revoke(key_id)
+
+        async def over() -> bool:
+            return len(rig.server.front.lasting) == 0
+
+        await until(over)
+        stream.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,37 @@ async def test_payload_over_the_limit_ends_an_enqueue_stream(tmp_path: Path) -> 
     async with GuardedRig(tmp_path, payload_bytes_max=100) as rig, rig.as_(rig.admin_key) as broker:
         with pytest.raises(PayloadTooLarge):
             await anext(broker.calls.stream("EnqueueStream", Requests(TOO_LARGE[1][1])))
+
+
+# -- over MQueue's API -------------------------------------------------------------------------------------------------
+
+
+async def test_mqueue_s_api_keeps_the_same_limits(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, payload_bytes_max=100, leases_per_consumer=2) as rig:
+        item = {"namespace": "default", "topic": "jobs", "priority": 1}
+        told = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(LARGE).decode()}])
+        assert told.status_code == 413
+        assert (await rig.behind.stats("jobs")).ready == 0
+        some = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(SMALL).decode()}] * 5)
+        assert some.status_code == 200
+        asked = {"namespace": "default", "topic": "jobs", "limit": 5}
+        assert len((await rig.ask("GET", "/dequeue", params=asked)).json()) == 2
+        assert (await rig.ask("GET", "/dequeue", params=asked)).status_code == 429
+        assert await rig.leased() == 2
+
+
+# -- over a session ----------------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_session_are_counted_like_any_others(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, inflight_per_key=3) as rig, rig.as_(rig.admin_key, sessions=True) as broker:
+        waiting = [asyncio.ensure_future(broker.pop("jobs", wait=600)) for _ in range(3)]
+
+        async def all_wait() -> bool:
+            return len(rig.server.front.lasting) == 4  # and the session itself
+
+        await until(all_wait)
+        with pytest.raises(ResourceExhausted, match="calls under way"):
+            await broker.enqueue("jobs", b"x")
+        for pop in waiting:
+            pop.cancel()
