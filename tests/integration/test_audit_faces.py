@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,19 @@ async def test_logins_are_on_record_and_passwords_are_not(rig: GuardedRig) -> No
     written = (rig.directory / "audit.jsonl").read_text()
     assert PASSWORD not in written
     assert "a wrong password" not in written
+
+
+async def test_login_that_is_broken_off_is_no_login(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.token()
+    go = threading.Event()
+    monkeypatch.setattr(rig.hasher, "verify", lambda stored, secret: go.wait(10))
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await rig.guard.login(EMAIL, Secret(PASSWORD))
+    finally:
+        go.set()
+    assert [line["outcome"] for line in await lines(rig)] == ["ok", "CancelledError"]
 
 
 async def test_command_line_beside_the_server_writes_to_the_same_file(rig: GuardedRig) -> None:

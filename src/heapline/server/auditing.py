@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from heapline.clock import Clock, SystemClock
-from heapline.errors import ConfirmationNeeded, PermissionDenied, Unauthenticated
+from heapline.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
 from heapline.server.auth.audit import AuditLog
 from heapline.server.auth.throttle import Allowance, Bucket
 from heapline.server.front import ACTIONS, ADMIN, Visit
@@ -47,7 +47,8 @@ class Auditing:
     def end(self, visit: Visit, error: BaseException | None) -> None:
         if error is None and visit.call not in AUDITED:
             return
-        if isinstance(error, REFUSALS):
+        # Who is turned away because too many were wrong before him is refused too.
+        if isinstance(error, REFUSALS) or (visit.caller is None and isinstance(error, ResourceExhausted)):
             if not self._may_tell_refusal():
                 return
         elif visit.call not in AUDITED:

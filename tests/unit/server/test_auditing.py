@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from heapline.clock import SystemClock
-from heapline.errors import ConfirmationNeeded, PermissionDenied, TopicNotFound, Unauthenticated
+from heapline.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, TopicNotFound, Unauthenticated
 from heapline.server import auditing
 from heapline.server.auditing import AUDITED, Auditing
 from heapline.server.auth.audit import AuditLog
@@ -82,6 +82,12 @@ async def test_refusal_leaves_a_line_for_any_call_and_never_its_token(rig: Rig, 
 async def test_error_of_a_daily_call_that_is_no_refusal_leaves_no_line(rig: Rig) -> None:
     rig.end("Enqueue", TopicNotFound("jobs"))
     assert await rig.lines() == []
+
+
+async def test_stranger_turned_away_by_the_throttle_is_a_refusal_and_a_caller_over_a_limit_is_not(rig: Rig) -> None:
+    rig.end("Enqueue", ResourceExhausted("attempts", 10), known=False)
+    rig.end("Enqueue", ResourceExhausted("calls under way", 10))
+    assert [(line["who"], line["outcome"]) for line in await rig.lines()] == [("unknown", "ResourceExhausted")]
 
 
 async def test_flood_of_refusals_is_bounded_counted_and_hides_no_administration(rig: Rig) -> None:

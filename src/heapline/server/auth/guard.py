@@ -72,15 +72,15 @@ class DirectoryGuard:
         return principal
 
     async def login(self, email: str, password: Secret) -> Secret:
-        error: HeaplineError | None = None
         try:
-            return await self._sessions.login(email, password)
-        except HeaplineError as refused:
-            error = refused
-            raise
-        finally:
+            token = await self._sessions.login(email, password)
+        except BaseException as error:  # one who hangs up has not logged in either
             if self.on_login is not None:
                 self.on_login(email, error)
+            raise
+        if self.on_login is not None:
+            self.on_login(email, None)
+        return token
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Work on keys or users, which blocks on Argon2 and the disk: in a thread, one at a time."""
