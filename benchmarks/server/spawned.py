@@ -51,6 +51,17 @@ def heapline_server(directory: Path) -> Iterator[Serving]:
 
 
 @contextlib.contextmanager
+def bare_server(directory: Path) -> Iterator[Serving]:
+    """See bare_server.py."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.server.bare_server", str(directory / "file")]
+    said = directory.with_suffix(".log")
+    with said.open("w") as log, child(command, log) as process:
+        found = wait_for(process, said, lambda: re.search(r"serving on port (\d+)", said.read_text()))
+        yield Serving(process.pid, int(found.group(1)), directory)
+
+
+@contextlib.contextmanager
 def child(command: list[str], log: IO[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is asked to end when the block does, and made to if it does not. It stays in our process group:
     the harness ends the whole group of a benchmark that hangs."""

@@ -24,7 +24,7 @@ from benchmarks.peers.peer import PeerMissing
 from benchmarks.rows import Row
 from benchmarks.server import driving, lifecycle, next_to_peers, targets
 from benchmarks.server.schedule import open_loop, percentile, poisson
-from benchmarks.server.spawned import heapline_server
+from benchmarks.server.spawned import bare_server, heapline_server
 
 ROOT = Path(__file__).parents[3]
 
@@ -217,7 +217,19 @@ def test_lifecycle_runs_against_a_real_server(tmp_path: Path) -> None:
     with heapline_server(tmp_path / "data") as server:
         outcome = driving.drive("ours", lifecycle.job_of(server, "lifecycle", (20, 2), 30.0, messages_max=200))
     assert 200 <= outcome.messages < 200 + 2 * 20
-    rate, of_server, of_client = lifecycle.figures("lifecycle", (100, 16), outcome)
-    assert Row.from_yielded(rate).target == "≥ 60,000 messages/s"
-    assert of_server["value"] > 0
-    assert of_client["value"] > 0
+    assert min(outcome.rate, outcome.server_us, outcome.client_us) > 0
+
+
+def test_bare_server_takes_the_same_load(tmp_path: Path) -> None:
+    with bare_server(tmp_path / "data") as server:
+        outcome = driving.drive("bare", lifecycle.job_of(server, "lifecycle", (20, 2), 30.0, messages_max=200))
+    assert 200 <= outcome.messages < 200 + 2 * 20
+
+
+def test_figures_of_the_lifecycle_stand_next_to_the_floor() -> None:
+    ours = Outcome(messages=60_000, seconds=1.0, client_cpu_s=0.6, server_cpu_s=1.2)
+    floor = Outcome(messages=120_000, seconds=1.0, client_cpu_s=0.6, server_cpu_s=0.6)
+    rate, server, client = (Row.from_yielded(r) for r in lifecycle.figures("lifecycle", (100, 16), ours, floor))
+    assert (rate.ratio, rate.target, rate.met, rate.better) == (0.5, "≥ 60,000 messages/s", True, "higher")
+    assert (round(server.ratio or 0, 3), server.better) == (4.0, "lower")
+    assert (round(client.ratio or 0, 3), client.better) == (2.0, "lower")
