@@ -96,7 +96,8 @@ def machine(directory: Path) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return (
         f"{cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB RAM; {platform.system()} {platform.release()}; "
-        f"{platform.python_implementation()} {platform.python_version()}; {filesystem_of(directory)}."
+        f"{platform.python_implementation()} {platform.python_version()}; {filesystem_of(directory)}; "
+        f"load average {os.getloadavg()[0]:.1f}."
     )
 
 

@@ -40,10 +40,10 @@ class PgServer:
             found = next(self._home.glob(pattern), None)
         except PeerMissing:
             found = next(iter(sorted(DEBIAN.glob("*/bin/initdb"), reverse=True)), None)
-        found = found or shutil.which("initdb")
-        if found is None:
+        program = found or shutil.which("initdb")
+        if program is None:
             raise PeerMissing("PostgreSQL is neither installed nor to be had as a wheel")
-        self._bin = Path(found).resolve().parent
+        self._bin = Path(program).resolve().parent
 
     @property
     def version(self) -> str:

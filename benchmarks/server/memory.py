@@ -30,25 +30,24 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
         for step in range(STEPS):
             yield Step(f"{count:,} messages waiting", step, STEPS)
             peak = max(peak, run_loop(peak_while_filling(server, count // STEPS)))
-        settled = run_loop(settled_mb(server))
-    bound = None if quick else Bound("<", WAITING_MB, "MB")
+        settled = run_loop(settled_mb(server, count))
+    bound = Bound("<", WAITING_MB, "MB")
     payloads = count * len(PAYLOAD) / MB
     for moment, value in (("peak", peak), ("settled", settled)):
-        yield figure(
-            f"memory, {count:,} messages waiting, {moment}", value, "MB", payloads, value / payloads,
-            bound and str(bound), bound and bound.holds(value), "lower",
-        )  # fmt: skip
+        name = f"memory, {count:,} messages waiting, {moment}"
+        target, met = (None, None) if quick else (str(bound), bound.holds(value))
+        yield figure(name, value, "MB", payloads, value / payloads, target, met, "lower")
 
 
 async def peak_while_filling(server: Serving, count: int) -> float:
     async with WireBroker(server.target, credential=server.credential()) as hl:
         await hl.create_topic("waiting")
         numbers = iter(range(count // BATCH))
-        batch = [Outgoing(PAYLOAD, priority) for priority in priorities(BATCH)]
+        batches = [[Outgoing(PAYLOAD, priority) for priority in priorities(BATCH, seed)] for seed in range(8)]
 
         async def fill() -> None:
-            for _ in numbers:
-                await hl.enqueue_batch("waiting", batch)
+            for number in numbers:
+                await hl.enqueue_batch("waiting", batches[number % len(batches)])
 
         filling = asyncio.gather(*(fill() for _ in range(IN_FLIGHT)))
         peak = 0
@@ -59,6 +58,9 @@ async def peak_while_filling(server: Serving, count: int) -> float:
     return peak / MB
 
 
-async def settled_mb(server: Serving) -> float:
+async def settled_mb(server: Serving, count: int) -> float:
+    async with WireBroker(server.target, credential=server.credential()) as hl:
+        if (waiting := (await hl.stats("waiting")).ready) != count:
+            raise RuntimeError(f"{waiting} messages wait instead of {count}")
     await asyncio.sleep(SETTLE_S)
     return anonymous_bytes(server.pid) / MB

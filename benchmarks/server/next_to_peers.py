@@ -77,5 +77,5 @@ def figures(name: str, about: dict[str, str], theirs: Outcome, ours: Outcome) ->
 
 
 def missing(name: str, about: dict[str, str], why: str) -> Figure:
-    row = figure(f"lifecycle, {name_of(SHAPE)}, next to {name}", None, "messages/s", None, None, None, None)
-    return {**row, "error": why, "about": about}
+    row: Figure = dict.fromkeys(("value", "unit", "baseline", "ratio", "target", "met"))
+    return {**row, "name": f"lifecycle, {name_of(SHAPE)}, next to {name}", "error": why, "about": about}

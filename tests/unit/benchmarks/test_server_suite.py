@@ -22,7 +22,8 @@ from benchmarks.peers import PEERS
 from benchmarks.peers.install import run as run_command
 from benchmarks.peers.peer import PeerMissing
 from benchmarks.rows import Row
-from benchmarks.server import driving, lifecycle, next_to_peers, targets
+from benchmarks.server import driving, latency, lifecycle, next_to_peers, targets
+from benchmarks.server.fsyncs import fsync_ms
 from benchmarks.server.schedule import open_loop, percentile, poisson
 from benchmarks.server.spawned import bare_server, heapline_server
 
@@ -165,6 +166,23 @@ def test_figures_of_a_peer_are_rows_with_a_ratio_and_its_durability() -> None:
     rate, cpu = (Row.from_yielded(row) for row in next_to_peers.figures("redis", about, theirs, ours))
     assert (rate.ratio, rate.target, rate.met, rate.about) == (4.0, "≥ 3×", True, about)
     assert (cpu.ratio, cpu.better) == (0.25, "lower")
+
+
+def test_answers_and_deliveries_are_measured_by_raw_fsyncs() -> None:
+    cpu = {"answered": 0.002, "bare": 0.001, "delivered": 0.004}
+    ms = [number / 1000 for number in range(1, 101)]
+    seen = latency.Samples(fsyncs=[0.5] * 9, answered=ms, bare=ms, delivered=ms, late=ms, cpu=cpu)
+    rows = {row.name: row for row in map(Row.from_yielded, latency.all_figures(seen))}
+    median, worst = rows["500 enqueues/s: answered, p50"], rows["500 enqueues/s: answered, p99"]
+    assert (median.value, median.baseline, median.ratio, median.met) == (50.0, 0.5, 100.0, False)
+    assert (worst.value, worst.target, worst.better) == (99.0, "≤ 2 fsyncs + 15 ms = 16 ms", "lower")
+    assert rows["500 enqueues/s, a consumer waiting: delivered, p95"].target == "< 50 ms"
+    assert rows["500 enqueues/s: CPU of the server, next to bare gRPC answering"].ratio == 2.0
+
+
+def test_fsync_probe_times_each_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert len(fsync_ms(tmp_path, count=3)) == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_peer_stands_in_both_tables_with_the_reason() -> None:
