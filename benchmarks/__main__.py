@@ -17,7 +17,11 @@ from benchmarks.server.targets import PEERS
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Heapline next to its baselines.")
     parser.add_argument("suite", choices=sorted(harness.SUITES), help="which benchmarks to run")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes; the whole suite in under 45 s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="smaller sizes: a suite in under 45 s, `server` with all peers in three minutes",
+    )
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="only this module of the suite; may be repeated"
     )

@@ -36,7 +36,7 @@ def figure(value: float | None, unit: str | None = None) -> str:
 def cells(row: Row, kept: dict[str, float]) -> list[str]:
     before = regressed_from(row, kept)
     marker = f" regression (was {figure(before)}×)" if before is not None else ""
-    met = "error" if row.error else {True: "yes", False: "NO", None: "–"}[row.met]
+    met = ("missing" if row.about else "error") if row.error else {True: "yes", False: "NO", None: "–"}[row.met]
     return [
         row.name,
         figure(row.value, row.unit),

@@ -77,5 +77,6 @@ def figures(name: str, about: dict[str, str], theirs: Outcome, ours: Outcome) ->
 
 
 def missing(name: str, about: dict[str, str], why: str) -> Figure:
-    row: Figure = dict.fromkeys(("value", "unit", "baseline", "ratio", "target", "met"))
-    return {**row, "name": f"lifecycle, {name_of(SHAPE)}, next to {name}", "error": why, "about": about}
+    row: Figure = dict.fromkeys(("value", "unit", "baseline", "ratio", "met"))
+    what, bound = f"lifecycle, {name_of(SHAPE)}, next to {name}", targets.Bound("≥", targets.PEERS[name], "×")
+    return {**row, "name": what, "target": str(bound), "error": why, "about": about}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,7 +193,7 @@ def test_missing_peer_stands_in_both_tables_with_the_reason() -> None:
         report.print_table([row], {}, console)
         report.print_peers([row], console)
         shown = console.export_text()
-    assert "next to awa" in shown
+    assert re.search(r"next to awa .* ≥ 5× .* missing", shown)
     assert "missing: no wheel | here" in shown
     assert "| awa | – | missing: no wheel \\| here |" in report.markdown([row], {}, "server")
 
