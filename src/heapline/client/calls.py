@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import grpc
 
-from heapline.errors import Closed, HeaplineError
+from heapline.errors import Closed, HeaplineError, UnavailableError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
 
+BROKEN_WRITE = "Internal error from Core"
+LOOKS, LOOK_SECONDS = 100, 0.01  # for the status of a call that broke
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -49,17 +52,70 @@ class Calls:
 
     async def stream(self, name: str, request: Any) -> AsyncIterator[Any]:
         """The answers of a streaming method; `request` is one, or an async iterator of them."""
-        call = self._stubs[name](request, metadata=self._metadata)
+        streams_in = METHODS[name].streams_in
+        call = self._stubs[name](*(() if streams_in else (request,)), metadata=self._metadata)
+        ending = _Ending(call)
+        sending = asyncio.ensure_future(_send(call, request)) if streams_in else None
         try:
             async for answer in call:
                 yield answer
         except grpc.aio.AioRpcError as error:
-            raise heapline_error(error) from None
+            raise await ending.error(error) from None
+        except asyncio.CancelledError:
+            if sending is not None and sending.done() and (problem := sending.exception()) is not None:
+                raise problem from None  # of the iterator, which ended the call
+            raise
         finally:
             call.cancel()
+            if sending is not None:
+                sending.cancel()  # gRPC would let it wait for requests of a stream that has ended
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+async def _send(call: Any, requests: AsyncIterable[Any]) -> None:
+    try:
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass  # the call has ended, and whoever reads the answers is told how
+    except Exception:
+        call.cancel()
+        raise
+
+
+class _Ending:
+    """How a call ended, as gRPC heard it: a write that comes a moment too late puts an internal error in its place."""
+
+    def __init__(self, call: Any) -> None:
+        self._heard: Any = None
+        call.add_done_callback(self._hear)
+
+    def _hear(self, call: Any) -> None:
+        code, trailing, details = (_at_once(f()) for f in (call.code, call.trailing_metadata, call.details))
+        if details != BROKEN_WRITE:
+            self._heard = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)
+
+    async def error(self, error: Any) -> HeaplineError:
+        if error.details() != BROKEN_WRITE:
+            return heapline_error(error)
+        for _ in range(LOOKS):
+            if self._heard is not None:
+                return heapline_error(self._heard)
+            await asyncio.sleep(LOOK_SECONDS)
+        return UnavailableError("the stream broke while something was being sent: connect again and retry")
+
+
+def _at_once(coroutine: Any) -> Any:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise RuntimeError("a call that has ended keeps its status to itself")
 
 
 def heapline_error(error: Any) -> HeaplineError:

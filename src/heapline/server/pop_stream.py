@@ -26,6 +26,7 @@ CREDITS_MAX = 1 << 20
 BATCH_DEFAULT = 1000
 BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX = 2 << 20, 32 << 20
 LOOK_AGAIN = 10.0  # seconds after which an idle stream asks whether its caller may still call
+WAIT = 3600.0  # seconds of one pop that finds nothing
 
 
 class PopStream:
@@ -53,7 +54,7 @@ class PopStream:
                 if got is None:
                     continue
                 if self._ended or self._caller.context.done():
-                    self._give_back(*got)
+                    give_back(self._broker, *got)
                     return
                 self._credits -= len(got[1].ids)
                 yield _response(*got, start.as_items)
@@ -90,48 +91,64 @@ class PopStream:
                 return not self._ended
             self._changed.clear()
             changed = asyncio.ensure_future(self._changed.wait())
-            await asyncio.wait({changed, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
+            try:
+                await asyncio.wait({changed, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
 
     async def _pop(self, start: Any, stopping: asyncio.Future[Any]) -> tuple[str, Popped] | None:
-        """What there is within a while; None if there is nothing, or something else wants attention."""
+        """What there is, or what comes; None if something else wants attention. Waits in the engine, which wakes it:
+        an idle stream looks at nothing but its caller's credential."""
         pop = asyncio.ensure_future(
             self._broker.pop_columns(
-                start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT), wait=LOOK_AGAIN,
+                start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT), wait=WAIT,
                 visibility=given(start, "visibility"), holder=given(start, "holder"),
                 max_bytes=min(start.max_bytes or BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX),
             )
         )  # fmt: skip
         try:
             while not pop.done() and not stopping.done() and not self._ended:
+                self._caller.must_be_valid()
                 self._changed.clear()
                 changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait({pop, changed, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
+                try:
+                    await asyncio.wait(
+                        {pop, changed, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    changed.cancel()
             if not pop.done():
                 return None
             name, popped = pop.result()
             return None if popped is None else (name, popped)
         except asyncio.CancelledError:
-            if pop.done() and not pop.cancelled() and pop.exception() is None:
-                name, popped = pop.result()
-                if popped is not None:
-                    self._give_back(name, popped)
+            if pop.done():
+                give_back_result(self._broker, pop)
             raise
         finally:
             pop.cancel()
-
-    def _give_back(self, name: str, popped: Popped) -> None:
-        refs = [LeaseRef(name, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
-        task = asyncio.ensure_future(self._broker.release(refs))
-        _RELEASES.add(task)  # it outlives the stream
-        task.add_done_callback(_forget)
 
 
 def _response(name: str, popped: Popped, as_items: bool) -> Any:
     if as_items:
         return pb.PopResponse(topic=name, items=popped_items(popped))
     return pb.PopResponse(topic=name, columns=pack_popped(popped))
+
+
+def give_back(broker: EmbeddedBroker, name: str, popped: Popped) -> None:
+    """What was popped for somebody who is gone, and was not handed over."""
+    refs = [LeaseRef(name, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
+    task = asyncio.ensure_future(broker.release(refs))
+    _RELEASES.add(task)  # it outlives the call
+    task.add_done_callback(_forget)
+
+
+def give_back_result(broker: EmbeddedBroker, pop: asyncio.Future[tuple[str, Popped | None]]) -> None:
+    """The same for a pop that has ended, one way or another."""
+    if not pop.cancelled() and pop.exception() is None:
+        name, popped = pop.result()
+        if popped is not None:
+            give_back(broker, name, popped)
 
 
 _RELEASES: set[asyncio.Task[None]] = set()
