@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from heapline.clock import Clock, SystemClock
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.logs import Log
 from heapline.server.auth.guard import DirectoryGuard
@@ -82,23 +83,25 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     ]
 
 
-def make_guard(settings: ServerSettings) -> Guard:
+def make_guard(settings: ServerSettings, clock: Clock | None = None) -> Guard:
     """Who may call: the keys and users of the data directory. The first start leaves an administrator's key there.
     Blocks on the disk."""
     if settings.insecure_everybody:
         return Everybody()
     settings.data.mkdir(parents=True, exist_ok=True)
-    return DirectoryGuard(settings.data)
+    return DirectoryGuard(settings.data, clock=clock)
 
 
-async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> None:
+async def serve(settings: ServerSettings, guard: Guard, ready: Any = None, clock: Clock | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(EmbeddedBroker(str(settings.data), config=settings.broker_config()))
+        broker = await stack.enter_async_context(
+            EmbeddedBroker(str(settings.data), config=settings.broker_config(), clock=clock or SystemClock())
+        )
         if isinstance(guard, DirectoryGuard):
             stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(broker, guard, settings))
