@@ -72,7 +72,7 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
 
         async def all_wait() -> bool:
             await asyncio.sleep(0.1)
-            return waiting(rig) == STREAMS
+            return waiting(rig) == STREAMS == rig.server.front.calls_under_way
 
         await until(all_wait)
         for number in range(3):
@@ -88,7 +88,7 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
 
     async def all_gone() -> bool:
         await asyncio.sleep(0.05)
-        return len(asyncio.all_tasks()) <= tasks and not waiting(rig)
+        return len(asyncio.all_tasks()) <= tasks and not waiting(rig) and not rig.server.front.calls_under_way
 
     await until(all_gone)
     await rig.behind.enqueue("jobs", b"after")

@@ -50,7 +50,8 @@ class Cuttable:
 
         async def gone() -> bool:
             gc.collect()
-            return len(asyncio.all_tasks()) <= self._tasks and not self.proxy.connections
+            tasks, calls = len(asyncio.all_tasks()), self.rig.server.front.calls_under_way
+            return tasks <= self._tasks and not calls and not self.proxy.connections
 
         try:
             await until(gone)

@@ -28,6 +28,7 @@ from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
 
 log = Log("heapline.server")
+FLUSH_SECONDS = 1.0  # for the last answers to go out
 
 
 class Server:
@@ -59,7 +60,9 @@ class Server:
         self.front.stopping.set()
         await self._health.enter_graceful_shutdown()
         self._service.stop_waiting()
-        await self._grpc.stop(self._settings.stop_grace)
+        await self.front.until_idle(self._settings.stop_grace)
+        # gRPC itself would also wait for those who watch its health, and they stay for ever.
+        await self._grpc.stop(min(FLUSH_SECONDS, self._settings.stop_grace))
         await self._probes.stop()
 
     async def __aenter__(self) -> Server:

@@ -40,15 +40,11 @@ class PopStream:
         self._ended = False
 
     async def run(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        first = await anext(requests, None)
-        if first is None or not first.HasField("start"):
-            raise BadRequest("the first request of a PopStream holds `start`")
-        start = first.start
-        self._caller.must(Action.CONSUME, start.topic)
-        self._add(first.credits)
-        reader = asyncio.ensure_future(self._read(requests))
         stopping = asyncio.ensure_future(self._front.stopping.wait())
+        reader: asyncio.Future[None] | None = None
         try:
+            start = await self._start(requests, stopping)
+            reader = asyncio.ensure_future(self._read(requests))
             while await self._has_credits(stopping):
                 got = await self._pop(start, stopping)
                 if got is None:
@@ -59,8 +55,25 @@ class PopStream:
                 self._credits -= len(got[1].ids)
                 yield _response(*got, start.as_items)
         finally:
-            reader.cancel()
             stopping.cancel()
+            if reader is not None:
+                reader.cancel()
+
+    async def _start(self, requests: AsyncIterator[Any], stopping: asyncio.Future[Any]) -> Any:
+        """What the client wants, once it says so."""
+        reading = asyncio.ensure_future(_next(requests))
+        try:
+            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+        if not reading.done():
+            raise Stopping
+        first = reading.result()
+        if first is None or not first.HasField("start"):
+            raise BadRequest("the first request of a PopStream holds `start`")
+        self._caller.must(Action.CONSUME, first.start.topic)
+        self._add(first.credits)
+        return first.start
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
         try:
@@ -127,6 +140,10 @@ class PopStream:
             raise
         finally:
             pop.cancel()
+
+
+async def _next(requests: AsyncIterator[Any]) -> Any:
+    return await anext(requests, None)
 
 
 def _response(name: str, popped: Popped, as_items: bool) -> Any:

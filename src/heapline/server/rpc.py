@@ -78,6 +78,26 @@ class Front:
             raise ValueError("a server needs a guard: who may call is never left open by accident")
         self._guard = guard
         self.stopping = asyncio.Event()
+        self.calls_under_way = 0
+        self._idle = asyncio.Event()
+
+    async def until_idle(self, seconds: float) -> None:
+        """While stopping: until the last call has ended, or so long."""
+        if self.calls_under_way:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
+
+    def _counted(self, handle: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def counted(data: Any, context: Any) -> Any:
+            self.calls_under_way += 1
+            try:
+                return await handle(data, context)
+            finally:
+                self.calls_under_way -= 1
+                if not self.calls_under_way and self.stopping.is_set():
+                    self._idle.set()
+
+        return counted
 
     def handler(self, service: object) -> Any:
         """A generic gRPC handler of all methods; each is looked up on `service` by its name."""
@@ -93,7 +113,7 @@ class Front:
         }
         make = kinds[method.streams_in, method.streams_out]
         # Requests are parsed by the handler: gRPC would tell a stranger what our parser thinks of his bytes.
-        return make(act, response_serializer=_serialize)
+        return make(self._counted(act), response_serializer=_serialize)
 
     def _unary(self, method: Method, act: Callable[[Any, Caller], Awaitable[Any]]) -> Callable[..., Any]:
         action = ACTIONS[method.name]
