@@ -36,6 +36,10 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cut, and refuse connections from now on."""
         self._server.close()
         self.cut()
         await asyncio.gather(*self._links, return_exceptions=True)
