@@ -3,7 +3,7 @@
 Bytes go through as they come. `cut()` ends all connections at once, with a reset; `cut_after(n)` lets so many more
 bytes of the answers through and then cuts, wherever in a frame that is; `stall()` stops reading from the server, so
 that its answers back up as they do behind a client that does not read, until `flow()`; `hold()` takes the answers in
-and keeps them.
+and keeps them; `vanish()` lets nothing through any more, in either direction, and tells nobody.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Proxy:
         self._held = asyncio.Event()
         self._held.set()
         self._left: int | None = None  # bytes of answers until the cut
+        self._vanished = False
         self.answered = 0  # bytes that went to the client
         self.taken = asyncio.Event()  # something is being kept from the client
 
@@ -69,6 +70,9 @@ class Proxy:
         self.taken.clear()
         self._held.clear()
 
+    def vanish(self) -> None:
+        self._vanished = True
+
     def flow(self) -> None:
         self._flowing.set()
         self._held.set()
@@ -90,8 +94,9 @@ class Proxy:
     async def _questions(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
-                writer.write(data)
-                await writer.drain()
+                if not self._vanished:
+                    writer.write(data)
+                    await writer.drain()
             writer.write_eof()
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,6 +105,8 @@ class Proxy:
                 await self._flowing.wait()
                 if not (data := await reader.read(CHUNK)):
                     break
+                if self._vanished:
+                    continue
                 if not self._held.is_set():
                     self.taken.set()
                     await self._held.wait()

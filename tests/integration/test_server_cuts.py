@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from heapline.client import calls
 from heapline.client.wire import WireBroker
 from heapline.errors import BadRequest, TopicNotFound, UnavailableError
 from heapline.model import Enqueued, Outgoing
@@ -374,3 +375,40 @@ async def test_pop_cancelled_between_its_answer_and_its_handler_gives_the_messag
         return (stats.ready, stats.leased, stats.leased_total) == (3, 0, 2)
 
     await until(all_back)
+
+
+# -- no cut at all: the other side is gone and says nothing ------------------------------------------------------------
+
+
+async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_path: Path) -> None:
+    async with Rig(tmp_path, keepalive=0.3) as rig, Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
+        await rig.broker.create_topic("jobs", **rig.small)
+        stream = client.calls.stream("PopStream", Requests(pop_start(credits=5)))
+        waiting = [asyncio.ensure_future(anext(stream)), asyncio.ensure_future(client.pop("jobs", wait=60.0))]
+
+        async def under_way(count: int) -> bool:
+            return rig.server.front.calls_under_way == count
+
+        await until(lambda: under_way(2))
+        proxy.vanish()
+        await until(lambda: under_way(0))
+        await fill(rig, 1)
+        stats = await rig.behind.stats("jobs")
+        assert (stats.ready, stats.leased_total) == (1, 0)
+        for future in waiting:
+            future.cancel()
+        await asyncio.wait(waiting)
+
+
+async def test_client_misses_a_server_that_vanished_without_a_word(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "KEEPALIVE_MS", 300)
+    async with Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
+        popping = asyncio.ensure_future(client.pop("jobs", wait=60.0))
+
+        async def waits() -> bool:
+            return bool(rig.server._service._waiting)
+
+        await until(waits)
+        proxy.vanish()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(popping, 20)

@@ -12,18 +12,22 @@ from heapline.errors import Closed, HeaplineError, UnavailableError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
 
+KEEPALIVE_MS = 20_000  # while calls wait: a server that vanishes without a word is missed. Servers allow 10 s and more.
 BROKEN_WRITE = "Internal error from Core"
 LOOKS, LOOK_SECONDS = 100, 0.01  # for the status of a call that broke
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 << 10),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 
 class Calls:
     def __init__(self, target: str, credential: str | None, timeout: float | None) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
+        keepalive += [(f"grpc.{name}_timeout_ms", KEEPALIVE_MS // 2) for name in ("keepalive", "http2.ping")]
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS + keepalive)
         self._metadata = None if credential is None else (("authorization", credential),)
         self._timeout = timeout
         self._closed = False

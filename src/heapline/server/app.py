@@ -83,6 +83,10 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", round(settings.keepalive * 1000)),
+        ("grpc.keepalive_timeout_ms", round(min(settings.keepalive, 10.0) * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(min(settings.keepalive, 10.0) * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),  # as often as that; the default is to give up asking
     ]
 
 

@@ -30,6 +30,9 @@ class ServerSettings(BaseSettings):
     stop_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0  # seconds for calls under way when it stops
     request_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20  # gRPC itself refuses larger requests
     streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
+    # Seconds of silence until a client is asked for a sign of life. One that gives none loses its streams and waiting
+    # pops: else they would go on taking messages for nobody.
+    keepalive: Annotated[float, Field(ge=0.1, le=7200)] = 30.0
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     insecure_everybody: bool = False  # no guard: whoever reaches the port is administrator. For trials on loopback.
 
