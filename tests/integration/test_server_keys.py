@@ -12,7 +12,7 @@ import pytest
 
 from heapline.client.wire import WireBroker
 from heapline.errors import PermissionDenied, Unauthenticated
-from tests.integration.test_server_kill import Process
+from tests.integration.server_process import Process
 
 
 def keys(data: Path, *words: str) -> str:
@@ -59,5 +59,5 @@ async def test_first_start_leaves_a_key_for_the_administrator_who_makes_others(t
 
 async def _output(server: Process) -> bytes:
     server.process.terminate()
-    out, err = await server.process.communicate()
-    return out + err
+    out, _ = await server.process.communicate()
+    return bytes(out) + server.logged()
