@@ -53,7 +53,8 @@ class Proxy:
         """Both sides see a reset: what is in the buffers is gone."""
         for writer in list(self._writers):
             plug = writer.get_extra_info("socket")
-            plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if plug.fileno() >= 0:  # else it is closed already
+                plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         for link in self._links:
             link.cancel()
