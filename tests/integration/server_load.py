@@ -111,9 +111,7 @@ class Record:
         for m in messages:
             # A lease may be read late, when it has run out and the next holder has acked. Tokens tell which came first.
             acked = self.acked.get((m.topic, m.id))
-            assert acked is None or m.token < acked, (
-                f"message {m.id} was acked under {acked} and is here under {m.token}"
-            )
+            assert acked is None or m.token < acked, f"message {m.id} was acked under {acked}, now it has {m.token}"
             first = self.delivered.setdefault((m.topic, m.id, m.token), holder)
             assert first == holder, f"the lease {m.token} of message {m.id} went to {first} and to {holder}"
 
