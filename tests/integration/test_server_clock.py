@@ -142,7 +142,7 @@ async def check_moments(shifted: Shifted, jump: float) -> None:
 
 async def test_ids_go_on_when_the_server_starts_with_an_older_date(tmp_path: Path) -> None:
     shifted = Shifted(tmp_path)
-    for number, jump in enumerate((DAY, 0.0, -DAY, HOUR)):
+    for number, jump in enumerate((DAY, -DAY, HOUR)):
         shifted.jump(jump)
         async with shifted:
             if number == 0:
@@ -155,7 +155,7 @@ async def test_ids_go_on_when_the_server_starts_with_an_older_date(tmp_path: Pat
             assert not ids & shifted.ids
             shifted.ids |= ids
             assert await shifted.pop(visibility=0.001)
-    assert len(shifted.ids) == 4 * 52
+    assert len(shifted.ids) == 3 * 52
 
 
 async def test_token_lives_by_the_wall(tmp_path: Path) -> None:
