@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -55,6 +56,7 @@ from heapline.wire.schema import pb
 
 BATCH_BYTES = 16 << 20  # of one request; larger batches that need not be atomic are sent in pieces
 CLOSE_SECONDS = 5.0  # for leases that are still being given back
+GIVE_UP_SECONDS = 2.0  # for the answer of a pop that was given up; then its call is cancelled
 _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
@@ -76,6 +78,7 @@ class WireBroker:
         self._timeout = timeout
         self._calls_or_none: Calls | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._name, self._waits = secrets.token_hex(8), 0  # of pops that wait
 
     async def __aenter__(self) -> WireBroker:
         self._calls_or_none = Calls(
@@ -266,7 +269,7 @@ class WireBroker:
         check_int("max_bytes", max_bytes, 1, 1 << 40)
         request = pb.PopRequest(
             topic=_topic(topic), max_messages=max_messages, visibility=visibility, wait=wait, holder=holder,
-            max_bytes=max_bytes, request_id=request_id,
+            max_bytes=max_bytes, request_id=request_id, wait_id=self._wait_id() if wait else None,
         )  # fmt: skip
         if self._sessions:
             return self._messages(await self.calls("Pop", request))
@@ -274,10 +277,12 @@ class WireBroker:
         try:
             return self._messages(await asyncio.shield(asking))
         except asyncio.CancelledError:
-            if wait:
-                asking.cancel()  # the server gives back what it had not answered with yet
-            self._own(self._give_back(asking))
+            self._own(self._give_back(asking, request))
             raise
+
+    def _wait_id(self) -> str:
+        self._waits += 1
+        return f"{self._name}.{self._waits}"
 
     def _messages(self, answer: Any) -> list[Message]:
         return unpack_messages(self, answer.topic, answer.columns) if answer.columns.count else []
@@ -291,8 +296,15 @@ class WireBroker:
         with contextlib.suppress(HeaplineError):
             await self.release(messages)
 
-    async def _give_back(self, asking: asyncio.Future[Any]) -> None:
-        """Nobody waits for this pop any more: what it still brings goes back."""
+    async def _give_back(self, asking: asyncio.Future[Any], request: Any) -> None:
+        """Nobody waits for this pop any more: what it still brings goes back. It is not just cancelled, because then
+        an answer that is on its way would be dropped, and its leases would last to their end."""
+        with contextlib.suppress(HeaplineError, asyncio.CancelledError):
+            if request.wait_id:
+                await self.calls("Pop", pb.PopRequest(topic=request.topic, wait_id=request.wait_id, give_up=True))
+            await asyncio.wait({asking}, timeout=GIVE_UP_SECONDS)
+        if not asking.done():
+            asking.cancel()
         with contextlib.suppress(HeaplineError, asyncio.CancelledError):
             if messages := self._messages(await asking):
                 await self.release(messages)

@@ -75,6 +75,7 @@ class Visit:
         self.notes: dict[type, Any] = {}  # what an observer keeps from begin to end, under its own class
 
     async def __aenter__(self) -> Caller:
+        self.front.calls_under_way += 1
         for observer in self.front.observers:
             observer.begin(self)
         try:
@@ -102,6 +103,7 @@ class Visit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        self.front.ended_one()
         for observer in reversed(self.front.observers):
             observer.end(self, error)
 
@@ -173,8 +175,21 @@ class Front:
         self.observers = tuple(observers)
         self.limits = limits or Limits()
         self.stopping = asyncio.Event()
+        self.calls_under_way = 0
+        self._idle = asyncio.Event()
         self.lasting = Lasting(guard)
         self.confirmations = Confirmations(clock or SystemClock())
+
+    def ended_one(self) -> None:
+        self.calls_under_way -= 1
+        if not self.calls_under_way and self.stopping.is_set():
+            self._idle.set()
+
+    async def until_idle(self, seconds: float) -> None:
+        """While stopping: until the last call has ended, or so long."""
+        if self.calls_under_way:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
 
 
 def correlation_id(given: str | None) -> str:

@@ -47,6 +47,9 @@ class ServerSettings(BaseSettings):
     mqueue_rate: Rate = 0.0  # requests a second over MQueue's API that a namespace may make; 0 = no limit
     mqueue_rates: dict[str, Rate] = {}  # the same for single namespaces, by name
     mqueue_burst: Annotated[float, Field(ge=0, le=3600)] = 1.0  # seconds' worth of requests that may come at once
+    # Seconds of silence until a client is asked for a sign of life. One that gives none loses its streams and waiting
+    # pops: else they would go on taking messages for nobody.
+    keepalive: Annotated[float, Field(ge=0.1, le=7200)] = 30.0
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     tls_certificate: Path | None = None  # PEM, with intermediates; none: no TLS, on loopback only
     tls_key: Path | None = None  # its private key, mode 0600
