@@ -94,6 +94,14 @@ class TopicKeeper:
         )  # fmt: skip
         self._closed = False
 
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    @property
+    def path(self) -> str:
+        return self._path
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

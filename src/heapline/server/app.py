@@ -24,6 +24,8 @@ from heapline.server.front import Front
 from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
+from heapline.server.observing.metrics import Metrics
+from heapline.server.observing.timed_disk import TimedDisk
 from heapline.server.rpc import handler
 from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
@@ -37,10 +39,13 @@ class Server:
     def __init__(self, broker: EmbeddedBroker, guard: Guard, settings: ServerSettings) -> None:
         self.broker = broker
         self._settings = settings
-        self.front = Front(guard)
+        self.metrics = Metrics(broker)
+        self.front = Front(guard, [self.metrics.calls])
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
         app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
+        app.state.metrics = self.metrics
+        app.state.metrics_public = settings.on_loopback if settings.metrics_public is None else settings.metrics_public
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace)
         self._grpc = grpc.aio.server(options=_options(settings))
         self.grpc_port = 0
@@ -101,7 +106,9 @@ async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(EmbeddedBroker(str(settings.data), config=settings.broker_config()))
+        broker = await stack.enter_async_context(
+            EmbeddedBroker(str(settings.data), config=settings.broker_config(), disk=TimedDisk())
+        )
         if isinstance(guard, DirectoryGuard):
             stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(broker, guard, settings))

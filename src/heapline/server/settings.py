@@ -31,7 +31,12 @@ class ServerSettings(BaseSettings):
     request_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20  # gRPC itself refuses larger requests
     streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
+    metrics_public: bool | None = None  # /metrics without a key; None: only where the host is loopback
     insecure_everybody: bool = False  # no guard: whoever reaches the port is administrator. For trials on loopback.
+
+    @property
+    def on_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "::1", "localhost")
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
@@ -56,7 +61,7 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
         settings = ServerSettings(**(from_file | from_environment | given))
     except (ValidationError, yaml.YAMLError, OSError) as error:
         raise BadRequest(f"the server's settings do not fit: {error}") from None
-    if settings.insecure_everybody and settings.host not in ("127.0.0.1", "::1", "localhost"):
+    if settings.insecure_everybody and not settings.on_loopback:
         raise BadRequest(f"insecure_everybody goes with loopback only, not with host={settings.host!r}")
     settings.broker_config()
     return settings

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import HeaplineError
 from heapline.server.front import Front
-from heapline.server.http import answers, health, heaps
+from heapline.server.http import answers, health, heaps, metrics
 from heapline.server.http.door import Door
 
 
@@ -18,6 +18,7 @@ def make_app(broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 6
     app.state.broker = broker
     app.state.front = front
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(heaps.router)
     app.add_exception_handler(HeaplineError, answers.told)
     app.add_exception_handler(RequestValidationError, answers.malformed)
