@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from heapline.client import tracing
 from heapline.errors import Closed, HeaplineError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
@@ -21,7 +22,7 @@ _OPTIONS = [
 class Calls:
     def __init__(self, target: str, credential: str | None, timeout: float | None) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self._metadata = None if credential is None else (("authorization", credential),)
+        self._metadata = () if credential is None else (("authorization", credential),)
         self._timeout = timeout
         self._closed = False
         self._stubs = {name: self._stub(name) for name in METHODS}
@@ -40,8 +41,15 @@ class Calls:
         )  # fmt: skip
 
     async def __call__(self, name: str, request: Any) -> Any:
+        span = tracing.span_of(name, getattr(request, "topic", None))
+        if span is None:
+            return await self._call(name, request, self._metadata)
+        with span:
+            return await self._call(name, request, (*self._metadata, *span.headers.items()))
+
+    async def _call(self, name: str, request: Any, metadata: Any) -> Any:
         try:
-            return await self._stubs[name](request, metadata=self._metadata, timeout=self._timeout)
+            return await self._stubs[name](request, metadata=metadata, timeout=self._timeout)
         except grpc.aio.AioRpcError as error:
             raise heapline_error(error) from None
         except grpc.aio.UsageError:
@@ -49,7 +57,7 @@ class Calls:
 
     async def stream(self, name: str, request: Any) -> AsyncIterator[Any]:
         """The answers of a streaming method; `request` is one, or an async iterator of them."""
-        call = self._stubs[name](request, metadata=self._metadata)
+        call = self._stubs[name](request, metadata=(*self._metadata, *tracing.context_headers().items()))
         try:
             async for answer in call:
                 yield answer

@@ -25,7 +25,7 @@ from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
 from heapline.server.observing.metrics import Metrics
-from heapline.server.observing.timed_disk import TimedDisk
+from heapline.server.observing.watching import make_broker, observers
 from heapline.server.rpc import handler
 from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
@@ -40,7 +40,7 @@ class Server:
         self.broker = broker
         self._settings = settings
         self.metrics = Metrics(broker)
-        self.front = Front(guard, [self.metrics.calls])
+        self.front = Front(guard, observers(broker, self.metrics))
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
         app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
@@ -106,9 +106,7 @@ async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            EmbeddedBroker(str(settings.data), config=settings.broker_config(), disk=TimedDisk())
-        )
+        broker = await stack.enter_async_context(make_broker(settings))
         if isinstance(guard, DirectoryGuard):
             stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(broker, guard, settings))

@@ -17,10 +17,12 @@ from google.protobuf.message import DecodeError
 from heapline.errors import BadRequest, HeaplineError
 from heapline.logs import Log
 from heapline.server.front import Caller, Front, Visit
+from heapline.server.front import correlation_id as new_id
 from heapline.wire import codes
 from heapline.wire.schema import METHODS, SERVICE, Method
 
 log = Log("heapline.server")
+CORRELATION = "x-correlation-id"
 TEXT_MAX = 1000  # of a status: it travels in a header
 
 
@@ -44,34 +46,41 @@ def _handler(front: Front, method: Method, act: Callable[..., Any]) -> Any:
 
 def _unary(front: Front, method: Method, act: Callable[[Any, Caller], Awaitable[Any]]) -> Callable[..., Any]:
     async def handle(data: bytes, context: Any) -> Any:
+        visit = None
         try:
             request = _parse(method, data)
-            async with _visit(front, method, request, context) as caller:
+            visit = _visit(front, method, request, context)
+            async with visit as caller:
                 return await act(request, caller)
         except Exception as error:
-            await tell(context, error, method.name)
+            await tell(context, error, method.name, visit)
 
     return handle
 
 
 def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncIterator[Any]]) -> Callable[..., Any]:
     async def handle(data: Any, context: Any) -> None:
+        visit = None
         try:
             request = _parse_all(method, data) if method.streams_in else _parse(method, data)
-            async with _visit(front, method, request, context) as caller:
+            visit = _visit(front, method, request, context)
+            async with visit as caller:
                 answers = act(request, caller)
                 async with contextlib.aclosing(answers):  # type: ignore[type-var]
                     async for answer in answers:
                         await context.write(answer)
         except Exception as error:
-            await tell(context, error, method.name)
+            await tell(context, error, method.name, visit)
 
     return handle
 
 
 def _visit(front: Front, method: Method, request: Any, context: Any) -> Visit:
     headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context)
+    visit = Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context)
+    if CORRELATION in headers:  # who sends none is told one when something goes wrong: good calls stay short
+        context.set_trailing_metadata(((CORRELATION, visit.correlation_id),))
+    return visit
 
 
 def _parse(method: Method, data: bytes) -> Any:
@@ -91,12 +100,14 @@ def _serialize(message: Any) -> bytes:
     return data
 
 
-async def tell(context: Any, error: Exception, method: str) -> None:
+async def tell(context: Any, error: Exception, method: str, visit: Visit | None = None) -> None:
     """End the call with what the error means."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | asyncio.InvalidStateError):
         raise error  # gRPC's own: the call has ended already
+    correlation_id = new_id(None) if visit is None else visit.correlation_id
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
-        await context.abort(code, str(error)[:TEXT_MAX], ((codes.METADATA, codes.to_metadata(error)),))
-    log.exception("a call failed", method=method)
-    await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT)
+        about = ((codes.METADATA, codes.to_metadata(error)), (CORRELATION, correlation_id))
+        await context.abort(code, str(error)[:TEXT_MAX], about)
+    log.exception("a call failed", method=method, correlation_id=correlation_id)
+    await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT, ((CORRELATION, correlation_id),))

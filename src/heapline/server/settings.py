@@ -5,8 +5,9 @@ What a topic is set to is stored with the topic; this is one process's own affai
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -32,6 +33,9 @@ class ServerSettings(BaseSettings):
     streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     metrics_public: bool | None = None  # /metrics without a key; None: only where the host is loopback
+    otlp_endpoint: str | None = None  # where traces go; OTEL_EXPORTER_OTLP_ENDPOINT does too. None: nowhere
+    trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.01  # of the calls whose caller has not decided it
+    log_format: Literal["text", "json"] | None = None  # None: text on a terminal, JSON otherwise
     insecure_everybody: bool = False  # no guard: whoever reaches the port is administrator. For trials on loopback.
 
     @property
@@ -58,7 +62,8 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
             raise BadRequest(f"{file} must hold names and values")
         given = {name: value for name, value in flags.items() if value is not None}
         from_environment = ServerSettings().model_dump(exclude_unset=True)
-        settings = ServerSettings(**(from_file | from_environment | given))
+        usual = {"otlp_endpoint": os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None}
+        settings = ServerSettings(**(usual | from_file | from_environment | given))
     except (ValidationError, yaml.YAMLError, OSError) as error:
         raise BadRequest(f"the server's settings do not fit: {error}") from None
     if settings.insecure_everybody and not settings.on_loopback:
