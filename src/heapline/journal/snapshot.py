@@ -96,6 +96,12 @@ class SnapshotStore:
     def newest_unit(self) -> int:
         return max(self._verified, default=0)
 
+    def files_of(self, unit: int) -> list[str]:
+        """The names of that snapshot's files, the manifest last. SnapshotCorrupt if the manifest does not check."""
+        path = self._manifest_path(unit)
+        blobs = [f"{ref.name}.blob" for ref in self._read_manifest(path, unit).blobs]
+        return [*blobs, path.rpartition("/")[2]]
+
     def newest_bytes(self) -> tuple[int, list[BlobRef]]:
         """How large the newest verified snapshot is: its manifest, and each of its blobs."""
         return self._manifest_bytes, self._verified.get(self.newest_unit, [])
