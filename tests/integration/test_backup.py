@@ -16,6 +16,8 @@ from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
 from heapline.errors import BadRequest
 from heapline.journal import RealDisk
+from heapline.journal.segment import segment_path
+from heapline.journal.watermark import read_watermark
 from heapline.model import Outgoing
 from heapline.server.auth import DirectoryGuard
 from tests.conformance.worlds import UnsyncedDisk
@@ -146,3 +148,21 @@ async def test_copy_that_was_cut_off_has_no_catalog_and_is_refused(
     with pytest.raises(heapline.errors.CorruptionError):
         async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()):
             pass
+
+
+async def test_unit_that_is_being_written_is_left_out_whole(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", **SMALL)
+        await broker.enqueue("jobs", b"x")
+        folder = data / "topics" / "default" / "jobs.1"
+        mark = read_watermark(RealDisk(), str(folder))
+        assert mark is not None
+        segment = Path(segment_path(str(folder), mark.segment))
+        with segment.open("r+b") as file:  # half of what comes next, as another process may see it
+            file.seek(mark.byte_end)
+            file.write(b"\xa5" * 700)
+        await asyncio.to_thread(backup, data, copy)
+    copied = (copy / segment.relative_to(data)).read_bytes()
+    assert copied[mark.byte_end :].count(0) == len(copied) - mark.byte_end > 0
+    check_every_byte(copy)
