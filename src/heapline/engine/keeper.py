@@ -95,11 +95,8 @@ class TopicKeeper:
         self._closed = False
 
     @property
-    def disk(self) -> Disk:
-        return self._disk
-
-    @property
     def path(self) -> str:
+        """The data directory."""
         return self._path
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -291,6 +288,10 @@ class TopicKeeper:
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
 
     def _all_runners(self) -> list[TopicRunner]:
         return [*self._runners.values(), *((self._system,) if self._system is not None else ())]

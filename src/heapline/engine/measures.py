@@ -34,7 +34,7 @@ class TopicMeasures(NamedTuple):
     totals: dict[str, int]  # since the process opened the topic
     latencies: dict[str, Tally]
     snapshot_bytes_shared: int  # of the newest snapshot, what is not one partition's alone
-    snapshot_age_ms: int | None  # None: there is none
+    snapshot_age_ms: int | None  # of the newest, or since the topic was opened; None: just now
     journal_bytes: int
     journal_segments: int
     memory_bytes: int
@@ -71,7 +71,7 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
                 age, by_partition[p.number],
             )
         )  # fmt: skip
-    age_ms = now.steady - runner.upkeep.snapshot_at if manifest else None
+    age_ms = now.steady - runner.upkeep.snapshot_at if runner.upkeep.snapshot_at else None
     return TopicMeasures(
         runner.name, runner.is_serving, topic.paused, partitions, _totals(runner),
         {"enqueue": counters.enqueue.tally(), "pop": counters.pop.tally(), "commit": counters.commit.tally(),
