@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -14,11 +16,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from heapline.client import tracing
 from heapline.client.wire import WireBroker
+from heapline.engine import EmbeddedBroker
 from heapline.errors import LeaseLost, TopicNotFound
 from heapline.model import LeaseRef, Outgoing
 from heapline.producer import Producer
 from heapline.server.app import Server
 from heapline.server.observing.traces import TracedBroker
+from heapline.server.observing.watching import make_broker
+from heapline.server.settings import ServerSettings
 from tests.conformance.worlds import UnsyncedDisk
 from tests.integration.server_rig import Requests, Rig, pop_start
 
@@ -174,3 +179,29 @@ def test_client_of_a_program_that_does_not_trace_makes_no_span() -> None:
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     assert tracing.span_of("Enqueue", "jobs") is None
     assert tracing.context_headers() == {}
+
+
+async def test_spans_go_to_the_collector_that_the_settings_name_and_nothing_is_made_without_one(tmp_path: Path) -> None:
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever).start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}"
+        settings = ServerSettings(data=tmp_path / "data", otlp_endpoint=endpoint, trace_sample=1.0)
+        async with make_broker(settings) as broker:
+            await broker.create_topic("jobs", segment_bytes=1 << 20)
+            await broker.enqueue("jobs", b"x")
+        collector.shutdown()
+    assert received
+    assert {path for path, _ in received} == {"/v1/traces"}
+    assert b"engine enqueue" in b"".join(body for _, body in received)
+    assert type(make_broker(ServerSettings(data=tmp_path / "other"))) is EmbeddedBroker

@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import contextlib
 from contextvars import ContextVar, Token
 
 from heapline.server.front import Visit
@@ -34,4 +35,5 @@ class Current:
         token: Token[_Holder | None]
         holder, token = visit.notes.pop(Current)
         holder.clear()
-        _current.reset(token)
+        with contextlib.suppress(ValueError):  # ended elsewhere, by whoever swept up an abandoned answer
+            _current.reset(token)

@@ -60,22 +60,23 @@ class Traces:
         self._tracer = provider.get_tracer("heapline.server")
 
     def begin(self, visit: Visit) -> None:
-        context = _PROPAGATOR.extract(visit.headers)
+        context, span = _PROPAGATOR.extract(visit.headers), None
         if visit.call not in STREAMS:
             attributes = {"heapline.face": visit.face, "correlation_id": visit.correlation_id}
             if visit.topic:
                 attributes["topic"] = visit.topic
             span = self._tracer.start_span(f"server {visit.call}", context, SpanKind.SERVER, attributes)
             context = trace.set_span_in_context(span, context)
-        visit.notes[Traces] = contexts.attach(context)
+        visit.notes[Traces] = span, context, contexts.attach(context)
 
     def admitted(self, visit: Visit) -> None:
         pass
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        span = trace.get_current_span()
-        contexts.detach(visit.notes.pop(Traces))
-        if visit.call not in STREAMS:
+        span, context, token = visit.notes.pop(Traces)
+        if contexts.get_current() is context:  # else it was ended elsewhere, by whoever swept up an abandoned answer
+            contexts.detach(token)
+        if span is not None:
             _tell(span, error)
             span.end()
 
