@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from heapline.engine.embedded import EmbeddedBroker
-from heapline.engine.measures import measure
+from heapline.engine.measures import Measures, measure
 from heapline.server.observing.calls import CallCounts
 from heapline.server.observing.exposition import expose
 from heapline.server.observing.families import BY_NAME
@@ -42,15 +42,15 @@ class Metrics:
     async def _text(self) -> bytes:
         measures = await measure(self._broker)
         rows = Rows()
-        add_topics(rows, measures)
-        system = [measures.system] if measures.system is not None else []
-        rows.add("wal_bytes_written_total", (), self._wal.total([*measures.topics, *system]))
-        rows.add("build_info", (version("heapline"),), 1)
         self.calls.add_to(rows)
         for name, read in self._watched.items():
             rows.add(name, (), read())
-        return await asyncio.to_thread(self._finish, rows)
+        return await asyncio.to_thread(self._finish, rows, measures)
 
-    def _finish(self, rows: Rows) -> bytes:
+    def _finish(self, rows: Rows, measures: Measures) -> bytes:
+        add_topics(rows, measures)
         add_disk(rows, self._broker.path)
+        system = [measures.system] if measures.system is not None else []
+        rows.add("wal_bytes_written_total", (), self._wal.total([*measures.topics, *system]))
+        rows.add("build_info", (version("heapline"),), 1)
         return expose(rows)
