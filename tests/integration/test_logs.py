@@ -89,9 +89,25 @@ async def test_correlation_id_comes_back_from_good_and_from_refused_calls(tmp_pa
         refused = await call(rig, "Stats", pb.Heap(topic="nowhere"), ("x-correlation-id", "a-2"))
         assert dict(await refused.trailing_metadata())["x-correlation-id"] == "a-2"
         unnamed = await call(rig, "Stats", pb.Heap(topic="nowhere"))
-        assert len(dict(await unnamed.trailing_metadata())["x-correlation-id"]) == 16
+        assert len(dict(await unnamed.trailing_metadata())["x-correlation-id"]) > 8
         unfit = await call(rig, "Stats", pb.Heap(topic="nowhere"), ("x-correlation-id", "{forged: line}"))
         assert "forged" not in dict(await unfit.trailing_metadata())["x-correlation-id"]
+
+
+async def test_failure_within_a_session_tells_the_id_under_which_the_log_has_it(
+    tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(tmp_path) as rig:
+
+        async def fail(*_: Any) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(rig.behind, "list_topics", fail)
+        with pytest.raises(HeaplineError, match="internal error") as caught:
+            await rig.wire.list_topics()
+    [failure] = [line for line in lines(written.getvalue()) if line["level"] == "error"]
+    assert failure["correlation_id"] in str(caught.value)
+    assert "bug" not in str(caught.value)
 
 
 async def test_lines_of_the_engine_and_of_what_a_call_left_behind_carry_no_callers_id(

@@ -1,13 +1,17 @@
-"""Calls of the service over one channel: the method by its name, errors as Heapline's own."""
+"""Calls of the service over one channel: the method by its name, errors as Heapline's own.
+
+Unary methods travel in a session (session.py) unless that is switched off; then each is a gRPC call of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
 from heapline.client import tracing
+from heapline.client.session import Session
 from heapline.errors import Closed, HeaplineError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
@@ -17,15 +21,24 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 << 10),
 ]
+# What gRPC says when a stream ends under a write; the server's own words are lost then.
+_CUT_OFF = "Internal error from Core"
 
 
 class Calls:
-    def __init__(self, target: str, credential: str | None, timeout: float | None) -> None:
+    def __init__(
+        self, target: str, credential: str | None, timeout: float | None, *, sessions: bool = True,
+        late: Callable[[str, bytes], None] = lambda method, answer: None,
+    ) -> None:  # fmt: skip
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._metadata = () if credential is None else (("authorization", credential),)
         self._timeout = timeout
         self._closed = False
         self._stubs = {name: self._stub(name) for name in METHODS}
+        self._session = Session(self._open_session, heapline_error, late) if sessions else None
+
+    def _open_session(self) -> Any:
+        return self._stubs["Session"](metadata=self._metadata)
 
     def _stub(self, name: str) -> Any:
         method = METHODS[name]
@@ -43,11 +56,15 @@ class Calls:
     async def __call__(self, name: str, request: Any) -> Any:
         span = tracing.span_of(name, getattr(request, "topic", None))
         if span is None:
-            return await self._call(name, request, self._metadata)
+            return await self._call(name, request, None)
         with span:
-            return await self._call(name, request, (*self._metadata, *span.headers.items()))
+            return await self._call(name, request, span.headers)
 
-    async def _call(self, name: str, request: Any, metadata: Any) -> Any:
+    async def _call(self, name: str, request: Any, headers: dict[str, str] | None) -> Any:
+        if self._session is not None:
+            answer = await self._session.call(name, request.SerializeToString(), self._timeout, headers)
+            return METHODS[name].response.FromString(answer)
+        metadata = self._metadata if headers is None else (*self._metadata, *headers.items())
         try:
             return await self._stubs[name](request, metadata=metadata, timeout=self._timeout)
         except grpc.aio.AioRpcError as error:
@@ -67,12 +84,16 @@ class Calls:
             call.cancel()
 
     async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
         await self._channel.close()
 
 
 def heapline_error(error: Any) -> HeaplineError:
     """The exception that the server raised; without details, what the code says."""
     code, text = error.code().name, error.details() or ""
+    if code == "INTERNAL" and text == _CUT_OFF:
+        code, text = "UNAVAILABLE", "the stream broke while it was written to: call again"
     for name, value in error.trailing_metadata() or ():
         if name == codes.METADATA:
             return codes.from_metadata(value, code, text)

@@ -60,15 +60,20 @@ _INT64 = (-(1 << 63), (1 << 63) - 1)
 class WireBroker:
     """`async with WireBroker("localhost:7400", credential="…") as broker: …`"""
 
-    def __init__(self, target: str, *, credential: str | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self, target: str, *, credential: str | None = None, timeout: float | None = None, sessions: bool = True
+    ) -> None:
         self._target = target
+        self._sessions = sessions
         self._credential = credential
         self._timeout = timeout
         self._calls_or_none: Calls | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> WireBroker:
-        self._calls_or_none = Calls(self._target, self._credential, self._timeout)
+        self._calls_or_none = Calls(
+            self._target, self._credential, self._timeout, sessions=self._sessions, late=self._late
+        )
         return self
 
     async def __aexit__(
@@ -248,6 +253,8 @@ class WireBroker:
             topic=_topic(topic), max_messages=max_messages, visibility=visibility, wait=wait, holder=holder,
             max_bytes=max_bytes, request_id=request_id,
         )  # fmt: skip
+        if self._sessions:
+            return self._messages(await self.calls("Pop", request))
         asking = asyncio.ensure_future(self.calls("Pop", request))
         try:
             return self._messages(await asyncio.shield(asking))
@@ -259,6 +266,15 @@ class WireBroker:
 
     def _messages(self, answer: Any) -> list[Message]:
         return unpack_messages(self, answer.topic, answer.columns) if answer.columns.count else []
+
+    def _late(self, method: str, answer: bytes) -> None:
+        """What a call brought that was given up meanwhile."""
+        if method == "Pop" and (messages := self._messages(pb.PopResponse.FromString(answer))):
+            self._own(self._release_late(messages))
+
+    async def _release_late(self, messages: list[Message]) -> None:
+        with contextlib.suppress(HeaplineError):
+            await self.release(messages)
 
     async def _give_back(self, asking: asyncio.Future[Any]) -> None:
         """Nobody waits for this pop any more: what it still brings goes back."""

@@ -99,6 +99,10 @@ class TopicKeeper:
         """The data directory."""
         return self._path
 
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

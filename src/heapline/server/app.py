@@ -43,7 +43,9 @@ class Server:
         self.front = Front(guard, observers(broker, self.metrics))
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
-        app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
+        app = make_app(
+            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
+        )  # fmt: skip
         app.state.metrics = self.metrics
         app.state.metrics_public = settings.on_loopback if settings.metrics_public is None else settings.metrics_public
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,12 @@ ACTIONS: dict[str, Action | None] = {
     "Pop": CONSUME, "PopStream": None, "Ack": CONSUME, "Nack": CONSUME, "Release": CONSUME, "Extend": CONSUME,
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
-    "Offsets": CONSUME, "ReadLog": CONSUME,
+    "Offsets": CONSUME, "ReadLog": CONSUME, "Session": None,
 }  # fmt: skip
+
+
+_PROCESS = secrets.token_hex(6)  # random once: a system call for each call would cost more than all else here
+_NUMBERS = itertools.count(1)
 
 
 class Stopping(UnavailableError):
@@ -144,4 +149,4 @@ def correlation_id(given: str | None) -> str:
     """The caller's own, if it is fit to stand in a log, else a new one."""
     if given and len(given) <= 64 and given.isascii() and given.replace("-", "").replace("_", "").isalnum():
         return given
-    return secrets.token_hex(8)
+    return f"{_PROCESS}-{next(_NUMBERS):x}"

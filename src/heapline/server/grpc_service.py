@@ -16,7 +16,8 @@ from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
 from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
 from heapline.server.front import Caller, Front, Stopping
-from heapline.server.pop_stream import PopStream
+from heapline.server.pop_stream import PopStream, give_back
+from heapline.server.session import Session
 from heapline.wire import shapes
 from heapline.wire.columns import (
     ints,
@@ -256,6 +257,20 @@ class GrpcService:
     async def DlqDelete(self, request: Any, caller: Caller) -> Any:
         count = await self._broker.dlq_delete(request.topic, _ids(request), where=shapes.unpack_filter(request))
         return pb.Count(count=count)
+
+    # -- all of them ---------------------------------------------------------------------------------------------
+
+    def Session(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+        return Session(self._front, self, caller, self._give_back).run(requests)
+
+    def _give_back(self, response: Any) -> None:
+        """The leases of a Pop's answer that could not be sent."""
+        if response.HasField("columns"):
+            ids = read_ints(response.columns.ids).tolist()
+            give_back(self._broker, response.topic, ids, read_ints(response.columns.tokens).tolist())
+        elif response.items:
+            ids = [item.id for item in response.items]
+            give_back(self._broker, response.topic, ids, [item.token for item in response.items])
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ and not handed over goes back at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from heapline.engine.embedded import EmbeddedBroker
@@ -122,10 +122,15 @@ class PopStream:
             pop.cancel()
 
     def _give_back(self, name: str, popped: Popped) -> None:
-        refs = [LeaseRef(name, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
-        task = asyncio.ensure_future(self._broker.release(refs))
-        _RELEASES.add(task)  # it outlives the stream
-        task.add_done_callback(_forget)
+        give_back(self._broker, name, popped.ids, popped.tokens)
+
+
+def give_back(broker: EmbeddedBroker, topic: str, ids: Sequence[int], tokens: Sequence[int]) -> None:
+    """Release leases that their holder will never hear of, soon."""
+    refs = [LeaseRef(topic, id, token) for id, token in zip(ids, tokens, strict=True)]
+    task = asyncio.ensure_future(broker.release(refs))
+    _RELEASES.add(task)  # it outlives the stream
+    task.add_done_callback(_forget)
 
 
 def _response(name: str, popped: Popped, as_items: bool) -> Any:

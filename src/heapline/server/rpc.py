@@ -24,6 +24,7 @@ from heapline.wire.schema import METHODS, SERVICE, Method
 log = Log("heapline.server")
 CORRELATION = "x-correlation-id"
 TEXT_MAX = 1000  # of a status: it travels in a header
+HEAR_OUT_SECONDS = 2.0
 
 
 def handler(front: Front, service: object) -> Any:
@@ -46,41 +47,66 @@ def _handler(front: Front, method: Method, act: Callable[..., Any]) -> Any:
 
 def _unary(front: Front, method: Method, act: Callable[[Any, Caller], Awaitable[Any]]) -> Callable[..., Any]:
     async def handle(data: bytes, context: Any) -> Any:
-        visit = None
+        headers = correlated(context)
         try:
-            request = _parse(method, data)
-            visit = _visit(front, method, request, context)
-            async with visit as caller:
-                return await act(request, caller)
+            return await perform(front, method, act, data, headers, context)
         except Exception as error:
-            await tell(context, error, method.name, visit)
+            await tell(context, error, method.name, headers[CORRELATION])
 
     return handle
 
 
+async def perform(
+    front: Front, method: Method, act: Callable[[Any, Caller], Awaitable[Any]], data: bytes, headers: dict[str, str],
+    context: Any,
+) -> Any:  # fmt: skip
+    """One unary call, from its bytes to its response."""
+    request = _parse(method, data)
+    async with Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context) as caller:
+        return await act(request, caller)
+
+
 def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncIterator[Any]]) -> Callable[..., Any]:
     async def handle(data: Any, context: Any) -> None:
-        visit = None
+        admitted, headers = False, correlated(context)
+        request = _parse_all(method, data) if method.streams_in else None
         try:
-            request = _parse_all(method, data) if method.streams_in else _parse(method, data)
-            visit = _visit(front, method, request, context)
-            async with visit as caller:
+            request = request or _parse(method, data)
+            topic = getattr(request, "topic", None)
+            async with Visit(front, "grpc", method.name, topic, headers, context) as caller:
+                admitted = True
                 answers = act(request, caller)
                 async with contextlib.aclosing(answers):  # type: ignore[type-var]
                     async for answer in answers:
                         await context.write(answer)
         except Exception as error:
-            await tell(context, error, method.name, visit)
+            if method.streams_in and not admitted:
+                await _hear_out(request)
+            await tell(context, error, method.name, headers[CORRELATION])
 
     return handle
 
 
-def _visit(front: Front, method: Method, request: Any, context: Any) -> Visit:
-    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    visit = Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context)
-    if CORRELATION in headers:  # who sends none is told one when something goes wrong: good calls stay short
-        context.set_trailing_metadata(((CORRELATION, visit.correlation_id),))
-    return visit
+async def _hear_out(requests: Any) -> None:
+    """Let a client finish its first sentence before it is refused: one whose write is cut off by the refusal is told
+    of a broken stream by its own gRPC, instead of what we say."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(HEAR_OUT_SECONDS):
+            await anext(requests, None)
+
+
+def headers_of(context: Any) -> dict[str, str]:
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def correlated(context: Any) -> dict[str, str]:
+    """The headers, with a correlation id in any case. Who sends one gets it back; who sends none is told one only when
+    something goes wrong: good calls stay short."""
+    headers = headers_of(context)
+    given, headers[CORRELATION] = CORRELATION in headers, new_id(headers.get(CORRELATION))
+    if given:
+        context.set_trailing_metadata(((CORRELATION, headers[CORRELATION]),))
+    return headers
 
 
 def _parse(method: Method, data: bytes) -> Any:
@@ -100,11 +126,10 @@ def _serialize(message: Any) -> bytes:
     return data
 
 
-async def tell(context: Any, error: Exception, method: str, visit: Visit | None = None) -> None:
+async def tell(context: Any, error: Exception, method: str, correlation_id: str) -> None:
     """End the call with what the error means."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | asyncio.InvalidStateError):
         raise error  # gRPC's own: the call has ended already
-    correlation_id = new_id(None) if visit is None else visit.correlation_id
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
         about = ((codes.METADATA, codes.to_metadata(error)), (CORRELATION, correlation_id))

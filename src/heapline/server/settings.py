@@ -15,10 +15,14 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from heapline.config import BrokerConfig, make_broker_config
 from heapline.errors import BadRequest
+from heapline.server.mqueue_rules import MQueueRules
 
 # A server's calls come one by one; let gather, they share turns and commits. What it gains is not settled: three
 # interleaved rounds on a busy machine gave 16.1 k messages/s without, 17.5 k with 4 steps, 19.7 k with 12.
 GATHER_STEPS = 4
+
+
+Rate = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class ServerSettings(BaseSettings):
@@ -31,6 +35,12 @@ class ServerSettings(BaseSettings):
     stop_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0  # seconds for calls under way when it stops
     request_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20  # gRPC itself refuses larger requests
     streams_per_connection_max: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000  # calls under way on one connection
+    mqueue_creates_topics: bool = True  # an enqueue over MQueue's API makes the topics that it names
+    mqueue_topics_per_namespace_max: Annotated[int, Field(ge=0, le=1 << 20)] = 100  # past so many, it makes no more
+    mqueue_topics_max: Annotated[int, Field(ge=0, le=1 << 20)] = 1000  # the same over all namespaces
+    mqueue_rate: Rate = 0.0  # requests a second over MQueue's API that a namespace may make; 0 = no limit
+    mqueue_rates: dict[str, Rate] = {}  # the same for single namespaces, by name
+    mqueue_burst: Annotated[float, Field(ge=0, le=3600)] = 1.0  # seconds' worth of requests that may come at once
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     metrics_public: bool | None = None  # /metrics without a key; None: only where the host is loopback
     otlp_endpoint: str | None = None  # where traces go; OTEL_EXPORTER_OTLP_ENDPOINT does too. None: nowhere
@@ -44,6 +54,12 @@ class ServerSettings(BaseSettings):
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
+
+    def mqueue_rules(self) -> MQueueRules:
+        return MQueueRules(
+            creates_topics=self.mqueue_creates_topics, topics_per_namespace_max=self.mqueue_topics_per_namespace_max,
+            topics_max=self.mqueue_topics_max, rate=self.mqueue_rate, rates=self.mqueue_rates, burst=self.mqueue_burst,
+        )  # fmt: skip
 
     @classmethod
     def settings_customise_sources(
@@ -69,4 +85,5 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
     if settings.insecure_everybody and settings.host not in ("127.0.0.1", "::1", "localhost"):
         raise BadRequest(f"insecure_everybody goes with loopback only, not with host={settings.host!r}")
     settings.broker_config()
+    settings.mqueue_rules().validate()
     return settings

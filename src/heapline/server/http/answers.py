@@ -37,7 +37,7 @@ async def plain(request: Request, error: Exception) -> Response:
 
 def tell(error: HeaplineError) -> Response:
     status = codes.codes_of(type(error)).http
-    headers = {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else None
+    headers = {"retry-after": str(getattr(error, "retry_after", RETRY_AFTER))} if status in (429, 503) else None
     return answer(status, codes.describe(error), headers)
 
 
