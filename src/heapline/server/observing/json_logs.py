@@ -79,8 +79,8 @@ def _call(logger: Any, method: str, event: Event) -> Event:
     if str(event.get("logger", "")).startswith(ENGINE):
         return event
     visit = current_visit()
-    if visit is not None:
-        event["correlation_id"] = visit.correlation_id
+    if visit is not None:  # what the line itself says is nearer: a session's call stands within the session's
+        event.setdefault("correlation_id", visit.correlation_id)
     span = trace.get_current_span().get_span_context()
     if span.is_valid:
         event["trace_id"] = format(span.trace_id, "032x")
@@ -99,4 +99,4 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = redact(super().format(record))
         visit = None if record.name.startswith(ENGINE) else current_visit()
-        return line if visit is None else f"{line} correlation_id={visit.correlation_id!r}"
+        return line if visit is None or "correlation_id=" in line else f"{line} correlation_id={visit.correlation_id!r}"
