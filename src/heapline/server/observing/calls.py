@@ -16,43 +16,57 @@ from heapline.wire import codes
 STREAMS = frozenset({"EnqueueStream", "PopStream", "ReadLog", "Session"})
 
 
+class _Counts:
+    """Of one call on one face."""
+
+    __slots__ = ("duration", "ended", "open")
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.ended: dict[str, int] = {"OK": 0}  # by code
+        self.duration: Latency | None = None  # None: a stream's length is no measure of anything
+
+
 class CallCounts:
     """An `Observer`. Series are bounded by the calls that there are: faces, calls and codes are fixed names."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], int] = {}
-        self._ended: dict[tuple[str, str, str], int] = {}
-        self._durations: dict[tuple[str, str], Latency] = {}
+        self._places: dict[tuple[str, str], _Counts] = {}
 
     def begin(self, visit: Visit) -> None:
         place = visit.face, visit.call
-        self._open[place] = self._open.get(place, 0) + 1
+        counts = self._places.get(place)
+        if counts is None:
+            counts = self._places[place] = _Counts()
+            counts.duration = None if visit.call in STREAMS else Latency()
+        counts.open += 1
+        visit.notes[CallCounts] = counts
 
     def admitted(self, visit: Visit) -> None:
         pass
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        place = visit.face, visit.call
-        self._open[place] -= 1
-        ended = (*place, "OK" if error is None else code_of(error))
-        self._ended[ended] = self._ended.get(ended, 0) + 1
-        if visit.call not in STREAMS:
-            duration = self._durations.get(place)
-            if duration is None:
-                duration = self._durations[place] = Latency()
-            duration.add(perf_counter() - visit.started)
+        counts: _Counts = visit.notes[CallCounts]
+        counts.open -= 1
+        if error is None:
+            counts.ended["OK"] += 1
+        else:
+            code = code_of(error)
+            counts.ended[code] = counts.ended.get(code, 0) + 1
+        if counts.duration is not None:
+            counts.duration.add(perf_counter() - visit.started)
 
     def add_to(self, rows: Rows) -> None:
         for call in STREAMS:
             rows.add("streams_open", ("grpc", call), 0)  # there before the first one: alerts need something to look at
-        for place, count in self._open.items():
-            rows.add("calls_open", place, count)
-            if place[1] in STREAMS:
-                rows.add("streams_open", place, count)
-        for labels, count in self._ended.items():
-            rows.add("calls_total", labels, count)
-        for place, duration in self._durations.items():
-            rows.add("call_duration_ms", place, duration.tally())
+        for (face, call), counts in self._places.items():
+            rows.add("calls_open", (face, call), counts.open)
+            if counts.duration is None:
+                rows.add("streams_open", (face, call), counts.open)
+            else:
+                rows.add("call_duration_ms", (face, call), counts.duration.tally())
+            for code, count in counts.ended.items():
+                rows.add("calls_total", (face, call, code), count)
 
 
 def code_of(error: BaseException) -> str:

@@ -54,7 +54,7 @@ async def test_caller_who_is_not_let_in_is_counted_too() -> None:
     with pytest.raises(HeaplineError):
         async with Visit(Front(Nobody(), [counts]), "http", "Stats", "jobs", {}):
             pass
-    assert told(counts)["calls_total"] == {("http", "Stats", "UNAUTHENTICATED"): 1}
+    assert told(counts)["calls_total"] == {("http", "Stats", "UNAUTHENTICATED"): 1, ("http", "Stats", "OK"): 0}
     assert told(counts)["calls_open"]["http", "Stats"] == 0
 
 
