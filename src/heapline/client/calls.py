@@ -12,6 +12,7 @@ import grpc
 
 from heapline.client import tracing
 from heapline.client.session import Session
+from heapline.client.target import ClientTls, parse_target
 from heapline.errors import Closed, HeaplineError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
@@ -28,9 +29,13 @@ _CUT_OFF = "Internal error from Core"
 class Calls:
     def __init__(
         self, target: str, credential: str | None, timeout: float | None, *, sessions: bool = True,
-        late: Callable[[str, bytes], None] = lambda method, answer: None,
+        late: Callable[[str, bytes], None] = lambda method, answer: None, tls: ClientTls | None = None,
     ) -> None:  # fmt: skip
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        address, tls = parse_target(target, tls)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=_OPTIONS)
         self._metadata = () if credential is None else (("authorization", credential),)
         self._timeout = timeout
         self._closed = False

@@ -16,6 +16,7 @@ from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
 from heapline.client.checks import check_outgoing, check_outgoings, is_plain
 from heapline.client.numbering import enqueue_numbered
+from heapline.client.target import ClientTls, parse_target
 from heapline.config import parse_topic
 from heapline.engine.columns import check_moment, check_priority, check_seconds
 from heapline.engine.requests import (
@@ -32,7 +33,7 @@ from heapline.engine.requests import (
     messages_by_topic,
     parse_ids,
 )  # fmt: skip
-from heapline.errors import BadRequest, Closed, HeaplineError, LeaseLost
+from heapline.errors import BadRequest, Closed, ConfirmationNeeded, HeaplineError, LeaseLost
 from heapline.model import (
     BatchInfo,
     DlqFilter,
@@ -58,11 +59,17 @@ _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 class WireBroker:
-    """`async with WireBroker("localhost:7400", credential="…") as broker: …`"""
+    """`async with WireBroker("heaplines://queue:7400", credential="…", tls=ClientTls(ca="ca.crt")) as broker: …`
+
+    Without a scheme and without `tls` the connection is in the clear: for loopback.
+    """
 
     def __init__(
-        self, target: str, *, credential: str | None = None, timeout: float | None = None, sessions: bool = True
-    ) -> None:
+        self, target: str, *, credential: str | None = None, timeout: float | None = None, sessions: bool = True,
+        tls: ClientTls | None = None,
+    ) -> None:  # fmt: skip
+        parse_target(target, tls)
+        self._tls = tls
         self._target = target
         self._sessions = sessions
         self._credential = credential
@@ -72,7 +79,7 @@ class WireBroker:
 
     async def __aenter__(self) -> WireBroker:
         self._calls_or_none = Calls(
-            self._target, self._credential, self._timeout, sessions=self._sessions, late=self._late
+            self._target, self._credential, self._timeout, sessions=self._sessions, late=self._late, tls=self._tls
         )
         return self
 
@@ -110,13 +117,13 @@ class WireBroker:
         return [shapes.unpack_info(info) for info in (await self.calls("ListHeaps", pb.Nothing())).heaps]
 
     async def delete_topic(self, topic: str) -> None:
-        await self._on_heap("DeleteHeap", topic)
+        await self._confirmed("DeleteHeap", pb.Heap(topic=_topic(topic)))
 
     async def stats(self, topic: str) -> TopicStats:
         return shapes.unpack_stats(await self._on_heap("Stats", topic))
 
     async def purge(self, topic: str) -> int:
-        return _count(await self._on_heap("Purge", topic))
+        return _count(await self._confirmed("Purge", pb.Heap(topic=_topic(topic))))
 
     async def pause_topic(self, topic: str, until: datetime | None = None) -> None:
         if until is not None:
@@ -139,6 +146,14 @@ class WireBroker:
 
     async def snapshot(self, topic: str) -> None:
         await self._on_heap("Snapshot", topic)
+
+    async def _confirmed(self, method: str, request: Any) -> Any:
+        """Both steps of a call that cannot be undone: whoever calls it in Python has said what he means."""
+        try:
+            return await self.calls(method, request)
+        except ConfirmationNeeded as needed:
+            request.confirmation = needed.token
+        return await self.calls(method, request)
 
     async def _on_heap(self, method: str, topic: str) -> Any:
         return await self.calls(method, pb.Heap(topic=_topic(topic)))
@@ -384,7 +399,7 @@ class WireBroker:
             topic=_topic(topic), where=shapes.pack_filter(where), rate=rate,
             ids=None if numbers is None else pb.Ids(message_ids=map(str, numbers)),
         )  # fmt: skip
-        return _count(await self.calls(method, request))
+        return _count(await (self._confirmed if method == "DlqDelete" else self.calls)(method, request))
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

@@ -333,6 +333,10 @@ class EmbeddedBroker(TopicKeeper):
         popped = await self._pop(runner, max_messages, visibility, wait, holder, max_bytes, request_id, True)
         return runner.name, popped or None
 
+    def leases_held(self, topic: str, holder: str) -> int:
+        """How many leases of this topic a holder has out: counted with the leases themselves, so it never drifts."""
+        return sum(partition.leases.held.get(holder, 0) for partition in self._runner(topic).topic.partitions)
+
     async def _pop(
         self, runner: TopicRunner, max_messages: int, visibility: float | None, wait: float, holder: str | None,
         max_bytes: int, request_id: str | None, by_columns: bool,

@@ -75,10 +75,11 @@ def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncI
             topic = getattr(request, "topic", None)
             async with Visit(front, "grpc", method.name, topic, headers, context) as caller:
                 admitted = True
-                answers = act(request, caller)
-                async with contextlib.aclosing(answers):  # type: ignore[type-var]
-                    async for answer in answers:
-                        await context.write(answer)
+                with caller.while_valid():
+                    answers = act(request, caller)
+                    async with contextlib.aclosing(answers):  # type: ignore[type-var]
+                        async for answer in answers:
+                            await context.write(answer)
         except Exception as error:
             if method.streams_in and not admitted:
                 await _hear_out(request)
@@ -132,7 +133,7 @@ async def tell(context: Any, error: Exception, method: str, correlation_id: str)
         raise error  # gRPC's own: the call has ended already
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
-        about = ((codes.METADATA, codes.to_metadata(error)), (CORRELATION, correlation_id))
-        await context.abort(code, str(error)[:TEXT_MAX], about)
+        text = codes.describe(error)["text"][:TEXT_MAX]
+        await context.abort(code, text, ((codes.METADATA, codes.to_metadata(error)), (CORRELATION, correlation_id)))
     log.exception("a call failed", method=method, correlation_id=correlation_id)
     await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT, ((CORRELATION, correlation_id),))

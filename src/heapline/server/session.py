@@ -119,7 +119,10 @@ class Session:
         except HeaplineError as error:
             code = codes.codes_of(type(error)).grpc
             answer = pb.SessionAnswer(
-                number=call.number, code=code, error=codes.to_metadata(error), text=str(error)[:TEXT_MAX]
+                number=call.number,
+                code=code,
+                error=codes.to_metadata(error),
+                text=codes.describe(error)["text"][:TEXT_MAX],
             )
         except Exception:
             told = headers[CORRELATION]

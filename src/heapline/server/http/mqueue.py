@@ -48,6 +48,7 @@ from heapline.server.front import Caller, Visit
 from heapline.server.http import mqueue_shapes as shapes
 from heapline.server.http.door import TooLarge
 from heapline.server.http.visiting import House
+from heapline.server.limiting import pop_within
 from heapline.server.mqueue_rules import MQueueRules, NamespaceRates
 from heapline.server.whole_batches import WholeBatches
 
@@ -155,6 +156,8 @@ async def enqueue(desk: AtDesk) -> Response:
     async with desk.let_in("EnqueueBatch", first) as caller:
         for topic in others:
             caller.must(Action.PRODUCE, topic)
+        for topic, messages in shares.items():
+            caller.check_payload(max(len(message.payload) for message in messages), topic)
         desk.mqueue.rates.take({shapes.namespace_of(topic) for topic in shares})
         results = {topic: iter(enqueued) for topic, enqueued in (await desk.mqueue.enqueue(shares, caller)).items()}
         return _answer([next(results[names[item.namespace, item.topic]]).id for item in items])
@@ -174,7 +177,7 @@ async def dequeue(
         holder = holder_of(caller)
         repeat = None if request_id is None else f"{holder} {request_id}"  # each has names of his own
         try:
-            _, popped = await desk.broker.pop_columns(name, limit, holder=holder, request_id=repeat)
+            _, popped = await pop_within(desk.broker, caller, name, limit, holder=holder, request_id=repeat)
         except TopicNotFound:
             if not desk.mqueue.rules.creates_topics:
                 raise
