@@ -58,7 +58,7 @@ async def play(place: Path, stops: int, seed: int) -> Load:
 
 def check_log(log: bytes, stops: int) -> None:
     """Every process said that it stopped, none that something was wrong: neither when it stopped nor when it opened."""
-    assert log.count(b"INFO stopped") == stops
+    assert log.count(b'"event": "stopped"') == stops
     complaints = re.findall(rb"^.*(?:WARNING|ERROR|CRITICAL|Traceback|Exception|never retrieved).*$", log, re.MULTILINE)
     assert not complaints, complaints
 

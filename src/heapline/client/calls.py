@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from heapline.client import tracing
 from heapline.client.ending import Ending, heapline_error
 from heapline.client.session import Session
 from heapline.client.target import ClientTls, parse_target
@@ -39,7 +40,7 @@ class Calls:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
             self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
-        self._metadata = None if credential is None else (("authorization", credential),)
+        self._metadata = () if credential is None else (("authorization", credential),)
         self._timeout = timeout
         self._closed = False
         self._stubs = {name: self._stub(name) for name in METHODS}
@@ -62,11 +63,19 @@ class Calls:
         )  # fmt: skip
 
     async def __call__(self, name: str, request: Any) -> Any:
+        span = tracing.span_of(name, getattr(request, "topic", None))
+        if span is None:
+            return await self._call(name, request, None)
+        with span:
+            return await self._call(name, request, span.headers)
+
+    async def _call(self, name: str, request: Any, headers: dict[str, str] | None) -> Any:
         if self._session is not None:
-            answer = await self._session.call(name, request.SerializeToString(), self._timeout)
+            answer = await self._session.call(name, request.SerializeToString(), self._timeout, headers)
             return METHODS[name].response.FromString(answer)
+        metadata = self._metadata if headers is None else (*self._metadata, *headers.items())
         try:
-            return await self._stubs[name](request, metadata=self._metadata, timeout=self._timeout)
+            return await self._stubs[name](request, metadata=metadata, timeout=self._timeout)
         except grpc.aio.AioRpcError as error:
             raise heapline_error(error) from None
         except grpc.aio.UsageError:
@@ -74,8 +83,9 @@ class Calls:
 
     async def stream(self, name: str, request: Any) -> AsyncIterator[Any]:
         """The answers of a streaming method; `request` is one, or an async iterator of them."""
+        metadata = (*self._metadata, *tracing.context_headers().items())
         streams_in = METHODS[name].streams_in
-        call = self._stubs[name](*(() if streams_in else (request,)), metadata=self._metadata)
+        call = self._stubs[name](*(() if streams_in else (request,)), metadata=metadata)
         ending = Ending(call)
         sending = asyncio.ensure_future(_send(call, request)) if streams_in else None
         try:

@@ -28,6 +28,8 @@ from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
 from heapline.server.limiting import Limiting
+from heapline.server.observing.metrics import Metrics
+from heapline.server.observing.watching import make_broker, observers
 from heapline.server.rpc import handler
 from heapline.server.secure import http_context, open_grpc
 from heapline.server.settings import ServerSettings
@@ -44,8 +46,12 @@ class Server:
         self.broker = broker
         self._settings = settings
         self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
+        self.metrics = Metrics(broker)
+        self.metrics.watch("audit_lines_lost_total", lambda: self.auditing.lost)
         limits = settings.limits()
-        self.front = Front(guard, [self.auditing, Limiting(limits)], limits=limits)
+        self.front = Front(
+            guard, [*observers(broker, self.metrics), self.auditing, Limiting(limits)], limits=limits
+        )  # fmt: skip
         if isinstance(guard, DirectoryGuard):
             guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)
@@ -53,6 +59,8 @@ class Server:
         app = make_app(
             broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
         )  # fmt: skip
+        app.state.metrics = self.metrics
+        app.state.metrics_public = settings.on_loopback if settings.metrics_public is None else settings.metrics_public
         self._tls = settings.tls_files()
         ssl = None if self._tls is None else http_context(self._tls)
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
@@ -126,9 +134,7 @@ async def serve(settings: ServerSettings, guard: Guard, ready: Any = None, clock
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            EmbeddedBroker(str(settings.data), config=settings.broker_config(), clock=clock or SystemClock())
-        )
+        broker = await stack.enter_async_context(make_broker(settings, clock))
         if isinstance(guard, DirectoryGuard):
             stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(broker, guard, settings))

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import HeaplineError
 from heapline.server.front import Front
-from heapline.server.http import access, answers, health, heaps, mqueue
+from heapline.server.http import access, answers, health, heaps, metrics, mqueue
 from heapline.server.http.door import Door
 from heapline.server.mqueue_rules import MQueueRules
 
@@ -21,6 +21,7 @@ def make_app(
     app.state.broker = broker
     app.state.front = front
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(heaps.router)
     app.include_router(access.router)
     mqueue.install(app, broker, mqueue_rules or MQueueRules())
