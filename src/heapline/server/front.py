@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+from heapline.clock import Clock, SystemClock
 from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
+from heapline.server.auth.confirm import Confirmations
 from heapline.server.auth.principal import Action, Guard, Principal
 
 PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
@@ -43,17 +45,31 @@ class Stopping(UnavailableError):
 class Visit:
     """One call from its arrival to its answer."""
 
-    __slots__ = ("call", "caller", "context", "correlation_id", "face", "front", "headers", "notes", "started", "topic")
+    __slots__ = (
+        "call",
+        "caller",
+        "context",
+        "correlation_id",
+        "face",
+        "front",
+        "headers",
+        "notes",
+        "read",
+        "started",
+        "topic",
+    )
 
     def __init__(
-        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None
-    ) -> None:
+        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None,
+        read: Callable[[Visit], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
         self.front = front
         self.face = face  # "grpc", "http" or "mqueue"
         self.call = call  # a name of ACTIONS
         self.topic = topic
         self.headers = headers  # in lower case
         self.context = context  # gRPC's, on that face
+        self.read = read  # what is read only once it is known who calls, and tells the topic: a stranger's body is not
         self.correlation_id = correlation_id(headers.get("x-correlation-id"))
         self.started = time.perf_counter()
         self.caller: Caller | None = None
@@ -74,6 +90,8 @@ class Visit:
         guard = self.front.guard
         principal = await guard.authenticate(self.headers.get("authorization") or self.headers.get("x-api-key"))
         self.caller = caller = Caller(guard, principal, self)
+        if self.read is not None:
+            await self.read(self)
         action = ACTIONS[self.call]
         if action is not None:
             caller.must(action, self.topic)
@@ -114,6 +132,10 @@ class Caller:
             return True
         return False
 
+    def confirm(self, call: str, topic: str, token: str | None, arguments: str = "") -> None:
+        """For what cannot be undone: raises ConfirmationNeeded unless `token` confirms this very call."""
+        self.visit.front.confirmations.require(token, self.principal, call, topic, arguments)
+
     def must_be_valid(self) -> None:
         """Asked again and again on streams: a credential may be revoked while they last."""
         if not self._guard.is_valid(self.principal):
@@ -132,12 +154,13 @@ class Observer(Protocol):
 
 
 class Front:
-    def __init__(self, guard: Guard, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, guard: Guard, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
         if guard is None:
             raise ValueError("a server needs a guard: who may call is never left open by accident")
         self.guard = guard
         self.observers = tuple(observers)
         self.stopping = asyncio.Event()
+        self.confirmations = Confirmations(clock or SystemClock())
 
 
 def correlation_id(given: str | None) -> str:

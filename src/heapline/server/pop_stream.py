@@ -15,9 +15,10 @@ from typing import Any
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import BadRequest
-from heapline.model import LeaseRef, Popped
+from heapline.model import Popped
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Front, Stopping
+from heapline.server.giving_back import give_back
 from heapline.wire.columns import pack_popped, popped_items
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given
@@ -53,7 +54,7 @@ class PopStream:
                 if got is None:
                     continue
                 if self._ended or self._caller.context.done():
-                    self._give_back(*got)
+                    give_back(self._broker, *got)
                     return
                 self._credits -= len(got[1].ids)
                 yield _response(*got, start.as_items)
@@ -116,28 +117,13 @@ class PopStream:
             if pop.done() and not pop.cancelled() and pop.exception() is None:
                 name, popped = pop.result()
                 if popped is not None:
-                    self._give_back(name, popped)
+                    give_back(self._broker, name, popped)
             raise
         finally:
             pop.cancel()
-
-    def _give_back(self, name: str, popped: Popped) -> None:
-        refs = [LeaseRef(name, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
-        task = asyncio.ensure_future(self._broker.release(refs))
-        _RELEASES.add(task)  # it outlives the stream
-        task.add_done_callback(_forget)
 
 
 def _response(name: str, popped: Popped, as_items: bool) -> Any:
     if as_items:
         return pb.PopResponse(topic=name, items=popped_items(popped))
     return pb.PopResponse(topic=name, columns=pack_popped(popped))
-
-
-_RELEASES: set[asyncio.Task[None]] = set()
-
-
-def _forget(task: asyncio.Task[None]) -> None:
-    _RELEASES.discard(task)
-    if not task.cancelled():
-        task.exception()  # a broker that closes meanwhile: the leases run out by themselves

@@ -1,10 +1,12 @@
-"""How an error is told over HTTP: `{"error": class, "facts": {…}, "text": …}` with the code of the one table."""
+"""How an answer is written, and how an error is told: `{"error": class, "facts": {…}, "text": …}` with the code of the
+one table."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,8 +14,15 @@ from starlette.responses import Response
 
 from heapline.errors import BadRequest, HeaplineError
 from heapline.wire import codes
+from heapline.wire.json_shapes import tell_error
 
 RETRY_AFTER = 1  # seconds, where an error does not know better
+JSON = "application/json"
+_ENCODER = msgspec.json.Encoder()
+
+
+def say(document: Any, status: int = 200) -> Response:
+    return Response(_ENCODER.encode(document), status, media_type=JSON)
 
 
 async def told(request: Request, error: Exception) -> Response:
@@ -22,7 +31,7 @@ async def told(request: Request, error: Exception) -> Response:
 
 
 async def malformed(request: Request, error: Exception) -> Response:
-    """What FastAPI says of a body or a parameter that does not fit, without the value: it may be a payload."""
+    """What FastAPI says of a parameter that does not fit, without its value: it may be a secret."""
     assert isinstance(error, RequestValidationError)
     said = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
     return tell(BadRequest("; ".join(said)))
@@ -36,10 +45,12 @@ async def plain(request: Request, error: Exception) -> Response:
 
 
 def tell(error: HeaplineError) -> Response:
-    status = codes.codes_of(type(error)).http
-    headers = {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else None
-    return answer(status, codes.describe(error), headers)
+    status = getattr(error, "http_status", None) or codes.codes_of(type(error)).http
+    headers = {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return answer(status, msgspec.to_builtins(tell_error(error)), headers)
 
 
 def answer(status: int, body: dict[str, Any], headers: Any = None) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+    return Response(json.dumps(body), status, headers, media_type=JSON)

@@ -1,0 +1,23 @@
+"""Leases that were taken for somebody who has gone: back to the heap at once, whoever else ends meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.model import LeaseRef, Popped
+
+_RELEASES: set[asyncio.Task[None]] = set()
+
+
+def give_back(broker: EmbeddedBroker, topic: str, popped: Popped) -> None:
+    refs = [LeaseRef(topic, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
+    task = asyncio.ensure_future(broker.release(refs))
+    _RELEASES.add(task)  # it outlives the call
+    task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    _RELEASES.discard(task)
+    if not task.cancelled():
+        task.exception()  # a broker that closes meanwhile: the leases run out by themselves
