@@ -34,7 +34,7 @@ class NewMessage(Ask, kw_only=True):
     key: Annotated[Text | None, Meta(description="messages of one key lie in one partition")] = None
     delay: Annotated[Seconds | None, Meta(description="seconds until it may be delivered")] = None
     deliver_at: Annotated[Moment | None, Meta(description="the same as a moment, with its time zone")] = None
-    headers: dict[Text, Text] | None = None
+    headers: dict[Text, Annotated[str, Meta(max_length=65536)]] | None = None
     ttl: Annotated[Seconds | None, Meta(description="seconds after falling due at which it expires")] = None
     max_retries: Annotated[Natural | None, Meta(description="deliveries after the first before it is dead")] = None
     idempotency_key: Text | None = None

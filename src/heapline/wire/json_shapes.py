@@ -39,12 +39,12 @@ class ErrorTold(Shape, kw_only=True):
     """Every refusal looks like this."""
 
     error: Annotated[str, Meta(description="the error's class, as in heapline.errors", examples=["TopicNotFound"])]
-    facts: Annotated[dict[str, Any], Meta(description="its data", examples=[{"topic": "jobs"}])]
     text: Annotated[str, Meta(description="what happened and what to do, for people")]
+    facts: Annotated[dict[str, Any], Meta(description="its data", examples=[{"topic": "jobs"}])]
 
 
 class Done(Shape, kw_only=True):
-    done: Literal[True] = True
+    done: Literal[True]
 
 
 class Count(Shape, kw_only=True):
@@ -96,17 +96,17 @@ class BatchesTold(Shape, kw_only=True):
     batches: list[BatchInfo]
 
 
-class Payload(Shape, kw_only=True):
-    """Exactly one of the three is there."""
+class OneTold(Shape, kw_only=True):
+    """A message. Exactly one of the three payloads is there, if its payload is."""
 
+    message_id: Ulid
+    id: Digits
     payload: Annotated[bytes | None, Meta(description="in base64")] = None
     payload_text: Annotated[str | None, Meta(description="as text, if it was asked for and is UTF-8")] = None
     payload_json: Annotated[Raw | UnsetType, Meta(description="as JSON, if it was asked for and is JSON")] = UNSET
 
 
-class PoppedTold(Payload, kw_only=True):
-    message_id: Ulid
-    id: Digits
+class PoppedTold(OneTold, kw_only=True):
     lease_token: Token
     priority: Int64
     attempts: Annotated[Natural, Meta(description="deliveries so far, this one among them")]
@@ -134,11 +134,9 @@ class LeasesTold(Shape, kw_only=True):
     deadlines: Annotated[list[DeadlineTold] | None, Meta(description="the new ones, of an extend")] = None
 
 
-class MessageTold(Payload, kw_only=True):
+class MessageTold(OneTold, kw_only=True):
     """What is known of one message."""
 
-    message_id: Ulid
-    id: Digits
     topic: Topic
     partition: Natural
     state: State

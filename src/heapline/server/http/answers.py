@@ -12,12 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from heapline.errors import BadRequest, HeaplineError
+from heapline.errors import BadRequest, ConfirmationNeeded, HeaplineError
 from heapline.wire import codes
 from heapline.wire.json_shapes import tell_error
 
 RETRY_AFTER = 1  # seconds, where an error does not know better
 JSON = "application/json"
+_SAID = {"extra_forbidden": "there is no such parameter", "missing": "is missing"}
+_WHERE = ", in an x-confirmation header or behind the path as &confirmation="  # of the token
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -33,15 +35,15 @@ async def told(request: Request, error: Exception) -> Response:
 async def malformed(request: Request, error: Exception) -> Response:
     """What FastAPI says of a parameter that does not fit, without its value: it may be a secret."""
     assert isinstance(error, RequestValidationError)
-    said = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
+    said = [f"{'.'.join(map(str, e['loc']))}: {_SAID.get(e['type'], e['msg'])}" for e in error.errors()[:5]]
     return tell(BadRequest("; ".join(said)))
 
 
 async def plain(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path}: {error.detail}"
-    return answer(error.status_code, {"error": "RequestError", "facts": {}, "text": text}, error.headers)
+    text = f"{request.method} {request.url.path}: {error.detail} (what there is stands in /openapi.json)"
+    return answer(error.status_code, {"error": "RequestError", "text": text, "facts": {}}, error.headers)
 
 
 def tell(error: HeaplineError) -> Response:
@@ -49,7 +51,10 @@ def tell(error: HeaplineError) -> Response:
     headers = {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return answer(status, msgspec.to_builtins(tell_error(error)), headers)
+    document = tell_error(error)
+    if isinstance(error, ConfirmationNeeded):
+        document.text += _WHERE
+    return answer(status, msgspec.to_builtins(document), headers)
 
 
 def answer(status: int, body: dict[str, Any], headers: Any = None) -> Response:

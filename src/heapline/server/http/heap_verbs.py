@@ -32,14 +32,14 @@ async def pause(topic: HeapPath, house: Here) -> Response:
     """Only that: enqueues and acks go on. For good, or until a moment."""
     async with house.asked("Pause", PauseAsk, topic) as (body, _):
         await house.broker.pause_topic(topic, body.until)
-        return say(Done())
+        return say(Done(done=True))
 
 
 @documented(router, "POST", "/heaps/{topic:path}:resume", tells=Done, summary="Deliver again")
 async def resume(topic: HeapPath, house: Here) -> Response:
     async with house.visit("Resume", topic):
         await house.broker.resume_topic(topic)
-        return say(Done())
+        return say(Done(done=True))
 
 
 @documented(
@@ -50,7 +50,7 @@ async def throttle(topic: HeapPath, house: Here) -> Response:
     """Survives a restart. Its messages wait, all else goes on."""
     async with house.asked("SetPartitionThrottled", ThrottleAsk, topic) as (body, _):
         await house.broker.set_partition_throttled(topic, body.partition, body.throttled, body.reason)
-        return say(Done())
+        return say(Done(done=True))
 
 
 @documented(router, "POST", "/heaps/{topic:path}:snapshot", tells=Done, summary="Write a snapshot now")
@@ -58,4 +58,4 @@ async def snapshot(topic: HeapPath, house: Here) -> Response:
     """So that the next start has less to read."""
     async with house.visit("Snapshot", topic):
         await house.broker.snapshot(topic)
-        return say(Done())
+        return say(Done(done=True))

@@ -67,7 +67,7 @@ async def delete_heap(topic: HeapPath, sure: Confirmed, house: Here) -> Response
     async with house.visit("DeleteHeap", topic) as caller:
         await confirm(house, caller, "DeleteHeap", topic, sure)
         await house.broker.delete_topic(topic)
-        return say(Done())
+        return say(Done(done=True))
 
 
 @documented(router, "GET", "/stats", tells=StatsTold, summary="Figures of a heap, or of all")

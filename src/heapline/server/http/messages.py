@@ -34,7 +34,7 @@ async def get(query: Annotated[OnMessage, Query()], house: Here) -> Response:
 async def cancel(house: Here) -> Response:
     async with house.asked("Cancel", MessageAsk) as (body, _):
         await house.broker.cancel(body.topic, body.message_id)
-        return say(Done())
+        return say(Done(done=True))
 
 
 @documented(
@@ -46,4 +46,4 @@ async def reschedule(house: Here) -> Response:
         await house.broker.reschedule(
             body.topic, body.message_id, delay=body.delay, deliver_at=body.deliver_at, priority=body.priority
         )
-        return say(Done())
+        return say(Done(done=True))
