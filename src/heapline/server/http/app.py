@@ -43,7 +43,9 @@ ROUTERS = (
 
 
 def make_app(broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20) -> FastAPI:
-    app = FastAPI(title="Heapline", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Heapline", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.broker = broker
     app.state.front = front
     for router in ROUTERS:

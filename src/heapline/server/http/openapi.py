@@ -76,8 +76,12 @@ def make_document(app: FastAPI) -> dict[str, Any]:
         for path, operations in document["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop("422", None)  # FastAPI's own way of telling; ours is 400
+                for response in operation["responses"].values():
+                    if len(response.get("content", ())) > 1:  # FastAPI's guess beside what we said
+                        response["content"].pop(JSON, None)
                 if not path.startswith("/v1/") or path.startswith("/v1/auth/"):
                     operation["security"] = []
+        _bound(document)
         app.openapi_schema = document
     return app.openapi_schema
 
@@ -85,22 +89,20 @@ def make_document(app: FastAPI) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     kinds = sorted(_KINDS, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    for schema in schemas.values():
-        _bound(schema)
     for name in ("NewMessage", "EnqueueAsk"):
         schemas[name]["oneOf"] = _ONE_PAYLOAD
     return schemas
 
 
 def _bound(schema: Any) -> None:
-    """Numbers without bounds of their own are of 64 bits."""
+    """Numbers without bounds of their own are of 64 bits; FastAPI makes floats of bounds, and 2^63 is too much."""
     if isinstance(schema, list):
         for inner in schema:
             _bound(inner)
     elif isinstance(schema, dict):
         if schema.get("type") == "integer":
-            schema.setdefault("minimum", INT64_MIN)
-            schema.setdefault("maximum", INT64_MAX)
+            schema["minimum"] = max(INT64_MIN, int(schema.get("minimum", INT64_MIN)))
+            schema["maximum"] = min(INT64_MAX, int(schema.get("maximum", INT64_MAX)))
         for inner in schema.values():
             _bound(inner)
 
@@ -109,7 +111,6 @@ def settings_schema(*, with_topic: bool) -> dict[str, Any]:
     """A heap's settings, none of which must be given; with the topic's name beside them where a heap is made."""
     (_,), schemas = msgspec.json.schema_components([TopicConfig], ref_template="#/components/schemas/{name}")
     schema = dict(schemas["TopicConfig"])
-    _bound(schema)
     schema.pop("title", None)
     schema["properties"] = dict(schema["properties"])
     if with_topic:
