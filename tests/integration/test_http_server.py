@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ async def test_numbers_of_the_document_are_of_64_bits(rig: HttpRig) -> None:
                 look(inner)
 
     look((await rig.http.get("/openapi.json")).json())
+
+
+async def test_docs_are_a_page_that_fetches_nothing(rig: HttpRig) -> None:
+    answer = await rig.http.get("/docs")
+    assert "/v1/enqueue:batch" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.search(r"https?://|<script|src=", answer.text)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -208,7 +216,8 @@ async def test_settings_that_no_heap_has_are_refused(rig: HttpRig, name: str) ->
 
 @pytest.mark.parametrize(
     "headers",
-    [{"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}, {"content-encoding": "gzip"}],
+    [{"content-type": sort} for sort in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data", "x")]
+    + [{"content-encoding": "gzip"}],
 )
 async def test_what_a_form_sends_and_what_is_compressed_is_not_taken(rig: HttpRig, headers: dict[str, str]) -> None:
     content = b'{"topic": "jobs", "payload_text": "x"}'
@@ -246,8 +255,18 @@ async def test_caller_is_asked_for_once_a_call(tmp_path: Path) -> None:
 
 async def test_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
     async with HttpRig(tmp_path, Keys(boss="*:admin")) as rig:
-        head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
+        head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
         assert (await rig.raw(head + b"{")).startswith(b"HTTP/1.1 401 ")  # and the rest was never sent
+
+
+async def test_stranger_is_told_that_he_is_one_whatever_else_is_wrong(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path, Keys(boss="*:admin")) as rig:
+        for answer in (
+            await rig.get("peek"), await rig.get("peek", topic="jobs", limit="x"), await rig.post("enqueue", {"a": 1}),
+            await rig.get("heaps/%00"), await rig.post("heaps/none:purge"), await rig.get("log", topic="none"),
+        ):  # fmt: skip
+            assert (answer.status_code, answer.json()["error"]) == (401, "Unauthenticated")
+            assert answer.headers["www-authenticate"] == "Bearer"
 
 
 async def test_caller_out_of_scope_is_told_so_and_nothing_else(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ async def test_stop_closes_idle_connections_and_finishes_what_is_under_way(tmp_p
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.http_port)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"ok\n")
-        under_way = [asyncio.create_task(rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})) for _ in range(20)]
+        one = {"topic": "jobs", "payload_text": "x"}
+        under_way = [asyncio.create_task(rig.post("enqueue", one)) for _ in range(20)]
         await asyncio.sleep(0.01)
         await asyncio.wait_for(rig.server.stop(), 20)
         assert await asyncio.wait_for(reader.read(), 20) == b""  # closed by the server

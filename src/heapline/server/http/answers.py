@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heapline.errors import BadRequest, ConfirmationNeeded, HeaplineError
+from heapline.server.front import Front
 from heapline.wire import codes
 from heapline.wire.json_shapes import tell_error
 
@@ -33,8 +34,14 @@ async def told(request: Request, error: Exception) -> Response:
 
 
 async def malformed(request: Request, error: Exception) -> Response:
-    """What FastAPI says of a parameter that does not fit, without its value: it may be a secret."""
+    """What FastAPI says of a parameter that does not fit, without its value: it may be a secret. FastAPI looks at them
+    before the visit begins; a stranger is told first that he is one."""
     assert isinstance(error, RequestValidationError)
+    front: Front = request.app.state.front
+    try:
+        await front.guard.authenticate(request.headers.get("authorization") or request.headers.get("x-api-key"))
+    except HeaplineError as refused:
+        return tell(refused)
     said = [f"{'.'.join(map(str, e['loc']))}: {_SAID.get(e['type'], e['msg'])}" for e in error.errors()[:5]]
     return tell(BadRequest("; ".join(said)))
 

@@ -13,6 +13,7 @@ from heapline.server.http import (
     answers,
     batches,
     dead_letters,
+    docs_page,
     enqueuing,
     health,
     heap_verbs,
@@ -38,7 +39,7 @@ has the same shape: `error` (its class), `facts` (its data), `text` (what to do)
 # Verbs of a heap stand before the heap itself: its path would swallow them.
 ROUTERS = (
     health.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router, messages.router,
-    dead_letters.router, batches.router, log.router, login.router,
+    dead_letters.router, batches.router, log.router, login.router, docs_page.router,
 )  # fmt: skip
 
 
