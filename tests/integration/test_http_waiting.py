@@ -15,7 +15,7 @@ from heapline.errors import Unauthenticated, UnavailableError
 from heapline.model import Popped
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.secret import Secret
-from heapline.server.http import popping
+from heapline.server.http import popping, protocol
 from tests.integration.http_rig import HttpRig
 from tests.integration.server_rig import Keys, until
 from tests.unit.server.auth.rig import PASSWORD, CountingHasher
@@ -148,6 +148,43 @@ async def test_broker_over_http_tells_a_server_that_is_gone(tmp_path: Path) -> N
             await rig.server.stop()
             with pytest.raises(UnavailableError):
                 await broker.stats("jobs")
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [b"x: " + b"y" * (1 << 20), b"".join(b"x%d: y\r\n" % i for i in range(20_000))])
+async def test_head_of_a_request_is_bounded(tmp_path: Path, rest: bytes) -> None:
+    async with HttpRig(tmp_path) as rig:
+        said = await rig.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + rest)
+        assert said == b"" or said.startswith(b"HTTP/1.1 431 ")  # or cut off while it was still sending
+        assert (await rig.http.get("/healthz")).status_code == 200
+
+
+async def test_large_body_does_not_count_as_head(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap(max_payload_bytes=500_000)
+        for _ in range(2):  # on one connection
+            big = await rig.post("enqueue", {"topic": "jobs", "payload_text": "x" * 400_000})
+            assert big.status_code == 200
+
+
+async def test_head_that_does_not_come_to_its_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS_MAX", 0.01)
+    async with HttpRig(tmp_path) as rig:
+        assert await rig.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\n") == b""
+
+
+async def test_answer_that_takes_long_is_not_cut_off_with_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS_MAX", 0.5)
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        answer = await rig.post("pop", {"topic": "jobs", "wait": 0.8})
+        assert answer.json() == {"topic": "jobs", "messages": []}
 
 
 # -- logging in --------------------------------------------------------------------------------------------------------

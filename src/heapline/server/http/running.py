@@ -10,6 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from heapline.server.http.protocol import BoundedProtocol
+
 KEEP_ALIVE = 75  # seconds that a connection may idle
 
 
@@ -23,8 +25,8 @@ class HttpFace:
     def __init__(self, app: Any, host: str, port: int, stop_grace: float) -> None:
         self._host, self._port = host, port
         config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False,
-            timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=max(1, round(stop_grace)),
+            app, http=BoundedProtocol, lifespan="off", log_config=None, access_log=False, server_header=False,
+            date_header=False, timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=max(1, round(stop_grace)),
         )  # fmt: skip
         self._server = _Quiet(config)
         self._serving: asyncio.Task[None] | None = None

@@ -114,4 +114,8 @@ def _decoder(kind: Any) -> Any:
 _DECODERS: dict[Any, Any] = {}
 
 
-Here = Annotated[House, Depends(House)]
+async def _house(request: Request) -> House:
+    return House(request)  # a class alone would be called in a thread, and cost more than the rest of a small call
+
+
+Here = Annotated[House, Depends(_house)]
