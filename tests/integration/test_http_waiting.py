@@ -187,6 +187,18 @@ async def test_answer_that_takes_long_is_not_cut_off_with_the_head(
         assert answer.json() == {"topic": "jobs", "messages": []}
 
 
+async def test_body_that_is_cut_off_is_the_callers_affair(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with HttpRig(tmp_path) as rig:
+        head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        _, writer = await asyncio.open_connection("127.0.0.1", rig.server.http_port)
+        writer.write(head)
+        await writer.drain()
+        writer.close()
+        for _ in range(3):
+            assert (await rig.http.get("/healthz")).status_code == 200
+    assert "a request failed" not in caplog.text
+
+
 # -- logging in --------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ Heapline's own errors is told as INTERNAL, and nothing of it is told.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from heapline import errors
@@ -16,6 +17,8 @@ from heapline.errors import HeaplineError
 METADATA = "heapline-error-bin"
 FACTS_BYTES_MAX = 3072  # of metadata: most stacks refuse more than 8 KiB of it
 LIST_MAX = 100
+_PATH = re.compile(r"/(?:[^/\s'\"]+/)+([^/\s'\"]+)")
+_OF_FILES = (errors.CorruptionError, errors.TopicReloading, errors.DirectoryLocked)
 INTERNAL_TEXT = "internal error: the server's log says more"
 
 
@@ -84,7 +87,11 @@ def codes_of(kind: type[HeaplineError]) -> Codes:
 def describe(error: HeaplineError) -> dict[str, Any]:
     """What the wire carries of an error. The class is one that errors.py knows, also for a subclass made elsewhere."""
     kind = next(ancestor for ancestor in type(error).__mro__ if _BY_NAME.get(ancestor.__name__) is ancestor)
-    return {"error": kind.__name__, "facts": error.facts(), "text": str(error)}
+    facts, text = error.facts(), str(error)
+    if isinstance(error, _OF_FILES):  # where they lie is the server's own affair; their names are enough
+        facts = {name: _PATH.sub(r"\1", value) if isinstance(value, str) else value for name, value in facts.items()}
+        text = _PATH.sub(r"\1", text)
+    return {"error": kind.__name__, "facts": facts, "text": text}
 
 
 def to_metadata(error: HeaplineError) -> bytes:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
 
 from heapline.config import DEFAULT_NAMESPACE, parse_topic
 from heapline.engine.embedded import EmbeddedBroker
@@ -57,7 +58,10 @@ class House:
         request = self.request
         if request.headers.get("content-encoding", "identity") != "identity":
             raise NotJson("bodies are not taken compressed: leave content-encoding away")
-        data = await request.body()
+        try:
+            data = await request.body()
+        except ClientDisconnect:
+            raise BadRequest("the request ended before its body did") from None
         if not data and optional:
             data = b"{}"
         sort = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
