@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,6 +186,14 @@ async def test_answer_that_takes_long_is_not_cut_off_with_the_head(
         await rig.heap()
         answer = await rig.post("pop", {"topic": "jobs", "wait": 0.8})
         assert answer.json() == {"topic": "jobs", "messages": []}
+
+
+async def test_answers_do_not_wait_for_the_clients_acknowledgement(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.http.get("/healthz")
+        (connection,) = rig.server._http._server.server_state.connections
+        socket_ = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert socket_.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_body_that_is_cut_off_is_the_callers_affair(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
