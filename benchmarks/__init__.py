@@ -11,6 +11,10 @@ real disk; the directory is empty and removed afterwards. It yields one dict per
     met       whether it was; None if there is no target
     better    optional, "higher" or "lower": which way the ratio improves. Without it higher, unless the target bounds
               the ratio from above: "≤ 1.5×"
+    error     optional: why there is no figure; `value` is None then
+    about     optional, where the baseline is somebody else's product: its `peer`, `version` and `durability`
+
+Between them it may yield a `harness.Step`, which moves the progress bar.
 
 Machines differ and are shared, so ratios are what is compared between runs (`ratios.json`), never figures.
 """

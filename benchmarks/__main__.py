@@ -7,18 +7,28 @@ import sys
 import time
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import harness, ratios, report
-from benchmarks.harness import Row
+from benchmarks.harness import Row, Step
+from benchmarks.server.targets import PEERS
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Heapline next to its baselines.")
     parser.add_argument("suite", choices=sorted(harness.SUITES), help="which benchmarks to run")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes; the whole suite in under 45 s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="smaller sizes: a suite in under 45 s, `server` with all peers in three minutes",
+    )
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="only this module of the suite; may be repeated"
     )
+    parser.add_argument(
+        "--peers", type=_names, default=tuple(PEERS), metavar="NAMES",
+        help=f"which others `server` runs next to ours, by commas: {', '.join(PEERS)} (all); \"\" for none",
+    )  # fmt: skip
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one object a line: " + ", ".join(report.JSON_KEYS))
     shape.add_argument(
@@ -31,26 +41,44 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     unknown = set(options.only or ()) - set(known)
     if unknown:
         parser.error(f"{options.suite} has no {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+    if strangers := set(options.peers) - PEERS.keys():
+        parser.error(f"there is no peer {', '.join(sorted(strangers))}; there are {', '.join(PEERS)}")
     return options
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def run(options: argparse.Namespace, console: Console) -> list[Row]:
     """Run the modules one after another, telling on the console which; JSON lines go out as they come."""
     rows = []
-    with console.status("") as status:
-        for module in harness.SUITES[options.suite]:
+    modules = [m for m in harness.SUITES[options.suite] if not options.only or harness.short_name(m) in options.only]
+    with progress_bar(console) as progress:
+        bar = progress.add_task("", total=len(modules))
+        for number, module in enumerate(modules):
             short = harness.short_name(module)
-            if options.only and short not in options.only:
-                continue
-            status.update(f"{short} …")
-            for row in harness.run_module(module, quick=options.quick):
+            progress.update(bar, completed=number, description=f"{short} …")
+
+            def advance(step: Step, number: int = number, short: str = short) -> None:
+                done = number + step.done / max(step.total, 1)
+                progress.update(bar, completed=done, description=f"{short} … {step.text}")
+
+            for row in harness.run_module(module, quick=options.quick, peers=options.peers, on_step=advance):
                 rows.append(row)
-                status.update(f"{short} … {row.name}: {report.figure(row.value, row.unit)}")
+                shown = f"{short} … {row.name}: {report.figure(row.value, row.unit)}"
+                progress.update(bar, description=shown)
                 if row.error:
                     tell(console, f"error: {row.error}")
                 if options.json:
                     print(report.json_line(row), flush=True)
     return rows
+
+
+def progress_bar(console: Console) -> Progress:
+    """Gone when all is done: what stays is the table."""
+    text = TextColumn("{task.description}", markup=False)
+    return Progress(SpinnerColumn(), BarColumn(24), TimeElapsedColumn(), text, console=console, transient=True)
 
 
 def tell(console: Console, trouble: str) -> None:
@@ -69,6 +97,7 @@ def main() -> int:
         print(report.markdown(rows, kept, command))
     elif not options.json:
         report.print_table(rows, kept, Console())
+        report.print_peers(rows, Console())
     regressed = [row for row in rows if ratios.regressed_from(row, kept) is not None]
     for row in regressed:
         tell(console, f"regression: {row.name} is at {row.ratio:.3g}×, was {kept[row.name]:.3g}×")

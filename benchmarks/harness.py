@@ -7,84 +7,73 @@ benchmark would hide the rest. It knows nothing of what is measured or how it is
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from benchmarks.rows import Row, Step
+
+__all__ = ["Row", "Step", "SUITES", "measure", "run_module", "short_name"]
 
 SUITES: dict[str, tuple[str, ...]] = {
     "core": ("benchmarks.heap", "benchmarks.wheel", "benchmarks.dedup", "benchmarks.journal", "benchmarks.engine"),
     "spine": ("benchmarks.spine", "benchmarks.partitions", "benchmarks.herd"),
-}
+    "server": (
+        "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.idle",
+        "benchmarks.server.memory", "benchmarks.server.next_to_peers",
+    ),
+}  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
 TIMEOUT_S = 1800
 TIMEOUT_QUICK_S = 120
+#: This one first fetches and installs what it compares with.
+TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S}
 
 #: On the disk of the working directory: a temporary directory may be memory, and would flatter every fsync.
 SCRATCH = Path(".bench")
-
-#: A target such as "≤ 1.5×": about the ratio itself, which is therefore better the lower it is.
-RATIO_AT_MOST = re.compile(r"\s*(?:≤|<=?)\s*[\d.]+\s*[×x]")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One figure, as `benchmarks/__init__.py` describes it; `error` is set if there is no figure."""
-
-    name: str
-    value: float | None = None
-    unit: str | None = None
-    baseline: float | None = None
-    ratio: float | None = None
-    target: float | str | None = None
-    met: bool | None = None
-    better: Literal["higher", "lower"] = "higher"
-    error: str | None = None
-
-    @classmethod
-    def from_yielded(cls, yielded: dict[str, Any]) -> Row:
-        missing = {"name", "value", "unit", "baseline", "ratio", "target", "met"} - yielded.keys()
-        unknown = yielded.keys() - {field.name for field in fields(cls)}
-        if missing or unknown:
-            raise ValueError(f"a benchmark yielded {yielded!r}: missing {sorted(missing)}, unknown {sorted(unknown)}")
-        return cls(**{"better": "lower" if RATIO_AT_MOST.match(str(yielded["target"])) else "higher", **yielded})
 
 
 def short_name(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def run_module(module: str, *, quick: bool, timeout_s: float | None = None) -> Iterator[Row]:
+def run_module(
+    module: str, *, quick: bool, timeout_s: float | None = None, peers: Sequence[str] = (),
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Iterator[Row]:  # fmt: skip
     """The module's rows; if it is missing, fails or hangs, a last row that says so."""
     if find_spec(module) is None:
         yield Row(name=module, error=f"module {module} does not exist")
         return
     SCRATCH.mkdir(exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f"{short_name(module)}-", dir=SCRATCH))
-    limit_s = timeout_s or (TIMEOUT_QUICK_S if quick else TIMEOUT_S)
+    limit_s = timeout_s or TIMEOUTS_S.get(module) or (TIMEOUT_QUICK_S if quick else TIMEOUT_S)
+    options = [*(["--quick"] if quick else []), *(["--peers", ",".join(peers)] if peers else [])]
     try:
-        yield from _rows_of_child(module, directory, quick, limit_s)
+        yield from _rows_of_child(module, directory, options, limit_s, on_step)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         if not any(SCRATCH.iterdir()):
             SCRATCH.rmdir()
 
 
-def _rows_of_child(module: str, directory: Path, quick: bool, limit_s: float) -> Iterator[Row]:
-    command = [sys.executable, "-m", "benchmarks.harness", module, str(directory), *(["--quick"] if quick else [])]
+def _rows_of_child(
+    module: str, directory: Path, options: list[str], limit_s: float, on_step: Callable[[Step], None]
+) -> Iterator[Row]:
+    command = [sys.executable, "-m", "benchmarks.harness", module, str(directory), *options]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert child.stdout is not None
     overdue = threading.Event()
@@ -97,7 +86,11 @@ def _rows_of_child(module: str, directory: Path, quick: bool, limit_s: float) ->
     timer.start()
     try:
         for line in child.stdout:
-            yield Row(**json.loads(line))
+            told = json.loads(line)
+            if "step" in told:
+                on_step(Step(**told["step"]))
+            else:
+                yield Row(**told)
         if code := child.wait():
             cause = f"took longer than {limit_s:g} s" if overdue.is_set() else f"ended with exit code {code}"
             yield Row(name=module, error=f"module {module} {cause}")
@@ -114,13 +107,16 @@ def _kill(child: subprocess.Popen[str]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def measure(module: str, directory: Path, *, quick: bool) -> Iterator[Row]:
-    """In the child: the rows that the module's `run` yields."""
+def measure(module: str, directory: Path, *, quick: bool, peers: Sequence[str] = ()) -> Iterator[Row | Step]:
+    """In the child: the rows and steps that the module's `run` yields."""
     run = importlib.import_module(module).run
-    wants_directory = "directory" in inspect.signature(run).parameters
-    arguments = {"quick": quick, **({"directory": directory} if wants_directory else {})}
-    for yielded in run(**arguments):
-        yield Row.from_yielded({key: _plain(value) for key, value in yielded.items()})
+    wanted = inspect.signature(run).parameters
+    offered = {"quick": quick, "directory": directory, "peers": peers}
+    for yielded in run(**{name: value for name, value in offered.items() if name in wanted}):
+        if isinstance(yielded, Step):
+            yield yielded
+        else:
+            yield Row.from_yielded({key: _plain(value) for key, value in yielded.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -132,9 +128,15 @@ def main() -> None:
     # Rows go to the real standard output; whatever a benchmark prints goes to standard error, where it does no harm.
     rows = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    module, directory, *rest = sys.argv[1:]
-    for row in measure(module, Path(directory), quick="--quick" in rest):
-        print(json.dumps(vars(row)), file=rows, flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("module")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--peers", type=lambda names: tuple(names.split(",")), default=())
+    options = parser.parse_args()
+    for told in measure(options.module, options.directory, quick=options.quick, peers=options.peers):
+        line = {"step": vars(told)} if isinstance(told, Step) else vars(told)
+        print(json.dumps(line), file=rows, flush=True)
 
 
 if __name__ == "__main__":

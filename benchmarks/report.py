@@ -17,6 +17,7 @@ from rich.text import Text
 from benchmarks.harness import Row
 from benchmarks.ratios import regressed_from
 
+PEER_COLUMNS = ("peer", "version", "what is durable when it answers")
 COLUMNS = ("what", "measured", "baseline", "ratio", "target", "met")
 JSON_KEYS = ("name", "value", "unit", "baseline", "ratio", "target", "met")
 
@@ -35,7 +36,7 @@ def figure(value: float | None, unit: str | None = None) -> str:
 def cells(row: Row, kept: dict[str, float]) -> list[str]:
     before = regressed_from(row, kept)
     marker = f" regression (was {figure(before)}×)" if before is not None else ""
-    met = "error" if row.error else {True: "yes", False: "NO", None: "–"}[row.met]
+    met = ("missing" if row.about else "error") if row.error else {True: "yes", False: "NO", None: "–"}[row.met]
     return [
         row.name,
         figure(row.value, row.unit),
@@ -59,10 +60,34 @@ def print_table(rows: Sequence[Row], kept: dict[str, float], console: Console) -
     console.print(table)
 
 
+def peer_cells(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Each peer once; of one that could not be had, why."""
+    found = {}
+    for row in rows:
+        if row.about:
+            why = f"missing: {row.error}" if row.error else row.about["durability"]
+            found[row.about["peer"]] = (row.about["peer"], row.about.get("version") or "–", why)
+    return list(found.values())
+
+
+def print_peers(rows: Sequence[Row], console: Console) -> None:
+    if not (peers := peer_cells(rows)):
+        return
+    table = Table(header_style="bold")
+    for column in PEER_COLUMNS:
+        table.add_column(column)
+    for peer in peers:
+        table.add_row(*(Text(cell) for cell in peer))
+    console.print(table)
+
+
 def markdown(rows: Sequence[Row], kept: dict[str, float], title: str) -> str:
     lines = [f"{title}, {datetime.now(UTC):%d %B %Y}. {machine(Path.cwd())}", ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---|--:|--:|--:|---|---|"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row, kept)) + " |" for row in rows]
+    if peers := peer_cells(rows):
+        lines += ["", "| " + " | ".join(PEER_COLUMNS) + " |", "|---|---|---|"]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in peer) + " |" for peer in peers]
     return "\n".join(lines)
 
 
@@ -71,7 +96,8 @@ def machine(directory: Path) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return (
         f"{cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB RAM; {platform.system()} {platform.release()}; "
-        f"{platform.python_implementation()} {platform.python_version()}; {filesystem_of(directory)}."
+        f"{platform.python_implementation()} {platform.python_version()}; {filesystem_of(directory)}; "
+        f"load average {os.getloadavg()[0]:.1f}."
     )
 
 

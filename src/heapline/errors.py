@@ -25,7 +25,8 @@ The leaf says what happened, the branch says what the caller should do about it:
     │   └── DirectoryLocked         another process has the data directory open
     ├── UnavailableError        retry later
     │   ├── ResourceExhausted       a configured limit is reached
-    │   │   └── StorageFull         no room for another segment
+    │   │   ├── StorageFull         no room for another segment
+    │   │   └── RateLimited         too many requests; says when the next one is taken
     │   ├── BatchInDoubt            an identity stands in a batch that is not decided yet
     │   ├── TopicReloading          a write failed; the topic is being reloaded from disk
     │   └── DeadlineExceeded
@@ -265,7 +266,7 @@ class UnavailableError(HeaplineError):
 
 
 class ResourceExhausted(UnavailableError):
-    fields = ("what", "limit")
+    fields: ClassVar[tuple[str, ...]] = ("what", "limit")
 
     def __init__(self, what: str, limit: int) -> None:
         self.what, self.limit = what, limit
@@ -279,6 +280,15 @@ class StorageFull(ResourceExhausted):
             "the disk is full: enqueues are refused until space is freed; pop, ack and purge still work, "
             "so the queue can be drained",
         )
+
+
+class RateLimited(ResourceExhausted):
+    fields = ("what", "limit", "retry_after")
+
+    def __init__(self, what: str, limit: int, retry_after: int) -> None:
+        super().__init__(what, limit)
+        self.retry_after = retry_after  # whole seconds
+        self.args = (f"{what} are over the limit of {limit}: nothing was changed; retry in {retry_after} s",)
 
 
 class BatchInDoubt(UnavailableError):

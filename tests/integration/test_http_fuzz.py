@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from heapline.engine import EmbeddedBroker
 from heapline.server.auth.principal import Everybody
 from heapline.server.front import Front
 from heapline.server.http.app import make_app
@@ -38,7 +39,7 @@ CHECKED = [
 ]  # fmt: skip
 NEEDED = {
     "topic", "messages", "batch_id", "part", "parts", "message_id", "lease_token", "leases", "producer_id", "seconds",
-    "partition", "force", "payload", "payload_text", "payload_json",
+    "partition", "force", "email", "key_id", "payload", "payload_text", "payload_json",
 }  # fmt: skip
 INSIDE = re.compile(r"Traceback|File \"|\.py\b|site-packages|msgspec|pydantic|starlette|asyncio|object at 0x|/tmp/")
 
@@ -101,7 +102,7 @@ def _tamed(document: Any) -> Any:
 
 def _operations() -> list[tuple[str, str]]:
     """Known before there is a server, so that every route is a test of its own."""
-    document = make_document(make_app(None, Front(Everybody())))  # type: ignore[arg-type]
+    document = make_document(make_app(EmbeddedBroker("never opened"), Front(Everybody())))
     return [(method, path) for path, found in document["paths"].items() for method in found if path.startswith("/v1/")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -10,15 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from heapline.client.target import ClientTls
 from heapline.client.wire import WireBroker
 from heapline.errors import PermissionDenied, Unauthenticated
+from tests.integration.server_rig import Requests, pop_start
 from tests.integration.test_server_kill import Process
 
 
+def heapline(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command, environment = [sys.executable, "-m", "heapline", *words], {**os.environ, "COLUMNS": "400"}
+    return subprocess.run(command, capture_output=True, text=True, check=check, env=environment, timeout=60)
+
+
 def keys(data: Path, *words: str) -> str:
-    command = [sys.executable, "-m", "heapline", "keys", *words, "--data", str(data)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
-    return done.stdout
+    return heapline("keys", *words, "--data", str(data)).stdout
 
 
 @pytest.mark.slow
@@ -61,3 +67,44 @@ async def _output(server: Process) -> bytes:
     server.process.terminate()
     out, err = await server.process.communicate()
     return out + err
+
+
+@pytest.mark.slow
+async def test_over_tls_the_command_line_ends_an_open_stream_within_two_seconds(tmp_path: Path) -> None:
+    data, certs = tmp_path / "data", tmp_path / "certs"
+    await asyncio.to_thread(heapline, "certs", "dev", str(certs))
+    files = ("--tls-certificate", str(certs / "server.crt"), "--tls-key", str(certs / "server.key"))
+    async with Process(data, *files, "--tls-client-ca", str(certs / "ca.crt")) as server:
+        told = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "jobs:consume")
+        worker_key = next(word for word in told.split() if word.startswith("hl_"))
+        tls = ClientTls(ca=certs / "ca.crt", certificate=certs / "client.crt", key=certs / "client.key")
+        target = f"heaplines://{server.target}"
+        async with (
+            WireBroker(target, credential=(data / "admin.key").read_text().strip(), tls=tls) as admin,
+            WireBroker(target, credential=worker_key, tls=tls) as worker,
+        ):
+            await admin.create_topic("jobs", segment_bytes=1 << 20)
+            stream = asyncio.ensure_future(anext(worker.calls.stream("PopStream", Requests(pop_start(credits=1)))))
+            popping = asyncio.ensure_future(worker.pop("jobs", wait=600))
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(keys, data, "revoke", worker_key.split("_")[1])
+            for call in (stream, popping):
+                with pytest.raises(Unauthenticated):
+                    await asyncio.wait_for(call, 20)  # two seconds on a machine that has nothing else to do
+        calls = [json.loads(line)["call"] for line in (data / "audit.jsonl").read_text().splitlines()]
+        assert {"keys.create", "keys.revoke", "MakeHeap"} <= set(calls)
+        output = await _output(server)
+        assert worker_key.encode() not in output
+        assert b"BEGIN" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--tls-certificate", "nowhere.crt", "--tls-key", "nowhere.key")])
+async def test_server_that_would_be_open_to_others_does_not_start_without_tls(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    command = ["serve", "--data", str(tmp_path / "data"), "--host", "0.0.0.0", "--grpc-port", "0", "--http-port", "0"]
+    done = await asyncio.to_thread(heapline, *command, *flags, check=False)
+    assert done.returncode != 0
+    assert "--plaintext" in done.stderr or "nowhere.key" in done.stderr
+    assert "Traceback" not in done.stderr

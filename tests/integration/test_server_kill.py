@@ -35,9 +35,9 @@ class Process:
         )  # fmt: skip
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), 30)
-        found = re.search(rb"gRPC on port (\d+)", line)
+        found = re.search(rb"gRPC on port (\d+), HTTP on port (\d+)", line)
         assert found, line + await self.errors()
-        self.target = f"127.0.0.1:{int(found[1])}"
+        self.target, self.http_port = f"127.0.0.1:{int(found[1])}", int(found[2])
         return self
 
     async def __aexit__(self, *_: object) -> None:

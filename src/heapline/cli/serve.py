@@ -17,6 +17,14 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; 7400.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of /healthz and /readyz; 7480.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: serve over TLS on both ports.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key, mode 0600.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file: only clients with a certificate of this authority (mTLS).")
+    ] = None,
+    plaintext: Annotated[
+        bool | None, typer.Option("--plaintext", help="No TLS though others can reach the host; keys can be read.")
+    ] = None,
     insecure_everybody: Annotated[
         bool | None, typer.Option("--insecure-everybody", help="No guard, on loopback only: for trials.")
     ] = None,
@@ -35,7 +43,16 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = read_settings(
-        config, data=data, host=host, grpc_port=grpc_port, http_port=http_port, insecure_everybody=insecure_everybody
+        config,
+        data=data,
+        host=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        insecure_everybody=insecure_everybody,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        plaintext=plaintext,
     )
     guard = make_guard(settings)
     _run(run(settings, guard, _say))

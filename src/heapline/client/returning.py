@@ -27,16 +27,27 @@ class Returns:
         except asyncio.CancelledError:
             if waits:
                 asking.cancel()  # the server gives back what it had not answered with yet
-            task = asyncio.ensure_future(self._give_back(asking))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._own(self._give_back(asking))
             raise
 
-    async def _give_back(self, asking: asyncio.Future[list[Message]]) -> None:
+    def late(self, messages: list[Message]) -> None:
+        """They came for nobody."""
+        self._own(self._give_back(_at_once(messages)))
+
+    async def _give_back(self, asking: Awaitable[list[Message]]) -> None:
         with contextlib.suppress(HeaplineError, asyncio.CancelledError):
             if messages := await asking:
                 await self._release(messages)
 
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def close(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+
+
+async def _at_once(messages: list[Message]) -> list[Message]:
+    return messages

@@ -27,6 +27,7 @@ from heapline.client.checks import (
 from heapline.client.leases import Outcome, on_each_topic
 from heapline.client.numbering import enqueue_checked, enqueue_numbered
 from heapline.client.returning import Returns
+from heapline.client.target import ClientTls, parse_target
 from heapline.engine.calls import Identity
 from heapline.engine.columns import check_moment, check_seconds
 from heapline.engine.requests import (
@@ -40,7 +41,7 @@ from heapline.engine.requests import (
     messages_by_topic,
     parse_ids,
 )  # fmt: skip
-from heapline.errors import Closed
+from heapline.errors import Closed, ConfirmationNeeded
 from heapline.model import (
     BatchInfo,
     DlqFilter,
@@ -63,17 +64,28 @@ BATCH_BYTES = 16 << 20  # of one request; larger batches that need not be atomic
 
 
 class WireBroker:
-    """`async with WireBroker("localhost:7400", credential="…") as broker: …`"""
+    """`async with WireBroker("heaplines://queue:7400", credential="…", tls=ClientTls(ca="ca.crt")) as broker: …`
 
-    def __init__(self, target: str, *, credential: str | None = None, timeout: float | None = None) -> None:
+    Without a scheme and without `tls` the connection is in the clear: for loopback.
+    """
+
+    def __init__(
+        self, target: str, *, credential: str | None = None, timeout: float | None = None, sessions: bool = True,
+        tls: ClientTls | None = None,
+    ) -> None:  # fmt: skip
+        parse_target(target, tls)
+        self._tls = tls
         self._target = target
+        self._sessions = sessions
         self._credential = credential
         self._timeout = timeout
         self._calls_or_none: Calls | None = None
         self._returns = Returns(self.release)
 
     async def __aenter__(self) -> WireBroker:
-        self._calls_or_none = Calls(self._target, self._credential, self._timeout)
+        self._calls_or_none = Calls(
+            self._target, self._credential, self._timeout, sessions=self._sessions, late=self._late, tls=self._tls
+        )
         return self
 
     async def __aexit__(
@@ -109,13 +121,13 @@ class WireBroker:
         return [shapes.unpack_info(info) for info in (await self.calls("ListHeaps", pb.Nothing())).heaps]
 
     async def delete_topic(self, topic: str) -> None:
-        await self._on_heap("DeleteHeap", topic)
+        await self._confirmed("DeleteHeap", pb.Heap(topic=checked_topic(topic)))
 
     async def stats(self, topic: str) -> TopicStats:
         return shapes.unpack_stats(await self._on_heap("Stats", topic))
 
     async def purge(self, topic: str) -> int:
-        return _count(await self._on_heap("Purge", topic))
+        return _count(await self._confirmed("Purge", pb.Heap(topic=checked_topic(topic))))
 
     async def pause_topic(self, topic: str, until: datetime | None = None) -> None:
         if until is not None:
@@ -137,6 +149,14 @@ class WireBroker:
 
     async def snapshot(self, topic: str) -> None:
         await self._on_heap("Snapshot", topic)
+
+    async def _confirmed(self, method: str, request: Any) -> Any:
+        """Both steps of a call that cannot be undone: whoever calls it in Python has said what he means."""
+        try:
+            return await self.calls(method, request)
+        except ConfirmationNeeded as needed:
+            request.confirmation = needed.token
+        return await self.calls(method, request)
 
     async def _on_heap(self, method: str, topic: str) -> Any:
         return await self.calls(method, pb.Heap(topic=checked_topic(topic)))
@@ -231,11 +251,20 @@ class WireBroker:
             topic=checked_topic(topic), max_messages=max_messages, visibility=visibility, wait=wait, holder=holder,
             max_bytes=max_bytes, request_id=request_id,
         )  # fmt: skip
+        if self._sessions:
+            return await self._pop(request)
         return await self._returns.pop(self._pop(request), wait > 0)
 
     async def _pop(self, request: Any) -> list[Message]:
-        answer = await self.calls("Pop", request)
+        return self._messages(await self.calls("Pop", request))
+
+    def _messages(self, answer: Any) -> list[Message]:
         return unpack_messages(self, answer.topic, answer.columns) if answer.columns.count else []
+
+    def _late(self, method: str, answer: bytes) -> None:
+        """What a call brought that was given up meanwhile."""
+        if method == "Pop" and (messages := self._messages(pb.PopResponse.FromString(answer))):
+            self._returns.late(messages)
 
     async def ack(self, messages: Held) -> None:
         await self._on_leases("Ack", messages)
@@ -318,7 +347,7 @@ class WireBroker:
             topic=checked_topic(topic), where=shapes.pack_filter(where), rate=rate,
             ids=None if numbers is None else pb.Ids(message_ids=map(str, numbers)),
         )  # fmt: skip
-        return _count(await self.calls(method, request))
+        return _count(await (self._confirmed if method == "DlqDelete" else self.calls)(method, request))
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ ended or were extended is simply passed over when its time comes.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final
 
 from heapline.core.position import attempts_of
@@ -30,6 +32,7 @@ REQUESTS_MAX = 4096
 class LeaseTable:
     def __init__(self) -> None:
         self.by_id: dict[int, Lease] = {}
+        self.held: dict[str, int] = {}  # how many leases each holder has who gave a name; none: not in here
         self._deadlines: list[tuple[int, int, list[int], int]] = []  # deadline, token, ids, how many were passed over
         self._requests: dict[str, tuple[int, list[int]]] = {}  # request id -> (first token, ids)
 
@@ -43,6 +46,8 @@ class LeaseTable:
         count = len(ids)
         rows = zip(range(token, token + count), positions, keys, repeat(deadline), repeat(now), repeat(holder))
         self.by_id.update(zip(ids, rows, strict=False))
+        if holder is not None:
+            self.held[holder] = self.held.get(holder, 0) + count
         heapq.heappush(self._deadlines, (deadline, token, ids, 0))
         if request_id is not None:
             self._requests.pop(request_id, None)  # the oldest are forgotten first, and this one is new
@@ -62,7 +67,19 @@ class LeaseTable:
 
     def take(self, ids: Iterable[int]) -> list[Lease]:
         """End these leases; they must be held."""
-        return [self.by_id.pop(id) for id in ids]
+        leases = [self.by_id.pop(id) for id in ids]
+        if self.held:
+            self._count_off(leases)
+        return leases
+
+    def _count_off(self, leases: list[Lease]) -> None:
+        for holder, count in Counter(map(itemgetter(HOLDER), leases)).items():
+            if holder is not None:
+                left = self.held[holder] - count
+                if left:
+                    self.held[holder] = left
+                else:
+                    del self.held[holder]
 
     def request(self, request_id: str) -> list[int]:
         """The ids that an earlier pop of this name leased and that still stand under those leases."""
@@ -122,5 +139,7 @@ class LeaseTable:
             table.by_id[id] = tuple(lease)
             table._deadlines.append((lease[DEADLINE], lease[TOKEN], [id], 0))
         heapq.heapify(table._deadlines)
+        named = (lease[HOLDER] for lease in table.by_id.values() if lease[HOLDER] is not None)
+        table.held = dict(Counter(named))
         table._requests = {name: (token, list(ids)) for name, token, ids in state[1]}
         return table

@@ -1,8 +1,9 @@
 """How many messages may go out by now: a token bucket in whole numbers, with time passed in.
 
-The bucket fills by `rate` messages a second up to its size, a tenth of a second's worth or one message. What is handed
-out empties it, so any second hands out at most rate + size. It starts full. What would overfill it is lost: the limit
-is kept rather than the rate, so at a few messages a second whoever comes late for one gets the next one no earlier.
+The bucket fills by `rate` messages a second up to its size: `burst` seconds' worth, at least one message. What is
+handed out empties it, so any second hands out at most rate + size. It starts full. What would overfill it is lost: the
+limit is kept rather than the rate, so at a few messages a second whoever comes late for one gets the next one no
+earlier.
 A millionth of a message is the unit, and the rate is rounded down to whole units a millisecond.
 """
 
@@ -12,8 +13,9 @@ _MESSAGE = 1_000_000
 
 
 class TokenBucket:
-    def __init__(self, rate: float, now: int) -> None:
+    def __init__(self, rate: float, now: int, burst: float = 0.1) -> None:
         self._at = now
+        self._burst_ms = round(burst * 1000)
         self._level = 0
         self._set(rate)
         self._level = self._size
@@ -21,7 +23,7 @@ class TokenBucket:
     def _set(self, rate: float) -> None:
         self.rate = rate
         self._per_ms = max(1, int(rate * 1000))
-        self._size = max(_MESSAGE, 100 * self._per_ms)
+        self._size = max(_MESSAGE, self._burst_ms * self._per_ms)
 
     def change(self, rate: float, now: int) -> None:
         """From now on at another rate; what was saved up stays, as far as it fits."""

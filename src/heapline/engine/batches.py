@@ -67,6 +67,7 @@ class BatchCoordinator:
         self._serving = serving
         self._missing = missing
         self._wall_ms = wall_ms
+        self._unrepeated: set[str] = set()
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._watches: set[asyncio.Task[Any]] = set()
@@ -297,13 +298,20 @@ class BatchCoordinator:
     async def forget_old(self, seconds: float) -> None:
         """Forget decisions that are old and carried out everywhere."""
         limit = self._wall_ms() - round(seconds * 1000)
-        old = [d.batch_id for d in self.decisions.all() if d.at <= limit]
+        old = [d.batch_id for d in self.decisions.all() if d.at <= limit or d.batch_id in self._unrepeated]
         if not old or self._missing() is not None:
             return  # a topic that is away may still have to carry it out
         # Carried out in memory is not enough: what a power cut undoes would find no decision any more.
         held = [await self._held_in(runner) for runner in list(self._serving())]
         needed = set().union(self._locks, *held)
-        await self.decisions.forget([batch_id for batch_id in old if batch_id not in needed])
+        going = [batch_id for batch_id in old if batch_id not in needed]
+        await self.decisions.forget(going)
+        self._unrepeated.difference_update(going)
+
+    def nobody_repeats(self, batch_id: str) -> None:
+        """Its decision need not be kept for a repeat. Not recorded: after a restart it goes when it is old."""
+        if self.decisions.get(batch_id) is not None:
+            self._unrepeated.add(batch_id)
 
     async def listed(self) -> list[BatchInfo]:
         found = []

@@ -305,6 +305,10 @@ class EmbeddedBroker(TopicKeeper):
         check_name("batch_id", batch_id)
         return await self._batches.abort(batch_id)
 
+    def forget_batch(self, batch_id: str) -> None:
+        """Nobody will repeat this commit, so that its decision goes as soon as every topic has carried it out."""
+        self._batches.nobody_repeats(batch_id)
+
     async def list_batches(self) -> list[BatchInfo]:
         self._catalog_or_fail()
         return await self._batches.listed()
@@ -328,6 +332,10 @@ class EmbeddedBroker(TopicKeeper):
         runner = self._runner(topic)
         popped = await self._pop(runner, max_messages, visibility, wait, holder, max_bytes, request_id, True)
         return runner.name, popped or None
+
+    def leases_held(self, topic: str, holder: str) -> int:
+        """How many leases of this topic a holder has out: counted with the leases themselves, so it never drifts."""
+        return sum(partition.leases.held.get(holder, 0) for partition in self._runner(topic).topic.partitions)
 
     async def _pop(
         self, runner: TopicRunner, max_messages: int, visibility: float | None, wait: float, holder: str | None,
@@ -442,6 +450,10 @@ class EmbeddedBroker(TopicKeeper):
 
     async def get(self, topic: str, message_id: MessageId) -> MessageInfo:
         return await lookup.get(self._runner(topic), parse_id(message_id))
+
+    async def lease_of(self, topic: str, message_id: MessageId) -> tuple[int, str | None] | None:
+        """Token and holder of a message's lease, if it is leased: for a face whose callers show no token."""
+        return await lookup.lease_of(self._runner(topic), parse_id(message_id))
 
     async def peek(self, topic: str, limit: int = 10) -> list[MessageInfo]:
         check_int("limit", limit, 1, PEEK_MAX)

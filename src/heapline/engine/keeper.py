@@ -94,6 +94,15 @@ class TopicKeeper:
         )  # fmt: skip
         self._closed = False
 
+    @property
+    def path(self) -> str:
+        """The data directory."""
+        return self._path
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

@@ -12,6 +12,8 @@ from datetime import datetime
 import numpy as np
 
 from heapline.core.entries import DEAD, LEASED
+from heapline.core.ids import partition_of
+from heapline.core.leases import HOLDER, TOKEN
 from heapline.core.partition import Found, Partition
 from heapline.engine import facts
 from heapline.engine.columns import delay_ms, to_ms
@@ -56,6 +58,23 @@ async def get(runner: TopicRunner, id: int) -> MessageInfo:
         return facts.living(partition, runner.name, id, current, record)
 
     return await runner.call(answer)
+
+
+async def lease_of(runner: TopicRunner, id: int) -> tuple[int, str | None] | None:
+    """Token and holder of the lease under which a message is out, if it is.
+
+    Asked in a turn, so the answer waits until that lease is durable, for two reasons. A token is the offset of the row
+    that granted it: were that row lost with a failed commit, the topic read back from disk would give the same number
+    to another lease, and who acts by it would act on that one. And that there is no lease must not be told by an
+    expiry that a crash may undo.
+    """
+
+    def look(now: Now) -> tuple[int, str | None] | None:
+        number, partitions = partition_of(id), runner.topic.partitions
+        lease = partitions[number].leases.by_id.get(id) if number < len(partitions) else None
+        return None if lease is None else (lease[TOKEN], lease[HOLDER])
+
+    return await runner.call(look)
 
 
 async def peek(runner: TopicRunner, limit: int) -> list[MessageInfo]:

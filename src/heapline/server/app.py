@@ -16,15 +16,20 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from heapline.clock import SystemClock
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.logs import Log
+from heapline.server.auditing import Auditing
+from heapline.server.auth.audit import AuditLog
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.principal import Everybody, Guard
 from heapline.server.front import Front
 from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
+from heapline.server.limiting import Limiting
 from heapline.server.rpc import handler
+from heapline.server.secure import http_context, open_grpc
 from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
 
@@ -37,12 +42,21 @@ class Server:
     def __init__(self, broker: EmbeddedBroker, guard: Guard, settings: ServerSettings) -> None:
         self.broker = broker
         self._settings = settings
-        self.front = Front(guard)
+        self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
+        limits = settings.limits()
+        self.front = Front(guard, [self.auditing, Limiting(limits)], limits=limits)
+        if isinstance(guard, DirectoryGuard):
+            guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
-        app = make_app(broker, self.front, request_bytes_max=settings.request_bytes_max)
-        self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace)
+        app = make_app(
+            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
+        )  # fmt: skip
+        self._tls = settings.tls_files()
+        ssl = None if self._tls is None else http_context(self._tls)
+        self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
         self._grpc = grpc.aio.server(options=_options(settings))
+        self._watching: asyncio.Task[None] | None = None
         self.grpc_port = 0
         self.http_port = 0
 
@@ -50,9 +64,10 @@ class Server:
         self._grpc.add_generic_rpc_handlers((handler(self.front, self._service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
-        self.grpc_port = self._grpc.add_insecure_port(f"{self._settings.host}:{self._settings.grpc_port}")
+        self.grpc_port = open_grpc(self._grpc, self._settings.host, self._settings.grpc_port, self._tls)
         await self._grpc.start()
         self.http_port = await self._http.start()
+        self._watching = asyncio.create_task(self.front.lasting.watch())
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -63,6 +78,9 @@ class Server:
         self._service.stop_waiting()
         await self._grpc.stop(self._settings.stop_grace)
         await self._http.stop()
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.auditing.close()
 
     async def __aenter__(self) -> Server:
         await self.start()

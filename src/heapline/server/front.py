@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +19,9 @@ from typing import Any, Protocol
 from heapline.clock import Clock, SystemClock
 from heapline.errors import HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.confirm import Confirmations
+from heapline.server.auth.limits import Limits
 from heapline.server.auth.principal import Action, Guard, Principal
+from heapline.server.lasting import Lasting, WhileValid
 
 PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
 #: What a caller must be allowed to do on the call's topic, by the name of the call, which is the same on all faces.
@@ -31,8 +34,14 @@ ACTIONS: dict[str, Action | None] = {
     "Pop": CONSUME, "PopStream": None, "Ack": CONSUME, "Nack": CONSUME, "Release": CONSUME, "Extend": CONSUME,
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
-    "Offsets": CONSUME, "ReadLog": CONSUME,
+    "Offsets": CONSUME, "ReadLog": CONSUME, "Session": None,
+    "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
+    "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip
+
+
+_PROCESS = secrets.token_hex(6)  # random once: a system call for each call would cost more than all else here
+_NUMBERS = itertools.count(1)
 
 
 class Stopping(UnavailableError):
@@ -46,18 +55,9 @@ class Visit:
     """One call from its arrival to its answer."""
 
     __slots__ = (
-        "call",
-        "caller",
-        "context",
-        "correlation_id",
-        "face",
-        "front",
-        "headers",
-        "notes",
-        "read",
-        "started",
-        "topic",
-    )
+        "about", "call", "caller", "context", "correlation_id", "count", "face", "front", "headers", "notes", "read",
+        "started", "topic",
+    )  # fmt: skip
 
     def __init__(
         self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None,
@@ -73,6 +73,7 @@ class Visit:
         self.correlation_id = correlation_id(headers.get("x-correlation-id"))
         self.started = time.perf_counter()
         self.caller: Caller | None = None
+        self.about, self.count = "", 0  # for the audit log, see Caller.tell
         self.notes: dict[type, Any] = {}  # what an observer keeps from begin to end, under its own class
 
     async def __aenter__(self) -> Caller:
@@ -132,9 +133,22 @@ class Caller:
             return True
         return False
 
+    def tell(self, *, about: str = "", count: int = 0) -> None:
+        """What the audit log should know of this call: the id of a key or message, how many messages it was about."""
+        self.visit.about, self.visit.count = about, count
+
     def confirm(self, call: str, topic: str, token: str | None, arguments: str = "") -> None:
-        """For what cannot be undone: raises ConfirmationNeeded unless `token` confirms this very call."""
+        """What cannot be undone is asked for twice: raises ConfirmationNeeded, with a token, unless `token` is one that
+        was given to this caller for this very call."""
         self.visit.front.confirmations.require(token, self.principal, call, topic, arguments)
+
+    def check_payload(self, size: int, topic: str) -> None:
+        """Raises PayloadTooLarge for what this server takes of nobody, whatever the topic would."""
+        self.visit.front.limits.check_payload(size, topic)
+
+    def while_valid(self) -> WhileValid:
+        """`with caller.while_valid(): …` around what lasts: it ends when the credential does, with Unauthenticated."""
+        return self.visit.front.lasting.hold(self.principal)
 
     def must_be_valid(self) -> None:
         """Asked again and again on streams: a credential may be revoked while they last."""
@@ -154,12 +168,16 @@ class Observer(Protocol):
 
 
 class Front:
-    def __init__(self, guard: Guard, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
+    def __init__(
+        self, guard: Guard, observers: Sequence[Observer] = (), clock: Clock | None = None, limits: Limits | None = None
+    ) -> None:
         if guard is None:
             raise ValueError("a server needs a guard: who may call is never left open by accident")
         self.guard = guard
         self.observers = tuple(observers)
+        self.limits = limits or Limits()
         self.stopping = asyncio.Event()
+        self.lasting = Lasting(guard)
         self.confirmations = Confirmations(clock or SystemClock())
 
 
@@ -167,4 +185,4 @@ def correlation_id(given: str | None) -> str:
     """The caller's own, if it is fit to stand in a log, else a new one."""
     if given and len(given) <= 64 and given.isascii() and given.replace("-", "").replace("_", "").isalnum():
         return given
-    return secrets.token_hex(8)
+    return f"{_PROCESS}-{next(_NUMBERS):x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.model import LeaseRef, Popped
@@ -11,7 +12,11 @@ _RELEASES: set[asyncio.Task[None]] = set()
 
 
 def give_back(broker: EmbeddedBroker, topic: str, popped: Popped) -> None:
-    refs = [LeaseRef(topic, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
+    give_back_leases(broker, topic, popped.ids, popped.tokens)
+
+
+def give_back_leases(broker: EmbeddedBroker, topic: str, ids: Sequence[int], tokens: Sequence[int]) -> None:
+    refs = [LeaseRef(topic, id, token) for id, token in zip(ids, tokens, strict=True)]
     task = asyncio.ensure_future(broker.release(refs))
     _RELEASES.add(task)  # it outlives the call
     task.add_done_callback(_forget)

@@ -7,6 +7,7 @@ way. Who may call is settled before (rpc.py); the two streams that last are in p
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,10 @@ from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
 from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
 from heapline.server.front import Caller, Front, Stopping
+from heapline.server.giving_back import give_back_leases
+from heapline.server.limiting import pop_within
 from heapline.server.pop_stream import PopStream
+from heapline.server.session import Session
 from heapline.wire import shapes
 from heapline.wire.columns import (
     ints,
@@ -24,6 +28,7 @@ from heapline.wire.columns import (
     pack_popped,
     popped_items,
     read_ints,
+    read_sizes,
     unpack_outgoing,
     unpack_plain,
 )  # fmt: skip
@@ -54,6 +59,7 @@ class GrpcService:
         )  # fmt: skip
 
     async def DeleteHeap(self, request: Any, caller: Caller) -> Any:
+        caller.confirm("DeleteHeap", request.topic, request.confirmation)
         await self._broker.delete_topic(request.topic)
         return pb.Done()
 
@@ -68,7 +74,8 @@ class GrpcService:
         return shapes.pack_stats(await self._broker.stats(request.topic))
 
     async def Purge(self, request: Any, caller: Caller) -> Any:
-        return pb.Count(count=await self._broker.purge(request.topic))
+        caller.confirm("Purge", request.topic, request.confirmation)
+        return _counted(caller, await self._broker.purge(request.topic))
 
     async def Pause(self, request: Any, caller: Caller) -> Any:
         await self._broker.pause_topic(request.topic, moment(request, "until_us"))
@@ -79,6 +86,7 @@ class GrpcService:
         return pb.Done()
 
     async def SetPartitionThrottled(self, request: Any, caller: Caller) -> Any:
+        caller.tell(about=f"partition {request.partition}, throttled={request.throttled}")
         await self._broker.set_partition_throttled(
             request.topic, request.partition, request.throttled, given(request, "reason")
         )
@@ -93,6 +101,7 @@ class GrpcService:
     async def Enqueue(self, request: Any, caller: Caller) -> Any:
         if not request.HasField("message"):
             raise BadRequest("there is no message in this request")
+        caller.check_payload(len(request.message.payload), request.topic)
         m = shapes.unpack_item(request.message)
         result = await self._broker.enqueue(
             request.topic, m.payload, priority=m.priority, key=m.key, delay=m.delay, deliver_at=m.deliver_at,
@@ -102,6 +111,7 @@ class GrpcService:
         return shapes.pack_result(result)
 
     async def EnqueueBatch(self, request: Any, caller: Caller) -> Any:
+        _check_payloads(request, caller)
         if request.HasField("items"):
             results = await self._enqueue([shapes.unpack_item(item) for item in request.items.items], request)
             return pb.EnqueueBatchResponse(items=[shapes.pack_result(r) for r in results])
@@ -128,6 +138,7 @@ class GrpcService:
         shares: dict[str, list[Outgoing]] = {}
         for share in request.shares:
             caller.must(Action.PRODUCE, share.topic)
+            _check_payloads(share, caller)
             if share.topic in shares:
                 raise BadRequest(f"topic {share.topic!r} is given twice: put its messages together")
             if share.HasField("items"):
@@ -151,12 +162,17 @@ class GrpcService:
     # -- out -------------------------------------------------------------------------------------------------------
 
     async def Pop(self, request: Any, caller: Caller) -> Any:
-        pop = self._broker.pop_columns(
-            request.topic, request.max_messages or 1, visibility=given(request, "visibility"), wait=request.wait,
-            holder=given(request, "holder"), request_id=given(request, "request_id"),
+        pop = pop_within(
+            self._broker, caller, request.topic, request.max_messages or 1, wait=request.wait,
+            visibility=given(request, "visibility"), holder=given(request, "holder"),
+            request_id=given(request, "request_id"),
             max_bytes=min(request.max_bytes or POP_BYTES_DEFAULT, POP_BYTES_MAX),
         )  # fmt: skip
-        name, popped = await (self._until_stop(pop) if request.wait else pop)
+        if request.wait:
+            with caller.while_valid():
+                name, popped = await self._until_stop(pop)
+        else:
+            name, popped = await pop
         return pop_response(name, popped, request.as_items)
 
     async def _until_stop(self, pop: Any) -> Any:
@@ -251,11 +267,26 @@ class GrpcService:
         count = await self._broker.dlq_replay(
             request.topic, _ids(request), where=shapes.unpack_filter(request), rate=given(request, "rate")
         )
-        return pb.Count(count=count)
+        return _counted(caller, count)
 
     async def DlqDelete(self, request: Any, caller: Caller) -> Any:
+        caller.confirm("DlqDelete", request.topic, request.confirmation, _arguments(request))
         count = await self._broker.dlq_delete(request.topic, _ids(request), where=shapes.unpack_filter(request))
-        return pb.Count(count=count)
+        return _counted(caller, count)
+
+    # -- all of them ---------------------------------------------------------------------------------------------
+
+    def Session(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+        return Session(self._front, self, caller, self._give_back).run(requests)
+
+    def _give_back(self, response: Any) -> None:
+        """The leases of a Pop's answer that could not be sent."""
+        if response.HasField("columns"):
+            ids = read_ints(response.columns.ids).tolist()
+            give_back_leases(self._broker, response.topic, ids, read_ints(response.columns.tokens).tolist())
+        elif response.items:
+            ids = [item.id for item in response.items]
+            give_back_leases(self._broker, response.topic, ids, [item.token for item in response.items])
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -306,6 +337,28 @@ def _lost(request: Any, lost: list[int]) -> Any:
     if lost and not request.tell_lost:
         raise LeaseLost(lost, request.topic)
     return pb.LeasesResponse(lost=ints(lost))
+
+
+def _check_payloads(request: Any, caller: Caller) -> None:
+    if request.HasField("items"):
+        for item in request.items.items:
+            caller.check_payload(len(item.payload), request.topic)
+    elif len(request.columns.payloads) > caller.visit.front.limits.payload_bytes_max:  # else none can be over it
+        largest = int(read_sizes(request.columns).max(initial=0))
+        caller.check_payload(largest, request.topic)
+
+
+def _counted(caller: Caller, count: int) -> Any:
+    caller.tell(count=count)
+    return pb.Count(count=count)
+
+
+def _arguments(request: Any) -> str:
+    """All that was asked for but the confirmation itself, in few bytes."""
+    bare = type(request)()
+    bare.CopyFrom(request)
+    bare.ClearField("confirmation")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _ids(request: Any) -> list[str] | None:

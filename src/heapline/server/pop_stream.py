@@ -19,6 +19,7 @@ from heapline.model import Popped
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Front, Stopping
 from heapline.server.giving_back import give_back
+from heapline.server.limiting import pop_within
 from heapline.wire.columns import pack_popped, popped_items
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given
@@ -97,9 +98,9 @@ class PopStream:
     async def _pop(self, start: Any, stopping: asyncio.Future[Any]) -> tuple[str, Popped] | None:
         """What there is within a while; None if there is nothing, or something else wants attention."""
         pop = asyncio.ensure_future(
-            self._broker.pop_columns(
-                start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT), wait=LOOK_AGAIN,
-                visibility=given(start, "visibility"), holder=given(start, "holder"),
+            pop_within(
+                self._broker, self._caller, start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT),
+                wait=LOOK_AGAIN, visibility=given(start, "visibility"), holder=given(start, "holder"),
                 max_bytes=min(start.max_bytes or BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX),
             )
         )  # fmt: skip

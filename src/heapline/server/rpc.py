@@ -22,6 +22,7 @@ from heapline.wire.schema import METHODS, SERVICE, Method
 
 log = Log("heapline.server")
 TEXT_MAX = 1000  # of a status: it travels in a header
+HEAR_OUT_SECONDS = 2.0
 
 
 def handler(front: Front, service: object) -> Any:
@@ -45,33 +46,55 @@ def _handler(front: Front, method: Method, act: Callable[..., Any]) -> Any:
 def _unary(front: Front, method: Method, act: Callable[[Any, Caller], Awaitable[Any]]) -> Callable[..., Any]:
     async def handle(data: bytes, context: Any) -> Any:
         try:
-            request = _parse(method, data)
-            async with _visit(front, method, request, context) as caller:
-                return await act(request, caller)
+            return await perform(front, method, act, data, headers_of(context), context)
         except Exception as error:
             await tell(context, error, method.name)
 
     return handle
+
+
+async def perform(
+    front: Front, method: Method, act: Callable[[Any, Caller], Awaitable[Any]], data: bytes, headers: dict[str, str],
+    context: Any,
+) -> Any:  # fmt: skip
+    """One unary call, from its bytes to its response."""
+    request = _parse(method, data)
+    async with Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context) as caller:
+        return await act(request, caller)
 
 
 def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncIterator[Any]]) -> Callable[..., Any]:
     async def handle(data: Any, context: Any) -> None:
+        admitted = False
+        request = _parse_all(method, data) if method.streams_in else None
         try:
-            request = _parse_all(method, data) if method.streams_in else _parse(method, data)
-            async with _visit(front, method, request, context) as caller:
-                answers = act(request, caller)
-                async with contextlib.aclosing(answers):  # type: ignore[type-var]
-                    async for answer in answers:
-                        await context.write(answer)
+            request = request or _parse(method, data)
+            topic = getattr(request, "topic", None)
+            async with Visit(front, "grpc", method.name, topic, headers_of(context), context) as caller:
+                admitted = True
+                with caller.while_valid():
+                    answers = act(request, caller)
+                    async with contextlib.aclosing(answers):  # type: ignore[type-var]
+                        async for answer in answers:
+                            await context.write(answer)
         except Exception as error:
+            if method.streams_in and not admitted:
+                await _hear_out(request)
             await tell(context, error, method.name)
 
     return handle
 
 
-def _visit(front: Front, method: Method, request: Any, context: Any) -> Visit:
-    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context)
+async def _hear_out(requests: Any) -> None:
+    """Let a client finish its first sentence before it is refused: one whose write is cut off by the refusal is told
+    of a broken stream by its own gRPC, instead of what we say."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(HEAR_OUT_SECONDS):
+            await anext(requests, None)
+
+
+def headers_of(context: Any) -> dict[str, str]:
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def _parse(method: Method, data: bytes) -> Any:
@@ -97,6 +120,7 @@ async def tell(context: Any, error: Exception, method: str) -> None:
         raise error  # gRPC's own: the call has ended already
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
-        await context.abort(code, str(error)[:TEXT_MAX], ((codes.METADATA, codes.to_metadata(error)),))
+        text = codes.describe(error)["text"][:TEXT_MAX]
+        await context.abort(code, text, ((codes.METADATA, codes.to_metadata(error)),))
     log.exception("a call failed", method=method)
     await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT)

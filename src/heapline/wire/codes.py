@@ -17,8 +17,6 @@ from heapline.errors import HeaplineError
 METADATA = "heapline-error-bin"
 FACTS_BYTES_MAX = 3072  # of metadata: most stacks refuse more than 8 KiB of it
 LIST_MAX = 100
-_PATH = re.compile(r"/(?:[^/\s'\"]+/)+([^/\s'\"]+)")
-_OF_FILES = (errors.CorruptionError, errors.TopicReloading, errors.DirectoryLocked)
 INTERNAL_TEXT = "internal error: the server's log says more"
 
 
@@ -88,10 +86,39 @@ def describe(error: HeaplineError) -> dict[str, Any]:
     """What the wire carries of an error. The class is one that errors.py knows, also for a subclass made elsewhere."""
     kind = next(ancestor for ancestor in type(error).__mro__ if _BY_NAME.get(ancestor.__name__) is ancestor)
     facts, text = error.facts(), str(error)
-    if isinstance(error, _OF_FILES):  # where they lie is the server's own affair; their names are enough
-        facts = {name: _PATH.sub(r"\1", value) if isinstance(value, str) else value for name, value in facts.items()}
-        text = _PATH.sub(r"\1", text)
+    if isinstance(error, _MAY_NAME_FILES):
+        path = facts.get("path")
+        if isinstance(path, str):  # as it stands, whatever it is made of
+            text = text.replace(path, _inner(path))
+            facts["path"] = _inner(path)
+        text = without_paths(text)
+        facts = {
+            n: without_paths(v) if n in _TOLD_BY_THE_MACHINE and isinstance(v, str) else v for n, v in facts.items()
+        }
     return {"error": kind.__name__, "facts": facts, "text": text}
+
+
+#: Errors of the server's own making, which may quote files. What a request got wrong quotes the caller's own words.
+_MAY_NAME_FILES = (errors.CorruptionError, errors.UnavailableError, errors.DirectoryLocked)
+_TOLD_BY_THE_MACHINE = ("path", "detail", "cause", "what")
+_QUOTED_PATH = re.compile(r"""(['"])(/[^'"]*/[^'"]*)\1""")
+_PATH = re.compile(r"""(?<![^\s('"=:,])/(?:[^\s/'",;:()]+/)+[^\s/'",;:()]*""")
+
+
+def without_paths(text: str) -> str:
+    """Where a server keeps its files is no business of its clients; which file of a topic it is may help them.
+
+    >>> without_paths("[Errno 5] error: '/srv/my data/topics/default/jobs-1/segments/7.seg' is bad")
+    "[Errno 5] error: 'default/jobs-1/segments/7.seg' is bad"
+    """
+    text = _QUOTED_PATH.sub(lambda m: f"{m[1]}{_inner(m[2])}{m[1]}", text)
+    return _PATH.sub(lambda m: _inner(m[0]), text)
+
+
+def _inner(path: str) -> str:
+    """Inside the data directory's topics, or else the name alone."""
+    _, found, rest = path.rpartition("/topics/")
+    return rest if found else path.rstrip("/").rpartition("/")[2]
 
 
 def to_metadata(error: HeaplineError) -> bytes:

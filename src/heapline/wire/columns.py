@@ -64,6 +64,11 @@ def cut(payloads: bytes, sizes: bytes, count: int) -> list[bytes]:
     return [payloads[a:b] for a, b in pairwise(ends)]
 
 
+def read_sizes(columns: Any) -> npt.NDArray[np.uint32]:
+    sizes: npt.NDArray[np.uint32] = unpack(columns.payload_sizes, "<u4", "payload_sizes", columns.count)
+    return sizes
+
+
 def sizes_of(payloads: Sequence[bytes]) -> bytes:
     return np.fromiter(map(len, payloads), dtype="<u4", count=len(payloads)).tobytes()
 

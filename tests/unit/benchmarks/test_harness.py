@@ -135,7 +135,7 @@ def test_markdown_names_the_machine_without_its_name_and_marks_regressions() -> 
 def test_check_turns_a_regression_into_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(harness, "run_module", lambda module, quick: iter([row(module, ratio=1.0)]))
+    monkeypatch.setattr(harness, "run_module", lambda module, quick, **_: iter([row(module, ratio=1.0)]))
     monkeypatch.setattr(ratios, "load", lambda key: {"benchmarks.heap": 10.0})
     for arguments, code in ((["core", "--json"], 0), (["core", "--json", "--check"], 1)):
         monkeypatch.setattr("sys.argv", ["benchmarks", *arguments])

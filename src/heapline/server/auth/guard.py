@@ -9,8 +9,10 @@ remembers that there was one: neither deleting the file nor revoking the key bri
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +26,7 @@ from heapline.server.auth.principal import Action, Principal, check_scopes
 from heapline.server.auth.private import PrivateDisk, refuse_readable_by_others
 from heapline.server.auth.proving import AT_ONCE
 from heapline.server.auth.secret import Secret
-from heapline.server.auth.store import AuthFile, AuthStore
+from heapline.server.auth.store import AuthFile, AuthStore, KeyRecord
 from heapline.server.auth.users import Sessions, Users
 
 ADMIN_SCOPE = "*:produce,consume,admin"
@@ -34,6 +36,7 @@ NOTHING_SENT = (
     "stands in admin.key in the server's data directory"
 )
 log = Log(__name__)
+T = TypeVar("T")
 
 
 class DirectoryGuard:
@@ -52,6 +55,8 @@ class DirectoryGuard:
         self._ring = KeyRing(self.store, hasher, self._pool)
         self._sessions = Sessions(self.store, hasher, self._pool)
         self._writing: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        self.on_login: Callable[[str, BaseException | None], None] | None = None  # told of every attempt
 
     async def authenticate(self, credential: str | None) -> Principal:
         if not credential:
@@ -67,7 +72,24 @@ class DirectoryGuard:
         return principal
 
     async def login(self, email: str, password: Secret) -> Secret:
-        return await self._sessions.login(email, password)
+        try:
+            token = await self._sessions.login(email, password)
+        except BaseException as error:  # one who hangs up has not logged in either
+            if self.on_login is not None:
+                self.on_login(email, error)
+            raise
+        if self.on_login is not None:
+            self.on_login(email, None)
+        return token
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Work on keys or users, which blocks on Argon2 and the disk: in a thread, one at a time."""
+        async with self._changing:
+            return await asyncio.to_thread(work)
+
+    def last_used(self, record: KeyRecord) -> int | None:
+        """Also what is not written back yet."""
+        return self._ring.last_used(record)
 
     def check(self, principal: Principal, action: Action, topic: str | None) -> None:
         check_scopes(principal, action, topic)

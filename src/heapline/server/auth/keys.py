@@ -156,6 +156,10 @@ class KeyRing:
 
     # -- when a key was last used ------------------------------------------------------------------------------------
 
+    def last_used(self, record: KeyRecord) -> int | None:
+        known = [at for at in (record.last_used_at, self._used.get(record.id)) if at is not None]
+        return max(known, default=None)
+
     def wants_writing(self) -> bool:
         return bool(self._used) and self._store.clock.boot_ms() - self._written_at >= WRITE_BACK_MS
 

@@ -1,7 +1,8 @@
 """How much one caller may have at a time: streams and calls for each key, leases for each consumer, bytes a payload.
 
-Counters alone, in memory; whoever takes gives back, also when it fails. What is over a limit is refused with the
-limit's name, and changes nothing. What a limit means for a topic as a whole is the engine's business.
+Counters of streams and calls, in memory; whoever takes gives back, also when it fails. What is over a limit is refused
+with the limit's name, and changes nothing. Leases are counted where they are (server/limiting.py); what a limit means
+for a topic as a whole is the engine's business.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from heapline.errors import BadRequest, PayloadTooLarge, ResourceExhausted
-from heapline.server.auth.principal import Principal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    streams_per_key: int = 100  # pop and subscribe streams open at a time; each costs a task and a buffer
-    inflight_per_key: int = 1000  # calls under way at a time; more than this is a loop without a wait
-    leases_per_consumer: int = 10_000  # messages that one holder may have out at a time
+    streams_per_key: int = 4096  # open at a time; each costs a task and a buffer, and a fleet may share one key
+    inflight_per_key: int = 4096  # calls under way at a time, waiting pops among them; more is a loop without a wait
+    leases_per_consumer: int = 100_000  # messages of one topic that one holder may have out at a time
     payload_bytes_max: int = 16 << 20  # of one message, whatever its topic takes
 
     def validate(self) -> None:
         for name in ("streams_per_key", "inflight_per_key", "leases_per_consumer", "payload_bytes_max"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} must be at least 1")
+
+    def check_payload(self, size: int, topic: str) -> None:
+        if size > self.payload_bytes_max:
+            raise PayloadTooLarge(size, self.payload_bytes_max, topic)
 
 
 class Counter:
@@ -66,16 +70,5 @@ class Counter:
 class Limiter:
     def __init__(self, limits: Limits) -> None:
         limits.validate()
-        self._limits = limits
         self.streams = Counter("open streams", limits.streams_per_key)
         self.calls = Counter("calls under way", limits.inflight_per_key)
-        self.leases = Counter("leases", limits.leases_per_consumer)
-
-    def check_payload(self, size: int, topic: str) -> None:
-        if size > self._limits.payload_bytes_max:
-            raise PayloadTooLarge(size, self._limits.payload_bytes_max, topic)
-
-    @staticmethod
-    def consumer(principal: Principal, holder: str) -> str:
-        """The name under which leases are counted: holders of two keys are two consumers."""
-        return f"{principal.subject} {holder}"

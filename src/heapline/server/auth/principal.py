@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Protocol
@@ -107,6 +108,16 @@ class Guard(Protocol):
 def check_scopes(principal: Principal, action: Action, topic: str | None) -> None:
     if not principal.may(action, topic):
         raise PermissionDenied(principal.subject, action.value, topic or "")
+
+
+def must_include(principal: Principal, scopes: Iterable[Scope]) -> None:
+    """Raises PermissionDenied if these scopes allow anything that the principal's own do not: nobody gives more than he
+    has. A pattern is inside another if that one matches its text, stars and all; a union of several is not looked at.
+    """
+    for scope in scopes:
+        for action in scope.actions:
+            if not principal.may(action, None if scope.pattern == "*" else scope.pattern):
+                raise PermissionDenied(principal.subject, action.value, scope.pattern)
 
 
 class Everybody:

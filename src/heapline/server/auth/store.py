@@ -123,8 +123,8 @@ class AuthStore:
 
     def _damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(
-            f"{self._path} cannot be read ({detail}): nobody is let in; restore it from a backup, or move it away and "
-            "make new keys with `heapline keys create`"
+            f"{FILE} of the data directory cannot be read ({detail}): nobody is let in; restore it from a backup, or "
+            "move it away and make new keys with `heapline keys create`"
         )
 
     def refresh(self, *, now: bool = False) -> AuthFile:
@@ -177,4 +177,4 @@ class AuthStore:
                 return self.disk.lock(f"{self.directory}/{LOCK_FILE}")
             except DirectoryLocked:
                 self._pause(LOCK_PAUSE_S)
-        raise ResourceExhausted(f"waiting for {self.directory}/{LOCK_FILE}, which another process holds,", LOCK_TRIES)
+        raise ResourceExhausted(f"waiting for {LOCK_FILE}, which another process holds,", LOCK_TRIES)

@@ -8,9 +8,11 @@ in. An email address is compared without regard to case.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import jwt
@@ -30,6 +32,7 @@ PASSWORD_MIN, PASSWORD_MAX = 12, 1024
 BY_EMAIL = Allowance(burst=5, refill_ms=30_000)
 ALL_EMAILS = Allowance(burst=30, refill_ms=500)
 ALGORITHM = "HS256"
+VERIFIED_MAX = 10_000
 CLAIMS = ("sub", "iat", "exp", "jti", "epoch")
 REFUSED = "email or password is wrong, or the user is disabled"
 TOKEN_REFUSED = "the token is not valid or has run out: log in again"
@@ -65,6 +68,20 @@ class Users:
     def list(self) -> list[UserRecord]:
         return sorted(self._store.refresh(now=True).users.values(), key=lambda record: record.email)
 
+    def change(
+        self, email: str, allowed: Callable[[UserRecord], None], *,
+        password: Secret | None = None, scopes: Sequence[str] | None = None, disabled: bool | None = None,
+    ) -> UserRecord:  # fmt: skip
+        """All of these in one step. `allowed` is asked about the user as he is then, and raises."""
+        changes: dict[str, object] = {}
+        if password is not None:
+            changes["hash"] = self._hash(password)
+        if scopes is not None:
+            changes["scopes"] = _spelled(scopes)
+        if disabled is not None:
+            changes["disabled_at"] = self._store.clock.wall_ms() if disabled else None
+        return self._edit(email, allowed, **changes)
+
     def disable(self, email: str) -> UserRecord:
         return self._edit(email, disabled_at=self._store.clock.wall_ms())
 
@@ -77,7 +94,9 @@ class Users:
     def set_scopes(self, email: str, scopes: Sequence[str]) -> UserRecord:
         return self._edit(email, scopes=_spelled(scopes))
 
-    def _edit(self, email: str, **changes: object) -> UserRecord:
+    def _edit(
+        self, email: str, allowed: Callable[[UserRecord], None] = lambda _: None, **changes: object
+    ) -> UserRecord:  # fmt: skip
         """Every change of a user ends his tokens."""
         email = canonical_email(email)
 
@@ -85,6 +104,7 @@ class Users:
             record = file.users.get(email)
             if record is None:
                 raise BadRequest(f"there is no user {email!r}: see `heapline users list`")
+            allowed(record)
             changed = msgspec.structs.replace(record, token_epoch=record.token_epoch + 1, **changes)
             return msgspec.structs.replace(file, users=file.users | {email: changed})
 
@@ -107,6 +127,8 @@ class Sessions:
 
     def __init__(self, store: AuthStore, hasher: Hasher, pool: Executor, token_ms: int = TOKEN_MS) -> None:
         self._store, self._token_ms = store, token_ms
+        self._verified: OrderedDict[bytes, Principal] = OrderedDict()  # by digest of the token
+        self._verified_by = store.file
         self._prover = Prover(hasher, Throttle(store.clock, BY_EMAIL, ALL_EMAILS), pool, "logins")
 
     async def login(self, email: str, password: Secret) -> Secret:
@@ -137,7 +159,25 @@ class Sessions:
         return Secret(jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM))
 
     def recognise(self, token: str) -> Principal:
-        file = self._store.refresh()
+        """Who a token stands for. One that was verified is known by its digest for as long as the file of users is the
+        very same, so a change of the user ends it at once; when it runs out is asked every time."""
+        file, digest = self._store.refresh(), hashlib.sha256(token.encode()).digest()
+        if self._verified_by is not file:
+            self._verified.clear()
+            self._verified_by = file
+        principal = self._verified.get(digest)
+        if principal is None:
+            principal = self._verified[digest] = self._verify(token, file)
+            if len(self._verified) > VERIFIED_MAX:
+                self._verified.popitem(last=False)
+        else:
+            self._verified.move_to_end(digest)
+        if not self.is_current(principal):
+            self._verified.pop(digest, None)
+            raise Unauthenticated(TOKEN_REFUSED)
+        return principal
+
+    def _verify(self, token: str, file: AuthFile) -> Principal:
         try:
             # The library would ask its own clock: the times are checked below, with ours.
             claims = jwt.decode(
@@ -154,10 +194,7 @@ class Sessions:
         principal = self.principal_of(email)
         if principal is None or principal.token_epoch != epoch:
             raise Unauthenticated(TOKEN_REFUSED)
-        principal = msgspec.structs.replace(principal, expires_at=expires * 1000)
-        if not self.is_current(principal):
-            raise Unauthenticated(TOKEN_REFUSED)
-        return principal
+        return msgspec.structs.replace(principal, expires_at=expires * 1000)
 
     def principal_of(self, email: str) -> Principal | None:
         """As the store knows the user now; None if he is not let in."""

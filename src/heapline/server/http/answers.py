@@ -55,7 +55,7 @@ async def plain(request: Request, error: Exception) -> Response:
 
 def tell(error: HeaplineError) -> Response:
     status = getattr(error, "http_status", None) or codes.codes_of(type(error)).http
-    headers = {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else {}
+    headers = {"retry-after": str(getattr(error, "retry_after", RETRY_AFTER))} if status in (429, 503) else {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     document = tell_error(error)

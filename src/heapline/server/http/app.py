@@ -10,6 +10,7 @@ from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import HeaplineError
 from heapline.server.front import Front
 from heapline.server.http import (
+    access,
     answers,
     batches,
     dead_letters,
@@ -22,10 +23,12 @@ from heapline.server.http import (
     log,
     login,
     messages,
+    mqueue,
     popping,
 )  # fmt: skip
 from heapline.server.http.door import Door
 from heapline.server.http.openapi import make_document
+from heapline.server.mqueue_rules import MQueueRules
 
 DESCRIPTION = """
 A durable queue of priorities and times: the most urgent message that is due, to one worker at a time.
@@ -39,11 +42,13 @@ has the same shape: `error` (its class), `facts` (its data), `text` (what to do)
 # Verbs of a heap stand before the heap itself: its path would swallow them.
 ROUTERS = (
     health.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router, messages.router,
-    dead_letters.router, batches.router, log.router, login.router, docs_page.router,
+    dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
 )  # fmt: skip
 
 
-def make_app(broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20) -> FastAPI:
+def make_app(
+    broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20, mqueue_rules: MQueueRules | None = None
+) -> FastAPI:
     app = FastAPI(
         title="Heapline", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -51,6 +56,7 @@ def make_app(broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 6
     app.state.front = front
     for router in ROUTERS:
         app.include_router(router)
+    mqueue.install(app, broker, mqueue_rules or MQueueRules())
     app.openapi = lambda: make_document(app)  # type: ignore[method-assign]
     app.add_exception_handler(HeaplineError, answers.told)
     app.add_exception_handler(RequestValidationError, answers.malformed)

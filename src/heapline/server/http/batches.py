@@ -22,6 +22,8 @@ async def prepare(house: Here) -> Response:
         for topic in body.messages:
             caller.must(Action.PRODUCE, topic)
         shares = {topic: [m.outgoing() for m in messages] for topic, messages in body.messages.items()}
+        for topic, share in shares.items():
+            caller.check_payload(max((len(m.payload) for m in share), default=0), topic)
         answers = await house.broker.prepare_batch(body.batch_id, body.part, shares, **identity_in(body))
         return say(PreparedTold(results={topic: tell_rows(results) for topic, results in answers.items()}))
 

@@ -40,8 +40,9 @@ async def dlq_peek(query: Annotated[OnMessage, Query()], house: Here) -> Respons
 @documented(router, "POST", "/dlq:replay", asks=ReplayAsk, tells=Count, summary="Bring dead letters back")
 async def dlq_replay(house: Here) -> Response:
     """With no attempts behind them; all, or those named or described, at most `rate` a second."""
-    async with house.asked("DlqReplay", ReplayAsk) as (body, _):
+    async with house.asked("DlqReplay", ReplayAsk) as (body, caller):
         count = await house.broker.dlq_replay(body.topic, body.message_ids, where=_where(body), rate=body.rate)
+        caller.tell(count=count)
         return say(Count(count=count))
 
 
@@ -54,6 +55,7 @@ async def dlq_delete(sure: Confirmed, house: Here) -> Response:
             raise BadRequest('say which: "message_ids": […], or "where": {…} (an empty one matches all)')
         await confirm(house, caller, "DlqDelete", body.topic, sure, msgspec.json.encode(body).decode())
         count = await house.broker.dlq_delete(body.topic, body.message_ids, where=_where(body))
+        caller.tell(count=count)
         return say(Count(count=count))
 
 

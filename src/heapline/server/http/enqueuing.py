@@ -25,8 +25,9 @@ router = APIRouter(prefix="/v1", tags=["in"])
 
 @documented(router, "POST", "/enqueue", asks=EnqueueAsk, tells=EnqueuedTold, summary="Enqueue a message")
 async def enqueue(house: Here) -> Response:
-    async with house.asked("Enqueue", EnqueueAsk) as (body, _):
+    async with house.asked("Enqueue", EnqueueAsk) as (body, caller):
         m = body.outgoing()
+        caller.check_payload(len(m.payload), body.topic)
         result = await house.broker.enqueue(
             body.topic, m.payload, priority=m.priority, key=m.key, delay=m.delay, deliver_at=m.deliver_at,
             headers=m.headers, ttl=m.ttl, max_retries=m.max_retries, idempotency_key=m.idempotency_key,
@@ -40,11 +41,12 @@ async def enqueue(house: Here) -> Response:
 )
 async def enqueue_batch(house: Here) -> Response:
     """All or none; with `"atomic": false` each has an id or an error of its own, and the answer is 200 all the same."""
-    async with house.asked("EnqueueBatch", EnqueueBatchAsk) as (body, _):
-        identity = identity_in(body)
+    async with house.asked("EnqueueBatch", EnqueueBatchAsk) as (body, caller):
+        identity, payloads = identity_in(body), [m.content() for m in body.messages]
+        caller.check_payload(max(map(len, payloads), default=0), body.topic)
         if body.atomic and not any(identity.values()) and all(m.is_plain() for m in body.messages):
             priorities = np.array([m.priority for m in body.messages], dtype=np.int64)
-            ids = await house.broker.enqueue_columns(body.topic, [m.content() for m in body.messages], priorities)
+            ids = await house.broker.enqueue_columns(body.topic, payloads, priorities)
             rows = [RowTold(message_id=u, id=str(i), duplicate=False) for u, i in zip(to_ulids(ids), ids, strict=True)]
         else:
             messages = [m.outgoing() for m in body.messages]

@@ -22,7 +22,9 @@ async def purge(topic: HeapPath, sure: Confirmed, house: Here) -> Response:
     token of the first."""
     async with house.visit("Purge", topic) as caller:
         await confirm(house, caller, "Purge", topic, sure)
-        return say(Count(count=await house.broker.purge(topic)))
+        count = await house.broker.purge(topic)
+        caller.tell(count=count)
+        return say(Count(count=count))
 
 
 @documented(
@@ -48,7 +50,8 @@ async def resume(topic: HeapPath, house: Here) -> Response:
 )  # fmt: skip
 async def throttle(topic: HeapPath, house: Here) -> Response:
     """Survives a restart. Its messages wait, all else goes on."""
-    async with house.asked("SetPartitionThrottled", ThrottleAsk, topic) as (body, _):
+    async with house.asked("SetPartitionThrottled", ThrottleAsk, topic) as (body, caller):
+        caller.tell(about=f"partition {body.partition}, throttled={body.throttled}")
         await house.broker.set_partition_throttled(topic, body.partition, body.throttled, body.reason)
         return say(Done(done=True))
 

@@ -25,6 +25,7 @@ REFUSALS = {
     429: "A limit is reached", 500: "The server failed, or stored bytes are damaged",
     503: "Not now: retry", 504: "It took too long", 507: "The disk is full",
 }  # fmt: skip
+OPEN = ("/healthz", "/readyz", "/metrics", "/v1/auth/login")
 BODILESS = {415}
 CONFIRMED = {428}
 _KINDS: set[Any] = {ErrorTold}
@@ -79,7 +80,7 @@ def make_document(app: FastAPI) -> dict[str, Any]:
                 for response in operation["responses"].values():
                     if len(response.get("content", ())) > 1:  # FastAPI's guess beside what we said
                         response["content"].pop(JSON, None)
-                if not path.startswith("/v1/") or path.startswith("/v1/auth/"):
+                if path in OPEN:
                     operation["security"] = []
         _bound(document)
         app.openapi_schema = document

@@ -15,17 +15,17 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from heapline.model import Popped
-from heapline.server.front import Caller, Stopping
+from heapline.server.front import Stopping
 from heapline.server.giving_back import give_back
 from heapline.server.http.answers import say
 from heapline.server.http.openapi import documented
 from heapline.server.http.visiting import Here, House
+from heapline.server.limiting import pop_within
 from heapline.wire.json_requests import PopAsk
 from heapline.wire.json_shapes import PopTold, tell_popped
 
 router = APIRouter(prefix="/v1", tags=["out"])
 POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
-LOOK_AGAIN = 10.0  # seconds after which a waiting pop asks whether its caller may still call
 GONE = 499  # what the log of a proxy calls it; nobody reads it
 
 Got = tuple[str, Popped | None]
@@ -36,27 +36,28 @@ async def pop(house: Here) -> Response:
     """A popped message is yours until its deadline: ack it when the work is done. With `wait` the answer comes when
     there is a message, or empty after so many seconds."""
     async with house.asked("Pop", PopAsk) as (body, caller):
-        popping = house.broker.pop_columns(
-            body.topic, body.max_messages, visibility=body.visibility, wait=body.wait, holder=body.holder,
-            request_id=body.request_id, max_bytes=min(body.max_bytes, POP_BYTES_MAX),
+        popping = pop_within(
+            house.broker, caller, body.topic, body.max_messages, visibility=body.visibility, wait=body.wait,
+            holder=body.holder, request_id=body.request_id, max_bytes=min(body.max_bytes, POP_BYTES_MAX),
         )  # fmt: skip
-        got = await _while_wanted(house, caller if body.wait else None, popping)
+        if body.wait:
+            with caller.while_valid():
+                got = await _while_wanted(house, popping)
+        else:
+            got = await _while_wanted(house, popping)
         if got is None:
             return Response(status_code=GONE)
         name, popped = got
         return say(PopTold(topic=name, messages=[] if popped is None else tell_popped(popped, body.payload_as)))
 
 
-async def _while_wanted(house: House, caller: Caller | None, popping: Coroutine[Any, Any, Got]) -> Got | None:
+async def _while_wanted(house: House, popping: Coroutine[Any, Any, Got]) -> Got | None:
     """What the pop got; None if the client has gone."""
     pop = asyncio.ensure_future(popping)
     gone = asyncio.ensure_future(house.request.receive())  # the body was read: the next thing said is goodbye
     stopping = asyncio.ensure_future(house.front.stopping.wait())
     try:
-        while not (pop.done() or gone.done() or stopping.done()):
-            await asyncio.wait({pop, gone, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
-            if caller is not None:
-                caller.must_be_valid()
+        await asyncio.wait({pop, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             _undo(house, pop)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +23,17 @@ class _Quiet(uvicorn.Server):
 
 
 class HttpFace:
-    def __init__(self, app: Any, host: str, port: int, stop_grace: float) -> None:
+    def __init__(
+        self, app: Any, host: str, port: int, stop_grace: float, tls: ssl.SSLContext | None = None
+    ) -> None:  # fmt: skip
         self._host, self._port = host, port
         config = uvicorn.Config(
             app, http=BoundedProtocol, lifespan="off", log_config=None, access_log=False, server_header=False,
             date_header=False, timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=max(1, round(stop_grace)),
         )  # fmt: skip
+        if tls is not None:
+            config.load()  # it would make a context of its own, which knows neither mTLS nor our least version
+            config.ssl = tls
         self._server = _Quiet(config)
         self._serving: asyncio.Task[None] | None = None
 

@@ -226,3 +226,45 @@ async def test_principal_of_another_guard_is_not_valid() -> None:
     assert not rig.guard.is_valid(Principal("key:" + "0" * 16, ()))
     assert not rig.guard.is_valid(Principal(f"user:{EMAIL}", ()))
     assert not rig.guard.is_valid(Principal("somebody", ()))
+
+
+async def test_token_is_verified_once_and_a_change_of_the_user_ends_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    rig.guard.users.add("ada@example.org", Secret(PASSWORD), ["*:consume"])
+    token = (await rig.guard.login("ada@example.org", Secret(PASSWORD))).reveal()
+    decoded: list[str] = []
+    decode = users_module.jwt.decode
+    monkeypatch.setattr(
+        users_module.jwt, "decode", lambda token, *a, **k: (decoded.append(token), decode(token, *a, **k))[1]
+    )
+    for _ in range(100):
+        await rig.guard.authenticate(f"Bearer {token}")
+    assert len(decoded) == 1
+    rig.guard.users.set_scopes("ada@example.org", ["*:produce"])
+    with pytest.raises(Unauthenticated):
+        await rig.guard.authenticate(f"Bearer {token}")
+
+
+async def test_known_token_runs_out() -> None:
+    rig = Rig()
+    rig.guard.users.add("ada@example.org", Secret(PASSWORD), ["*:consume"])
+    token = (await rig.guard.login("ada@example.org", Secret(PASSWORD))).reveal()
+    await rig.guard.authenticate(token)
+    rig.clock.advance(users_module.TOKEN_MS / 1000)
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            await rig.guard.authenticate(token)
+
+
+async def test_known_tokens_are_few_and_unverified_ones_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_module, "VERIFIED_MAX", 3)
+    rig = Rig()
+    rig.guard.users.add("ada@example.org", Secret(PASSWORD), ["*:consume"])
+    for _ in range(5):
+        await rig.guard.authenticate((await rig.guard.login("ada@example.org", Secret(PASSWORD))).reveal())
+    for number in range(5):
+        with pytest.raises(Unauthenticated):
+            await rig.guard.authenticate(f"no.token.{number}")
+    assert len(rig.guard._sessions._verified) == 3

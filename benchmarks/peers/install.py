@@ -1,0 +1,60 @@
+"""Fetches peers without root and without touching the project's own environment: wheels into a venv of their own,
+Debian packages unpacked into a directory. From wherever pip and apt are set up to fetch; what is there is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.peers.peer import PeerMissing
+
+FETCH_S = 300
+
+
+def venv(home: Path, *packages: str) -> Path:
+    """An interpreter that has the packages."""
+    python = home / "venv" / "bin" / "python"
+    wanted = "\n".join(packages)
+    done = home / "venv" / "installed"
+    if not (done.exists() and done.read_text() == wanted):
+        home.mkdir(parents=True, exist_ok=True)
+        run([sys.executable, "-m", "venv", "--clear", str(home / "venv")], f"no venv for {packages[0]}")
+        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--only-binary", ":all:"]
+        run([*pip, *packages], f"pip cannot install {packages[0]}")
+        done.write_text(wanted)
+    return python
+
+
+def debian(home: Path, package: str, program: str) -> Path:
+    """A program out of a Debian package, by its path inside; nothing is installed."""
+    found = home / "debian" / program
+    if not found.exists():
+        if not (shutil.which("apt-get") and shutil.which("dpkg")):
+            raise PeerMissing(f"{package} is not installed, and this is no Debian to fetch it from")
+        home.mkdir(parents=True, exist_ok=True)
+        run(["apt-get", "download", package], f"apt-get cannot download {package}", cwd=home)
+        archive = max(home.glob(f"{package}_*.deb"), key=os.path.getmtime)
+        run(["dpkg", "-x", archive.name, "debian"], f"{archive.name} cannot be unpacked", cwd=home)
+    if not found.exists():
+        raise PeerMissing(f"Debian's {package} holds no {program}")
+    return found
+
+
+def package_versions(python: Path, *packages: str) -> str:
+    show = f"from importlib.metadata import version as v; print(', '.join(f'{{p}} {{v(p)}}' for p in {packages!r}))"
+    return run([str(python), "-c", show], "no versions").strip()
+
+
+def run(command: list[str], trouble: str, cwd: Path | None = None) -> str:
+    """What the command printed; PeerMissing with its last complaint."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, cwd=cwd, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerMissing(f"{trouble}: {type(error).__name__}") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise PeerMissing(f"{trouble}: {said[-1].strip() if said else f'exit code {done.returncode}'}")
+    return done.stdout

@@ -1,0 +1,63 @@
+"""Messages a second through one server process and one client process, and the CPU that each side spends on one.
+
+The baseline is a bare gRPC server that makes as many bytes safe and knows no queue: the floor, on this machine, at this
+moment. Every shape runs in several short rounds that take turns, so that a busy machine disturbs all alike; the
+middling round counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.drivers.window import Job, Outcome
+from benchmarks.engine import Figure, figure
+from benchmarks.rows import Step
+from benchmarks.server.driving import drive, typical
+from benchmarks.server.spawned import Serving, bare_server, heapline_server
+from benchmarks.server.targets import ENQUEUE_PER_S, LIFECYCLE_PER_S, Bound
+
+Shape = tuple[int, int]
+KINDS: dict[str, dict[Shape, int]] = {"lifecycle": LIFECYCLE_PER_S, "enqueue": ENQUEUE_PER_S}
+
+
+def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
+    rounds, seconds = (1, 1.5) if quick else (5, 3.0)
+    shapes = [(kind, shape) for kind, shapes in KINDS.items() for shape in shapes]
+    ours: dict[tuple[str, Shape], list[Outcome]] = {each: [] for each in shapes}
+    floor: dict[tuple[str, Shape], list[Outcome]] = {each: [] for each in shapes}
+    with heapline_server(directory / "ours") as server, bare_server(directory / "bare") as bare:
+        for number in range(rounds):
+            for at, (kind, shape) in enumerate(shapes):
+                yield Step(f"{kind} {name_of(shape)}", number * len(shapes) + at, rounds * len(shapes))
+                ours[kind, shape].append(drive("ours", job_of(server, kind, shape, seconds)))
+                floor[kind, shape].append(drive("bare", job_of(bare, kind, shape, seconds)))
+    for kind, shape in shapes:
+        yield from figures(kind, shape, typical(ours[kind, shape]), typical(floor[kind, shape]))
+
+
+def job_of(server: Serving, kind: str, shape: Shape, seconds: float, messages_max: int | None = None) -> Job:
+    """Each kind on a topic of its own: what `enqueue` leaves behind is in nobody's way."""
+    options = {"key_file": str(server.key_file), "kind": kind, "topic": f"{kind}-{shape[0]}"}
+    return Job(
+        port=server.port, batch=shape[0], in_flight=shape[1], seconds=seconds, server_pid=server.pid,
+        messages_max=messages_max, options=options,
+    )  # fmt: skip
+
+
+def name_of(shape: Shape) -> str:
+    return f"{shape[0]} × {shape[1]}"
+
+
+def figures(kind: str, shape: Shape, ours: Outcome, floor: Outcome) -> Iterator[Figure]:
+    what = f"{kind}, {name_of(shape)}"
+    bound = Bound("≥", KINDS[kind][shape], "messages/s")
+    yield figure(
+        what, ours.rate, "messages/s", floor.rate, ours.rate / floor.rate, str(bound), bound.holds(ours.rate)
+    )  # fmt: skip
+    for side, spent, least in (
+        ("server", ours.server_us, floor.server_us),
+        ("client", ours.client_us, floor.client_us),
+    ):
+        name = f"{what}: CPU of the {side}"
+        yield figure(name, spent, "µs/message", least, spent / least, None, None, "lower")

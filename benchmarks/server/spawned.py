@@ -1,0 +1,100 @@
+"""Processes that a benchmark starts and ends: our server as a user runs it, and whatever else listens on a port."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+START_S = 60.0
+STOP_S = 20.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server that answers."""
+
+    pid: int
+    port: int
+    directory: Path
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def key_file(self) -> Path:
+        return self.directory / "admin.key"
+
+    def credential(self) -> str:
+        return self.key_file.read_text().strip()
+
+
+@contextlib.contextmanager
+def heapline_server(directory: Path) -> Iterator[Serving]:
+    """`heapline serve` on an empty directory, guarded by its keys as it is for users."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ports = ["--grpc-port", "0", "--http-port", "0"]
+    command = [sys.executable, "-m", "heapline", "serve", "--data", str(directory), *ports]
+    said = directory.with_suffix(".log")
+    with said.open("w") as log, child(command, log) as process:
+        found = wait_for(process, said, lambda: re.search(r"serving: gRPC on port (\d+)", said.read_text()))
+        yield Serving(process.pid, int(found.group(1)), directory)
+
+
+@contextlib.contextmanager
+def bare_server(directory: Path) -> Iterator[Serving]:
+    """See bare_server.py."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.server.bare_server", str(directory / "file")]
+    said = directory.with_suffix(".log")
+    with said.open("w") as log, child(command, log) as process:
+        found = wait_for(process, said, lambda: re.search(r"serving on port (\d+)", said.read_text()))
+        yield Serving(process.pid, int(found.group(1)), directory)
+
+
+@contextlib.contextmanager
+def child(command: list[str], log: IO[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is asked to end when the block does, and made to if it does not. It stays in our process group:
+    the harness ends the whole group of a benchmark that hangs."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for(process: subprocess.Popen[bytes], said: Path, ready: Callable[[], T | None]) -> T:
+    """The first true answer of `ready()`; an error that ends with what the process last said, if it never comes."""
+    give_up = time.monotonic() + START_S
+    while not (answer := ready()):
+        if process.poll() is not None or time.monotonic() > give_up:
+            raise RuntimeError(f"the server did not start; its last words: {said.read_text()[-500:].strip()}")
+        time.sleep(0.02)
+    return answer
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False

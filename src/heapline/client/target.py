@@ -1,0 +1,58 @@
+"""Where a server is, and how safely it is spoken to: `heaplines://host:port` over TLS, `heapline://host:port` without.
+
+A plain `host:port` is taken as its `tls` says. The port is 7400 unless it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from heapline.errors import BadRequest
+
+PORT = 7400
+SECURE, PLAIN = "heaplines", "heapline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTls:
+    """Whom a client trusts, and its own certificate where the server wants one (mTLS). All files are PEM."""
+
+    ca: Path | str | None = None  # the authorities to trust; None: those that gRPC trusts by itself
+    certificate: Path | str | None = None
+    key: Path | str | None = None  # private, of the certificate
+
+    def credentials(self) -> Any:
+        if (self.certificate is None) != (self.key is None):
+            raise BadRequest("a client certificate and its key go together: give both, or neither")
+        try:
+            ca, key, certificate = (
+                None if path is None else Path(path).read_bytes() for path in (self.ca, self.key, self.certificate)
+            )
+        except OSError as error:
+            raise BadRequest(f"a TLS file cannot be read: {error}") from None
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def parse_target(target: str, tls: ClientTls | None = None) -> tuple[str, ClientTls | None]:
+    """
+    >>> parse_target("heaplines://queue.internal")
+    ('queue.internal:7400', ClientTls(ca=None, certificate=None, key=None))
+    >>> parse_target("localhost:7400")
+    ('localhost:7400', None)
+    """
+    scheme, there, address = target.rpartition("://")
+    if there and scheme not in (SECURE, PLAIN):
+        raise BadRequest(f"{target!r}: a server is {SECURE}://host:port (TLS) or {PLAIN}://host:port")
+    if scheme == PLAIN and tls is not None:
+        raise BadRequest(f"{target!r} is not over TLS, but TLS files are given: write {SECURE}://{address}")
+    if scheme == SECURE and tls is None:
+        tls = ClientTls()
+    address = address.rstrip("/")
+    if not address or "/" in address:
+        raise BadRequest(f"{target!r} names no server: write {SECURE}://host:port")
+    has_port = ":" in address.rpartition("]")[2] if address.startswith("[") else ":" in address
+    return (address if has_port else f"{address}:{PORT}"), tls

@@ -1,0 +1,175 @@
+"""Keys and users over HTTP: who may change them, what is told, and that nobody gives more than he has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from heapline.errors import Unauthenticated
+from heapline.server.auth.secret import Secret
+from tests.integration.guarded_rig import EMAIL, GuardedRig
+from tests.integration.server_rig import Rig
+from tests.unit.server.auth.rig import PASSWORD
+
+OTHER_PASSWORD = "another horse battery"
+ROUTES: list[tuple[str, str, Any]] = [
+    ("GET", "/v1/keys", None),
+    ("POST", "/v1/keys", {"name": "k", "scopes": ["jobs:consume"]}),
+    ("DELETE", "/v1/keys/0123456789abcdef", None),
+    ("GET", "/v1/users", None),
+    ("POST", "/v1/users", {"email": "eve@example.org", "password": PASSWORD, "scopes": ["jobs:consume"]}),
+    ("PATCH", f"/v1/users/{EMAIL}", {"disabled": True}),
+    ("DELETE", f"/v1/users/{EMAIL}", None),
+]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
+    async with GuardedRig(tmp_path) as rig:
+        yield rig
+
+
+def users_and_keys(rig: GuardedRig) -> tuple[Any, Any]:
+    file = rig.guard.store.file
+    return dict(file.users), {key: record.revoked_at for key, record in file.keys.items()}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+async def test_only_an_administrator_of_everything_may(rig: GuardedRig, method: str, path: str, body: Any) -> None:
+    await rig.token()
+    outsiders = [rig.key(s)[1] for s in ("*:produce,consume", "default/*:admin", "jobs:produce,consume,admin")]
+    before = users_and_keys(rig)
+    for credential in outsiders:
+        assert (await rig.ask(method, path, credential, json=body)).status_code == 403
+    assert (await rig.http.request(method, path, json=body)).status_code == 401
+    assert users_and_keys(rig) == before
+
+
+async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
+    made = await rig.ask("POST", "/v1/keys", json={"name": "worker", "scopes": ["jobs:consume,produce"]})
+    assert made.status_code == 201
+    key, secret = made.json()["key"], made.json()["secret"]
+    assert made.headers["cache-control"] == "no-store"
+    assert key["scopes"] == ["jobs:produce,consume"]
+    assert key["last_used_at"] is key["revoked_at"] is None
+    async with rig.as_(secret) as worker:
+        await worker.enqueue("jobs", b"x")
+        listed = await rig.ask("GET", "/v1/keys")
+        found = next(k for k in listed.json()["keys"] if k["id"] == key["id"])
+        assert found["created_at"] == key["created_at"]
+        assert found["last_used_at"] >= found["created_at"]
+        assert secret.split("_", 2)[2] not in listed.text
+        assert "counted:" not in listed.text  # no hash either
+        gone = await rig.ask("DELETE", f"/v1/keys/{key['id']}")
+        assert gone.json()["key"]["revoked_at"] is not None
+        with pytest.raises(Unauthenticated):
+            await worker.enqueue("jobs", b"x")
+
+
+async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:
+    body = {"email": "Eve@Example.org", "password": PASSWORD, "scopes": ["jobs:consume"]}
+    made = await rig.ask("POST", "/v1/users", json=body)
+    assert (made.status_code, made.json()["user"]["email"]) == (201, "eve@example.org")
+    assert PASSWORD not in made.text
+    token = (await rig.guard.login("eve@example.org", Secret(PASSWORD))).reveal()
+    changed = await rig.ask(
+        "PATCH", "/v1/users/eve@example.org", json={"password": OTHER_PASSWORD, "scopes": ["jobs:produce"]}
+    )
+    assert changed.json()["user"]["scopes"] == ["jobs:produce"]
+    assert (await rig.ask("GET", "/v1/heaps", token)).status_code == 401
+    await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
+    out = await rig.ask("DELETE", "/v1/users/eve@example.org")
+    assert out.json()["user"]["disabled_at"] is not None
+    with pytest.raises(Unauthenticated):
+        await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
+    await rig.ask("PATCH", "/v1/users/eve@example.org", json={"disabled": False})
+    await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
+    assert [u["email"] for u in (await rig.ask("GET", "/v1/users")).json()["users"]] == ["eve@example.org"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/keys", {"name": "k", "scopes": ["jobs:admin", "jobs:produce"]}),
+        ("POST", "/v1/keys", {"name": "k", "scopes": ["*:consume"]}),
+        ("POST", "/v1/users", {"email": "eve@example.org", "password": PASSWORD, "scopes": ["*:admin,produce"]}),
+        ("PATCH", f"/v1/users/{EMAIL}", {"scopes": ["jobs:consume"]}),
+        ("PATCH", f"/v1/users/{EMAIL}", {"password": OTHER_PASSWORD}),  # and then log in as him
+        ("PATCH", f"/v1/users/{EMAIL}", {"disabled": False}),
+    ],
+)
+async def test_nobody_gives_more_than_he_has(rig: GuardedRig, method: str, path: str, body: Any) -> None:
+    await rig.token()  # of a user who may do everything
+    _, admin_only = rig.key("*:admin")
+    before = users_and_keys(rig)
+    refused = await rig.ask(method, path, admin_only, json=body)
+    assert (refused.status_code, refused.json()["error"]) == (403, "PermissionDenied")
+    assert users_and_keys(rig) == before
+    assert (await rig.ask(method, path, json=body)).status_code in (200, 201)  # he who has it all may
+
+
+async def test_administrator_without_other_rights_gives_admin_and_takes_away(rig: GuardedRig) -> None:
+    await rig.token()
+    _, admin_only = rig.key("*:admin")
+    made = await rig.ask("POST", "/v1/keys", admin_only, json={"name": "k", "scopes": ["orders/*:admin"]})
+    assert made.status_code == 201
+    assert (await rig.ask("DELETE", f"/v1/users/{EMAIL}", admin_only)).status_code == 200
+    lowered = await rig.ask(
+        "PATCH", f"/v1/users/{EMAIL}", admin_only, json={"scopes": ["jobs:admin"], "password": OTHER_PASSWORD}
+    )
+    assert lowered.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/keys", b"{"),
+        ("/v1/keys", b"\xff"),
+        ("/v1/keys", b'{"name": "k"}'),
+        ("/v1/keys", b'{"name": "k", "scopes": []}'),
+        ("/v1/keys", b'{"name": "k", "scopes": ["nonsense"]}'),
+        ("/v1/keys", b'{"name": "k", "scopes": ["jobs:consume"], "swordfish": 1}'),
+        ("/v1/users", b'{"email": "no address", "password": "swordfish swordfish", "scopes": ["jobs:consume"]}'),
+        ("/v1/users", b'{"email": "a@b.org", "password": ["swordfish swordfish"], "scopes": ["jobs:consume"]}'),
+        ("/v1/users", b'{"email": "a@b.org", "password": "swordfish", "scopes": ["jobs:consume"]}'),
+    ],
+)
+async def test_body_that_does_not_fit_is_refused_and_passwords_are_not_repeated(
+    rig: GuardedRig, path: str, body: bytes
+) -> None:
+    before = users_and_keys(rig)
+    told = await rig.ask("POST", path, content=body)
+    assert (told.status_code, told.json()["error"]) == (400, "BadRequest")
+    assert "swordfish swordfish" not in told.text
+    assert users_and_keys(rig) == before
+
+
+async def test_what_a_browser_s_form_can_send_is_not_taken(rig: GuardedRig) -> None:
+    headers = {"content-type": "text/plain", "authorization": f"Bearer {rig.admin_key}"}
+    told = await rig.http.post("/v1/keys", content=b'{"name": "k", "scopes": ["*:admin"]}', headers=headers)
+    assert told.status_code == 415
+
+
+async def test_argon2_of_a_new_key_does_not_hold_up_other_calls(
+    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(rig.hasher, "hash", lambda secret: go.wait(10) and "counted:x")
+    making = asyncio.ensure_future(rig.ask("POST", "/v1/keys", json={"name": "k", "scopes": ["jobs:consume"]}))
+    try:
+        assert (await rig.ask("GET", "/v1/heaps")).status_code == 200
+        assert not making.done()
+    finally:
+        go.set()
+    assert (await making).status_code == 201
+
+
+async def test_server_without_a_guard_has_no_keys(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig, httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"http://127.0.0.1:{rig.server.http_port}/v1/keys")).status_code == 400

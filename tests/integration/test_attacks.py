@@ -1,0 +1,187 @@
+"""Wrong keys, keys out of scope, secrets in sight: tried on a real server over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.errors import HeaplineError, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.server.auth.keys import ALL_KEYS, BY_KEY
+from heapline.server.auth.principal import Action
+from heapline.server.auth.secret import Secret, new_key
+from heapline.server.front import ACTIONS
+from heapline.wire.schema import METHODS, pb
+from tests.conformance.worlds import picture
+from tests.integration.guarded_rig import EMAIL, GuardedRig
+from tests.integration.server_rig import Requests, pop_start
+from tests.unit.server.auth.rig import PASSWORD
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
+    async with GuardedRig(tmp_path) as rig:
+        yield rig
+
+
+# -- wrong keys --------------------------------------------------------------------------------------------------------
+
+
+async def attack(rig: GuardedRig, keys: list[str]) -> list[str]:
+    """Each on one of the faces, all at once; how each was refused."""
+
+    async def grpc(key: str) -> str:
+        async with rig.as_(key) as broker:
+            try:
+                await broker.list_topics()
+            except (Unauthenticated, ResourceExhausted) as error:
+                return type(error).__name__
+        return "let in"
+
+    async def http(key: str) -> str:
+        told = await rig.ask("GET", "/v1/heaps", key)
+        return str(told.json()["error"]) if told.status_code in (401, 429) else "let in"
+
+    return await asyncio.gather(*((grpc if i % 2 else http)(key) for i, key in enumerate(keys)))
+
+
+@pytest.mark.parametrize("of_one_id", [True, False])
+async def test_hundred_wrong_keys_cost_little_and_the_good_key_goes_on_working(
+    rig: GuardedRig, of_one_id: bool
+) -> None:
+    key_id, good = rig.key("*:produce,consume")
+    async with rig.as_(good) as worker:
+        await worker.enqueue("jobs", b"before")
+        rig.hasher.verified.clear()
+        wrong = [f"hl_{key_id}_{secrets.token_urlsafe(32)}" if of_one_id else new_key()[1].reveal() for _ in range(100)]
+        attacking = asyncio.ensure_future(attack(rig, wrong))
+        while not attacking.done():
+            await worker.enqueue("jobs", b"during")
+        assert set(await attacking) == {"Unauthenticated", "ResourceExhausted"}
+        assert len(rig.hasher.verified) <= (BY_KEY if of_one_id else ALL_KEYS).burst
+        await worker.enqueue("jobs", b"after")
+        assert (await rig.ask("GET", "/v1/heaps", good)).status_code == 200
+
+
+async def test_one_wrong_key_in_a_loop_costs_one_hash(rig: GuardedRig) -> None:
+    wrong = new_key()[1].reveal()
+    for _ in range(20):
+        assert await attack(rig, [wrong]) == ["Unauthenticated"]
+    assert len(rig.hasher.verified) == 1
+
+
+@pytest.mark.parametrize(
+    "credential", ["hl_x", "Bearer", "a.b.c", "", "x" * 5000, "Basic YTpi", "hl_" + "0" * 16 + "_"]
+)
+async def test_what_is_no_credential_is_refused_on_both_faces_without_a_hash(rig: GuardedRig, credential: str) -> None:
+    async with rig.as_(credential) as broker:
+        with pytest.raises(Unauthenticated):
+            await broker.list_topics()
+    told = await rig.http.get("/v1/heaps", headers={"authorization": credential})
+    assert told.status_code == 401
+    assert rig.hasher.verified == []
+
+
+# -- out of scope ------------------------------------------------------------------------------------------------------
+
+
+def request_for(name: str, topic: str) -> Any:
+    """One that gets as far as the question who may, on this topic."""
+    if name == "PopStream":
+        return Requests(pop_start(topic, credits=1))
+    if name == "EnqueueStream":
+        return Requests(pb.EnqueueBatchRequest(topic=topic, items=pb.Outgoings(items=[pb.Outgoing(payload=b"x")])))
+    if name == "PrepareBatch":
+        share = pb.TopicMessages(topic=topic, items=pb.Outgoings(items=[pb.Outgoing(payload=b"x")]))
+        return pb.PrepareBatchRequest(batch_id="b", part="p", shares=[share])
+    made = METHODS[name].request()
+    if "topic" in made.DESCRIPTOR.fields_by_name:
+        made.topic = topic
+    return made
+
+
+async def call(rig: GuardedRig, credential: str, name: str, topic: str = "jobs") -> None:
+    async with rig.as_(credential) as broker:
+        if METHODS[name].streams_out:
+            async for _ in broker.calls.stream(name, request_for(name, topic)):
+                break
+        else:
+            await broker.calls(name, request_for(name, topic))
+
+
+def needed_for(name: str) -> Action:
+    by_itself = {"EnqueueStream": Action.PRODUCE, "PopStream": Action.CONSUME, "PrepareBatch": Action.PRODUCE}
+    return ACTIONS[name] or by_itself[name]
+
+
+SCOPED = sorted(set(METHODS) - {"ListHeaps"})
+
+
+@pytest.mark.parametrize("name", SCOPED)
+async def test_key_out_of_scope_is_refused_by_every_method_and_changes_nothing(rig: GuardedRig, name: str) -> None:
+    needed = needed_for(name)
+    others = ",".join(action.value for action in Action if action is not needed)
+    keys = [rig.key(f"jobs:{others}")[1], rig.key("other:produce,consume,admin", "job*s2:produce,consume,admin")[1]]
+    await rig.behind.enqueue("jobs", b"x")
+    before = await picture(rig.behind)
+    for key in keys:
+        with pytest.raises(PermissionDenied) as caught:
+            await call(rig, key, name)
+        assert caught.value.action == needed.value
+    assert await picture(rig.behind) == before
+    assert [info.name for info in await rig.behind.list_topics()] == ["jobs"]
+    assert await rig.behind.list_batches() == []
+    # And these refusals were of the scope and of nothing else:
+    _, in_scope = rig.key(f"*:{needed.value}")
+    try:
+        await asyncio.wait_for(call(rig, in_scope, name), 10)
+    except (PermissionDenied, Unauthenticated):
+        pytest.fail(f"{name} is refused to a key that is good for it")
+    except HeaplineError:
+        pass  # the request is not worth more
+
+
+async def test_list_tells_only_of_heaps_on_which_something_is_allowed(rig: GuardedRig) -> None:
+    await rig.behind.create_topic("secret", **rig.small)
+    _, key = rig.key("jobs:consume")
+    async with rig.as_(key) as broker:
+        assert [info.name for info in await broker.list_topics()] == ["jobs"]
+    assert [heap["topic"] for heap in (await rig.ask("GET", "/v1/heaps", key)).json()["heaps"]] == ["jobs"]
+
+
+# -- secrets in sight --------------------------------------------------------------------------------------------------
+
+
+async def test_no_secret_and_no_payload_is_logged_whatever_is_called(
+    rig: GuardedRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for name in ("httpcore", "httpx", "hpack", "asyncio"):  # the test's own client, which shows all that it sends
+        caplog.set_level(logging.WARNING, logger=name)
+    payload, wrong = b"the payload is swordfish", new_key()[1].reveal()
+    token = await rig.token()
+    async with rig.as_(rig.admin_key) as broker:
+        await broker.enqueue("jobs", payload)
+        (message,) = await broker.pop("jobs")
+        await broker.nack(message, reason="no")
+        await broker.purge("jobs")
+    made = await rig.ask("POST", "/v1/keys", token, json={"name": "k", "scopes": ["jobs:consume"]})
+    await attack(rig, [wrong, wrong, token + "x", token + "x"])
+    with pytest.raises(Unauthenticated):
+        await rig.guard.login(EMAIL, Secret("a wrong password"))
+    rig.behind.stats = None  # type: ignore[method-assign, assignment]
+    async with rig.as_(rig.admin_key) as broker:
+        with pytest.raises(HeaplineError):
+            await broker.stats("jobs")  # a traceback in the log
+    await rig.server.auditing.close()
+    assert "a call failed" in caplog.text
+    seen = caplog.text + (rig.directory / "audit.jsonl").read_text()
+    for secret in (rig.admin_key, made.json()["secret"], wrong):
+        assert secret.split("_", 2)[2] not in seen
+    for secret in (token, PASSWORD, "a wrong password", payload.decode()):
+        assert secret not in seen

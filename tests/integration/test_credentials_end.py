@@ -1,0 +1,172 @@
+"""A credential that ends takes what it had open with it, on both faces; nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.client.wire import WireBroker
+from heapline.errors import Unauthenticated
+from heapline.model import Outgoing
+from heapline.server import lasting
+from tests.integration.guarded_rig import EMAIL, GuardedRig
+from tests.integration.server_rig import Requests, pop_start, until
+
+TOKEN_S = 15 * 60
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GuardedRig]:
+    monkeypatch.setattr(lasting, "LOOK_EVERY", 0.01)
+    async with GuardedRig(tmp_path) as rig:
+        yield rig
+
+
+class Open:
+    """One of each kind of call that lasts, under way."""
+
+    def __init__(self, rig: GuardedRig, broker: WireBroker) -> None:
+        self._lasting = rig.server.front.lasting
+        self.calls: list[asyncio.Future[Any]] = [
+            _start(anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1))))),
+            _start(anext(broker.calls.stream("PopStream", Requests(pop_start(credits=0))))),
+            _start(anext(broker.calls.stream("EnqueueStream", Requests()))),
+            _start(broker.pop("jobs", wait=600)),
+        ]
+
+    async def are_open(self) -> None:
+        async def open() -> bool:
+            return len(self._lasting) == len(self.calls)
+
+        await until(open)
+
+    async def end(self) -> None:
+        async with asyncio.timeout(10):
+            told = await asyncio.gather(*self.calls, return_exceptions=True)
+        assert [type(t) for t in told] == [Unauthenticated] * len(self.calls)
+
+
+def _start(work: Awaitable[Any]) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(work)
+
+
+async def test_key_revoked_over_http_is_out_before_the_answer_and_others_stay(
+    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting, "LOOK_EVERY", 3600)  # only the revocation itself can end them
+    key_id, key = rig.key("*:produce,consume")
+    async with rig.as_(key) as worker, rig.as_(rig.admin_key) as admin:
+        theirs = Open(rig, worker)
+        await theirs.are_open()
+        stays = _start(anext(admin.calls.stream("PopStream", Requests(pop_start(credits=1)))))
+        assert (await rig.ask("DELETE", f"/v1/keys/{key_id}")).status_code == 200
+        await theirs.end()
+        with pytest.raises(Unauthenticated):
+            await worker.enqueue("jobs", b"too late")
+        await rig.behind.enqueue("jobs", b"for the one who stays")
+        assert (await asyncio.wait_for(stays, 10)).columns.count == 1
+
+
+async def test_key_revoked_by_the_command_line_is_out_when_the_store_is_looked_at(rig: GuardedRig) -> None:
+    key_id, key = rig.key("*:produce,consume")
+    async with rig.as_(key) as worker:
+        theirs = Open(rig, worker)
+        await theirs.are_open()
+        rig.other_process().keys.revoke(key_id)
+        rig.auth_clock.advance(1.001)
+        await theirs.end()
+
+
+async def test_token_that_runs_out_ends_its_streams_and_is_refused_on_both_faces(rig: GuardedRig) -> None:
+    token = await rig.token()
+    async with rig.as_(f"Bearer {token}") as person:
+        await person.list_topics()
+        assert (await rig.ask("GET", "/v1/heaps", token)).status_code == 200
+        theirs = Open(rig, person)
+        await theirs.are_open()
+        rig.auth_clock.advance(TOKEN_S)
+        await theirs.end()
+        with pytest.raises(Unauthenticated):
+            await person.list_topics()
+    refused = await rig.ask("GET", "/v1/heaps", token)
+    assert (refused.status_code, refused.json()["error"]) == (401, "Unauthenticated")
+
+
+async def test_change_of_a_user_ends_his_streams(rig: GuardedRig) -> None:
+    token = await rig.token()
+    async with rig.as_(token) as person:
+        theirs = Open(rig, person)
+        await theirs.are_open()
+        rig.guard.users.disable(EMAIL)
+        await theirs.end()
+
+
+async def test_pop_that_is_ended_leaves_no_lease_behind(rig: GuardedRig) -> None:
+    key_id, key = rig.key("*:consume")
+    async with rig.as_(key) as worker:
+        pops = [_start(worker.pop("jobs", 5, wait=600)) for _ in range(5)]
+        stream = _start(anext(worker.calls.stream("PopStream", Requests(pop_start(credits=10)))))
+
+        async def waiting() -> bool:
+            return len(rig.server.front.lasting) == 6
+
+        await until(waiting)
+        rig.guard.keys.revoke(key_id)
+        rig.server.front.lasting.look()
+        await rig.behind.enqueue("jobs", b"for nobody")
+        for call in (*pops, stream):
+            with pytest.raises(Unauthenticated):
+                await asyncio.wait_for(call, 10)
+    assert await rig.leased() == 0
+    assert len(rig.server.front.lasting) == 0
+
+
+async def test_session_of_a_revoked_key_ends_with_all_that_it_had_under_way(
+    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting, "LOOK_EVERY", 3600)
+    key_id, key = rig.key("*:produce,consume")
+    async with rig.as_(key, sessions=True) as worker:
+        await worker.enqueue("jobs", b"x")
+        await worker.ack(await worker.pop("jobs"))
+        waiting = [_start(worker.pop("jobs", wait=600)) for _ in range(3)]
+
+        async def all_wait() -> bool:
+            return len(rig.server.front.lasting) == 4  # and the session itself
+
+        await until(all_wait)
+        assert (await rig.ask("DELETE", f"/v1/keys/{key_id}")).status_code == 200
+        for pop in waiting:
+            with pytest.raises(Unauthenticated):
+                await asyncio.wait_for(pop, 10)
+        with pytest.raises(Unauthenticated):
+            await worker.enqueue("jobs", b"too late")
+    assert len(rig.server.front.lasting) == 0
+    assert (await rig.behind.stats("jobs")).ready == 0
+
+
+async def test_stream_whose_client_does_not_read_ends_too(rig: GuardedRig) -> None:
+    key_id, key = rig.key("*:produce,consume")
+    await rig.behind.enqueue_batch("jobs", [Outgoing(b"x" * 60_000)] * 200, atomic=False)
+    async with rig.as_(key) as worker:
+        start = pop_start(credits=200, max_messages=10)
+        stream = worker.calls._stubs["PopStream"](Requests(start), metadata=worker.calls._metadata)
+        await stream.read()  # one answer, and then no more
+
+        async def stalled() -> bool:
+            leased = await rig.leased()
+            await asyncio.sleep(0.1)
+            return leased == await rig.leased() and len(rig.server.front.lasting) == 1
+
+        await until(stalled)
+        rig.guard.keys.revoke(key_id)
+
+        async def over() -> bool:
+            return len(rig.server.front.lasting) == 0
+
+        await until(over)
+        stream.cancel()

@@ -1,0 +1,226 @@
+"""What one caller may have at a time, on a real server: over a limit he is told its name, and nothing changes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.errors import PayloadTooLarge, ResourceExhausted
+from heapline.model import Outgoing
+from heapline.wire.schema import pb
+from tests.integration.guarded_rig import GuardedRig
+from tests.integration.server_rig import Requests, pop_start, until
+
+
+async def open_streams(rig: GuardedRig, broker: Any, count: int) -> list[asyncio.Future[Any]]:
+    before = len(rig.server.front.lasting)
+    streams = [
+        asyncio.ensure_future(anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1)))))
+        for _ in range(count)
+    ]
+
+    async def open() -> bool:
+        return len(rig.server.front.lasting) == before + count
+
+    await until(open)
+    return streams
+
+
+async def test_streams_of_a_key_are_counted_and_a_stream_that_ends_gives_its_place_back(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, streams_per_key=2) as rig:
+        _, one = rig.key("*:produce,consume")
+        _, other = rig.key("*:produce,consume")
+        async with rig.as_(one) as broker, rig.as_(other) as neighbour:
+            streams = await open_streams(rig, broker, 2)
+            for stream in (
+                broker.calls.stream("PopStream", Requests(pop_start(credits=1))),
+                broker.calls.stream("EnqueueStream", Requests()),
+            ):
+                with pytest.raises(ResourceExhausted, match=r"open streams of key:.* limit of 2"):
+                    await anext(stream)
+            await open_streams(rig, neighbour, 1)  # another key's are counted apart
+            assert await broker.pop("jobs") == []  # and calls are no streams
+            streams[0].cancel()
+
+            async def gone() -> bool:
+                return len(rig.server.front.lasting) == 2
+
+            await until(gone)
+            await open_streams(rig, broker, 1)
+
+
+async def test_calls_under_way_of_a_key_are_counted_on_both_faces(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, inflight_per_key=3) as rig:
+        _, key = rig.key("*:produce,consume,admin")
+        async with rig.as_(key) as broker:
+            waiting = [asyncio.ensure_future(broker.pop("jobs", wait=600)) for _ in range(3)]
+
+            async def all_wait() -> bool:
+                return len(rig.server.front.lasting) == 3
+
+            await until(all_wait)
+            with pytest.raises(ResourceExhausted, match="calls under way"):
+                await broker.enqueue("jobs", b"x")
+            told = await rig.ask("GET", "/v1/heaps", key)
+            assert (told.status_code, told.json()["error"]) == (429, "ResourceExhausted")
+            assert told.headers["retry-after"]
+            assert (await rig.ask("GET", "/v1/heaps")).status_code == 200  # the others go on
+            assert (await rig.behind.stats("jobs")).ready == 0
+            waiting[0].cancel()
+
+            async def has_room() -> bool:
+                return (await rig.ask("GET", "/v1/heaps", key)).status_code == 200
+
+            await until(has_room)
+
+
+async def test_refused_calls_take_no_place(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, inflight_per_key=1) as rig:
+        _, key = rig.key("*:consume")
+        for _ in range(5):
+            assert (await rig.ask("POST", "/v1/heaps", key, json={"topic": "x"})).status_code == 403
+            assert (await rig.ask("GET", "/v1/heaps", key)).status_code == 200
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+async def test_consumer_gets_no_more_than_his_leases_and_more_when_he_acks(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, leases_per_consumer=5) as rig:
+        await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 30)
+        async with rig.as_(rig.admin_key) as broker:
+            first = await broker.pop("jobs", 3)
+            assert len(await broker.pop("jobs", 100)) == 2
+            with pytest.raises(ResourceExhausted, match=r"leases of consumer 'key:.*' on topic 'jobs' .* limit of 5"):
+                await broker.pop("jobs")
+            with pytest.raises(ResourceExhausted):
+                await anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1))))
+            assert await rig.leased() == 5
+            assert len(await broker.pop("jobs", 100, holder="w1")) == 5  # another consumer
+            await broker.ack(first[0])
+            await broker.nack(first[1], backoff=100)
+            assert len(await broker.pop("jobs", 100)) == 2
+
+
+async def test_leases_that_run_out_or_outlive_a_restart_are_counted_as_they_are(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, leases_per_consumer=5) as rig:
+        await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 30)
+        assert len(await rig.as_admin(lambda b: b.pop("jobs", 5, visibility=60))) == 5
+        await rig.restart()
+        with pytest.raises(ResourceExhausted):
+            await rig.as_admin(lambda b: b.pop("jobs"))
+        rig.clock.advance(61)
+        await rig.behind.stats("jobs")
+        assert len(await rig.as_admin(lambda b: b.pop("jobs", 100))) == 5
+
+
+async def test_pops_that_wait_side_by_side_do_not_get_more_together(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, leases_per_consumer=5) as rig, rig.as_(rig.admin_key) as broker:
+        waiting = [asyncio.ensure_future(broker.pop("jobs", 4, wait=600)) for _ in range(4)]
+
+        async def all_wait() -> bool:
+            return len(rig.server.front.lasting) == 4
+
+        await until(all_wait)
+        await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 16)
+        told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+        got = [len(t) for t in told if isinstance(t, list)]
+        assert sum(got) <= 5
+        assert all(isinstance(t, list | ResourceExhausted) for t in told)
+
+        async def settled() -> bool:
+            return await rig.leased() == sum(got)
+
+        await until(settled)
+
+
+async def test_repeated_pop_is_answered_at_the_limit(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, leases_per_consumer=5) as rig, rig.as_(rig.admin_key) as broker:
+        await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 30)
+        first = await broker.pop("jobs", 5, request_id="r1")
+        again = await broker.pop("jobs", 5, request_id="r1")
+        assert [m.id for m in again] == [m.id for m in first]
+        with pytest.raises(ResourceExhausted):
+            await broker.pop("jobs", 5, request_id="r2")
+
+
+# -- payloads ----------------------------------------------------------------------------------------------------------
+
+
+def columns(*payloads: bytes) -> Any:
+    sizes = b"".join(len(p).to_bytes(4, "little") for p in payloads)
+    return pb.OutgoingColumns(count=len(payloads), payload_sizes=sizes, payloads=b"".join(payloads))
+
+
+SMALL, LARGE = b"x" * 60, b"x" * 101
+TOO_LARGE: list[tuple[str, Any]] = [
+    ("Enqueue", pb.EnqueueRequest(topic="jobs", message=pb.Outgoing(payload=LARGE))),
+    ("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", columns=columns(SMALL, LARGE))),
+    ("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", columns=columns(SMALL, LARGE), each_alone=True)),
+    (
+        "EnqueueBatch",
+        pb.EnqueueBatchRequest(
+            topic="jobs", items=pb.Outgoings(items=[pb.Outgoing(payload=SMALL), pb.Outgoing(payload=LARGE)])
+        ),
+    ),
+    (
+        "PrepareBatch",
+        pb.PrepareBatchRequest(
+            batch_id="b", part="p", shares=[pb.TopicMessages(topic="jobs", columns=columns(SMALL, LARGE))]
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "request_"), TOO_LARGE)
+async def test_payload_over_the_server_s_limit_is_refused(tmp_path: Path, call: str, request_: Any) -> None:
+    async with GuardedRig(tmp_path, payload_bytes_max=100) as rig, rig.as_(rig.admin_key) as broker:
+        with pytest.raises(PayloadTooLarge) as caught:
+            await broker.calls(call, request_)
+        assert (caught.value.size, caught.value.limit) == (101, 100)
+        assert (await rig.behind.stats("jobs")).ready == 0
+        await broker.enqueue_batch("jobs", [Outgoing(SMALL)] * 5)  # more than 100 bytes together
+
+
+async def test_payload_over_the_limit_ends_an_enqueue_stream(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, payload_bytes_max=100) as rig, rig.as_(rig.admin_key) as broker:
+        with pytest.raises(PayloadTooLarge):
+            await anext(broker.calls.stream("EnqueueStream", Requests(TOO_LARGE[1][1])))
+
+
+# -- over MQueue's API -------------------------------------------------------------------------------------------------
+
+
+async def test_mqueue_s_api_keeps_the_same_limits(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, payload_bytes_max=100, leases_per_consumer=2) as rig:
+        item = {"namespace": "default", "topic": "jobs", "priority": 1}
+        told = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(LARGE).decode()}])
+        assert told.status_code == 413
+        assert (await rig.behind.stats("jobs")).ready == 0
+        some = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(SMALL).decode()}] * 5)
+        assert some.status_code == 200
+        asked = {"namespace": "default", "topic": "jobs", "limit": 5}
+        assert len((await rig.ask("GET", "/dequeue", params=asked)).json()) == 2
+        assert (await rig.ask("GET", "/dequeue", params=asked)).status_code == 429
+        assert await rig.leased() == 2
+
+
+# -- over a session ----------------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_session_are_counted_like_any_others(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, inflight_per_key=3) as rig, rig.as_(rig.admin_key, sessions=True) as broker:
+        waiting = [asyncio.ensure_future(broker.pop("jobs", wait=600)) for _ in range(3)]
+
+        async def all_wait() -> bool:
+            return len(rig.server.front.lasting) == 4  # and the session itself
+
+        await until(all_wait)
+        with pytest.raises(ResourceExhausted, match="calls under way"):
+            await broker.enqueue("jobs", b"x")
+        for pop in waiting:
+            pop.cancel()

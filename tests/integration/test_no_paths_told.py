@@ -1,0 +1,84 @@
+"""Where the server keeps its files is told to nobody: not by damage, not by a full or failing disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from heapline.errors import TopicReloading
+from heapline.wire.codes import METADATA
+from heapline.wire.schema import METHODS, pb
+from tests.integration.guarded_rig import GuardedRig
+from tests.integration.server_rig import Rig
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
+    home = tmp_path / "a home with spaces"
+    home.mkdir()
+    async with GuardedRig(home) as rig:
+        yield rig
+
+
+async def told_over_grpc(rig: GuardedRig, name: str, request: Any) -> tuple[str, str]:
+    """The code, and every byte that a client gets to see."""
+    method = METHODS[name]
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method.path)(
+                request.SerializeToString(), metadata=(("authorization", rig.admin_key),)
+            )
+    error = caught.value
+    facts = dict(error.trailing_metadata() or ())[METADATA]
+    return error.code().name, f"{error.details()} {facts!r}"
+
+
+def refuse_paths(rig: GuardedRig, text: str) -> None:
+    for part in (str(rig.directory), str(rig.directory.parent), "home with spaces", ".py"):
+        assert part not in text
+
+
+async def test_damaged_journal_is_told_without_the_place_of_its_files(rig: GuardedRig) -> None:
+    await rig.behind.enqueue("jobs", b"x" * 100)
+    await Rig.stop(rig)
+    files = [p for p in rig.directory.glob("topics/default/jobs*/**/*") if p.is_file()]
+    segment = max(files, key=lambda path: path.stat().st_size)
+    with segment.open("r+b") as file:
+        file.seek(0)
+        file.write(b"\xff" * 64)
+    await Rig.start(rig)
+    code, text = await told_over_grpc(rig, "Stats", pb.Heap(topic="jobs"))
+    assert code == "DATA_LOSS"
+    assert "default/jobs" in text  # which file it is, is told
+    refuse_paths(rig, text)
+
+
+async def test_damaged_keys_are_told_without_the_place_of_the_file(rig: GuardedRig) -> None:
+    (rig.directory / "auth.json").write_bytes(b"{}")
+    rig.auth_clock.advance(2)
+    code, text = await told_over_grpc(rig, "ListHeaps", pb.Nothing())
+    assert code == "DATA_LOSS"
+    refuse_paths(rig, text)
+    told = await rig.ask("GET", "/v1/heaps")
+    assert told.status_code == 500
+    refuse_paths(rig, told.text)
+
+
+async def test_failing_disk_is_told_without_the_place_of_its_files(
+    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = str(rig.directory / "topics/default/jobs.1/segments/1.seg")
+    error = OSError(5, "Input/output error", segment)
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise TopicReloading("jobs", str(error))
+
+    monkeypatch.setattr(rig.behind, "stats", fail)
+    code, text = await told_over_grpc(rig, "Stats", pb.Heap(topic="jobs"))
+    assert code == "UNAVAILABLE"
+    assert "Input/output error" in text
+    refuse_paths(rig, text)

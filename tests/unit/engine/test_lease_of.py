@@ -1,0 +1,127 @@
+"""Whose lease a message is out under: told when that is durable, and never by a number that a failure takes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import heapline
+from heapline.model import LeaseRef
+from tests.unit.engine.rig import opened, settle, until
+
+
+async def test_it_tells_token_and_holder_of_what_is_leased_and_nothing_else() -> None:
+    async with opened() as rig:
+        ids = [(await rig.hl.enqueue("jobs", b"%d" % i)).id for i in range(4)]
+        (first,) = await rig.hl.pop("jobs", holder="a")
+        (second,) = await rig.hl.pop("jobs")
+        assert await rig.hl.lease_of("jobs", first.id) == (first.token, "a")
+        assert await rig.hl.lease_of("jobs", first.message_id) == (first.token, "a")
+        assert await rig.hl.lease_of("jobs", second.id) == (second.token, None)
+        await first.ack()
+        await second.nack(backoff=0)
+        for id in (*ids, 0, (1 << 63) - 1):
+            assert await rig.hl.lease_of("jobs", id) is None
+        with pytest.raises(heapline.TopicNotFound):
+            await rig.hl.lease_of("nowhere", ids[0])
+
+
+async def test_a_lease_that_was_extended_or_given_anew_is_the_current_one() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        (m,) = await rig.hl.pop("jobs", holder="a")
+        await m.extend(100)
+        assert await rig.hl.lease_of("jobs", m.id) == (m.token, "a")
+        await m.release()
+        (again,) = await rig.hl.pop("jobs", holder="b")
+        assert again.token != m.token
+        assert await rig.hl.lease_of("jobs", m.id) == (again.token, "b")
+
+
+async def test_a_lease_is_not_told_before_it_is_durable() -> None:
+    async with opened() as rig:
+        id = (await rig.hl.enqueue("jobs", b"x")).id
+        rig.io.hold = {"commit"}
+        pop = asyncio.ensure_future(rig.hl.pop("jobs", holder="a"))
+        await settle()
+        look = asyncio.ensure_future(rig.hl.lease_of("jobs", id))
+        await settle()
+        assert rig.io.held
+        assert not pop.done()
+        assert not look.done()
+        rig.io.release()
+        ((m,), told) = await asyncio.gather(pop, look)
+        assert told == (m.token, "a")
+
+
+async def test_the_end_of_a_lease_is_not_told_before_it_is_durable() -> None:
+    async with opened() as rig:
+        id = (await rig.hl.enqueue("jobs", b"x")).id
+        await rig.hl.pop("jobs", holder="a", visibility=1)
+        rig.io.hold = {"commit"}
+        rig.clock.advance(2)
+        looks = [asyncio.ensure_future(rig.hl.lease_of("jobs", id))]
+        await settle()
+        looks.append(asyncio.ensure_future(rig.hl.lease_of("jobs", id)))  # the expiry is decided by now
+        await settle()
+        assert not looks[1].done()
+        rig.io.release()
+        assert await looks[1] is None
+
+
+async def test_a_token_that_a_failed_commit_took_back_was_never_told() -> None:
+    """After the reload the same number may stand for another's lease of the same message: hence the waiting."""
+    async with opened() as rig:
+        id = (await rig.hl.enqueue("jobs", b"x")).id
+        rig.io.hold = {"commit"}
+        lost = asyncio.ensure_future(rig.hl.pop("jobs", holder="a"))
+        await settle()
+        look = asyncio.ensure_future(rig.hl.lease_of("jobs", id))
+        await settle()
+        token = rig.runner().topic.partitions[0].leases.by_id[id][0]  # in memory it is there
+        rig.disk.inject("pwritev", path=".seg")
+        rig.io.release()
+        for call in (lost, look):
+            with pytest.raises(heapline.TopicReloading):
+                await call
+        await until(lambda: rig.runner().is_serving)
+        (m,) = await rig.hl.pop("jobs", holder="b")
+        assert m.token == token  # another's lease under the very number
+        assert await rig.hl.lease_of("jobs", id) == (token, "b")
+
+
+@pytest.mark.parametrize("how", ["reopen", "reopen after a snapshot"])
+async def test_it_survives_a_restart(how: str) -> None:
+    async with opened() as rig:
+        await rig.topic("wide", partitions=4)
+        for name in ("jobs", "wide"):
+            for i in range(12):
+                await rig.hl.enqueue(name, b"%d" % i, key=str(i))
+        held = {
+            (m.topic, m.id): (m.token, holder)
+            for name in ("jobs", "wide")
+            for holder in ("a", None, "é" * 500)
+            for m in await rig.hl.pop(name, 3, holder=holder)
+        }
+        if how != "reopen":
+            await rig.hl.snapshot("jobs")
+            await rig.hl.snapshot("wide")
+        await rig.reopen()
+        assert {place: await rig.hl.lease_of(*place) for place in held} == held
+        await rig.hl.update_topic("wide", partitions=16)
+        assert {place: await rig.hl.lease_of(*place) for place in held} == held
+        await rig.hl.ack([LeaseRef(topic, id, token) for (topic, id), (token, _) in held.items()])
+        assert {await rig.hl.lease_of(*place) for place in held} == {None}
+
+
+async def test_a_topic_made_again_knows_no_lease_of_the_old_one() -> None:
+    async with opened() as rig:
+        old = (await rig.hl.enqueue("jobs", b"x")).id
+        await rig.hl.pop("jobs", holder="a")
+        await rig.hl.delete_topic("jobs")
+        await rig.topic()
+        new = (await rig.hl.enqueue("jobs", b"y")).id
+        (m,) = await rig.hl.pop("jobs", holder="b")
+        assert await rig.hl.lease_of("jobs", old) is None
+        assert await rig.hl.lease_of("jobs", new) == (m.token, "b")
