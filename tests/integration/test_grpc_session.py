@@ -196,10 +196,9 @@ async def test_client_that_does_not_read_its_answers_is_not_read_on(rig: Rig, mo
     await anext(running)  # gRPC takes no more
     for _ in range(50):
         await rig.behind.stats("jobs")
-        assert len(session._answers) + len(session._calls) <= 5
+        assert len(set(session._calls) | {answer.number for answer, _ in session._answers}) <= 5
 
     async def is_full() -> bool:
-        assert len(session._answers) + len(session._calls) <= 5
         return len(session._answers) == 5
 
     await until(is_full)
