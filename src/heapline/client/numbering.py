@@ -3,33 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from heapline.client.checks import check_outgoings
 from heapline.config import DEFAULT_NAMESPACE, parse_topic
+from heapline.engine.calls import Identity
+from heapline.engine.requests import check_unnumbered, identity_of
 from heapline.errors import DeadlineExceeded, TopicReloading, UnavailableError
 from heapline.model import Enqueued, Outgoing
 from heapline.producer import Producer
-from heapline.wire.schema import pb
 
 if TYPE_CHECKING:
-    from heapline.client.wire import WireBroker
+    from heapline.broker import Broker
+
+
+class Sender(Protocol):
+    """What sends numbered messages, over whichever wire."""
+
+    async def send_batch(
+        self, topic: str, messages: list[Outgoing], atomic: bool, identity: Identity | None
+    ) -> list[Enqueued]: ...
+
 
 REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
 
 
+async def enqueue_checked(
+    broker: Broker, sender: Sender, topic: str, messages: Sequence[Outgoing], atomic: bool, producer: Producer | None,
+    producer_id: str | None, epoch: int | None, answered_below: int | None,
+) -> list[Enqueued]:  # fmt: skip
+    """A batch of which bad messages are refused here: all of it, or, where each stands alone, those."""
+    messages = list(messages)
+    errors = check_outgoings(messages, topic, atomic)
+    good = [m for i, m in enumerate(messages) if i not in errors] if errors else messages
+    if errors and not good:
+        return [Enqueued(0, error=errors[i]) for i in range(len(messages))]
+    if producer is not None:
+        check_unnumbered(good, producer_id, epoch, answered_below)
+        results = await enqueue_numbered(broker, sender, topic, good, atomic, producer)
+    else:
+        identity = identity_of(producer_id, epoch, answered_below, good)
+        results = await sender.send_batch(topic, good, atomic, identity)
+    if not errors:
+        return results
+    rest = iter(results)
+    return [Enqueued(0, error=errors[i]) if i in errors else next(rest) for i in range(len(messages))]
+
+
 async def enqueue_numbered(
-    broker: WireBroker, topic: str, messages: list[Outgoing], atomic: bool, producer: Producer
+    broker: Broker, sender: Sender, topic: str, messages: list[Outgoing], atomic: bool, producer: Producer
 ) -> list[Enqueued]:
     namespace, name = parse_topic(topic)  # however it is written, a topic has one line of numbers
     topic = name if namespace == DEFAULT_NAMESPACE else f"{namespace}/{name}"
     line = await producer.line(broker, topic)
-    identity = pb.Identity(producer_id=producer.producer_id, epoch=line.epoch, answered_below=line.answered_below)
+    identity = Identity(producer.producer_id, line.epoch, line.answered_below)
     first = producer.take(line, len(messages))
     numbered = [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
     try:
-        results = await _until_known(broker, topic, numbered, atomic, identity)
+        results = await _until_known(sender, topic, numbered, atomic, identity)
     except (asyncio.CancelledError, UnavailableError) as error:
         if not _in_doubt(error):
             producer.answered(line, first)
@@ -43,12 +77,12 @@ async def enqueue_numbered(
 
 
 async def _until_known(
-    broker: WireBroker, topic: str, messages: list[Outgoing], atomic: bool, identity: object
+    sender: Sender, topic: str, messages: list[Outgoing], atomic: bool, identity: Identity
 ) -> list[Enqueued]:
     """Numbered messages can be sent again without doubling, so a topic that reloads is waited for."""
     for tries, pause in enumerate((*REPEAT_PAUSES, None)):
         try:
-            results = await broker.send_batch(topic, messages, atomic, identity)
+            results = await sender.send_batch(topic, messages, atomic, identity)
         except TopicReloading:
             if pause is None:
                 raise

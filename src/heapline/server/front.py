@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -55,19 +55,21 @@ class Visit:
     """One call from its arrival to its answer."""
 
     __slots__ = (
-        "about", "call", "caller", "context", "correlation_id", "count", "face", "front", "headers", "notes", "started",
-        "topic",
+        "about", "call", "caller", "context", "correlation_id", "count", "face", "front", "headers", "notes", "read",
+        "started", "topic",
     )  # fmt: skip
 
     def __init__(
-        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None
-    ) -> None:
+        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None,
+        read: Callable[[Visit], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
         self.front = front
         self.face = face  # "grpc", "http" or "mqueue"
         self.call = call  # a name of ACTIONS
         self.topic = topic
         self.headers = headers  # in lower case
         self.context = context  # gRPC's, on that face
+        self.read = read  # what is read only once it is known who calls, and tells the topic: a stranger's body is not
         self.correlation_id = correlation_id(headers.get("x-correlation-id"))
         self.started = time.perf_counter()
         self.caller: Caller | None = None
@@ -90,6 +92,8 @@ class Visit:
         guard = self.front.guard
         principal = await guard.authenticate(self.headers.get("authorization") or self.headers.get("x-api-key"))
         self.caller = caller = Caller(guard, principal, self)
+        if self.read is not None:
+            await self.read(self)
         action = ACTIONS[self.call]
         if action is not None:
             caller.must(action, self.topic)
