@@ -119,7 +119,8 @@ def needed_for(name: str) -> Action:
     return ACTIONS[name] or by_itself[name]
 
 
-SCOPED = sorted(set(METHODS) - {"ListHeaps"})
+# A session asks for nothing by itself: the unary calls below travel in one, each with its own question.
+SCOPED = sorted(set(METHODS) - {"ListHeaps", "Session"})
 
 
 @pytest.mark.parametrize("name", SCOPED)
