@@ -16,7 +16,7 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; 7400.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of HTTP: /v1, MQueue's API, /metrics, /healthz; 7480.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of HTTP: /v1, /metrics, /healthz, /docs; 7480.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json; text on a terminal, else json.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: serve over TLS on both ports.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key, mode 0600.")] = None,
@@ -70,7 +70,7 @@ def _say(server: Any) -> None:
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.http_port}"
     typer.echo(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}")
     if settings.insecure_everybody:
-        typer.echo(f"  try:   curl {url}/v1/heaps       (no key: whoever reaches the ports is administrator)")
+        typer.echo(f"  try:   curl {url}/v1/heaps   (no key: whoever reaches the ports is administrator)")
     else:
         key = settings.data / "admin.key"
         typer.echo(f"  key:   {key} (the first administrator's; more with `heapline keys create`)")
