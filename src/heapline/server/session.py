@@ -6,7 +6,8 @@ Every call is a visit of its own at the front: a key that was revoked is refused
 
 Bounded: a session that has much under way, or many answers that its client does not read, is not read on. When the
 stream breaks, calls under way are ended as if their own connection had broken, and what was popped and not handed to
-gRPC goes back at once. What was handed over may have arrived, so it stays leased until its deadline.
+gRPC goes back at once, unless the pop has a name (`request_id`): whoever repeats it may have the same leases by now.
+What was handed over may have arrived, so it stays leased until its deadline.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Session:
         self._give_back = give_back  # the leases of a PopResponse that nobody will get
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._bytes = 0  # of requests under way, and of answers
-        self._answers: list[tuple[Any, Any]] = []  # what to send, and the PopResponse in it
+        self._answers: list[tuple[Any, Any]] = []  # what to send, and of a pop its request and PopResponse
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._problem: Exception | None = None
@@ -68,8 +69,8 @@ class Session:
             for task in self._calls.values():
                 task.cancel()
             for _, popped in self._answers:
-                if popped is not None:
-                    self._give_back(popped)
+                if popped is not None and not pb.PopRequest.FromString(popped[0]).HasField("request_id"):
+                    self._give_back(popped[1])
             self._answers = []
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
@@ -92,10 +93,12 @@ class Session:
             await self._room.wait()
         self._bytes += len(call.request)
         self._calls[call.number] = task = asyncio.ensure_future(self._carry_out(call))
-        task.add_done_callback(lambda _: self._end(call))
+        task.add_done_callback(lambda task: self._end(call, task))
 
-    def _end(self, call: Any) -> None:
+    def _end(self, call: Any, task: asyncio.Task[None]) -> None:
         del self._calls[call.number]
+        if task.cancelled():  # told here: one that had not begun yet could not say so itself
+            self._answers.append((pb.SessionAnswer(number=call.number, code="CANCELLED", text="cancelled"), None))
         self._bytes -= len(call.request)
         self._room.set()
         self._changed.set()
@@ -112,10 +115,7 @@ class Session:
             act = getattr(self._service, call.method)
             response = await perform(self._front, method, act, call.request, headers, self._context)
             answer = pb.SessionAnswer(number=call.number, response=response.SerializeToString())
-            popped = response if call.method == "Pop" else None
-        except asyncio.CancelledError:
-            self._answers.append((pb.SessionAnswer(number=call.number, code="CANCELLED", text="cancelled"), None))
-            raise
+            popped = (call.request, response) if call.method == "Pop" else None
         except HeaplineError as error:
             code = codes.codes_of(type(error)).grpc
             answer = pb.SessionAnswer(
