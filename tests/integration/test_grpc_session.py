@@ -224,16 +224,35 @@ async def test_every_call_is_answered_also_one_that_is_given_up_before_it_began(
 
 async def test_session_with_enough_under_way_is_not_read_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_session, "CALLS_MAX", 2)
-    requests = Requests(
-        asked(1, "Pop", pop(wait=30.0)), asked(2, "Pop", pop(wait=30.0)), asked(3, "Stats", pb.Heap(topic="jobs"))
-    )
-    stream = rig.wire.calls.stream("Session", requests)
+    one_more = asyncio.Semaphore(0)
+
+    async def snapshot(request: Any, caller: Any) -> Any:
+        await one_more.acquire()
+        return pb.Done()
+
+    monkeypatch.setattr(rig.server._service, "Snapshot", snapshot)
+    long = (asked(n, "Snapshot", pb.Heap(topic="jobs")) for n in (1, 2))
+    stream = rig.wire.calls.stream("Session", Requests(*long, asked(3, "Stats", pb.Heap(topic="jobs"))))
     first = asyncio.ensure_future(answers(stream, 1))
     await asyncio.sleep(0.05)
     assert not first.done(), "the third call waits outside"
-    await rig.behind.enqueue("jobs", b"x")
+    one_more.release()
     assert {a.number for a in await first + await answers(stream, 1)} in ({1, 3}, {2, 3})
     await stream.aclose()
+
+
+async def test_pops_that_wait_keep_out_neither_the_enqueue_they_wait_for_nor_their_own_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_session, "CALLS_MAX", 2)
+    waiting = [asyncio.ensure_future(rig.broker.pop("jobs", wait=30)) for _ in range(10)]
+    await asyncio.wait_for(rig.broker.enqueue("jobs", b"x"), 20)
+    done, _ = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert [m.payload for pop in done for m in pop.result()] == [b"x"]
+    for pop in waiting:
+        pop.cancel()
+    await asyncio.wait_for(rig.broker.enqueue("jobs", b"y"), 20)
+    assert (await rig.behind.stats("jobs")).ready == 1
 
 
 async def test_client_that_does_not_read_its_answers_is_not_read_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
