@@ -119,7 +119,7 @@ _DECODERS: dict[Any, Any] = {}
 
 
 async def _house(request: Request) -> House:
-    return House(request)  # a class alone would be called in a thread, and cost more than the rest of a small call
+    return House(request)  # a class alone would be called in a thread
 
 
 Here = Annotated[House, Depends(_house)]
