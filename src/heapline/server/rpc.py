@@ -61,28 +61,40 @@ async def perform(
     context: Any,
 ) -> Any:  # fmt: skip
     """One unary call, from its bytes to its response."""
-    request = _parse(method, data)
-    async with Visit(front, "grpc", method.name, getattr(request, "topic", None), headers, context) as caller:
-        return await act(request, caller)
+    asked = _Asked(method, data)
+    async with Visit(front, "grpc", method.name, None, headers, context, asked.read) as caller:
+        return await act(asked.request, caller)
+
+
+class _Asked:
+    """A request that is parsed when it is known who sent it: 64 MB of a stranger's can be 3 GB of messages."""
+
+    __slots__ = ("_data", "_method", "request")
+
+    def __init__(self, method: Method, data: bytes) -> None:
+        self._method, self._data, self.request = method, data, None
+
+    async def read(self, visit: Visit) -> None:
+        self.request = request = _parse(self._method, self._data)
+        visit.topic = getattr(request, "topic", None)
 
 
 def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncIterator[Any]]) -> Callable[..., Any]:
     async def handle(data: Any, context: Any) -> None:
         admitted, headers = False, correlated(context)
-        request = _parse_all(method, data) if method.streams_in else None
+        asked = None if method.streams_in else _Asked(method, data)
         try:
-            request = request or _parse(method, data)
-            topic = getattr(request, "topic", None)
-            async with Visit(front, "grpc", method.name, topic, headers, context) as caller:
+            read = None if asked is None else asked.read
+            async with Visit(front, "grpc", method.name, None, headers, context, read) as caller:
                 admitted = True
                 with caller.while_valid():
-                    answers = act(request, caller)
+                    answers = act(_parse_all(method, data) if asked is None else asked.request, caller)
                     async with contextlib.aclosing(answers):  # type: ignore[type-var]
                         async for answer in answers:
                             await context.write(answer)
         except Exception as error:
             if method.streams_in and not admitted:
-                await _hear_out(request)
+                await _hear_out(data)
             await tell(context, error, method.name, headers[CORRELATION])
 
     return handle
@@ -90,7 +102,7 @@ def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncI
 
 async def _hear_out(requests: Any) -> None:
     """Let a client finish its first sentence before it is refused: one whose write is cut off by the refusal is told
-    of a broken stream by its own gRPC, instead of what we say."""
+    of a broken stream by its own gRPC, instead of what we say. It is not parsed."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(HEAR_OUT_SECONDS):
             await anext(requests, None)
