@@ -22,6 +22,12 @@ class TooLarge(BadRequest):
     http_status = 413
 
 
+class TooSlow(BadRequest):
+    """Told as 408."""
+
+    http_status = 408
+
+
 class Door:
     """ASGI middleware."""
 
@@ -42,7 +48,7 @@ class Door:
                 begun = True
                 headers = MutableHeaders(scope=message)
                 headers["x-correlation-id"] = told
-                if self._front.stopping.is_set() or message["status"] == 413:  # of which the rest is not read
+                if self._front.stopping.is_set() or message["status"] in (408, 413):  # whose rest is not read
                     headers["connection"] = "close"
             await send(message)
 
