@@ -83,6 +83,20 @@ async def test_bytes_of_a_known_caller_that_are_no_request_are_told_so(rig: Guar
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_stranger_is_refused_before_all_of_his_request_is_taken(rig: GuardedRig) -> None:
+    """The client is cut off, or tells that it was refused, with most of its request unsent."""
+    async with grpc.aio.insecure_channel(rig.target, options=[("grpc.max_send_message_length", -1)]) as channel:
+        large = b"\0" * (70 << 20)  # over what the server takes: who has to read it to say no says that it is too large
+        call: Any = channel.unary_unary(f"/{SERVICE}/Enqueue")(large)
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+        metadata = (("authorization", f"Bearer {rig.admin_key}"),)
+        for _ in range(2):  # not known yet, and known
+            stats: Any = channel.unary_unary(f"/{SERVICE}/Stats")(b"\x0a\x04jobs", metadata=metadata)
+            assert await asyncio.wait_for(stats.code(), 20) is grpc.StatusCode.OK
+        call = channel.unary_unary(f"/{SERVICE}/Enqueue")(large, metadata=metadata)
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 # -- HTTP ----------------------------------------------------------------------------------------------------------
 
 
