@@ -132,6 +132,16 @@ async def test_longest_password_still_logs_in(rig: GuardedRig) -> None:
         assert told.status_code == status
 
 
+@pytest.mark.parametrize("second", ["transfer-encoding: chunked", "content-length: 6"])
+async def test_request_of_two_lengths_is_refused_whole(rig: GuardedRig, second: str) -> None:
+    async with Raw(rig) as raw:
+        await raw.head("/v1/enqueue", f"authorization: Bearer {rig.admin_key}", "content-length: 5", second)
+        await raw.say(b"0", b"", b"GET /healthz HTTP/1.1", b"host: x", b"", b"")
+        assert await raw.status() == 400
+        await raw.reader.read()
+        assert raw.reader.at_eof()
+
+
 async def test_fields_behind_a_body_are_no_headers(rig: GuardedRig) -> None:
     """A proxy that takes a header out, or sets it, does not look there."""
     async with Raw(rig) as raw:
