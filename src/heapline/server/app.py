@@ -57,10 +57,12 @@ class Server:
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
         app = make_app(
-            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
+            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules(),
+            only_from_here=settings.insecure_everybody,
         )  # fmt: skip
         app.state.metrics = self.metrics
-        app.state.metrics_public = settings.on_loopback if settings.metrics_public is None else settings.metrics_public
+        app.state.metrics_public = settings.metrics_public
+        app.state.metrics_local = settings.metrics_public is None and settings.on_loopback
         self._tls = settings.tls_files()
         ssl = None if self._tls is None else http_context(self._tls)
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
