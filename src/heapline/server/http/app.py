@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import HeaplineError
@@ -47,6 +50,15 @@ ROUTERS = (
 )  # fmt: skip
 
 
+@lru_cache
+def _routes() -> list[BaseRoute]:
+    """Shared by all servers of a process: FastAPI takes long to make them, and a test suite starts many servers."""
+    template = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    for router in (*ROUTERS, mqueue.router):
+        template.include_router(router)
+    return list(template.router.routes)
+
+
 def make_app(
     broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20,
     mqueue_rules: MQueueRules | None = None, only_from_here: bool = False,
@@ -57,9 +69,8 @@ def make_app(
     )  # fmt: skip
     app.state.broker = broker
     app.state.front = front
-    for router in ROUTERS:
-        app.include_router(router)
-    mqueue.install(app, broker, mqueue_rules or MQueueRules())
+    app.state.mqueue = mqueue.MQueue(broker, mqueue_rules or MQueueRules())
+    app.router.routes = _routes()
     app.openapi = lambda: make_document(app)  # type: ignore[method-assign]
     app.add_exception_handler(HeaplineError, answers.told)
     app.add_exception_handler(RequestValidationError, answers.malformed)

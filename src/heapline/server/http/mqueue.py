@@ -31,7 +31,7 @@ import contextlib
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from heapline.config import TopicConfig
@@ -56,11 +56,6 @@ FACE = "mqueue"
 NO_STORE = {"cache-control": "no-store"}  # a GET that leases must not be answered by a cache
 log = Log("heapline.server")
 router = APIRouter(tags=["mqueue"])
-
-
-def install(app: FastAPI, broker: EmbeddedBroker, rules: MQueueRules) -> None:
-    app.state.mqueue = MQueue(broker, rules)
-    app.include_router(router)
 
 
 class MQueue:
