@@ -6,13 +6,10 @@ Each method checks its arguments, asks the topic's runner, and shapes the answer
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
-
-import msgspec
 
 from heapline.broker import Held, MessageId
 from heapline.core.events import I64, Paused, Resumed, Throttled
@@ -53,7 +50,6 @@ from heapline.errors import (
     BadRequest,
     HeaplineError,
     LeaseLost,
-    TopicReloading,
     UnavailableError,
 )  # fmt: skip
 from heapline.model import (
@@ -211,39 +207,10 @@ class EmbeddedBroker(TopicKeeper):
     async def _enqueue_numbered(
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, producer: Producer
     ) -> list[Enqueued]:
-        line = await producer.line(self, runner.name)
-        answered_below = line.answered_below
-        first = producer.take(line, len(messages))
-        numbered = [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
-        identity = Identity(producer.producer_id, line.epoch, answered_below)
-        try:
-            results = await self._enqueue_until_known(runner, numbered, atomic, identity)
-        except TopicReloading:
-            raise  # nobody knows whether they went in: their numbers stay open
-        except BaseException:
-            producer.answered(line, first)
-            raise
-        if not _in_doubt(results):
-            producer.answered(line, first)
-        return results
+        def send(numbered: list[Outgoing], epoch: int, answered_below: int) -> Awaitable[list[Enqueued]]:
+            return self._enqueue_all(runner, numbered, atomic, Identity(producer.producer_id, epoch, answered_below))
 
-    async def _enqueue_until_known(
-        self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity
-    ) -> list[Enqueued]:
-        """Numbered messages can be sent again without doubling, so a topic that reloads is waited for."""
-        for tries, pause in enumerate((*REPEAT_PAUSES, None)):
-            try:
-                results = await self._enqueue_all(runner, messages, atomic, identity)
-            except TopicReloading:
-                if pause is None:
-                    raise
-            else:
-                if tries:  # what an earlier try of this very call brought in is no repeat to the one who calls
-                    results = [msgspec.structs.replace(r, duplicate=False) for r in results]
-                if pause is None or not _in_doubt(results):
-                    return results
-            await asyncio.sleep(pause)
-        raise AssertionError("unreachable: the last try returns or raises")
+        return await producer.enqueue(self, runner.name, messages, send)
 
     async def _enqueue_all(
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity | None
@@ -536,7 +503,6 @@ class EmbeddedBroker(TopicKeeper):
 
 
 LOG_FRAMES = 16
-REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
 CHUNK_BYTES = 3 << 20
 
 
@@ -561,8 +527,3 @@ def _take(found: Any, count: int) -> list[LogFrame]:
         if len(batch) == count:
             break
     return batch
-
-
-def _in_doubt(results: list[Enqueued]) -> bool:
-    """Whether some of them may or may not have gone in."""
-    return any(isinstance(r.error, TopicReloading) for r in results)
