@@ -12,7 +12,7 @@ import grpc
 
 from heapline.client.session import Session
 from heapline.client.target import ClientTls, parse_target
-from heapline.errors import Closed, HeaplineError
+from heapline.errors import Closed, HeaplineError, UnavailableError
 from heapline.wire import codes
 from heapline.wire.schema import METHODS
 
@@ -20,7 +20,13 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 << 10),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, however often others have failed
+    # A server that has vanished without a word is noticed within half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
+_NOT_CONNECTED = "failed to connect"
 # What gRPC says when a stream ends under a write; the server's own words are lost then.
 _CUT_OFF = "Internal error from Core"
 
@@ -57,12 +63,13 @@ class Calls:
             response_deserializer=method.response.FromString,
         )  # fmt: skip
 
-    async def __call__(self, name: str, request: Any) -> Any:
+    async def __call__(self, name: str, request: Any, seconds: float | None = None) -> Any:
+        seconds = self._timeout if seconds is None else seconds
         if self._session is not None:
-            answer = await self._session.call(name, request.SerializeToString(), self._timeout)
+            answer = await self._session.call(name, request.SerializeToString(), seconds)
             return METHODS[name].response.FromString(answer)
         try:
-            return await self._stubs[name](request, metadata=self._metadata, timeout=self._timeout)
+            return await self._stubs[name](request, metadata=self._metadata, timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise heapline_error(error) from None
         except grpc.aio.UsageError:
@@ -93,4 +100,7 @@ def heapline_error(error: Any) -> HeaplineError:
     for name, value in error.trailing_metadata() or ():
         if name == codes.METADATA:
             return codes.from_metadata(value, code, text)
-    return codes.of_code(code, text)
+    told = codes.of_code(code, text)
+    if isinstance(told, UnavailableError) and text.startswith(_NOT_CONNECTED):
+        told.reached = False
+    return told

@@ -329,7 +329,7 @@ class WireBroker:
         for topic, ids, tokens in by_topic(held):
             request = pb.LeasesRequest(topic=topic, ids=ints(ids), tokens=ints(tokens), tell_lost=True, **options)
             try:
-                answer = await self.calls(method, request)
+                answer = await self._act(method, request)
             except HeaplineError as error:
                 problems.append(error)
                 continue
@@ -339,6 +339,23 @@ class WireBroker:
                 problems.append(LeaseLost(read_ints(answer.lost).tolist(), topic))
         if problems:
             raise _worst(problems)
+
+    async def _act(self, method: str, request: Any) -> Any:
+        return await self.calls(method, request)
+
+    async def pop_stream(
+        self, topic: str, credits: AsyncIterator[int], *, visibility: float | None = None, holder: str | None = None
+    ) -> AsyncIterator[list[Message]]:
+        """Messages as they come, as many as there are credits; ends when these have ended."""
+        start = pb.PopStart(topic=_topic(topic), visibility=visibility, holder=holder)
+
+        async def requests() -> AsyncIterator[Any]:
+            yield pb.PopStreamRequest(start=start)
+            async for count in credits:
+                yield pb.PopStreamRequest(credits=count)
+
+        async for answer in self.calls.stream("PopStream", requests()):
+            yield self._messages(answer)
 
     # -- by id -----------------------------------------------------------------------------------------------------
 

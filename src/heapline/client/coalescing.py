@@ -1,0 +1,132 @@
+"""Single calls of many coroutines, joined into few: what waits while a call is under way goes together in the next one.
+
+A lane carries calls of one kind to one topic, one batch at a time and in the order in which they were made, so what one
+caller asks for stays in order even when a batch has to be repeated. Nothing lingers: an idle lane starts in the same
+turn of the loop, and takes along all that was asked in it. Each caller gets its own result or its own error.
+
+`Gathering` decides what goes together and knows neither loop nor wire; how a batch is carried is the lane's owner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+COUNT_MAX = 1000  # calls in one batch
+BYTES_MAX = 1 << 20  # of payloads in one batch; a larger one goes alone
+
+
+class Settled(Protocol):
+    def done(self) -> bool: ...
+
+
+class Single:
+    """One caller's call: what it asks, and where it waits for the answer."""
+
+    __slots__ = ("future", "nbytes", "until", "what")
+
+    def __init__(self, what: Any, future: Any, until: float, nbytes: int = 0) -> None:
+        self.what, self.future, self.until, self.nbytes = what, future, until, nbytes
+
+
+class Gathering:
+    """What waits, in order, and how much of it goes next.
+
+    >>> waiting = Gathering(count_max=2)
+    >>> for what in "abc":
+    ...     waiting.add(Single(what, asyncio.Future(loop=asyncio.new_event_loop()), 0.0))
+    >>> [[single.what for single in waiting.take()] for _ in range(3)]
+    [['a', 'b'], ['c'], []]
+    """
+
+    def __init__(
+        self, count_max: int = COUNT_MAX, bytes_max: int = BYTES_MAX, apart: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._apart = apart  # two of which this says the same are not told apart in an answer: they go one by one
+        self._waiting: deque[Single] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, single: Single) -> None:
+        self._waiting.append(single)
+
+    def take(self) -> list[Single]:
+        """The next batch: as many as fit, without those that nobody waits for any more."""
+        waiting, batch, size = self._waiting, list[Single](), 0
+        names: set[Any] = set()
+        while waiting and len(batch) < self._count_max:
+            single = waiting[0]
+            if single.future.done():  # cancelled before it was sent
+                waiting.popleft()
+                continue
+            if batch and size + single.nbytes > self._bytes_max:
+                break
+            if self._apart is not None:
+                name = self._apart(single.what)
+                if name in names:
+                    break
+                names.add(name)
+            size += single.nbytes
+            batch.append(waiting.popleft())
+        return batch
+
+    def take_all(self) -> list[Single]:
+        left = [single for single in self._waiting if not single.future.done()]
+        self._waiting.clear()
+        return left
+
+
+class Lane:
+    def __init__(
+        self, gathering: Gathering, carry: Callable[[list[Single]], Awaitable[None]],
+        own: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:  # fmt: skip
+        self._gathering, self._carry, self._own = gathering, carry, own
+        self._running = False
+
+    def put(self, what: Any, until: float, nbytes: int = 0) -> asyncio.Future[Any]:
+        """A future of the answer. Whoever cancels it before it is sent has sent nothing."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._gathering.add(Single(what, future, until, nbytes))
+        if not self._running:
+            self._running = True
+            self._own(self._run())
+        return future
+
+    async def _run(self) -> None:
+        try:
+            while batch := self._gathering.take():
+                try:
+                    await self._carry(batch)
+                except Exception as error:
+                    fail(batch, error)
+        except asyncio.CancelledError:
+            fail(batch, ConnectionAbortedError("the client was closed while this was under way"))
+            raise
+        finally:
+            self._running = False
+
+    def end(self, error: Exception) -> None:
+        """Nothing is sent any more: those who wait are told why."""
+        fail(self._gathering.take_all(), error)
+
+
+def answer(single: Single, result: Any) -> None:
+    if not single.future.done():
+        single.future.set_result(result)
+
+
+def refuse(single: Single, error: Exception) -> None:
+    if not single.future.done():
+        single.future.set_exception(error)
+
+
+def fail(batch: list[Single], error: Exception) -> None:
+    """Each caller raises an error of its own: one object would gather all their tracebacks."""
+    for single in batch:
+        refuse(single, copy.copy(error))
