@@ -17,7 +17,7 @@ class Log:
     def _write(self, level: int, event: str, facts: dict[str, Any], trace: bool = False) -> None:
         if self._logger.isEnabledFor(level):
             shown = " ".join(f"{name}={value!r}" for name, value in facts.items())
-            self._logger.log(level, "%s %s", event, shown, extra={"facts": facts}, exc_info=trace)
+            self._logger.log(level, "%s %s", event, shown, extra={"event": event, "facts": facts}, exc_info=trace)
 
     def info(self, event: str, **facts: Any) -> None:
         self._write(logging.INFO, event, facts)

@@ -19,6 +19,7 @@ import msgspec
 
 import heapline
 from heapline.broker import Broker
+from heapline.client.http import HttpBroker
 from heapline.client.wire import WireBroker
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
@@ -155,7 +156,18 @@ class ConnectWorld(GrpcWorld):
         return heapline.connect(target, deadline=20.0)
 
 
-WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld, "grpc": GrpcWorld, "connect": ConnectWorld}
+class HttpWorld(GrpcWorld):
+    """The same over HTTP/JSON."""
+
+    async def start(self) -> None:
+        await super().start()
+        await self.broker.close()
+        self.broker = await HttpBroker(f"http://127.0.0.1:{self.server.http_port}").__aenter__()  # type: ignore[assignment]
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "embedded": EmbeddedWorld, "grpc": GrpcWorld, "connect": ConnectWorld, "http": HttpWorld,
+}  # fmt: skip
 
 Picture = dict[str, Any]
 

@@ -14,8 +14,8 @@ import pytest
 from heapline.client.target import ClientTls
 from heapline.client.wire import WireBroker
 from heapline.errors import PermissionDenied, Unauthenticated
+from tests.integration.server_process import Process
 from tests.integration.server_rig import Requests, pop_start
-from tests.integration.test_server_kill import Process
 
 
 def heapline(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -65,8 +65,8 @@ async def test_first_start_leaves_a_key_for_the_administrator_who_makes_others(t
 
 async def _output(server: Process) -> bytes:
     server.process.terminate()
-    out, err = await server.process.communicate()
-    return out + err
+    out, _ = await server.process.communicate()
+    return bytes(out) + server.logged()
 
 
 @pytest.mark.slow

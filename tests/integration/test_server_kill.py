@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,39 +11,11 @@ import pytest
 from heapline.client.wire import WireBroker
 from heapline.errors import HeaplineError
 from heapline.model import Outgoing
+from tests.integration.server_process import Process
 
 pytestmark = pytest.mark.slow
 BATCH = 20
 LEASE = 1.0  # seconds that the dead server's consumers keep what they held
-
-
-class Process:
-    """`heapline serve` on a directory."""
-
-    def __init__(self, data: Path, *flags: str) -> None:
-        self._data, self._flags = data, flags
-
-    async def __aenter__(self) -> Process:
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "heapline", "serve", "--data", str(self._data), "--grpc-port", "0",
-            "--http-port", "0", *self._flags, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 30)
-        found = re.search(rb"gRPC on port (\d+), HTTP on port (\d+)", line)
-        assert found, line + await self.errors()
-        self.target, self.http_port = f"127.0.0.1:{int(found[1])}", int(found[2])
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
-
-    async def errors(self) -> bytes:
-        assert self.process.stderr is not None
-        return await self.process.stderr.read()
 
 
 class Ledger:
@@ -93,18 +61,17 @@ async def drain(broker: WireBroker) -> list[bytes]:
 
 async def test_killed_server_keeps_every_answer_it_gave(tmp_path: Path) -> None:
     ledger = Ledger()
-    async with Process(tmp_path, "--insecure-everybody") as server, WireBroker(server.target) as broker:
+    async with Process(tmp_path / "data", "--insecure-everybody") as server, WireBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
         work = [produce(broker, ledger, n) for n in range(3)] + [consume(broker, ledger) for _ in range(3)]
         tasks = [asyncio.ensure_future(w) for w in work]
         async with asyncio.timeout(30):
             while len(ledger.acked) < 500:  # noqa: ASYNC110 - whenever it is, it is in the midst of it
                 await asyncio.sleep(0.01)
-        server.process.send_signal(signal.SIGKILL)
-        await server.process.wait()
+        await server.kill()
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
         assert all(isinstance(end, HeaplineError) for end in ends), ends
-    async with Process(tmp_path, "--insecure-everybody") as server, WireBroker(server.target) as broker:
+    async with Process(tmp_path / "data", "--insecure-everybody") as server, WireBroker(server.target) as broker:
         async with asyncio.timeout(60):
             found = await drain(broker)
         left = set(found)
@@ -115,17 +82,16 @@ async def test_killed_server_keeps_every_answer_it_gave(tmp_path: Path) -> None:
 
 
 async def test_terminated_server_finishes_and_leaves_cleanly(tmp_path: Path) -> None:
-    async with Process(tmp_path, "--insecure-everybody") as server, WireBroker(server.target) as broker:
+    async with Process(tmp_path / "data", "--insecure-everybody") as server, WireBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20)
         await broker.enqueue("jobs", b"x")
         waiting = asyncio.ensure_future(broker.pop("jobs", 1, wait=0, visibility=60))
         assert [m.payload for m in await waiting] == [b"x"]
         idle = asyncio.ensure_future(broker.pop("jobs", wait=60))
         await broker.stats("jobs")
-        server.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(server.process.wait(), 20) == 0
+        assert await server.terminate() == 0
         with contextlib.suppress(HeaplineError):
             assert await idle == []
-        errors = await server.errors()
+        errors = server.logged()
         assert b"stopped" in errors
         assert b"Traceback" not in errors

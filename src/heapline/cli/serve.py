@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; 7400.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of /healthz and /readyz; 7480.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json; text on a terminal, else json.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: serve over TLS on both ports.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key, mode 0600.")] = None,
     tls_client_ca: Annotated[
@@ -37,11 +38,12 @@ def serve(
     """
     if find_spec("grpc") is None:
         raise typer.BadParameter("the server needs more packages: pip install 'heapline[server]'")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C library writes to stderr past every log
     from heapline.server.app import make_guard
     from heapline.server.app import serve as run
+    from heapline.server.observing.json_logs import configure
     from heapline.server.settings import read_settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = read_settings(
         config,
         data=data,
@@ -53,7 +55,9 @@ def serve(
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
         plaintext=plaintext,
+        log_format=log_format,
     )
+    configure(settings.log_format)
     guard = make_guard(settings)
     _run(run(settings, guard, _say))
 

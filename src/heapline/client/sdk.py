@@ -28,8 +28,10 @@ from heapline.client.numbered import Numbered
 from heapline.client.numbering import one_name
 from heapline.client.patience import DEADLINE, SECONDS, out_of_time, passes_by_itself, pauses
 from heapline.client.retrying import RetryingCalls
+from heapline.client.returning import CLOSE_SECONDS, Returns
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.wire import CLOSE_SECONDS, WireBroker
+from heapline.client.wire import WireBroker
+from heapline.engine.calls import Identity
 from heapline.engine.columns import check_seconds
 from heapline.engine.requests import listed
 from heapline.errors import BadRequest, Closed, HeaplineError, LeaseLost, MessageNotFound
@@ -82,10 +84,9 @@ class ConnectedBroker(WireBroker):
             )
         _note_process()
         self._loop = asyncio.get_running_loop()
-        self._tasks = set()
+        self._returns = Returns(self.release)
         self._retrying = RetryingCalls(self._endpoints, self._make_calls, self._deadline)
-        self._name = f"pop-{secrets.token_hex(8)}"
-        self._pops = itertools.count(1)
+        self._name, self._pops = secrets.token_hex(8), itertools.count(1)
         self._numbered: dict[str, Numbered] = {}
         self._enqueues: dict[str, Lane] = {}
         self._acks: dict[str, Lane] = {}
@@ -96,7 +97,7 @@ class ConnectedBroker(WireBroker):
     def _forget(self) -> None:
         """In a forked child: what was the parent's is neither used nor closed here."""
         if self._retrying is not None:
-            _LEFT_BEHIND.append((self._retrying, self._loop, self._tasks, self._enqueues, self._acks))
+            _LEFT_BEHIND.append((self._retrying, self._loop, self._returns, self._enqueues, self._acks))
         self._loop = self._retrying = None
 
     async def close(self) -> None:
@@ -109,13 +110,11 @@ class ConnectedBroker(WireBroker):
             async with asyncio.timeout(CLOSE_SECONDS):
                 for feed in list(self._feeds):
                     await feed.close()
-                while self._tasks:
-                    await asyncio.wait(self._tasks)
+                await self._returns.close()
         for lane in (*self._enqueues.values(), *self._acks.values()):
             lane.end(Closed())
         await retrying.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self._returns.close()
         self._retrying = self._loop = None
 
     def within(self, seconds: float) -> ConnectedBroker:
@@ -178,7 +177,7 @@ class ConnectedBroker(WireBroker):
                 else:
                     refuse(single, result.error)
 
-        lane = self._enqueues.get(name) or Lane(Gathering(), carry, self._own)
+        lane = self._enqueues.get(name) or Lane(Gathering(), carry, self._returns.own)
         self._enqueues[name] = self._enqueues[topic] = lane
         return lane
 
@@ -187,7 +186,9 @@ class ConnectedBroker(WireBroker):
             self._numbered[topic] = Numbered(topic, self.calls)
         return self._numbered[topic]
 
-    async def send_batch(self, topic: str, messages: list[Outgoing], atomic: bool, identity: Any) -> list[Enqueued]:
+    async def send_batch(
+        self, topic: str, messages: list[Outgoing], atomic: bool, identity: Identity | None
+    ) -> list[Enqueued]:
         """Numbered here unless the caller has done it; so every batch can be repeated."""
         if identity is not None or not messages:
             return await super().send_batch(topic, messages, atomic, identity)
@@ -211,7 +212,7 @@ class ConnectedBroker(WireBroker):
             return await super().pop(topic, max_messages, wait=wait, **options)
         except asyncio.CancelledError:
             if request_id is None and not self._closed:
-                self._own(self._give_back_named(topic, options))
+                self._returns.own(self._give_back_named(topic, options))
             raise
 
     async def _give_back_named(self, topic: str, options: dict[str, Any]) -> None:
@@ -243,7 +244,7 @@ class ConnectedBroker(WireBroker):
                     answer(single, None)
 
         # An answer names lost leases by message: two leases of one message are not told apart in it.
-        lane = self._acks[topic] = Lane(Gathering(apart=lambda lease: lease[0]), carry, self._own)
+        lane = self._acks[topic] = Lane(Gathering(apart=lambda lease: lease[0]), carry, self._returns.own)
         return lane
 
     async def _on_leases(self, method: str, messages: Held, **options: Any) -> None:

@@ -16,18 +16,18 @@ from typing import Any
 
 import grpc
 
+from heapline.client.ending import Ending
 from heapline.errors import Closed, DeadlineExceeded, HeaplineError
 from heapline.wire import codes
 from heapline.wire.schema import pb
 
 REQUEST_BYTES = 1 << 20  # about as many bytes of calls go into one message; a larger one goes alone
-Told = Callable[[Any], HeaplineError]  # what an error of gRPC means
 Late = Callable[[str, bytes], None]  # a method, and its answer that nobody waits for
 
 
 class Session:
-    def __init__(self, open_stream: Callable[[], Any], told: Told, late: Late) -> None:
-        self._open_stream, self._told, self._late = open_stream, told, late
+    def __init__(self, open_stream: Callable[[], Any], late: Late) -> None:
+        self._open_stream, self._late = open_stream, late
         self._line: _Line | None = None
         self._closed = False
 
@@ -37,7 +37,7 @@ class Session:
         if self._closed:
             raise Closed
         if self._line is None or self._line.broken is not None:
-            self._line = _Line(self._open_stream(), self._told, self._late)
+            self._line = _Line(self._open_stream(), self._late)
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
@@ -56,8 +56,9 @@ class Session:
 class _Line:
     """One stream while it lasts."""
 
-    def __init__(self, stream: Any, told: Told, late: Late) -> None:
-        self._stream, self._told, self._late = stream, told, late
+    def __init__(self, stream: Any, late: Late) -> None:
+        self._stream, self._late = stream, late
+        self._ending = Ending(stream)
         self._number = 0
         # Calls that were not answered yet, also those given up since: the server answers every call once.
         self._waiting: dict[int, tuple[str, asyncio.Future[bytes]]] = {}
@@ -109,7 +110,7 @@ class _Line:
                     self._answer(answer)
             error = codes.of_code("UNAVAILABLE", "the server ended the session: call again")
         except grpc.aio.AioRpcError as problem:
-            error = self._told(problem)
+            error = await self._ending.error(problem)
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
             pass  # the channel was closed
         finally:
@@ -138,3 +139,7 @@ class _Line:
         for task in self._work:
             task.cancel()
         await asyncio.wait(self._work)
+        self._stream, self._work = (
+            None,
+            [],
+        )  # whoever keeps an error of ours keeps its frames, and those would keep the connection

@@ -7,39 +7,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
 from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
-from heapline.client.checks import check_outgoing, check_outgoings, is_plain
-from heapline.client.numbering import enqueue_numbered
+from heapline.client.checks import (
+    check_outgoing,
+    check_outgoings,
+    check_pop,
+    check_range,
+    check_rate,
+    check_reschedule,
+    check_throttle,
+    checked_parts,
+    checked_topic,
+    is_plain,
+)  # fmt: skip
+from heapline.client.leases import Outcome, on_each_topic
+from heapline.client.numbering import enqueue_checked, enqueue_numbered
+from heapline.client.returning import Returns
 from heapline.client.target import ClientTls, parse_target
-from heapline.config import parse_topic
-from heapline.engine.columns import check_moment, check_priority, check_seconds
+from heapline.engine.calls import Identity
+from heapline.engine.columns import check_moment, check_seconds
 from heapline.engine.requests import (
-    by_topic,
     check_filter,
     check_int,
     check_name,
     check_producer,
     check_reason,
-    check_text,
     check_unnumbered,
     identity_of,
-    listed,
     messages_by_topic,
     parse_ids,
 )  # fmt: skip
-from heapline.errors import BadRequest, Closed, ConfirmationNeeded, HeaplineError, LeaseLost
+from heapline.errors import Closed, ConfirmationNeeded, HeaplineError
 from heapline.model import (
     BatchInfo,
     DlqFilter,
     Enqueued,
     IdempotencyScope,
-    LeaseRef,
     LogFrame,
     Message,
     MessageInfo,
@@ -54,8 +64,7 @@ from heapline.wire.columns import ints, pack_outgoing, pack_plain, read_ints, to
 from heapline.wire.schema import pb
 
 BATCH_BYTES = 16 << 20  # of one request; larger batches that need not be atomic are sent in pieces
-CLOSE_SECONDS = 5.0  # for leases that are still being given back
-_INT64 = (-(1 << 63), (1 << 63) - 1)
+GIVE_UP_SECONDS = 2.0  # for the answer of a pop that was given up; then its call is cancelled
 
 
 class WireBroker:
@@ -75,7 +84,8 @@ class WireBroker:
         self._credential = credential
         self._timeout = timeout
         self._calls_or_none: Calls | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._returns = Returns(self.release)
+        self._name, self._waits = secrets.token_hex(8), 0  # of pops that wait
 
     async def __aenter__(self) -> WireBroker:
         self._calls_or_none = Calls(
@@ -89,8 +99,7 @@ class WireBroker:
         await self.close()
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self._returns.close()
         calls, self._calls_or_none = self._calls_or_none, None
         if calls is not None:
             await calls.close()
@@ -110,26 +119,26 @@ class WireBroker:
         return await self._configure("UpdateHeapConfig", topic, config)
 
     async def _configure(self, method: str, topic: str, config: dict[str, Any]) -> TopicInfo:
-        request = pb.HeapConfig(topic=_topic(topic), config_json=shapes.config_json(config))
+        request = pb.HeapConfig(topic=checked_topic(topic), config_json=shapes.config_json(config))
         return shapes.unpack_info(await self.calls(method, request))
 
     async def list_topics(self) -> list[TopicInfo]:
         return [shapes.unpack_info(info) for info in (await self.calls("ListHeaps", pb.Nothing())).heaps]
 
     async def delete_topic(self, topic: str) -> None:
-        await self._confirmed("DeleteHeap", pb.Heap(topic=_topic(topic)))
+        await self._confirmed("DeleteHeap", pb.Heap(topic=checked_topic(topic)))
 
     async def stats(self, topic: str) -> TopicStats:
         return shapes.unpack_stats(await self._on_heap("Stats", topic))
 
     async def purge(self, topic: str) -> int:
-        return _count(await self._confirmed("Purge", pb.Heap(topic=_topic(topic))))
+        return _count(await self._confirmed("Purge", pb.Heap(topic=checked_topic(topic))))
 
     async def pause_topic(self, topic: str, until: datetime | None = None) -> None:
         if until is not None:
             check_moment("until", until)
         until_us = None if until is None else to_us(until)
-        await self.calls("Pause", pb.PauseRequest(topic=_topic(topic), until_us=until_us))
+        await self.calls("Pause", pb.PauseRequest(topic=checked_topic(topic), until_us=until_us))
 
     async def resume_topic(self, topic: str) -> None:
         await self._on_heap("Resume", topic)
@@ -137,11 +146,10 @@ class WireBroker:
     async def set_partition_throttled(
         self, topic: str, partition: int, throttled: bool, reason: str | None = None
     ) -> None:
-        if type(throttled) is not bool:
-            raise BadRequest(f"throttled is True or False, not {throttled!r}")
-        check_reason(reason)
-        check_int("partition", partition, *_INT64)
-        request = pb.ThrottleRequest(topic=_topic(topic), partition=partition, throttled=throttled, reason=reason)
+        check_throttle(partition, throttled, reason)
+        request = pb.ThrottleRequest(
+            topic=checked_topic(topic), partition=partition, throttled=throttled, reason=reason
+        )
         await self.calls("SetPartitionThrottled", request)
 
     async def snapshot(self, topic: str) -> None:
@@ -156,7 +164,7 @@ class WireBroker:
         return await self.calls(method, request)
 
     async def _on_heap(self, method: str, topic: str) -> Any:
-        return await self.calls(method, pb.Heap(topic=_topic(topic)))
+        return await self.calls(method, pb.Heap(topic=checked_topic(topic)))
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -172,11 +180,11 @@ class WireBroker:
             payload, priority, key, delay, deliver_at, headers, ttl, max_retries, idempotency_key, idempotency_scope,
             seq, fairness_key,
         )  # fmt: skip
-        check_outgoing(message, _topic(topic))
+        check_outgoing(message, checked_topic(topic))
         if producer is not None:
             check_unnumbered([message], producer_id, epoch, answered_below)
-            return (await enqueue_numbered(self, topic, [message], True, producer))[0]
-        identity = _identity(producer_id, epoch, answered_below, [message])
+            return (await enqueue_numbered(self, self, topic, [message], True, producer))[0]
+        identity = _identity(identity_of(producer_id, epoch, answered_below, [message]))
         request = pb.EnqueueRequest(topic=topic, message=shapes.pack_item(message), identity=identity)
         return shapes.unpack_result(await self.calls("Enqueue", request))
 
@@ -184,36 +192,26 @@ class WireBroker:
         self, topic: str, messages: Sequence[Outgoing], *, atomic: bool = True, producer: Producer | None = None,
         producer_id: str | None = None, epoch: int | None = None, answered_below: int | None = None,
     ) -> list[Enqueued]:  # fmt: skip
-        messages = list(messages)
-        errors = check_outgoings(messages, _topic(topic), atomic)
-        good = [m for i, m in enumerate(messages) if i not in errors] if errors else messages
-        if errors and not good:
-            return [Enqueued(0, error=errors[i]) for i in range(len(messages))]
-        if producer is not None:
-            check_unnumbered(good, producer_id, epoch, answered_below)
-            results = await enqueue_numbered(self, topic, good, atomic, producer)
-        else:
-            identity = _identity(producer_id, epoch, answered_below, good)
-            results = await self.send_batch(topic, good, atomic, identity)
-        if not errors:
-            return results
-        rest = iter(results)
-        return [Enqueued(0, error=errors[i]) if i in errors else next(rest) for i in range(len(messages))]
+        return await enqueue_checked(
+            self, self, checked_topic(topic), messages, atomic, producer, producer_id, epoch, answered_below
+        )
 
-    async def send_batch(self, topic: str, messages: list[Outgoing], atomic: bool, identity: Any) -> list[Enqueued]:
+    async def send_batch(
+        self, topic: str, messages: list[Outgoing], atomic: bool, identity: Identity | None
+    ) -> list[Enqueued]:
         """Checked messages, with their numbers if they have any."""
         if not atomic and len(messages) > 1 and sum(len(m.payload) for m in messages) > BATCH_BYTES:
             half = len(messages) // 2
             first = await self.send_batch(topic, messages[:half], atomic, identity)
             return first + await self.send_batch(topic, messages[half:], atomic, identity)
         request = pb.EnqueueBatchRequest(
-            topic=topic, columns=_columns(messages), each_alone=not atomic, identity=identity
+            topic=topic, columns=_columns(messages), each_alone=not atomic, identity=_identity(identity)
         )  # fmt: skip
         return shapes.unpack_results(await self.calls("EnqueueBatch", request))
 
     async def open_producer(self, topic: str, producer_id: str) -> int:
         check_producer(producer_id)
-        request = pb.OpenProducerRequest(topic=_topic(topic), producer_id=producer_id)
+        request = pb.OpenProducerRequest(topic=checked_topic(topic), producer_id=producer_id)
         epoch: int = (await self.calls("OpenProducer", request)).epoch
         return epoch
 
@@ -228,20 +226,16 @@ class WireBroker:
         check_name("part", part)
         shares = messages_by_topic(messages, topic)
         for name, outgoing in shares.items():
-            check_outgoings(outgoing, _topic(name), atomic=True)
+            check_outgoings(outgoing, checked_topic(name), atomic=True)
         everything = [message for outgoing in shares.values() for message in outgoing]
-        identity = _identity(producer_id, epoch, answered_below, everything)
+        identity = _identity(identity_of(producer_id, epoch, answered_below, everything))
         packed = [pb.TopicMessages(topic=name, columns=_columns(share)) for name, share in shares.items()]
         request = pb.PrepareBatchRequest(batch_id=batch_id, part=part, shares=packed, identity=identity)
         answer = await self.calls("PrepareBatch", request)
         return {share.topic: shapes.unpack_results(share.results) for share in answer.shares}
 
     async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
-        check_name("batch_id", batch_id)
-        if isinstance(parts, str | bytes) or not isinstance(parts, Iterable):
-            raise BadRequest(f"parts is a list of part names, not {parts!r}")
-        for part in (parts := list(parts)):
-            check_name("part", part)
+        parts = checked_parts(batch_id, parts)
         return _count(await self.calls("CommitBatch", pb.CommitBatchRequest(batch_id=batch_id, parts=parts)))
 
     async def abort_batch(self, batch_id: str) -> int:
@@ -257,27 +251,25 @@ class WireBroker:
         self, topic: str, max_messages: int = 1, *, visibility: float | None = None, wait: float = 0.0,
         holder: str | None = None, max_bytes: int = 2 << 20, request_id: str | None = None,
     ) -> list[Message]:  # fmt: skip
-        if visibility is not None:
-            check_seconds("visibility", visibility, 0.001)
-        check_seconds("wait", wait)
-        check_text("holder", holder)
-        check_text("request_id", request_id)
-        check_int("max_messages", max_messages, 1, 100_000)
-        check_int("max_bytes", max_bytes, 1, 1 << 40)
+        check_pop(visibility, wait, holder, request_id, max_messages, max_bytes)
         request = pb.PopRequest(
-            topic=_topic(topic), max_messages=max_messages, visibility=visibility, wait=wait, holder=holder,
+            topic=checked_topic(topic), max_messages=max_messages, visibility=visibility, wait=wait, holder=holder,
             max_bytes=max_bytes, request_id=request_id,
         )  # fmt: skip
         if self._sessions:
             return self._messages(await self.calls("Pop", request))
+        if wait:
+            request.wait_id = self._wait_id()
         asking = asyncio.ensure_future(self.calls("Pop", request))
         try:
             return self._messages(await asyncio.shield(asking))
         except asyncio.CancelledError:
-            if wait:
-                asking.cancel()  # the server gives back what it had not answered with yet
-            self._own(self._give_back(asking))
+            self._returns.own(self._give_back(asking, request))
             raise
+
+    def _wait_id(self) -> str:
+        self._waits += 1
+        return f"{self._name}.{self._waits}"
 
     def _messages(self, answer: Any) -> list[Message]:
         return unpack_messages(self, answer.topic, answer.columns) if answer.columns.count else []
@@ -285,22 +277,20 @@ class WireBroker:
     def _late(self, method: str, answer: bytes) -> None:
         """What a call brought that was given up meanwhile."""
         if method == "Pop" and (messages := self._messages(pb.PopResponse.FromString(answer))):
-            self._own(self._release_late(messages))
+            self._returns.late(messages)
 
-    async def _release_late(self, messages: list[Message]) -> None:
-        with contextlib.suppress(HeaplineError):
-            await self.release(messages)
-
-    async def _give_back(self, asking: asyncio.Future[Any]) -> None:
-        """Nobody waits for this pop any more: what it still brings goes back."""
+    async def _give_back(self, asking: asyncio.Future[Any], request: Any) -> None:
+        """Nobody waits for this pop any more: what it still brings goes back. It is not just cancelled, because then
+        an answer that is on its way would be dropped, and its leases would last to their end."""
+        with contextlib.suppress(HeaplineError, asyncio.CancelledError):
+            if request.wait_id:
+                await self.calls("Pop", pb.PopRequest(topic=request.topic, wait_id=request.wait_id, give_up=True))
+            await asyncio.wait({asking}, timeout=GIVE_UP_SECONDS)
+        if not asking.done():
+            asking.cancel()
         with contextlib.suppress(HeaplineError, asyncio.CancelledError):
             if messages := self._messages(await asking):
                 await self.release(messages)
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def ack(self, messages: Held) -> None:
         await self._on_leases("Ack", messages)
@@ -323,22 +313,12 @@ class WireBroker:
         await self._on_leases("MoveToDLQ", messages, reason=reason)
 
     async def _on_leases(self, method: str, messages: Held, **options: Any) -> None:
-        """One call a topic, for all that can be carried out; then raise for those that could not."""
-        held = listed(messages)
-        problems: list[HeaplineError] = []
-        for topic, ids, tokens in by_topic(held):
+        async def act(topic: str, ids: list[int], tokens: list[int]) -> Outcome:
             request = pb.LeasesRequest(topic=topic, ids=ints(ids), tokens=ints(tokens), tell_lost=True, **options)
-            try:
-                answer = await self._act(method, request)
-            except HeaplineError as error:
-                problems.append(error)
-                continue
-            if answer.deadline_ms:
-                _tell_deadlines([m for m in held if m.topic == topic], read_ints(answer.deadline_ms).tolist())
-            if answer.lost:
-                problems.append(LeaseLost(read_ints(answer.lost).tolist(), topic))
-        if problems:
-            raise _worst(problems)
+            answer = await self._act(method, request)
+            return Outcome(read_ints(answer.lost).tolist(), read_ints(answer.deadline_ms).tolist())
+
+        await on_each_topic(messages, act)
 
     async def _act(self, method: str, request: Any) -> Any:
         return await self.calls(method, request)
@@ -347,7 +327,7 @@ class WireBroker:
         self, topic: str, credits: AsyncIterator[int], *, visibility: float | None = None, holder: str | None = None
     ) -> AsyncIterator[list[Message]]:
         """Messages as they come, as many as there are credits; ends when these have ended."""
-        start = pb.PopStart(topic=_topic(topic), visibility=visibility, holder=holder)
+        start = pb.PopStart(topic=checked_topic(topic), visibility=visibility, holder=holder)
 
         async def requests() -> AsyncIterator[Any]:
             yield pb.PopStreamRequest(start=start)
@@ -364,7 +344,7 @@ class WireBroker:
 
     async def peek(self, topic: str, limit: int = 10) -> list[MessageInfo]:
         check_int("limit", limit, 1, 10_000)
-        found = await self.calls("Peek", pb.ListRequest(topic=_topic(topic), limit=limit))
+        found = await self.calls("Peek", pb.ListRequest(topic=checked_topic(topic), limit=limit))
         return [shapes.unpack_message_info(info) for info in found.messages]
 
     async def cancel(self, topic: str, message_id: MessageId) -> None:
@@ -374,14 +354,9 @@ class WireBroker:
         self, topic: str, message_id: MessageId, *, delay: float | None = None, deliver_at: datetime | None = None,
         priority: int | None = None,
     ) -> None:  # fmt: skip
-        if delay is not None:
-            check_seconds("delay", delay)
-        if deliver_at is not None:
-            check_moment("deliver_at", deliver_at)
-        if priority is not None:
-            check_priority(priority)
+        check_reschedule(delay, deliver_at, priority)
         request = pb.RescheduleRequest(
-            topic=_topic(topic), message_id=str(parse_id(message_id)), delay=delay, priority=priority,
+            topic=checked_topic(topic), message_id=str(parse_id(message_id)), delay=delay, priority=priority,
             deliver_at_us=None if deliver_at is None else to_us(deliver_at),
         )  # fmt: skip
         await self.calls("Reschedule", request)
@@ -391,15 +366,14 @@ class WireBroker:
     async def dlq_list(self, topic: str, limit: int = 100, *, where: DlqFilter | None = None) -> list[MessageInfo]:
         check_int("limit", limit, 1, 1 << 31)
         check_filter(where)
-        request = pb.ListRequest(topic=_topic(topic), limit=limit, where=shapes.pack_filter(where))
+        request = pb.ListRequest(topic=checked_topic(topic), limit=limit, where=shapes.pack_filter(where))
         return [shapes.unpack_message_info(info) for info in (await self.calls("DlqList", request)).messages]
 
     async def dlq_replay(
         self, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None,
         rate: float | None = None,
     ) -> int:  # fmt: skip
-        if rate is not None and type(rate) not in (int, float):
-            raise BadRequest(f"rate is messages a second, over 0 and at most 1e6, not {rate!r}")
+        check_rate(rate)
         return await self._on_dead("DlqReplay", topic, ids, where, rate)
 
     async def dlq_delete(
@@ -413,7 +387,7 @@ class WireBroker:
         check_filter(where)
         numbers = parse_ids(ids)
         request = pb.DlqRequest(
-            topic=_topic(topic), where=shapes.pack_filter(where), rate=rate,
+            topic=checked_topic(topic), where=shapes.pack_filter(where), rate=rate,
             ids=None if numbers is None else pb.Ids(message_ids=map(str, numbers)),
         )  # fmt: skip
         return _count(await (self._confirmed if method == "DlqDelete" else self.calls)(method, request))
@@ -428,18 +402,10 @@ class WireBroker:
     async def read_log(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
     ) -> AsyncIterator[LogFrame]:
-        check_int("partition", partition, 0, 1 << 31)
-        check_int("start", start, 0, 1 << 62)
-        if end is not None:
-            check_int("end", end, 0, 1 << 62)
-        request = pb.ReadLogRequest(topic=_topic(topic), partition=partition, start=start, end=end)
+        check_range(partition, start, end)
+        request = pb.ReadLogRequest(topic=checked_topic(topic), partition=partition, start=start, end=end)
         async for frame in self.calls.stream("ReadLog", request):
             yield shapes.unpack_frame(frame)
-
-
-def _topic(topic: str) -> str:
-    parse_topic(topic)  # a bad name is refused here: not all of them can be spelled on the wire
-    return topic
 
 
 def _columns(messages: list[Outgoing]) -> Any:
@@ -448,33 +414,14 @@ def _columns(messages: list[Outgoing]) -> Any:
     return pack_outgoing(messages)
 
 
-def _identity(
-    producer_id: str | None, epoch: int | None, answered_below: int | None, messages: Sequence[Outgoing]
-) -> Any:
-    identity = identity_of(producer_id, epoch, answered_below, messages)
+def _identity(identity: Identity | None) -> Any:
     return None if identity is None else pb.Identity(**identity._asdict())
 
 
 def _of_message(topic: str, message_id: MessageId) -> Any:
-    return pb.MessageRequest(topic=_topic(topic), message_id=str(parse_id(message_id)))
+    return pb.MessageRequest(topic=checked_topic(topic), message_id=str(parse_id(message_id)))
 
 
 def _count(answer: Any) -> int:
     count: int = answer.count
     return count
-
-
-def _tell_deadlines(held: list[Message | LeaseRef], deadlines: list[int]) -> None:
-    for m, deadline in zip(held, deadlines, strict=True):
-        if isinstance(m, Message) and deadline >= 0:
-            m._deadline_ms = deadline
-
-
-def _worst(problems: list[HeaplineError]) -> HeaplineError:
-    """Of several topics' problems: leases lost, all of them together, unless something else went wrong."""
-    if len(problems) == 1:
-        return problems[0]
-    lost = [p for p in problems if isinstance(p, LeaseLost)]
-    if len(lost) < len(problems):
-        return next(p for p in problems if not isinstance(p, LeaseLost))
-    return LeaseLost([id for p in lost for id in p.lost], ", ".join(p.topic for p in lost))

@@ -123,6 +123,13 @@ class Catalog:
             version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()),
             floor_ms=self._file.floor_ms if floor_ms is None else floor_ms,
         )  # fmt: skip
-        text = msgspec.json.format(msgspec.json.encode(file), indent=1)
-        self._disk.write_file_atomic(self._path, _with_checksum(text))
+        self._write(self._path, file)
         self._file, self.entries = file, entries
+
+    def _write(self, path: str, file: _File) -> None:
+        text = msgspec.json.format(msgspec.json.encode(file), indent=1)
+        self._disk.write_file_atomic(path, _with_checksum(text))
+
+    def write_copy(self, path: str, entries: dict[tuple[str, str], Entry]) -> None:
+        """A catalog of these topics alone for another directory, which goes on from here."""
+        self._write(path, msgspec.structs.replace(self._file, topics=list(entries.values())))

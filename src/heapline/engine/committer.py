@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, TypeVar
 
 from heapline.engine.io import Io
+from heapline.engine.latency import Latency
 from heapline.engine.topic import Topic
 from heapline.errors import HeaplineError
 from heapline.journal.journal import Journal
@@ -45,6 +47,7 @@ class GroupCommitter:
         self._abandoned: HeaplineError | None = None
         self.commits = 0
         self.bytes_written = 0
+        self.latency = Latency()  # the runner puts its own here, which outlives a reload
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -77,8 +80,8 @@ class GroupCommitter:
             self._topic.seal(self._journal, self._now())
             self._take_sealed()
         if self._queue:
-            unit = self._queue.popleft()
-            self._start(self._journal.commit, (unit,), lambda _: self._committed(unit))
+            unit, began = self._queue.popleft(), perf_counter()
+            self._start(self._journal.commit, (unit,), lambda _: self._committed(unit, began))
         elif self._journal.wants_prepare:
             self.prepare_soon()
 
@@ -116,8 +119,9 @@ class GroupCommitter:
         """Call this once when the I/O call that is under way has ended well and those it served have been answered."""
         self._when_free = call
 
-    def _committed(self, unit: SealedUnit) -> None:
+    def _committed(self, unit: SealedUnit, began: float) -> None:
         self.commits += 1
+        self.latency.add(perf_counter() - began)
         self.bytes_written += unit.nbytes
         self._queued_bytes -= unit.nbytes
         if self._journal.wants_prepare and self._rest is None:
@@ -166,6 +170,11 @@ class GroupCommitter:
     # -- room ------------------------------------------------------------------------------------------------------
 
     _room_limit = 1 << 62
+
+    @property
+    def waiting_bytes(self) -> int:
+        """That the disk has still to take, or is taking."""
+        return self._queued_bytes + self._journal.open_bytes
 
     def is_backed_up(self, limit: int) -> bool:
         """Whether more bytes wait for the disk than may."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked
+from heapline.core.partition import LEASE_EXPIRED
+from heapline.engine.latency import Latency
 
 
 class Counters:
@@ -11,6 +13,11 @@ class Counters:
     def __init__(self) -> None:
         self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
         self.reloads = self.corrupt = 0
+        self.timeouts_last = 0  # leases that ran out and left no retries; `timeouts` are the others
+        self.enqueue = Latency()  # calls, from being asked to being answered
+        self.pop = Latency()  # those that got something, without the time that they waited for it to be there
+        self.commit = Latency()  # units: handed to the disk until known to be durable
+        self.late = Latency()  # after what was planned: how late the engine looked at what time brings about
         # Those before the last reload; the topic as it is loaded now counts its own.
         self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
 
@@ -23,5 +30,7 @@ class Counters:
             self.timeouts += len(event.ids)
         elif isinstance(event, DeadLettered):
             self.dead += len(event.ids)
+            if event.reason == LEASE_EXPIRED:
+                self.timeouts_last += len(event.ids)
         elif isinstance(event, Expired):
             self.expired += len(event.ids)

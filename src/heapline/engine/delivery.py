@@ -39,8 +39,8 @@ class PopCall:
     """One pop: what it wants, and then what it got."""
 
     __slots__ = (
-        "by_columns", "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions", "request_id",
-        "timer", "tokens", "visibility_ms", "waits",
+        "began", "by_columns", "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions",
+        "request_id", "timer", "tokens", "visibility_ms", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class PopCall:
         self.request_id = request_id
         self.waits = waits
         self.timer: Any = None
+        self.began = 0.0  # when its latency began to count; 0 while it waits for something to be there
         self.ids: list[int] = []
         self.tokens: list[int] = []
         self.positions: list[int] = []

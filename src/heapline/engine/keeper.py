@@ -293,6 +293,10 @@ class TopicKeeper:
                 self._lock.release()
                 self._lock = None
 
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
     def _all_runners(self) -> list[TopicRunner]:
         return [*self._runners.values(), *((self._system,) if self._system is not None else ())]
 

@@ -23,6 +23,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -155,6 +156,7 @@ class TopicRunner:
         if not hasattr(self, "steady"):  # a reload must not make time jump: leases would end early, or last
             self.steady = SteadyClock(self._clock, loaded.time, loaded.wall)
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
+        self.committer.latency = self.counters.commit
         self.note_snapshot(loaded.snapshot_unit)
         self.admission = Admission(self.topic, self.journal)
         rate = self.delivery.rate if hasattr(self, "delivery") else None  # a reload lets out no more than was left
@@ -238,11 +240,14 @@ class TopicRunner:
 
     async def enqueue(self, call: EnqueueCall) -> Any:
         self.check()
+        began = perf_counter()
         if self.committer.is_backed_up(self.config.uncommitted_bytes_max):
             await self._wait_for_room()
         self._inbox.append(call)
         self._plan_turn()
-        return await call.future
+        answer = await call.future
+        self.counters.enqueue.add(perf_counter() - began)
+        return answer
 
     async def call(self, decide: Callable[[Now], T]) -> T:
         """Run a decision in the next turn; its result is the answer, once durable."""
@@ -308,12 +313,16 @@ class TopicRunner:
 
     async def pop(self, call: PopCall, wait: float) -> Any:
         self.check()
+        call.began = perf_counter()
         self._pops.append(call)
         if wait > 0:
             call.timer = asyncio.get_running_loop().call_later(wait, self._give_up, call)
         self._plan_turn()
         try:
-            return await call.future
+            answer = await call.future
+            if call.ids:
+                self.counters.pop.add(perf_counter() - call.began)
+            return answer
         except asyncio.CancelledError:
             if not call.future.cancelled() and call.future.exception() is None:
                 self.handover.give_back(call)  # cancelled between the answer and the one who asked
@@ -446,6 +455,9 @@ class TopicRunner:
         """What time has brought about, in slices; how many rows."""
         if self.topic.paused_until is not None and now.wall >= self.topic.paused_until:
             self._resume(now)
+        wake = self.firing.wakes.next()
+        if wake <= now.steady:
+            self.counters.late.add((now.steady - wake) / 1000)
         if not self.firing.is_due(now):
             return 0
         unit, wanted = self.journal.open_unit_number, sum([pop.max_messages for pop in self._pops])
@@ -461,12 +473,15 @@ class TopicRunner:
         self._taken = calls
         served = self.delivery.serve(calls, now)
         if served:
+            for call in served:
+                call.began = call.began or perf_counter()
             self.handover.read(served)
         got = set(map(id, served))
         for call in calls:
             if id(call) in got:
                 continue
             if call.waits:
+                call.began = 0.0
                 self._pops.append(call)
             else:
                 self.committer.answer(partial(self._give_nothing, call), (call.future,))

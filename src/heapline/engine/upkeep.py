@@ -41,7 +41,7 @@ IDLE_LOOK = 30.0  # seconds
 class Upkeep:
     def __init__(self, runner: TopicRunner) -> None:
         self._runner = runner
-        self._snapshot_at = 0  # steady ms
+        self.snapshot_at = 0  # steady ms
         self._lock = asyncio.Lock()
         self.snapshots_total = 0
         self.segments_reclaimed_total = 0
@@ -50,7 +50,7 @@ class Upkeep:
     async def run(self) -> None:
         """The background loop; ends when the topic closes."""
         runner = self._runner
-        self._snapshot_at = runner.steady.now().steady
+        self.snapshot_at = runner.steady.now().steady
         while True:
             await asyncio.sleep(runner.config.reclaim_interval)
             try:
@@ -82,7 +82,7 @@ class Upkeep:
             return False
         if runner.bytes_since_snapshot >= runner.config.snapshot_bytes:
             return True
-        age = runner.steady.now().steady - self._snapshot_at
+        age = runner.steady.now().steady - self.snapshot_at
         return age >= runner.config.snapshot_interval * 1000
 
     async def snapshot(self) -> None:
@@ -97,7 +97,7 @@ class Upkeep:
             if journal is not runner.journal:
                 return  # reloaded meanwhile; the snapshot itself is of durable units and stays good
             runner.note_snapshot(unit)
-            self._snapshot_at = runner.steady.now().steady
+            self.snapshot_at = runner.steady.now().steady
             self.snapshots_total += 1
 
     def _capture(self, now: Now) -> tuple[int, Frozen, Journal, SnapshotStore]:

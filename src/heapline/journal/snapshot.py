@@ -84,6 +84,7 @@ class SnapshotStore:
         self.disk, self.directory = disk, directory
         self.damaged: list[SnapshotCorrupt] = []
         self._verified: dict[int, list[BlobRef]] = {}  # unit -> blobs
+        self._manifest_bytes = 0  # of the newest
         disk.mkdir(directory)
 
     @property
@@ -94,6 +95,16 @@ class SnapshotStore:
     @property
     def newest_unit(self) -> int:
         return max(self._verified, default=0)
+
+    def files_of(self, unit: int) -> list[str]:
+        """The names of that snapshot's files, the manifest last. SnapshotCorrupt if the manifest does not check."""
+        path = self._manifest_path(unit)
+        blobs = [f"{ref.name}.blob" for ref in self._read_manifest(path, unit).blobs]
+        return [*blobs, path.rpartition("/")[2]]
+
+    def newest_bytes(self) -> tuple[int, list[BlobRef]]:
+        """How large the newest verified snapshot is: its manifest, and each of its blobs."""
+        return self._manifest_bytes, self._verified.get(self.newest_unit, [])
 
     def _manifest_path(self, unit: int) -> str:
         return f"{self.directory}/{unit:016d}.snap"
@@ -120,6 +131,7 @@ class SnapshotStore:
         path = self._manifest_path(unit)
         manifest = self._read_manifest(path, unit)
         blobs = {ref.name: self._read_blob(ref) for ref in manifest.blobs}
+        self._manifest_bytes = len(manifest.state)
         self._verified[unit] = manifest.blobs
         return Snapshot(unit, manifest.state, blobs)
 
@@ -158,6 +170,7 @@ class SnapshotStore:
                 raise ValueError(f"blob {ref.name!r} was stored before with other bytes: give it a new name")
         self.disk.fsync_dir(self.directory)
         self._write_manifest(unit, Manifest(state, refs))
+        self._manifest_bytes = len(state)
         self._verified[unit] = refs
         self._prune()
 

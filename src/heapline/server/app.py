@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from heapline.clock import SystemClock
+from heapline.clock import Clock, SystemClock
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.logs import Log
 from heapline.server.auditing import Auditing
@@ -28,12 +28,15 @@ from heapline.server.grpc_service import GrpcService
 from heapline.server.http.app import make_app
 from heapline.server.http.running import HttpFace
 from heapline.server.limiting import Limiting
+from heapline.server.observing.metrics import Metrics
+from heapline.server.observing.watching import make_broker, observers
 from heapline.server.rpc import handler
 from heapline.server.secure import http_context, open_grpc
 from heapline.server.settings import ServerSettings
 from heapline.wire.schema import SERVICE
 
 log = Log("heapline.server")
+FLUSH_SECONDS = 1.0  # for the last answers to go out
 
 
 class Server:
@@ -43,8 +46,12 @@ class Server:
         self.broker = broker
         self._settings = settings
         self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
+        self.metrics = Metrics(broker)
+        self.metrics.watch("audit_lines_lost_total", lambda: self.auditing.lost)
         limits = settings.limits()
-        self.front = Front(guard, [self.auditing, Limiting(limits)], limits=limits)
+        self.front = Front(
+            guard, [*observers(broker, self.metrics), self.auditing, Limiting(limits)], limits=limits
+        )  # fmt: skip
         if isinstance(guard, DirectoryGuard):
             guard.on_login = self.auditing.logged_in
         self._service = GrpcService(broker, self.front)
@@ -52,6 +59,8 @@ class Server:
         app = make_app(
             broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
         )  # fmt: skip
+        app.state.metrics = self.metrics
+        app.state.metrics_public = settings.on_loopback if settings.metrics_public is None else settings.metrics_public
         self._tls = settings.tls_files()
         ssl = None if self._tls is None else http_context(self._tls)
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
@@ -76,7 +85,9 @@ class Server:
         self.front.stopping.set()
         await self._health.enter_graceful_shutdown()
         self._service.stop_waiting()
-        await self._grpc.stop(self._settings.stop_grace)
+        await self.front.until_idle(self._settings.stop_grace)
+        # gRPC itself would also wait for those who watch its health, and they stay for ever.
+        await self._grpc.stop(min(FLUSH_SECONDS, self._settings.stop_grace))
         await self._http.stop()
         if self._watching is not None:
             self._watching.cancel()
@@ -100,26 +111,30 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", round(settings.keepalive * 1000)),
+        ("grpc.keepalive_timeout_ms", round(min(settings.keepalive, 10.0) * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(min(settings.keepalive, 10.0) * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),  # as often as that; the default is to give up asking
     ]
 
 
-def make_guard(settings: ServerSettings) -> Guard:
+def make_guard(settings: ServerSettings, clock: Clock | None = None) -> Guard:
     """Who may call: the keys and users of the data directory. The first start leaves an administrator's key there.
     Blocks on the disk."""
     if settings.insecure_everybody:
         return Everybody()
     settings.data.mkdir(parents=True, exist_ok=True)
-    return DirectoryGuard(settings.data)
+    return DirectoryGuard(settings.data, clock=clock)
 
 
-async def serve(settings: ServerSettings, guard: Guard, ready: Any = None) -> None:
+async def serve(settings: ServerSettings, guard: Guard, ready: Any = None, clock: Clock | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(EmbeddedBroker(str(settings.data), config=settings.broker_config()))
+        broker = await stack.enter_async_context(make_broker(settings, clock))
         if isinstance(guard, DirectoryGuard):
             stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(broker, guard, settings))

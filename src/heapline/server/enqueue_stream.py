@@ -22,29 +22,40 @@ async def enqueue_stream(
 ) -> AsyncIterator[Any]:
     under_way: deque[asyncio.Future[Any]] = deque()
     reading: asyncio.Future[Any] | None = None
+    stopping = asyncio.ensure_future(front.stopping.wait())
     ended = False
     try:
         while under_way or not ended:
-            if reading is None and not ended and len(under_way) < AHEAD:
+            if stopping.done():
+                ended = True  # an idle client hears of it at once, not when it sends again
+            elif reading is None and not ended and len(under_way) < AHEAD:
                 reading = asyncio.ensure_future(_next(requests))
-            waited = {f for f in (reading, under_way[0] if under_way else None) if f is not None}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if reading is not None and reading.done():
+            first = under_way[0] if under_way else None
+            waited = {f for f in (first, *((reading, stopping) if not ended else ())) if f is not None}
+            if waited:
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if reading is not None and reading.done() and not stopping.done():
                 request, reading = reading.result(), None
                 if request is None:
                     ended = True
-                elif front.stopping.is_set():
-                    raise Stopping
                 else:
                     caller.must_be_valid()
                     caller.must(Action.PRODUCE, request.topic)
                     under_way.append(asyncio.ensure_future(enqueue(request, caller)))
             while under_way and under_way[0].done():
                 yield under_way.popleft().result()
+        if stopping.done():
+            raise Stopping
     finally:
-        for future in (*under_way, *([reading] if reading is not None else [])):
+        for future in (*under_way, stopping, *([reading] if reading is not None else [])):
             future.cancel()
+            future.add_done_callback(_forget)
 
 
 async def _next(requests: AsyncIterator[Any]) -> Any:
     return await anext(requests, None)
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # the stream has ended with the error of one before it

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -55,19 +55,21 @@ class Visit:
     """One call from its arrival to its answer."""
 
     __slots__ = (
-        "about", "call", "caller", "context", "correlation_id", "count", "face", "front", "headers", "notes", "started",
-        "topic",
+        "about", "call", "caller", "context", "correlation_id", "count", "face", "front", "headers", "notes", "read",
+        "started", "topic",
     )  # fmt: skip
 
     def __init__(
-        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None
-    ) -> None:
+        self, front: Front, face: str, call: str, topic: str | None, headers: Mapping[str, str], context: Any = None,
+        read: Callable[[Visit], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
         self.front = front
         self.face = face  # "grpc", "http" or "mqueue"
         self.call = call  # a name of ACTIONS
         self.topic = topic
         self.headers = headers  # in lower case
         self.context = context  # gRPC's, on that face
+        self.read = read  # what is read only once it is known who calls, and tells the topic: a stranger's body is not
         self.correlation_id = correlation_id(headers.get("x-correlation-id"))
         self.started = time.perf_counter()
         self.caller: Caller | None = None
@@ -75,6 +77,7 @@ class Visit:
         self.notes: dict[type, Any] = {}  # what an observer keeps from begin to end, under its own class
 
     async def __aenter__(self) -> Caller:
+        self.front.calls_under_way += 1
         for observer in self.front.observers:
             observer.begin(self)
         try:
@@ -89,6 +92,8 @@ class Visit:
         guard = self.front.guard
         principal = await guard.authenticate(self.headers.get("authorization") or self.headers.get("x-api-key"))
         self.caller = caller = Caller(guard, principal, self)
+        if self.read is not None:
+            await self.read(self)
         action = ACTIONS[self.call]
         if action is not None:
             caller.must(action, self.topic)
@@ -102,6 +107,7 @@ class Visit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        self.front.ended_one()
         for observer in reversed(self.front.observers):
             observer.end(self, error)
 
@@ -173,8 +179,21 @@ class Front:
         self.observers = tuple(observers)
         self.limits = limits or Limits()
         self.stopping = asyncio.Event()
+        self.calls_under_way = 0
+        self._idle = asyncio.Event()
         self.lasting = Lasting(guard)
         self.confirmations = Confirmations(clock or SystemClock())
+
+    def ended_one(self) -> None:
+        self.calls_under_way -= 1
+        if not self.calls_under_way and self.stopping.is_set():
+            self._idle.set()
+
+    async def until_idle(self, seconds: float) -> None:
+        """While stopping: until the last call has ended, or so long."""
+        if self.calls_under_way:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
 
 
 def correlation_id(given: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.model import LeaseRef, Popped
@@ -11,10 +12,23 @@ _RELEASES: set[asyncio.Task[None]] = set()
 
 
 def give_back(broker: EmbeddedBroker, topic: str, popped: Popped) -> None:
-    refs = [LeaseRef(topic, id, token) for id, token in zip(popped.ids, popped.tokens, strict=True)]
+    """What was popped and not handed over."""
+    give_back_leases(broker, topic, popped.ids, popped.tokens)
+
+
+def give_back_leases(broker: EmbeddedBroker, topic: str, ids: Sequence[int], tokens: Sequence[int]) -> None:
+    refs = [LeaseRef(topic, id, token) for id, token in zip(ids, tokens, strict=True)]
     task = asyncio.ensure_future(broker.release(refs))
     _RELEASES.add(task)  # it outlives the call
     task.add_done_callback(_forget)
+
+
+def give_back_result(broker: EmbeddedBroker, pop: asyncio.Future[tuple[str, Popped | None]]) -> None:
+    """What a pop brought that has ended, one way or another."""
+    if not pop.cancelled() and pop.exception() is None:
+        name, popped = pop.result()
+        if popped is not None:
+            give_back(broker, name, popped)
 
 
 def _forget(task: asyncio.Task[None]) -> None:

@@ -17,8 +17,9 @@ from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
 from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
 from heapline.server.front import Caller, Front, Stopping
+from heapline.server.giving_back import give_back_leases, give_back_result
 from heapline.server.limiting import pop_within
-from heapline.server.pop_stream import PopStream, give_back
+from heapline.server.pop_stream import PopStream
 from heapline.server.session import Session
 from heapline.wire import shapes
 from heapline.wire.columns import (
@@ -44,6 +45,7 @@ class GrpcService:
         self._broker = broker
         self._front = front
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._by_wait_id: dict[tuple[str, str], asyncio.Task[Any]] = {}  # of those, by subject and wait_id
 
     # -- heaps -----------------------------------------------------------------------------------------------------
 
@@ -161,6 +163,8 @@ class GrpcService:
     # -- out -------------------------------------------------------------------------------------------------------
 
     async def Pop(self, request: Any, caller: Caller) -> Any:
+        if request.give_up:
+            return self._give_up(request, caller)
         pop = pop_within(
             self._broker, caller, request.topic, request.max_messages or 1, wait=request.wait,
             visibility=given(request, "visibility"), holder=given(request, "holder"),
@@ -169,25 +173,45 @@ class GrpcService:
         )  # fmt: skip
         if request.wait:
             with caller.while_valid():
-                name, popped = await self._until_stop(pop)
+                name, popped = await self._waited_for(pop, request, caller)
         else:
             name, popped = await pop
         return pop_response(name, popped, request.as_items)
 
-    async def _until_stop(self, pop: Any) -> Any:
-        """A pop that may wait long; a server that stops does not wait for it. What it got goes back if it is ended."""
+    async def _waited_for(self, pop: Any, request: Any, caller: Caller) -> tuple[str, Popped | None]:
+        """A pop that may wait long; a server that stops does not wait for it, nor a client that gave it up. What it
+        got goes back if it is ended."""
         task = asyncio.ensure_future(pop)
         self._waiting.add(task)
+        name = caller.principal.subject, request.wait_id
+        if request.wait_id:
+            self._by_wait_id[name] = task
         try:
-            return await task
+            answer: tuple[str, Popped | None] = await task
+            return answer
         except asyncio.CancelledError:
-            task.cancel()
             current = asyncio.current_task()
-            if self._front.stopping.is_set() and current is not None and not current.cancelling():
-                raise Stopping from None
+            if current is not None and not current.cancelling():  # it was the pop that was ended
+                if self._front.stopping.is_set():
+                    raise Stopping from None
+                return request.topic, None
+            if not task.cancel() and not request.HasField("request_id"):
+                give_back_result(self._broker, task)  # it ended before the one who asked went, and nobody saw it
             raise
         finally:
             self._waiting.discard(task)
+            if self._by_wait_id.get(name) is task:
+                del self._by_wait_id[name]
+
+    def _give_up(self, request: Any, caller: Caller) -> Any:
+        """A client that just cancels its call does not know whether the answer was on its way. So it asks for the
+        waiting to end, and gets an answer of which it knows."""
+        if not request.wait_id:
+            raise BadRequest("give_up names the call that is to end by its wait_id")
+        task = self._by_wait_id.get((caller.principal.subject, request.wait_id))
+        if task is not None:
+            task.cancel()
+        return pb.PopResponse(topic=request.topic)
 
     def stop_waiting(self) -> None:
         for task in list(self._waiting):
@@ -282,10 +306,10 @@ class GrpcService:
         """The leases of a Pop's answer that could not be sent."""
         if response.HasField("columns"):
             ids = read_ints(response.columns.ids).tolist()
-            give_back(self._broker, response.topic, ids, read_ints(response.columns.tokens).tolist())
+            give_back_leases(self._broker, response.topic, ids, read_ints(response.columns.tokens).tolist())
         elif response.items:
             ids = [item.id for item in response.items]
-            give_back(self._broker, response.topic, ids, [item.token for item in response.items])
+            give_back_leases(self._broker, response.topic, ids, [item.token for item in response.items])
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

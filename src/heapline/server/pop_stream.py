@@ -10,14 +10,15 @@ and not handed over goes back at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import BadRequest
-from heapline.model import LeaseRef, Popped
+from heapline.model import Popped
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Front, Stopping
+from heapline.server.giving_back import give_back, give_back_result
 from heapline.server.limiting import pop_within
 from heapline.wire.columns import pack_popped, popped_items
 from heapline.wire.schema import pb
@@ -27,6 +28,7 @@ CREDITS_MAX = 1 << 20
 BATCH_DEFAULT = 1000
 BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX = 2 << 20, 32 << 20
 LOOK_AGAIN = 10.0  # seconds after which an idle stream asks whether its caller may still call
+WAIT = 3600.0  # seconds of one pop that finds nothing
 
 
 class PopStream:
@@ -40,27 +42,40 @@ class PopStream:
         self._ended = False
 
     async def run(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        first = await anext(requests, None)
-        if first is None or not first.HasField("start"):
-            raise BadRequest("the first request of a PopStream holds `start`")
-        start = first.start
-        self._caller.must(Action.CONSUME, start.topic)
-        self._add(first.credits)
-        reader = asyncio.ensure_future(self._read(requests))
         stopping = asyncio.ensure_future(self._front.stopping.wait())
+        reader: asyncio.Future[None] | None = None
         try:
+            start = await self._start(requests, stopping)
+            reader = asyncio.ensure_future(self._read(requests))
             while await self._has_credits(stopping):
                 got = await self._pop(start, stopping)
                 if got is None:
                     continue
                 if self._ended or self._caller.context.done():
-                    self._give_back(*got)
+                    give_back(self._broker, *got)
                     return
                 self._credits -= len(got[1].ids)
                 yield _response(*got, start.as_items)
         finally:
-            reader.cancel()
             stopping.cancel()
+            if reader is not None:
+                reader.cancel()
+
+    async def _start(self, requests: AsyncIterator[Any], stopping: asyncio.Future[Any]) -> Any:
+        """What the client wants, once it says so."""
+        reading = asyncio.ensure_future(_next(requests))
+        try:
+            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+        if not reading.done():
+            raise Stopping
+        first = reading.result()
+        if first is None or not first.HasField("start"):
+            raise BadRequest("the first request of a PopStream holds `start`")
+        self._caller.must(Action.CONSUME, first.start.topic)
+        self._add(first.credits)
+        return first.start
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
         try:
@@ -91,59 +106,49 @@ class PopStream:
                 return not self._ended
             self._changed.clear()
             changed = asyncio.ensure_future(self._changed.wait())
-            await asyncio.wait({changed, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
+            try:
+                await asyncio.wait({changed, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
 
     async def _pop(self, start: Any, stopping: asyncio.Future[Any]) -> tuple[str, Popped] | None:
-        """What there is within a while; None if there is nothing, or something else wants attention."""
+        """What there is, or what comes; None if something else wants attention. Waits in the engine, which wakes it:
+        an idle stream looks at nothing but its caller's credential."""
         pop = asyncio.ensure_future(
             pop_within(
                 self._broker, self._caller, start.topic, min(self._credits, start.max_messages or BATCH_DEFAULT),
-                wait=LOOK_AGAIN, visibility=given(start, "visibility"), holder=given(start, "holder"),
+                wait=WAIT, visibility=given(start, "visibility"), holder=given(start, "holder"),
                 max_bytes=min(start.max_bytes or BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX),
             )
         )  # fmt: skip
         try:
             while not pop.done() and not stopping.done() and not self._ended:
+                self._caller.must_be_valid()
                 self._changed.clear()
                 changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait({pop, changed, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
+                try:
+                    await asyncio.wait(
+                        {pop, changed, stopping}, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    changed.cancel()
             if not pop.done():
                 return None
             name, popped = pop.result()
             return None if popped is None else (name, popped)
         except asyncio.CancelledError:
-            if pop.done() and not pop.cancelled() and pop.exception() is None:
-                name, popped = pop.result()
-                if popped is not None:
-                    self._give_back(name, popped)
+            if pop.done():
+                give_back_result(self._broker, pop)
             raise
         finally:
             pop.cancel()
 
-    def _give_back(self, name: str, popped: Popped) -> None:
-        give_back(self._broker, name, popped.ids, popped.tokens)
 
-
-def give_back(broker: EmbeddedBroker, topic: str, ids: Sequence[int], tokens: Sequence[int]) -> None:
-    """Release leases that their holder will never hear of, soon."""
-    refs = [LeaseRef(topic, id, token) for id, token in zip(ids, tokens, strict=True)]
-    task = asyncio.ensure_future(broker.release(refs))
-    _RELEASES.add(task)  # it outlives the stream
-    task.add_done_callback(_forget)
+async def _next(requests: AsyncIterator[Any]) -> Any:
+    return await anext(requests, None)
 
 
 def _response(name: str, popped: Popped, as_items: bool) -> Any:
     if as_items:
         return pb.PopResponse(topic=name, items=popped_items(popped))
     return pb.PopResponse(topic=name, columns=pack_popped(popped))
-
-
-_RELEASES: set[asyncio.Task[None]] = set()
-
-
-def _forget(task: asyncio.Task[None]) -> None:
-    _RELEASES.discard(task)
-    if not task.cancelled():
-        task.exception()  # a broker that closes meanwhile: the leases run out by themselves

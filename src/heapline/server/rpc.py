@@ -17,10 +17,12 @@ from google.protobuf.message import DecodeError
 from heapline.errors import BadRequest, HeaplineError
 from heapline.logs import Log
 from heapline.server.front import Caller, Front, Visit
+from heapline.server.front import correlation_id as new_id
 from heapline.wire import codes
 from heapline.wire.schema import METHODS, SERVICE, Method
 
 log = Log("heapline.server")
+CORRELATION = "x-correlation-id"
 TEXT_MAX = 1000  # of a status: it travels in a header
 HEAR_OUT_SECONDS = 2.0
 
@@ -45,10 +47,11 @@ def _handler(front: Front, method: Method, act: Callable[..., Any]) -> Any:
 
 def _unary(front: Front, method: Method, act: Callable[[Any, Caller], Awaitable[Any]]) -> Callable[..., Any]:
     async def handle(data: bytes, context: Any) -> Any:
+        headers = correlated(context)
         try:
-            return await perform(front, method, act, data, headers_of(context), context)
+            return await perform(front, method, act, data, headers, context)
         except Exception as error:
-            await tell(context, error, method.name)
+            await tell(context, error, method.name, headers[CORRELATION])
 
     return handle
 
@@ -65,12 +68,12 @@ async def perform(
 
 def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncIterator[Any]]) -> Callable[..., Any]:
     async def handle(data: Any, context: Any) -> None:
-        admitted = False
+        admitted, headers = False, correlated(context)
         request = _parse_all(method, data) if method.streams_in else None
         try:
             request = request or _parse(method, data)
             topic = getattr(request, "topic", None)
-            async with Visit(front, "grpc", method.name, topic, headers_of(context), context) as caller:
+            async with Visit(front, "grpc", method.name, topic, headers, context) as caller:
                 admitted = True
                 with caller.while_valid():
                     answers = act(request, caller)
@@ -80,7 +83,7 @@ def _streaming(front: Front, method: Method, act: Callable[[Any, Caller], AsyncI
         except Exception as error:
             if method.streams_in and not admitted:
                 await _hear_out(request)
-            await tell(context, error, method.name)
+            await tell(context, error, method.name, headers[CORRELATION])
 
     return handle
 
@@ -95,6 +98,16 @@ async def _hear_out(requests: Any) -> None:
 
 def headers_of(context: Any) -> dict[str, str]:
     return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def correlated(context: Any) -> dict[str, str]:
+    """The headers, with a correlation id in any case. Who sends one gets it back; who sends none is told one only when
+    something goes wrong: good calls stay short."""
+    headers = headers_of(context)
+    given, headers[CORRELATION] = CORRELATION in headers, new_id(headers.get(CORRELATION))
+    if given:
+        context.set_trailing_metadata(((CORRELATION, headers[CORRELATION]),))
+    return headers
 
 
 def _parse(method: Method, data: bytes) -> Any:
@@ -114,13 +127,13 @@ def _serialize(message: Any) -> bytes:
     return data
 
 
-async def tell(context: Any, error: Exception, method: str) -> None:
+async def tell(context: Any, error: Exception, method: str, correlation_id: str) -> None:
     """End the call with what the error means."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | asyncio.InvalidStateError):
         raise error  # gRPC's own: the call has ended already
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, codes.codes_of(type(error)).grpc)
         text = codes.describe(error)["text"][:TEXT_MAX]
-        await context.abort(code, text, ((codes.METADATA, codes.to_metadata(error)),))
-    log.exception("a call failed", method=method)
-    await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT)
+        await context.abort(code, text, ((codes.METADATA, codes.to_metadata(error)), (CORRELATION, correlation_id)))
+    log.exception("a call failed", method=method, correlation_id=correlation_id)
+    await context.abort(grpc.StatusCode.INTERNAL, codes.INTERNAL_TEXT, ((CORRELATION, correlation_id),))

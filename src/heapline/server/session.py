@@ -17,8 +17,8 @@ from typing import Any
 
 from heapline.errors import BadRequest, HeaplineError
 from heapline.logs import Log
-from heapline.server.front import Caller, Front, Stopping
-from heapline.server.rpc import TEXT_MAX, headers_of, perform
+from heapline.server.front import Caller, Front, Stopping, correlation_id
+from heapline.server.rpc import CORRELATION, TEXT_MAX, headers_of, perform
 from heapline.wire import codes
 from heapline.wire.schema import METHODS, pb
 
@@ -101,14 +101,14 @@ class Session:
         self._changed.set()
 
     async def _carry_out(self, call: Any) -> None:
-        popped = None
+        popped, headers = None, self._headers
+        if call.headers:
+            headers = headers | {name: call.headers[name] for name in OWN_HEADERS if name in call.headers}
+        headers = headers | {CORRELATION: correlation_id(headers.get(CORRELATION))}
         try:
             method = METHODS.get(call.method)
             if method is None or method.streams_in or method.streams_out:
                 raise BadRequest(f"{call.method[:100]!r} is no unary method of this service")
-            headers = self._headers
-            if call.headers:
-                headers = headers | {name: call.headers[name] for name in OWN_HEADERS if name in call.headers}
             act = getattr(self._service, call.method)
             response = await perform(self._front, method, act, call.request, headers, self._context)
             answer = pb.SessionAnswer(number=call.number, response=response.SerializeToString())
@@ -125,8 +125,10 @@ class Session:
                 text=codes.describe(error)["text"][:TEXT_MAX],
             )
         except Exception:
-            log.exception("a call failed", method=call.method)
-            answer = pb.SessionAnswer(number=call.number, code="INTERNAL", text=codes.INTERNAL_TEXT)
+            told = headers[CORRELATION]
+            log.exception("a call failed", method=call.method, correlation_id=told)
+            text = f"{codes.INTERNAL_TEXT}, under {told}"
+            answer = pb.SessionAnswer(number=call.number, code="INTERNAL", text=text)
         self._bytes += len(answer.response)
         self._answers.append((answer, popped))
 

@@ -5,9 +5,10 @@ What a topic is set to is stored with the topic; this is one process's own affai
 
 from __future__ import annotations
 
+import os
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -47,12 +48,23 @@ class ServerSettings(BaseSettings):
     mqueue_rate: Rate = 0.0  # requests a second over MQueue's API that a namespace may make; 0 = no limit
     mqueue_rates: dict[str, Rate] = {}  # the same for single namespaces, by name
     mqueue_burst: Annotated[float, Field(ge=0, le=3600)] = 1.0  # seconds' worth of requests that may come at once
+    # Seconds of silence until a client is asked for a sign of life. One that gives none loses its streams and waiting
+    # pops: else they would go on taking messages for nobody.
+    keepalive: Annotated[float, Field(ge=0.1, le=7200)] = 30.0
     broker: dict[str, Any] = {}  # of BrokerConfig, by name
     tls_certificate: Path | None = None  # PEM, with intermediates; none: no TLS, on loopback only
     tls_key: Path | None = None  # its private key, mode 0600
     tls_client_ca: Path | None = None  # authorities whose clients get as far as sending a key (mTLS); none: all do
     plaintext: bool = False  # no TLS beyond loopback either: keys and messages can be read on the way
+    metrics_public: bool | None = None  # /metrics without a key; None: only where the host is loopback
+    otlp_endpoint: str | None = None  # where traces go; OTEL_EXPORTER_OTLP_ENDPOINT does too. None: nowhere
+    trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.01  # of the calls whose caller has not decided it
+    log_format: Literal["text", "json"] | None = None  # None: text on a terminal, JSON otherwise
     insecure_everybody: bool = False  # no guard: whoever reaches the port is administrator. For trials on loopback.
+
+    @property
+    def on_loopback(self) -> bool:
+        return _is_loopback(self.host)
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
@@ -91,7 +103,8 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
             raise BadRequest(f"{file} must hold names and values")
         given = {name: value for name, value in flags.items() if value is not None}
         from_environment = ServerSettings().model_dump(exclude_unset=True)
-        settings = ServerSettings(**(from_file | from_environment | given))
+        usual = {"otlp_endpoint": os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None}
+        settings = ServerSettings(**(usual | from_file | from_environment | given))
     except (ValidationError, yaml.YAMLError, OSError) as error:
         raise BadRequest(f"the server's settings do not fit: {error}") from None
     _check_exposure(settings)

@@ -29,19 +29,14 @@ from heapline.model import (
 )  # fmt: skip
 from heapline.wire import codes
 from heapline.wire.columns import cut, from_us, ints, read_ints, sizes_of, to_us, unpack
+from heapline.wire.json_shapes import config_json as config_json
+from heapline.wire.json_shapes import read_settings
 from heapline.wire.schema import pb
 
 _MOMENTS = ("due_at", "enqueued_at", "expires_at", "ended_at")
 _OPTIONAL = ("priority", "holder", "reason", "payload", "key", "fairness_key")
 
 # -- heaps -------------------------------------------------------------------------------------------------------------
-
-
-def config_json(fields: dict[str, Any]) -> str:
-    try:
-        return msgspec.json.encode(fields).decode()
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"a topic's settings do not fit: {error}") from None
 
 
 def read_config(text: str) -> dict[str, Any]:
@@ -51,9 +46,7 @@ def read_config(text: str) -> dict[str, Any]:
         raise BadRequest(f"config_json is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BadRequest("config_json is an object of settings")
-    if isinstance(weights := fields.get("partition_weights"), dict):  # JSON spells every key as text
-        fields["partition_weights"] = {int(p) if p.isascii() and p.isdigit() else p: w for p, w in weights.items()}
-    return fields
+    return read_settings(fields)
 
 
 def pack_info(info: TopicInfo) -> Any:

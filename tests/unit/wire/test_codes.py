@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import grpc
@@ -85,3 +86,19 @@ def test_every_branch_can_be_raised_and_printed() -> None:
         error = codes.of_code(code, "text")
         assert str(error) == "text"
         error.facts()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.JournalCorrupt("/srv/data/topics/default/jobs.1/00000001.seg", 4096, "cut"),
+        errors.RecordCorrupt("jobs", "01J", "/srv/data/00000001.seg", 7),
+        errors.TopicReloading("jobs", "[Errno 5] Input/output error: '/srv/data/00000001.seg'"),
+        errors.UnknownFormat("/srv/data/catalog", 9),
+    ],
+)
+def test_directories_of_the_server_are_not_told(error: HeaplineError) -> None:
+    told = codes.describe(error)
+    assert "/srv" not in json.dumps(told)
+    assert type(codes.rebuild(told)) is type(error)
+    assert "00000001.seg" in told["text"] or "catalog" in told["text"]

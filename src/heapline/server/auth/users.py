@@ -204,4 +204,6 @@ class Sessions:
         return Principal(f"user:{email}", parse_scopes(record), token_epoch=record.token_epoch)
 
     def is_current(self, principal: Principal) -> bool:
-        return principal.expires_at is not None and self._store.clock.wall_ms() < principal.expires_at
+        """Whether the wall says that its token has begun and not ended."""
+        now = self._store.clock.wall_ms()
+        return principal.expires_at is not None and now < principal.expires_at <= now + self._token_ms + CLOCK_SKEW_MS

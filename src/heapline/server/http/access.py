@@ -8,12 +8,12 @@ are waited for in a thread. Nothing is ever deleted: a key is revoked, a user di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from heapline.errors import BadRequest
@@ -23,11 +23,10 @@ from heapline.server.auth.secret import Secret
 from heapline.server.auth.store import KeyRecord, UserRecord, parse_scopes
 from heapline.server.auth.users import canonical_email
 from heapline.server.front import Caller
+from heapline.server.http.openapi import documented
 from heapline.server.http.visiting import Here, House
 
 router = APIRouter(prefix="/v1", tags=["who may call"])
-T = TypeVar("T")
-Route = Callable[..., Coroutine[Any, Any, Response]]
 Scopes = Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
 
 
@@ -50,22 +49,49 @@ class UserChange(msgspec.Struct, forbid_unknown_fields=True):
     disabled: bool | None = None
 
 
-def _route(method: str, path: str, asks: type | None = None, status: int = 200) -> Callable[[Route], Route]:
-    codes = (400, 401, 403, 413, 415, 429, 500, 503)
-    refusals: dict[int | str, dict[str, Any]] = {code: {"description": "Refused"} for code in codes}
-    extra: dict[str, Any] = {}
-    if asks is not None:
-        schema = msgspec.json.schema(asks)["$defs"][asks.__name__]
-        extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-    return router.api_route(
-        path, methods=[method], status_code=status, response_model=None, responses=refusals, openapi_extra=extra
-    )  # fmt: skip
+class KeyTold(msgspec.Struct):
+    """Everything but the secret, which nobody has any more."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class UserTold(msgspec.Struct):
+    email: str
+    scopes: list[str]
+    created_at: datetime
+    disabled_at: datetime | None
+
+
+class OneKey(msgspec.Struct):
+    key: KeyTold
+
+
+class NewKey(msgspec.Struct):
+    key: KeyTold
+    secret: Annotated[str, msgspec.Meta(description="the whole key; it is told here and nowhere else")]
+
+
+class AllKeys(msgspec.Struct):
+    keys: list[KeyTold]
+
+
+class OneUser(msgspec.Struct):
+    user: UserTold
+
+
+class AllUsers(msgspec.Struct):
+    users: list[UserTold]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-@_route("GET", "/keys")
+@documented(router, "GET", "/keys", tells=AllKeys, summary="List API keys")
 async def list_keys(house: Here) -> Response:
     async with house.visit("ListKeys"):
         guard = _guard(house)
@@ -73,17 +99,17 @@ async def list_keys(house: Here) -> Response:
         return _say({"keys": [_key(guard, record) for record in records]})
 
 
-@_route("POST", "/keys", KeyAsk, 201)
-async def create_key(request: Request, house: Here) -> Response:
+@documented(router, "POST", "/keys", asks=KeyAsk, tells=NewKey, status=201, summary="Make an API key")
+async def create_key(house: Here) -> Response:
     async with house.visit("CreateKey") as caller:
-        guard, body = _guard(house), await _body(request, KeyAsk)
+        guard, body = _guard(house), await house.body(KeyAsk)
         _must_include(caller, body.scopes)
         record, secret = await guard.aside(lambda: guard.keys.create(body.name, body.scopes))
         caller.tell(about=record.id)
         return _say({"key": _key(guard, record), "secret": secret.reveal()}, 201)
 
 
-@_route("DELETE", "/keys/{key_id}")
+@documented(router, "DELETE", "/keys/{key_id}", tells=OneKey, summary="Revoke an API key")
 async def revoke_key(key_id: str, house: Here) -> Response:
     async with house.visit("RevokeKey") as caller:
         guard = _guard(house)
@@ -96,27 +122,27 @@ async def revoke_key(key_id: str, house: Here) -> Response:
 # -- users -------------------------------------------------------------------------------------------------------------
 
 
-@_route("GET", "/users")
+@documented(router, "GET", "/users", tells=AllUsers, summary="List users")
 async def list_users(house: Here) -> Response:
     async with house.visit("ListUsers"):
         guard = _guard(house)
         return _say({"users": [_user(record) for record in await guard.aside(guard.users.list)]})
 
 
-@_route("POST", "/users", UserAsk, 201)
-async def create_user(request: Request, house: Here) -> Response:
+@documented(router, "POST", "/users", asks=UserAsk, tells=OneUser, status=201, summary="Add a user")
+async def create_user(house: Here) -> Response:
     async with house.visit("CreateUser") as caller:
-        guard, body = _guard(house), await _body(request, UserAsk)
+        guard, body = _guard(house), await house.body(UserAsk)
         caller.tell(about=canonical_email(body.email))
         _must_include(caller, body.scopes)
         record = await guard.aside(lambda: guard.users.add(body.email, Secret(body.password), body.scopes))
         return _say({"user": _user(record)}, 201)
 
 
-@_route("PATCH", "/users/{email}", UserChange)
-async def update_user(email: str, request: Request, house: Here) -> Response:
+@documented(router, "PATCH", "/users/{email}", asks=UserChange, tells=OneUser, summary="Change a user")
+async def update_user(email: str, house: Here) -> Response:
     async with house.visit("UpdateUser") as caller:
-        guard, body = _guard(house), await _body(request, UserChange)
+        guard, body = _guard(house), await house.body(UserChange)
         caller.tell(about=canonical_email(email))
         if body == UserChange():
             raise BadRequest("nothing to change: give password, scopes or disabled")
@@ -132,7 +158,7 @@ async def update_user(email: str, request: Request, house: Here) -> Response:
         return _say({"user": _user(record)})
 
 
-@_route("DELETE", "/users/{email}")
+@documented(router, "DELETE", "/users/{email}", tells=OneUser, summary="Disable a user")
 async def disable_user(email: str, house: Here) -> Response:
     async with house.visit("DisableUser") as caller:
         guard = _guard(house)
@@ -162,18 +188,6 @@ def _guard(house: House) -> DirectoryGuard:
 
 def _must_include(caller: Caller, scopes: Sequence[str]) -> None:
     must_include(caller.principal, [parse_scope(scope) for scope in scopes])
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    """Read once it is known who calls. What is said of a body that does not fit holds none of its values."""
-    sort = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if sort != "application/json":  # what a browser's form can send from any page is not taken
-        raise BadRequest("send the body as JSON, with `content-type: application/json`")
-    try:
-        return msgspec.json.decode(await request.body(), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        said = str(error) if isinstance(error, msgspec.ValidationError) else "it is not JSON"
-        raise BadRequest(f"the body does not fit: {said}") from None
 
 
 def _say(body: dict[str, Any], status: int = 200) -> Response:

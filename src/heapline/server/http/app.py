@@ -9,21 +9,56 @@ from starlette.exceptions import HTTPException
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import HeaplineError
 from heapline.server.front import Front
-from heapline.server.http import access, answers, health, heaps, mqueue
+from heapline.server.http import (
+    access,
+    answers,
+    batches,
+    dead_letters,
+    docs_page,
+    enqueuing,
+    health,
+    heap_verbs,
+    heaps,
+    leases,
+    log,
+    login,
+    messages,
+    metrics,
+    mqueue,
+    popping,
+)  # fmt: skip
 from heapline.server.http.door import Door
+from heapline.server.http.openapi import make_document
 from heapline.server.mqueue_rules import MQueueRules
+
+DESCRIPTION = """
+A durable queue of priorities and times: the most urgent message that is due, to one worker at a time.
+
+Send an API key, or a token of `POST /v1/auth/login`, as `authorization: Bearer …`. Bodies are JSON
+(`content-type: application/json`). A heap is a path, with what is done to it behind a colon
+(`POST /v1/heaps/jobs:pause`); everything about messages is a verb with the `topic` in its body or query.
+Payloads are bytes: give `payload` in base64, or `payload_text`, or `payload_json`. Times are RFC 3339. Every refusal
+has the same shape: `error` (its class), `facts` (its data), `text` (what to do).
+"""
+# Verbs of a heap stand before the heap itself: its path would swallow them.
+ROUTERS = (
+    health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
+    messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
+)  # fmt: skip
 
 
 def make_app(
     broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20, mqueue_rules: MQueueRules | None = None
 ) -> FastAPI:
-    app = FastAPI(title="Heapline", version="1", description="A durable priority and time queue.", redoc_url=None)
+    app = FastAPI(
+        title="Heapline", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.broker = broker
     app.state.front = front
-    app.include_router(health.router)
-    app.include_router(heaps.router)
-    app.include_router(access.router)
+    for router in ROUTERS:
+        app.include_router(router)
     mqueue.install(app, broker, mqueue_rules or MQueueRules())
+    app.openapi = lambda: make_document(app)  # type: ignore[method-assign]
     app.add_exception_handler(HeaplineError, answers.told)
     app.add_exception_handler(RequestValidationError, answers.malformed)
     app.add_exception_handler(HTTPException, answers.plain)

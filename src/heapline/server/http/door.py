@@ -19,6 +19,8 @@ log = Log("heapline.server")
 class TooLarge(BadRequest):
     """Told as 413."""
 
+    http_status = 413
+
 
 class Door:
     """ASGI middleware."""
@@ -38,18 +40,18 @@ class Door:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                MutableHeaders(scope=message)["x-correlation-id"] = told
+                headers = MutableHeaders(scope=message)
+                headers["x-correlation-id"] = told
+                if self._front.stopping.is_set() or message["status"] == 413:  # of which the rest is not read
+                    headers["connection"] = "close"
             await send(message)
 
         try:
             if self._front.stopping.is_set() and scope["path"] not in ALWAYS:
                 raise Stopping
             await self._app(scope, self._bounded(receive), send_with_id)
-        except Stopping as error:
+        except (Stopping, TooLarge) as error:
             await answers.tell(error)(scope, receive, send_with_id)
-        except TooLarge as error:
-            body = codes.describe(error)
-            await answers.answer(413, body, {"connection": "close"})(scope, receive, send_with_id)
         except Exception:
             log.exception("a request failed", method=scope["method"], path=scope["path"], correlation_id=told)
             if begun:

@@ -1,0 +1,40 @@
+"""How long things took, by hand: a few counters a histogram, so that one observation costs a third of a microsecond.
+
+An OpenTelemetry histogram's `record` was measured at 13 µs on the machine where this one takes 0.35 µs; the server
+turns these counts into metrics when somebody asks for them. Nothing is decided by what stands here, and the clock that
+measures it (`perf_counter`, which only `Latency`'s callers read) is no clock of the engine's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+#: Upper ends in milliseconds, from a fast fsync to a long stall. Each one is a line of /metrics for every histogram.
+BOUNDS_MS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 250.0, 1000.0, 5000.0, 30_000.0)
+
+
+class Tally(NamedTuple):
+    """A histogram as it was at one moment: counts by bucket (the last one is above all bounds), and the sum."""
+
+    counts: tuple[int, ...]
+    sum_ms: float
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(tuple(map(int.__add__, self.counts, other.counts)), self.sum_ms + other.sum_ms)
+
+
+class Latency:
+    __slots__ = ("_counts", "_sum_ms")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self._sum_ms = 0.0
+
+    def add(self, seconds: float) -> None:
+        ms = seconds * 1000
+        self._counts[bisect_left(BOUNDS_MS, ms)] += 1
+        self._sum_ms += ms
+
+    def tally(self) -> Tally:
+        return Tally(tuple(self._counts), self._sum_ms)

@@ -1,0 +1,109 @@
+"""What a broker can tell of itself for metrics: plain numbers, those of each topic read in one step of the event loop.
+
+Unlike `stats` this waits for no commit and asks for no turn: it is for watching, and must answer when the disk does
+not. What the numbers are called outside is the server's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from heapline.core.ids import unix_ms_of
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.engine.latency import Tally
+from heapline.engine.runner import TopicRunner
+
+
+class PartitionMeasures(NamedTuple):
+    number: int
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    prepared: int
+    throttled: bool
+    oldest_ready_ms: int  # how long ago the oldest ready message was enqueued; 0 if there is none
+    snapshot_bytes: int  # of the newest snapshot, what is this partition's alone
+
+
+class TopicMeasures(NamedTuple):
+    name: str
+    serving: bool
+    paused: bool
+    partitions: list[PartitionMeasures]
+    totals: dict[str, int]  # since the process opened the topic
+    latencies: dict[str, Tally]
+    snapshot_bytes_shared: int  # of the newest snapshot, what is not one partition's alone
+    snapshot_age_ms: int | None  # of the newest, or since the topic was opened; None: just now
+    journal_bytes: int
+    journal_segments: int
+    memory_bytes: int
+    uncommitted_bytes: int
+
+
+class Measures(NamedTuple):
+    topics: list[TopicMeasures]  # in the order in which they were opened or made
+    system: TopicMeasures | None  # the journal of decisions on batches
+    refused: int  # topics that are not served because their files are damaged
+
+
+async def measure(broker: EmbeddedBroker) -> Measures:
+    runners = [r for r in broker._all_runners() if hasattr(r, "topic")]
+    usage = await broker._io_or_fail().run(lambda: [broker._usage(runner) for runner in runners])
+    told = {}
+    for runner, used in zip(runners, usage, strict=True):
+        told[runner] = _of_topic(runner, *used)
+        await asyncio.sleep(0)  # half a millisecond each: with many topics others want their turn
+    system = told.pop(broker._system, None) if broker._system is not None else None
+    return Measures(list(told.values()), system, len(broker._refused))
+
+
+def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) -> TopicMeasures:
+    topic, counters, now = runner.topic, runner.counters, runner.steady.now()
+    manifest, blobs = runner.snapshots.newest_bytes()
+    by_partition = dict.fromkeys(range(len(topic.partitions)), 0)
+    for blob in blobs:  # named <kind>-<partition>-…
+        by_partition[int(blob.name.split("-")[1])] += blob.length
+    partitions = []
+    for p in topic.partitions:
+        oldest = p.census.oldest_ready()
+        age = 0 if oldest is None else max(0, now.steady - unix_ms_of(oldest))
+        partitions.append(
+            PartitionMeasures(
+                p.number, p.ready, p.delayed, len(p.leases), len(p.dead), p.prepared.count, p.throttled is not None,
+                age, by_partition[p.number],
+            )
+        )  # fmt: skip
+    age_ms = now.steady - runner.upkeep.snapshot_at if runner.upkeep.snapshot_at else None
+    return TopicMeasures(
+        runner.name, runner.is_serving, topic.paused, partitions, _totals(runner),
+        {"enqueue": counters.enqueue.tally(), "pop": counters.pop.tally(), "commit": counters.commit.tally(),
+         "late": counters.late.tally()},
+        manifest, age_ms, journal_bytes, journal_segments,
+        sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
+        runner.committer.waiting_bytes if runner.is_serving else 0,
+    )  # fmt: skip
+
+
+def _totals(runner: TopicRunner) -> dict[str, int]:
+    counters, upkeep = runner.counters, runner.upkeep
+    return {
+        "enqueued": counters.enqueued + runner.admission.enqueued,
+        "duplicates": counters.duplicates + runner.admission.duplicates,
+        "leased": counters.leased + runner.delivery.leased,
+        "acked": counters.acked,
+        "nacked": counters.nacked,
+        "retries": counters.nacked + counters.timeouts,  # those that went to the DLQ instead are not among them
+        "timeouts": counters.timeouts + counters.timeouts_last,
+        "dead": counters.dead,
+        "expired": counters.expired,
+        "commits": counters.commits + runner.committer.commits,
+        "bytes_written": counters.bytes_written + runner.committer.bytes_written,
+        "reloads": counters.reloads,
+        "corrupt": counters.corrupt,
+        "clock_jumps": runner.steady.jumps,
+        "snapshots": upkeep.snapshots_total,
+        "segments_reclaimed": upkeep.segments_reclaimed_total,
+        "records_moved": upkeep.records_moved_total,
+    }

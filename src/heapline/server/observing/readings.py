@@ -1,0 +1,110 @@
+"""From what the broker measures to rows of metrics: which number goes under which name, and how many series there are.
+
+Labels are topics, partitions and fixed names, nothing that a caller could make up. A server may hold very many topics:
+those beyond `TOPICS_MAX` (in the order in which they were made) are summed under `OTHER`, which no topic can be called,
+and a topic with more than `PARTITIONS_MAX` partitions tells the rest of them together. So counters
+of the rest may fall when one of its topics is deleted, which Prometheus takes for a restart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from heapline.engine.latency import Tally
+from heapline.engine.measures import Measures, TopicMeasures
+
+TOPICS_MAX = 100
+PARTITIONS_MAX = 32
+OTHER = "(other)"
+ALL = "all"  # partitions
+Labels = tuple[str, ...]
+Value = int | float | Tally
+
+_TOTALS = {
+    "retries_total": "retries", "dlq_total": "dead", "lease_timeouts_total": "timeouts", "enqueued_total": "enqueued",
+    "duplicates_total": "duplicates", "leased_total": "leased", "acked_total": "acked", "nacked_total": "nacked",
+    "expired_total": "expired", "commits_total": "commits", "segments_reclaimed_total": "segments_reclaimed",
+    "records_moved_total": "records_moved", "snapshots_total": "snapshots", "corrupt_records_total": "corrupt",
+    "reloads_total": "reloads", "clock_jumps_total": "clock_jumps",
+}  # fmt: skip
+_LATENCIES = {
+    "enqueue_latency_ms": "enqueue", "pop_latency_ms": "pop", "commit_latency_ms": "commit",
+    "scheduler_delay_ms": "late",
+}  # fmt: skip
+_LARGEST = {"oldest_ready_age_seconds", "snapshot_age_seconds"}  # of several the largest is told, not the sum
+
+
+class Rows:
+    """Values by name and labels; what comes twice is added up."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, dict[Labels, Value]] = {}
+
+    def add(self, name: str, labels: Labels, value: Value) -> None:
+        rows = self.by_name.setdefault(name, {})
+        before = rows.get(labels)
+        if before is None:
+            rows[labels] = value
+        elif isinstance(value, Tally):
+            assert isinstance(before, Tally)
+            rows[labels] = before.plus(value)
+        else:
+            rows[labels] = max(before, value) if name in _LARGEST else before + value  # type: ignore[operator]
+
+
+def add_topics(rows: Rows, measures: Measures, topics_max: int = TOPICS_MAX) -> None:
+    for index, topic in enumerate(measures.topics):
+        _add_topic(rows, topic.name if index < topics_max else OTHER, topic)
+    rows.add("topics", (), len(measures.topics))
+    rows.add("topics_refused", (), measures.refused)
+
+
+def _add_topic(rows: Rows, name: str, topic: TopicMeasures) -> None:
+    labels = (name,)
+    for family, key in _TOTALS.items():
+        rows.add(family, labels, topic.totals[key])
+    for family, key in _LATENCIES.items():
+        rows.add(family, labels, topic.latencies[key])
+    rows.add("raft_apply_latency_ms", (name, ALL), topic.latencies["commit"])
+    rows.add("inflight", labels, sum(p.leased for p in topic.partitions))
+    rows.add("topic_serving", labels, int(topic.serving))
+    rows.add("topic_paused", labels, int(topic.paused))
+    rows.add("uncommitted_bytes", labels, topic.uncommitted_bytes)
+    rows.add("journal_bytes", labels, topic.journal_bytes)
+    rows.add("journal_segments", labels, topic.journal_segments)
+    rows.add("engine_memory_bytes", labels, topic.memory_bytes)
+    rows.add("snapshot_bytes", (name, ALL), topic.snapshot_bytes_shared)
+    if topic.snapshot_age_ms is not None:
+        rows.add("snapshot_age_seconds", labels, topic.snapshot_age_ms / 1000)
+    for p in topic.partitions:
+        place = (name, str(p.number) if p.number < PARTITIONS_MAX and name != OTHER else OTHER)
+        rows.add("backlog", place, p.ready)
+        rows.add("delayed", place, p.delayed)
+        rows.add("dead_letters", place, p.dead)
+        rows.add("prepared", place, p.prepared)
+        rows.add("partition_throttled", place, int(p.throttled))
+        rows.add("oldest_ready_age_seconds", place, p.oldest_ready_ms / 1000)
+        rows.add("snapshot_bytes", place, p.snapshot_bytes)
+
+
+class WalBytes:
+    """All that was ever written to journals, also to those of topics that have been deleted since."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        self._total = 0
+
+    def total(self, topics: Iterable[TopicMeasures]) -> int:
+        now = {topic.name: topic.totals["bytes_written"] for topic in topics}
+        for name, written in now.items():
+            before = self._seen.get(name, 0)
+            self._total += written - before if written >= before else written  # less: deleted and made again
+        self._seen = now
+        return self._total
+
+
+def add_disk(rows: Rows, directory: str) -> None:
+    space = os.statvfs(directory)
+    rows.add("disk_free_bytes", (), space.f_bavail * space.f_frsize)
+    rows.add("disk_size_bytes", (), space.f_blocks * space.f_frsize)

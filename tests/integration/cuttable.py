@@ -1,0 +1,61 @@
+"""A client whose connection to a rig's server can be cut, and the question whether anything of it is left there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from heapline.client.wire import WireBroker
+from heapline.model import Outgoing
+from tests.integration.proxy import Proxy
+from tests.integration.server_rig import Rig, until
+
+
+class Cuttable:
+    """A rig, and a client whose connection goes through a proxy."""
+
+    def __init__(self, rig: Rig, proxy: Proxy, sessions: bool = True) -> None:
+        self.rig, self.proxy = rig, proxy
+        self._tasks, self._calls = len(asyncio.all_tasks()), rig.server.front.calls_under_way
+        self._sessions = sessions
+
+    async def __aenter__(self) -> Cuttable:
+        self.client = await WireBroker(self.proxy.target, sessions=self._sessions).__aenter__()
+        await self.client.stats("jobs")  # it is connected
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
+    async def counts(self) -> tuple[int, int]:
+        stats = await self.rig.behind.stats("jobs")
+        return stats.ready, stats.leased
+
+    async def nothing_is_left(self) -> None:
+        """The server has forgotten its client: no task, no waiting pop, no connection."""
+        await self.client.close()
+
+        async def gone() -> bool:
+            gc.collect()
+            tasks, calls = len(asyncio.all_tasks()), self.rig.server.front.calls_under_way
+            return tasks <= self._tasks and calls <= self._calls and not self.proxy.connections
+
+        try:
+            await until(gone)
+        except TimeoutError:
+            pytest.fail(f"{self.proxy.connections} connections, {self._tasks} tasks became {asyncio.all_tasks()}")
+        assert not self.rig.server._service._waiting
+        assert not self.rig.server._service._by_wait_id
+
+
+async def fill(rig: Rig, count: int, size: int = 10) -> None:
+    for start in range(0, count, 10):
+        numbers = range(start, min(count, start + 10))
+        await rig.behind.enqueue_batch("jobs", [Outgoing(b"%d" % i + b"." * size) for i in numbers])
+
+
+async def answered(proxy: Proxy) -> None:
+    """The server has answered, and the client has not got it."""
+    await asyncio.wait_for(proxy.taken.wait(), 20)

@@ -1,0 +1,126 @@
+"""A TCP proxy between a client and a server that misbehaves when told to: it stalls, cuts, or cuts in mid-frame.
+
+Bytes go through as they come. `cut()` ends all connections at once, with a reset; `cut_after(n)` lets so many more
+bytes of the answers through and then cuts, wherever in a frame that is; `stall()` stops reading from the server, so
+that its answers back up as they do behind a client that does not read, until `flow()`; `hold()` takes the answers in
+and keeps them; `vanish()` lets nothing through any more, in either direction, and tells nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+CHUNK = 1 << 14
+
+
+class Proxy:
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._to = host, int(port)
+        self._links: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._held = asyncio.Event()
+        self._held.set()
+        self._left: int | None = None  # bytes of answers until the cut
+        self._vanished = False
+        self.answered = 0  # bytes that went to the client
+        self.taken = asyncio.Event()  # something is being kept from the client
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cut, and refuse connections from now on."""
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    @property
+    def connections(self) -> int:
+        return len(self._writers) // 2
+
+    def cut(self) -> None:
+        """Both sides see a reset: what is in the buffers is gone."""
+        for writer in list(self._writers):
+            plug = writer.get_extra_info("socket")
+            if plug.fileno() >= 0:  # else it is closed already
+                plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        for link in self._links:
+            link.cancel()
+        self._left = None
+        self.flow()
+
+    def cut_after(self, answered: int) -> None:
+        self._left = answered
+
+    def stall(self) -> None:
+        self._flowing.clear()
+
+    def hold(self) -> None:
+        self.taken.clear()
+        self._held.clear()
+
+    def vanish(self) -> None:
+        self._vanished = True
+
+    def flow(self) -> None:
+        self._flowing.set()
+        self._held.set()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_server = await asyncio.open_connection(*self._to)
+        self._writers |= {writer, to_server}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (self._questions(reader, to_server), self._answers(there, writer)):
+                    link = group.create_task(work)
+                    self._links.add(link)
+                    link.add_done_callback(self._links.discard)
+        finally:
+            self._writers -= {writer, to_server}
+            for side in (writer, to_server):
+                side.transport.abort()
+
+    async def _questions(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK):
+                if not self._vanished:
+                    writer.write(data)
+                    await writer.drain()
+            writer.write_eof()
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                await self._flowing.wait()
+                if not (data := await reader.read(CHUNK)):
+                    break
+                if self._vanished:
+                    continue
+                if not self._held.is_set():
+                    self.taken.set()
+                    await self._held.wait()
+                if self._left is not None:
+                    data, self._left = data[: self._left], self._left - len(data)
+                writer.write(data)
+                await writer.drain()
+                self.answered += len(data)
+                if self._left is not None and self._left <= 0:
+                    break  # the client gets what was let through, and then the end
+            self._left = None
+            self._end()
+
+    def _end(self) -> None:
+        for side in list(self._writers):
+            side.close()

@@ -1,0 +1,168 @@
+"""`heapline backup` of a directory that is in use: the copy is whole, and holds whatever had been answered for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+import heapline
+from heapline.cli.backup import backup
+from heapline.cli.examine import examine
+from heapline.cli.places import find_topics
+from heapline.config import BrokerConfig
+from heapline.engine import EmbeddedBroker
+from heapline.errors import BadRequest
+from heapline.journal import RealDisk
+from heapline.journal.segment import segment_path
+from heapline.journal.watermark import read_watermark
+from heapline.model import Outgoing
+from heapline.server.auth import DirectoryGuard
+from tests.conformance.worlds import UnsyncedDisk
+
+BUSY = BrokerConfig(reclaim_interval=0.01, snapshot_bytes=1 << 18, cache_bytes=0)
+SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10, "retention": 0.0}
+
+
+class Load:
+    """Messages go in and out; which of them were answered for, by payload."""
+
+    def __init__(self, broker: heapline.broker.Broker, topic: str) -> None:
+        self.broker, self.topic = broker, topic
+        self.asked: set[bytes] = set()
+        self.enqueued: set[bytes] = set()
+        self.ack_asked: set[bytes] = set()
+        self.acked: set[bytes] = set()
+
+    async def run(self) -> None:
+        for number in range(1_000_000):
+            payloads = [b"%d-%d-" % (number, i) + bytes(2000) for i in range(40)]
+            self.asked.update(payloads)
+            await self.broker.enqueue_batch(self.topic, [Outgoing(p, priority=i) for i, p in enumerate(payloads)])
+            self.enqueued.update(payloads)
+            messages = await self.broker.pop(self.topic, 39)
+            self.ack_asked.update(m.payload for m in messages)
+            await self.broker.ack(messages)
+            self.acked.update(m.payload for m in messages)
+
+
+def check_every_byte(copy: Path) -> None:
+    places = find_topics(copy)
+    assert not places.catalog_damage
+    for place in places.topics:
+        assert examine(RealDisk(), place, running=False, replay=True).findings == []
+
+
+async def payloads_in(copy: Path, topic: str) -> set[bytes]:
+    """Whatever a consumer of the copy could still get."""
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()) as broker:
+        stats = await broker.stats(topic)
+        found = {m.payload for m in await broker.pop(topic, 100_000, max_bytes=1 << 30)}
+        assert len(found) == stats.ready
+        leased = stats.leased  # by a consumer of the original
+        return found | {b"leased %d" % i for i in range(leased)}
+
+
+async def test_copy_taken_under_load_holds_all_that_was_answered_and_checks_in_every_byte(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with EmbeddedBroker(str(data), config=BUSY, disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", partitions=3, **SMALL)
+        await broker.create_topic("other/idle", **SMALL)
+        load = Load(broker, "jobs")
+        running = asyncio.ensure_future(load.run())
+        taken = []
+        for number in range(4):
+            while len(load.enqueued) < 2500 * (number + 1):  # so that segments come and go between the copies
+                await asyncio.sleep(0.01)
+                assert not running.done()
+            before = set(load.enqueued), set(load.acked)
+            await asyncio.to_thread(backup, data, tmp_path / f"copy{number}")
+            taken.append((*before, set(load.asked), set(load.ack_asked)))
+        running.cancel()
+        reclaimed = broker._runner("jobs").upkeep.segments_reclaimed_total
+    assert reclaimed > 2  # else this proves little
+    for number, (enqueued, acked, asked, ack_asked) in enumerate(taken):
+        copy = tmp_path / f"copy{number}"
+        check_every_byte(copy)
+        found = await payloads_in(copy, "jobs")
+        leased = {p for p in found if p.startswith(b"leased")}
+        missing = (enqueued - ack_asked) - found
+        assert len(missing) <= len(leased) <= 39  # what somebody holds comes back when the lease ends
+        assert not found & acked
+        assert found - leased <= asked
+
+
+async def test_copy_is_served_like_the_original_with_its_keys_and_its_topics(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "deep" / "copy"
+    data.mkdir()
+    guard = await asyncio.to_thread(DirectoryGuard, data)
+    await guard.close()
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", **SMALL)
+        first = await broker.enqueue("jobs", b"first", delay=3600)
+        await broker.prepare_batch("b1", "p1", {"jobs": [Outgoing(b"prepared")]})
+        await broker.commit_batch("b1", ["p1"])
+        await asyncio.to_thread(backup, data, copy)
+        await broker.enqueue("jobs", b"after")
+    assert (copy / "admin.key").read_bytes() == (data / "admin.key").read_bytes()
+    assert (
+        oct(os.stat(copy / "admin.key").st_mode & 0o777) == oct(os.stat(copy / "auth.json").st_mode & 0o777) == "0o600"
+    )
+    check_every_byte(copy)
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()) as broker:
+        assert (await broker.get("jobs", first.id)).state == "delayed"
+        assert [m.payload for m in await broker.pop("jobs", 10)] == [b"prepared"]
+        assert [b.state for b in await broker.list_batches()] == ["committed"]
+    assert not list(data.glob("topics/*/*/readers/*"))  # nothing is held in the original any more
+
+
+async def test_directory_that_nobody_uses_is_copied_too_and_a_target_that_is_there_is_refused(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", **SMALL)
+        await broker.enqueue("jobs", b"x")
+    await asyncio.to_thread(backup, data, copy)
+    check_every_byte(copy)
+    assert await payloads_in(copy, "jobs") == {b"x"}
+    with pytest.raises(BadRequest):
+        backup(data, copy)
+    with pytest.raises(BadRequest):
+        backup(tmp_path, tmp_path / "another")
+
+
+async def test_copy_that_was_cut_off_has_no_catalog_and_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", **SMALL)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("heapline.cli.backup._copy_files", fail)
+    with pytest.raises(KeyboardInterrupt):
+        backup(data, copy)
+    with pytest.raises(heapline.errors.CorruptionError):
+        async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()):
+            pass
+
+
+async def test_unit_that_is_being_written_is_left_out_whole(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", **SMALL)
+        await broker.enqueue("jobs", b"x")
+        folder = data / "topics" / "default" / "jobs.1"
+        mark = read_watermark(RealDisk(), str(folder))
+        assert mark is not None
+        segment = Path(segment_path(str(folder), mark.segment))
+        with segment.open("r+b") as file:  # half of what comes next, as another process may see it
+            file.seek(mark.byte_end)
+            file.write(b"\xa5" * 700)
+        await asyncio.to_thread(backup, data, copy)
+    copied = (copy / segment.relative_to(data)).read_bytes()
+    assert copied[mark.byte_end :].count(0) == len(copied) - mark.byte_end > 0
+    check_every_byte(copy)

@@ -1,0 +1,211 @@
+"""Garbage on the HTTP port: requests made from the OpenAPI and against it, and bytes that are no requests.
+
+No answer is a 500, every answer is one that the document tells of, nothing of the server's inside is told, and what was
+refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS
+
+from heapline.engine import EmbeddedBroker
+from heapline.server.auth.principal import Everybody
+from heapline.server.front import Front
+from heapline.server.http.app import make_app
+from heapline.server.http.openapi import make_document
+from tests.conformance.worlds import picture
+from tests.integration.http_rig import HttpRig
+
+EXAMPLES = 12  # a route; the soak tries many more
+CHECKED = [
+    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
+    "negative_data_rejection",
+]  # fmt: skip
+NEEDED = {
+    "topic", "messages", "batch_id", "part", "parts", "message_id", "lease_token", "leases", "producer_id", "seconds",
+    "partition", "force", "email", "key_id", "payload", "payload_text", "payload_json",
+}  # fmt: skip
+INSIDE = re.compile(r"Traceback|File \"|\.py\b|site-packages|msgspec|pydantic|starlette|asyncio|object at 0x|/tmp/")
+
+
+class Served:
+    """A server on a loop and thread of its own: schemathesis calls from this one, and does not wait for a loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.rig = HttpRig(directory)
+        self.known: list[tuple[str, str]] = []  # ids and tokens of messages that there are
+        self.run(self._start())
+        self.document = self.run(self._document())
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    async def _start(self) -> None:
+        await self.rig.start()
+        await self.fresh()
+
+    async def _document(self) -> Any:
+        return (await self.rig.http.get("/openapi.json")).json()
+
+    async def fresh(self) -> None:
+        """A heap with one message in each state, whatever the last request did to it."""
+        behind = self.rig.behind
+        for info in await behind.list_topics():
+            await behind.delete_topic(info.name)
+        await behind.create_topic("jobs", **self.rig.small, backoff={"base": 0.0})
+        ready = [await behind.enqueue("jobs", b"x", priority=-1) for _ in range(4)][-1]
+        dead, held = await behind.pop("jobs", 2)
+        await behind.bury(dead)
+        delayed = await behind.enqueue("jobs", b"x", delay=3600)
+        self.known = [(held.message_id, str(held.token)), (dead.message_id, "1"), (str(ready.id), "2"),
+                      (delayed.message_id, "3")]  # fmt: skip
+
+    def stop(self) -> None:
+        self.run(self.rig.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("fuzz"))
+    yield served
+    served.stop()
+
+
+def _tamed(document: Any) -> Any:
+    """No pop that waits, for there are only so many seconds; and this server asks nobody who he is."""
+    document = json.loads(json.dumps(document)) | {"security": []}
+    document["components"]["schemas"]["PopAsk"]["properties"]["wait"] = {"type": "number", "minimum": 0, "maximum": 0}
+    return document
+
+
+def _operations() -> list[tuple[str, str]]:
+    """Known before there is a server, so that every route is a test of its own."""
+    document = make_document(make_app(EmbeddedBroker("never opened"), Front(Everybody())))
+    return [(method, path) for path, found in document["paths"].items() for method in found if path.startswith("/v1/")]
+
+
+def _fuzz(served: Served, method: str, path: str, examples: int) -> None:
+    schema = schemathesis.openapi.from_dict(_tamed(served.document))
+    schema.config.update(base_url=served.rig.url)
+    operation = schema[path][method.upper()]
+    checks = CHECKS.get_by_names(CHECKED)
+    session = requests.Session()
+    cases = operation.as_strategy(GenerationMode.POSITIVE) | operation.as_strategy(GenerationMode.NEGATIVE)
+
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(case=cases, there=st.booleans(), chance=st.randoms(use_true_random=False))
+    def run(case: Any, there: bool, chance: Random) -> None:
+        if there:
+            _aim(case, served, chance)
+        before = served.run(_all_there_is(served))
+        response = case.call(session=session, timeout=30)
+        case.validate_response(response, checks=checks[: -1 if there else None])  # aimed, it may be right after all
+        assert not INSIDE.search(response.text), response.text
+        if response.status_code >= 400 or method == "get":
+            assert served.run(_all_there_is(served)) == before
+        else:
+            served.run(served.fresh())
+
+    run()
+
+
+def _aim(case: Any, served: Served, chance: Random) -> None:
+    """At the heap and messages that there are, with fewer wishes at once: else few requests get past their names."""
+    body = case.body if isinstance(case.body, dict) else {}
+    rows = [row for name in ("messages", "leases") if isinstance(body.get(name), list) for row in body[name]]
+    for place in (case.path_parameters, case.query, body, *rows):
+        if not isinstance(place, dict):
+            continue
+        for name in [name for name in place if name not in NEEDED and chance.random() < 0.7]:
+            del place[name]
+        id, token = chance.choice(served.known)
+        real = {"topic": "jobs", "message_id": id, "lease_token": token, "producer_id": "p", "force": True}
+        place.update({name: value for name, value in real.items() if name in place})
+        if place.keys() & {"payload", "payload_json"}:
+            place.pop("payload", None)
+            place.pop("payload_json", None)
+            place["payload_text"] = "x"
+    if "message_id" in body or "lease_token" in body:
+        body.pop("leases", None)
+
+
+async def _all_there_is(served: Served) -> Any:
+    behind = served.rig.behind
+    heaps = [(info, await picture(behind, info.name)) for info in await behind.list_topics()]
+    return heaps, await behind.list_batches()
+
+
+@pytest.mark.parametrize(("method", "path"), _operations())
+def test_requests_of_the_document_and_against_it(served: Served, method: str, path: str) -> None:
+    _fuzz(served, method, path, EXAMPLES)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("method", "path"), _operations())
+def test_many_more_requests_of_the_document_and_against_it(served: Served, method: str, path: str) -> None:
+    _fuzz(served, method, path, 400)
+
+
+# -- no requests at all ------------------------------------------------------------------------------------------------
+
+HEAD = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = b'{"topic": "jobs", "payload_text": "x"}'
+BOMB = gzip.compress(b'{"topic": "jobs", "payload_text": "' + b"x" * (8 << 20) + b'"}')
+GARBAGE = {
+    "nothing": b"",
+    "half a line": b"POST /v1/enq",
+    "half a head": HEAD[:-30],
+    "half a body": HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:-5],
+    "half a chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nff\r\n" + BODY,
+    "bad chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n" + BODY,
+    "two lengths": HEAD + b"content-length: 5\r\ncontent-length: 38\r\n\r\n" + BODY,
+    "length and chunks": HEAD + b"content-length: 38\r\ntransfer-encoding: chunked\r\n\r\n" + BODY,
+    "negative length": HEAD + b"content-length: -1\r\n\r\n" + BODY,
+    "huge length": HEAD + b"content-length: 99999999999999999999999\r\n\r\n" + BODY,
+    "huge header": HEAD + b"x: " + b"y" * (1 << 20) + b"\r\n\r\n" + BODY,
+    "many headers": HEAD + b"".join(b"x%d: y\r\n" % i for i in range(20_000)) + b"\r\n" + BODY,
+    "huge path": b"GET /" + b"y" * (1 << 20) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    "path that is no text": b"GET /v1/heaps/\xff%ff%00 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "header that is no text": HEAD + b"x-correlation-id: \xff\r\ncontent-length: 2\r\n\r\n{}",
+    "unknown method": b"BREW /v1/enqueue HTTP/1.1\r\nhost: x\r\n\r\n",
+    "unknown version": b"GET /v1/heaps HTTP/7.7\r\nhost: x\r\n\r\n",
+    "gRPC": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64),
+    "TLS": bytes.fromhex("16030100a5010000a10303") + bytes(150),
+    "noise": bytes(range(256)) * 64,
+    "gzip bomb": HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(BOMB) + BOMB,
+    "deep JSON": HEAD + b"content-length: 200000\r\n\r\n" + b"[" * 200_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(GARBAGE))
+def test_bytes_that_are_no_request_change_nothing(served: Served, name: str) -> None:
+    before = served.run(_all_there_is(served))
+    said = served.run(served.rig.raw(GARBAGE[name], ends=True))
+    if said:
+        assert re.match(rb"HTTP/1\.1 4\d\d ", said), said[:200]
+    assert not INSIDE.search(said.decode("latin-1")), said[:500]
+    assert served.run(_all_there_is(served)) == before
+    assert requests.get(f"{served.rig.url}/healthz", timeout=10).text == "ok\n"

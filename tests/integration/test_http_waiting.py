@@ -1,0 +1,235 @@
+"""What only lasts over HTTP: pops that wait, for clients that go away and servers that stop; and logging in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from heapline.client.http import HttpBroker
+from heapline.errors import UnavailableError
+from heapline.model import Popped
+from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.auth.secret import Secret
+from heapline.server.http import popping, protocol
+from tests.integration.http_rig import HttpRig
+from tests.integration.server_rig import Keys, until
+from tests.unit.server.auth.rig import PASSWORD, CountingHasher
+
+WAITING = {"topic": "jobs", "wait": 3600}
+
+
+async def waiting(rig: HttpRig, count: int = 1) -> bool:
+    """Whether so many pops wait in the broker."""
+    return sum(not call.future.done() for call in rig.behind._runner("jobs")._pops) >= count
+
+
+async def begin_to_wait(rig: HttpRig) -> asyncio.Task[Any]:
+    task = asyncio.create_task(rig.post("pop", WAITING))
+    await until(lambda: waiting(rig))
+    return task
+
+
+async def test_waiting_pop_is_answered_when_a_message_comes(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        pop = await begin_to_wait(rig)
+        await rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})
+        assert len((await pop).json()["messages"]) == 1
+
+
+async def test_pop_of_a_client_that_goes_away_takes_nothing(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        pop = await begin_to_wait(rig)
+        pop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await pop
+
+        async def over() -> bool:
+            return not await waiting(rig)
+
+        await until(over)
+        await rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})
+        stats = await rig.behind.stats("jobs")
+        assert (stats.ready, stats.leased) == (1, 0)
+
+
+@pytest.mark.parametrize("ending", ["gone", "ended"])
+async def test_what_was_popped_for_somebody_who_is_not_there_any_more_goes_back(ending: str) -> None:
+    released: list[Any] = []
+    got = Popped([7], [1], [0], [b"x"], [1], [0], [0], [0])
+    both = asyncio.Event()
+
+    async def pop() -> Any:
+        await both.wait()
+        return "jobs", got
+
+    async def receive() -> Any:
+        await (both if ending == "gone" else asyncio.Event()).wait()
+
+    async def release(refs: Any) -> None:
+        released.extend(refs)
+
+    house: Any = SimpleNamespace(
+        request=SimpleNamespace(receive=receive), front=SimpleNamespace(stopping=asyncio.Event()),
+        broker=SimpleNamespace(release=release),
+    )  # fmt: skip
+    wanted = asyncio.create_task(popping._while_wanted(house, pop()))
+    await asyncio.sleep(0)
+    both.set()
+    if ending == "gone":
+        assert await wanted is None
+    else:
+        await asyncio.sleep(0)  # the pop has it, and the one who asked is ended before he learns of it
+        wanted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wanted
+    await asyncio.sleep(0)
+    assert [(ref.topic, ref.id, ref.token) for ref in released] == [("jobs", 7, 1)]
+
+
+async def test_revoked_key_ends_a_waiting_pop(tmp_path: Path) -> None:
+    guard = Keys(boss="*:produce,consume,admin", worker="*:consume")
+    async with HttpRig(tmp_path, guard) as rig:
+        rig.http.headers["authorization"] = "boss"
+        await rig.heap()
+        rig.http.headers["authorization"] = "worker"
+        pop = await begin_to_wait(rig)
+        guard.revoked.add("worker")
+        rig.server.front.lasting.look()
+        assert (await pop).status_code == 401
+
+
+async def test_server_that_stops_ends_waiting_pops_and_refuses_what_is_new(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        pop = await begin_to_wait(rig)
+        rig.server.front.stopping.set()
+        ended = await pop
+        refused = await rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})
+        for answer in (ended, refused):
+            assert (answer.status_code, answer.json()["error"]) == (503, "UnavailableError")
+            assert answer.headers["retry-after"] == "1"
+            assert answer.headers["connection"] == "close"
+        assert (await rig.http.get("/healthz")).status_code == 200
+        assert (await rig.http.get("/readyz")).status_code == 503
+
+
+async def test_stop_closes_idle_connections_and_finishes_what_is_under_way(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.http_port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"ok\n")
+        one = {"topic": "jobs", "payload_text": "x"}
+        under_way = [asyncio.create_task(rig.post("enqueue", one)) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(rig.server.stop(), 20)
+        assert await asyncio.wait_for(reader.read(), 20) == b""  # closed by the server
+        writer.close()
+        outcomes = await asyncio.gather(*under_way, return_exceptions=True)
+        done = sum(getattr(o, "status_code", 0) == 200 for o in outcomes)
+        assert (await rig.behind.stats("jobs")).ready == done
+
+
+async def test_broker_over_http_tells_a_server_that_is_gone(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        async with HttpBroker(rig.url) as broker:
+            assert (await broker.stats("jobs")).ready == 0
+            await rig.server.stop()
+            with pytest.raises(UnavailableError):
+                await broker.stats("jobs")
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [b"x: " + b"y" * (1 << 20), b"".join(b"x%d: y\r\n" % i for i in range(20_000))])
+async def test_head_of_a_request_is_bounded(tmp_path: Path, rest: bytes) -> None:
+    async with HttpRig(tmp_path) as rig:
+        said = await rig.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + rest)
+        assert said == b"" or said.startswith(b"HTTP/1.1 431 ")  # or cut off while it was still sending
+        assert (await rig.http.get("/healthz")).status_code == 200
+
+
+async def test_large_body_does_not_count_as_head(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap(max_payload_bytes=500_000)
+        for _ in range(2):  # on one connection
+            big = await rig.post("enqueue", {"topic": "jobs", "payload_text": "x" * 400_000})
+            assert big.status_code == 200
+
+
+async def test_head_that_does_not_come_to_its_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS_MAX", 0.01)
+    async with HttpRig(tmp_path) as rig:
+        assert await rig.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\n") == b""
+
+
+async def test_answer_that_takes_long_is_not_cut_off_with_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS_MAX", 0.5)
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        answer = await rig.post("pop", {"topic": "jobs", "wait": 0.8})
+        assert answer.json() == {"topic": "jobs", "messages": []}
+
+
+async def test_answers_do_not_wait_for_the_clients_acknowledgement(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.http.get("/healthz")
+        (connection,) = rig.server._http._server.server_state.connections
+        socket_ = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert socket_.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_body_that_is_cut_off_is_the_callers_affair(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with HttpRig(tmp_path) as rig:
+        head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        _, writer = await asyncio.open_connection("127.0.0.1", rig.server.http_port)
+        writer.write(head)
+        await writer.drain()
+        writer.close()
+        for _ in range(3):
+            assert (await rig.http.get("/healthz")).status_code == 200
+    assert "a request failed" not in caplog.text
+
+
+# -- logging in --------------------------------------------------------------------------------------------------------
+
+
+async def test_login_gives_a_token_and_one_answer_to_all_failures(tmp_path: Path) -> None:
+    (tmp_path / "auth").mkdir()
+    guard = DirectoryGuard(tmp_path / "auth", hasher=CountingHasher())
+    guard.users.add("ann@example.org", Secret(PASSWORD), ["*:produce,consume,admin"])
+    guard.users.add("bob@example.org", Secret(PASSWORD), ["*:produce,consume,admin"])
+    guard.users.disable("bob@example.org")
+    async with HttpRig(tmp_path, guard) as rig:
+        told = await rig.post("auth/login", {"email": "ann@example.org", "password": PASSWORD})
+        rig.http.headers["authorization"] = f"Bearer {told.json()['token']}"
+        await rig.heap()
+        failures = {
+            (await rig.post("auth/login", {"email": email, "password": password})).text
+            for email, password in (
+                ("ann@example.org", "x"), ("eve@example.org", PASSWORD), ("bob@example.org", PASSWORD), ("nobody", ""),
+            )
+        }  # fmt: skip
+        assert len(failures) == 1
+        assert "Unauthenticated" in failures.pop()
+    await guard.close()
+
+
+async def test_login_where_nobody_is_known_says_so(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        answer = await rig.post("auth/login", {"email": "a@b.c", "password": "x"})
+        assert (answer.status_code, "no users" in answer.json()["text"]) == (400, True)

@@ -1,0 +1,197 @@
+"""What a server writes: one JSON object a line, with the ids of the call it is about, and never what was sent."""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from heapline.client.wire import WireBroker
+from heapline.errors import HeaplineError
+from heapline.model import LeaseRef, Outgoing
+from heapline.server.observing.json_logs import configure
+from heapline.wire.schema import METHODS, pb
+from tests.integration.server_rig import Rig
+from tests.integration.test_server_kill import Process
+
+PAYLOAD = b"sentinel-payload-7d1f"
+HEADER = "sentinel-header-41c8"
+WRONG_KEY = "hl_00112233aabbccdd_sentinelkey" + "x" * 32
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure("json", stream)
+    yield stream
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def call(rig: Rig, method: str, request: Any, *metadata: tuple[str, str]) -> Any:
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        m = METHODS[method]
+        stub = channel.unary_unary(
+            m.path, request_serializer=m.request.SerializeToString, response_deserializer=m.response.FromString
+        )
+        under_way = stub(request, metadata=metadata)
+        with suppress(grpc.aio.AioRpcError):
+            await under_way
+        return under_way
+
+
+async def test_failure_is_logged_with_the_correlation_id_that_the_caller_gave_and_gets_back(
+    tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(tmp_path) as rig:
+
+        async def fail(*_: Any) -> None:
+            raise RuntimeError("a bug, near Bearer abc.def and " + WRONG_KEY)
+
+        monkeypatch.setattr(rig.behind, "list_topics", fail)
+        done = await call(rig, "ListHeaps", pb.Nothing(), ("x-correlation-id", "order-77"))
+        assert dict(await done.trailing_metadata())["x-correlation-id"] == "order-77"
+        assert "bug" not in (await done.details())
+        async with httpx.AsyncClient() as client:
+            told = await client.get(
+                f"http://127.0.0.1:{rig.server.http_port}/v1/heaps", headers={"x-correlation-id": "order-78"}
+            )
+        assert (told.status_code, told.headers["x-correlation-id"]) == (500, "order-78")
+    failures = [line for line in lines(written.getvalue()) if line["level"] == "error"]
+    assert [line["correlation_id"] for line in failures] == ["order-77", "order-78"]
+    assert [line["event"] for line in failures] == ["a call failed", "a request failed"]
+    for line in failures:
+        assert "RuntimeError" in line["exception"]
+        assert "sentinelkey" not in line["exception"]
+        assert "abc.def" not in line["exception"]
+        assert {"time", "logger", "facts"} <= set(line)
+
+
+async def test_correlation_id_comes_back_from_good_and_from_refused_calls(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        good = await call(rig, "ListHeaps", pb.Nothing(), ("x-correlation-id", "a-1"))
+        assert dict(await good.trailing_metadata())["x-correlation-id"] == "a-1"
+        refused = await call(rig, "Stats", pb.Heap(topic="nowhere"), ("x-correlation-id", "a-2"))
+        assert dict(await refused.trailing_metadata())["x-correlation-id"] == "a-2"
+        unnamed = await call(rig, "Stats", pb.Heap(topic="nowhere"))
+        assert len(dict(await unnamed.trailing_metadata())["x-correlation-id"]) > 8
+        unfit = await call(rig, "Stats", pb.Heap(topic="nowhere"), ("x-correlation-id", "{forged: line}"))
+        assert "forged" not in dict(await unfit.trailing_metadata())["x-correlation-id"]
+
+
+async def test_failure_within_a_session_tells_the_id_under_which_the_log_has_it(
+    tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(tmp_path) as rig:
+
+        async def fail(*_: Any) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(rig.behind, "list_topics", fail)
+        with pytest.raises(HeaplineError, match="internal error") as caught:
+            await rig.wire.list_topics()
+    [failure] = [line for line in lines(written.getvalue()) if line["level"] == "error"]
+    assert failure["correlation_id"] in str(caught.value)
+    assert "bug" not in str(caught.value)
+
+
+async def test_lines_of_the_engine_and_of_what_a_call_left_behind_carry_no_callers_id(
+    tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[contextvars.Context] = []
+    server, engine = logging.getLogger("heapline.server"), logging.getLogger("heapline.engine")
+    async with Rig(tmp_path) as rig:
+
+        async def create(*_: Any) -> None:
+            server.warning("of the call itself")
+            engine.warning("of the engine meanwhile")
+            contexts.append(contextvars.copy_context())  # as a task that it begins has it
+
+        monkeypatch.setattr(rig.behind, "create_topic", create)
+        await call(rig, "MakeHeap", pb.HeapConfig(topic="jobs"), ("x-correlation-id", "maker"))
+        contexts[0].run(server.warning, "of a task that the call left behind")
+    told = {line["event"]: line.get("correlation_id") for line in lines(written.getvalue())}
+    assert told["of the call itself"] == "maker"
+    assert told["of the engine meanwhile"] is None
+    assert told["of a task that the call left behind"] is None
+
+
+def test_lines_of_other_libraries_are_json_too_and_cannot_forge_lines(written: io.StringIO) -> None:
+    logging.getLogger("uvicorn.error").warning('Invalid "request"\n{"level": "info"} %s', {1: 2})
+    logging.getLogger("grpc._cython").error("hl_0011223344556677_" + "a" * 43)
+    first, second = lines(written.getvalue())
+    assert (first["logger"], first["level"]) == ("uvicorn.error", "warning")
+    assert "\n" in first["event"]
+    assert second["event"] == "hl_0011223344556677_[…]"
+
+
+@pytest.mark.slow
+async def test_nothing_that_was_sent_stands_in_what_a_server_process_writes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with Process(data) as server:
+        admin_key = (data / "admin.key").read_text().strip()
+        async with WireBroker(server.target, credential=WRONG_KEY) as stranger:
+            for attempt in (stranger.list_topics(), stranger.enqueue("jobs", PAYLOAD)):
+                with pytest.raises(HeaplineError):
+                    await attempt
+        async with WireBroker(server.target, credential=f"Bearer {admin_key}") as broker:
+            await broker.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000, max_retries_default=1)
+            await use_everything(broker)
+        server.process.terminate()
+        out, err = await server.process.communicate()
+    assert server.process.returncode == 0
+    told = lines(err.decode())
+    assert [line["event"] for line in told if line["logger"] == "heapline.server"][-2:] == ["stopping", "stopped"]
+    audits = b"".join(path.read_bytes() for path in data.glob("audit*"))
+    everything = out + err + audits
+    forbidden = [PAYLOAD, HEADER.encode(), WRONG_KEY.encode(), b"sentinelkey", admin_key.encode()]
+    forbidden += [admin_key.split("_", 2)[2].encode(), b'"token']  # leases' tokens are small numbers: by their name
+    assert [secret for secret in forbidden if secret in everything] == []
+
+
+async def use_everything(broker: WireBroker) -> None:
+    """Good calls and bad ones, each with something in it that must not be told."""
+    message = Outgoing(PAYLOAD, headers={"h": HEADER}, idempotency_key="once")
+    await broker.enqueue_batch("jobs", [message, Outgoing(PAYLOAD), Outgoing(PAYLOAD, delay=3600)])
+    too_much = Outgoing(PAYLOAD * 100)
+    other = Outgoing(PAYLOAD + b"2", idempotency_key="once")
+    for messages in ([too_much], [other], [Outgoing(PAYLOAD, headers={"h": HEADER * 10_000})]):
+        with pytest.raises(HeaplineError):
+            await broker.enqueue_batch("jobs", messages)
+    popped = await broker.pop("jobs", 2, holder="worker")
+    await popped[0].nack(backoff=0, reason="tried")
+    await popped[1].bury()
+    with pytest.raises(HeaplineError):
+        await popped[1].ack()
+    with pytest.raises(HeaplineError):
+        await broker.extend([LeaseRef("jobs", popped[0].id, popped[0].token)], 10)
+    [again] = await broker.pop("jobs")
+    with suppress(HeaplineError):
+        await broker.cancel("jobs", again.id)
+    await again.release()
+    await broker.peek("jobs")
+    await broker.dlq_list("jobs")
+    await broker.dlq_replay("jobs")
+    with pytest.raises(HeaplineError):
+        await broker.get("jobs", 12345)
+    async for _ in broker.read_log("jobs"):
+        pass
+    garbage = broker.calls._channel.unary_unary(METHODS["Enqueue"].path)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await garbage(b"\xff" + PAYLOAD, metadata=broker.calls._metadata)
+    await broker.purge("jobs")

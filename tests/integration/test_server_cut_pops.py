@@ -1,0 +1,208 @@
+"""Pops whose client goes away, with a word or without: no message is taken for nobody longer than it must be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.client import calls
+from heapline.client.wire import WireBroker
+from heapline.errors import BadRequest, UnavailableError
+from heapline.server.auth.principal import LOCAL, Everybody
+from heapline.server.front import Caller, Front, Visit
+from heapline.server.grpc_service import GrpcService
+from heapline.wire.schema import pb
+from tests.integration.cuttable import Cuttable, answered, fill
+from tests.integration.proxy import Proxy
+from tests.integration.server_rig import Requests, Rig, pop_start, until
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path) as rig:
+        await rig.broker.create_topic("jobs", **rig.small)
+        yield rig
+
+
+@pytest.fixture(params=[True, False], ids=["session", "unary"])
+async def world(rig: Rig, request: pytest.FixtureRequest) -> AsyncIterator[Cuttable]:
+    async with Proxy(rig.target) as proxy, Cuttable(rig, proxy, request.param) as world:
+        yield world
+
+
+async def test_waiting_pop_whose_connection_dies_takes_nothing_any_more(world: Cuttable) -> None:
+    popping = asyncio.ensure_future(world.client.pop("jobs", wait=60))
+
+    async def waits() -> bool:
+        return bool(world.rig.server._service._waiting)
+
+    await until(waits)
+    world.proxy.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(popping, 20)
+    await world.nothing_is_left()
+    await fill(world.rig, 1)
+    assert await world.counts() == (1, 0)
+
+
+@pytest.mark.parametrize("wait", [0.0, 60.0])
+async def test_pop_whose_answer_was_cut_keeps_its_leases_until_they_end(world: Cuttable, wait: float) -> None:
+    """The server cannot know whether the answer has arrived."""
+    await fill(world.rig, 3)
+    world.proxy.hold()
+    popping = asyncio.ensure_future(world.client.pop("jobs", 2, wait=wait, visibility=30.0))
+    await answered(world.proxy)
+    world.proxy.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(popping, 20)
+    await world.nothing_is_left()
+    assert await world.counts() == (1, 2)
+    await world.rig.advance(31)
+    assert await world.counts() == (1, 0), "they come back, after a back-off"
+    await world.rig.advance(60)
+    assert await world.counts() == (3, 0)
+
+
+async def test_named_pop_whose_answer_was_cut_gets_the_same_leases_when_it_is_repeated(world: Cuttable) -> None:
+    await fill(world.rig, 5)
+    world.proxy.hold()
+    popping = asyncio.ensure_future(world.client.pop("jobs", 2, wait=60.0, request_id="r1"))
+    await answered(world.proxy)
+    world.proxy.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(popping, 20)
+    first = await world.rig.wire.pop("jobs", 2, request_id="r1")
+    assert [m.payload[:1] for m in first] == [b"0", b"1"]
+    assert await world.counts() == (3, 2)
+    await world.rig.wire.ack(first)
+    assert await world.counts() == (3, 0)
+
+
+async def test_pop_cancelled_with_its_answer_on_the_wire_gives_the_messages_back(world: Cuttable) -> None:
+    await fill(world.rig, 3)
+    world.proxy.hold()
+    popping = asyncio.ensure_future(world.client.pop("jobs", 2, wait=60.0))
+    await answered(world.proxy)
+    assert await world.counts() == (1, 2)
+    popping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await popping
+    world.proxy.flow()
+
+    async def all_back() -> bool:
+        return await world.counts() == (3, 0)
+
+    await until(all_back)
+    await world.nothing_is_left()
+
+
+async def test_pop_cancelled_while_it_waits_ends_on_the_server(world: Cuttable) -> None:
+    popping = asyncio.ensure_future(world.client.pop("jobs", wait=60.0))
+
+    async def waits() -> bool:
+        return bool(world.rig.server._service._waiting)
+
+    await until(waits)
+    popping.cancel()
+    await asyncio.wait({popping})
+
+    async def ended() -> bool:
+        return not world.rig.server._service._waiting
+
+    await until(ended)
+    await fill(world.rig, 1)
+    assert await world.counts() == (1, 0)
+    await world.nothing_is_left()
+
+
+async def test_pop_is_given_up_only_by_whoever_asked_for_it(rig: Rig) -> None:
+    service = rig.server._service
+    popping = asyncio.ensure_future(rig.wire.calls("Pop", pb.PopRequest(topic="jobs", wait=60.0, wait_id="w")))
+
+    async def waits() -> bool:
+        return bool(service._waiting)
+
+    await until(waits)
+    give_up = pb.PopRequest(topic="jobs", wait_id="w", give_up=True)
+    another = type(LOCAL)("key:another", LOCAL.scopes)
+    await service.Pop(give_up, Caller(Everybody(), another, None))
+    await rig.behind.stats("jobs")
+    assert not popping.done()
+    await rig.wire.calls("Pop", give_up)
+    assert (await asyncio.wait_for(popping, 10)).columns.count == 0
+    with pytest.raises(BadRequest, match="wait_id"):
+        await rig.wire.calls("Pop", pb.PopRequest(topic="jobs", give_up=True))
+
+
+class Leaving:
+    """A broker whose caller is cancelled in the very moment between its answer and the one who waits for it."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        self.caller: asyncio.Task[Any]
+
+    async def pop_columns(self, *arguments: Any, **options: Any) -> Any:
+        answer = await self._broker.pop_columns(*arguments, **options)
+        asyncio.get_running_loop().call_soon(self.caller.cancel)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
+async def test_pop_cancelled_between_its_answer_and_its_handler_gives_the_messages_back(rig: Rig) -> None:
+    await fill(rig, 3)
+    broker = Leaving(rig.behind)
+    service = GrpcService(broker, Front(Everybody()))  # type: ignore[arg-type]
+    request = pb.PopRequest(topic="jobs", max_messages=2, wait=10.0)
+    visit = Visit(service._front, "grpc", "Pop", "jobs", {})
+    broker.caller = asyncio.ensure_future(service.Pop(request, Caller(Everybody(), LOCAL, visit)))
+    with pytest.raises(asyncio.CancelledError):
+        await broker.caller
+
+    async def all_back() -> bool:
+        stats = await rig.behind.stats("jobs")
+        return (stats.ready, stats.leased, stats.leased_total) == (3, 0, 2)
+
+    await until(all_back)
+
+
+# -- no cut at all: the other side is gone and says nothing ------------------------------------------------------------
+
+
+async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_path: Path) -> None:
+    async with Rig(tmp_path, keepalive=0.3) as rig, Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
+        await rig.broker.create_topic("jobs", **rig.small)
+        stream = client.calls.stream("PopStream", Requests(pop_start(credits=5)))
+        waiting = [asyncio.ensure_future(anext(stream)), asyncio.ensure_future(client.pop("jobs", wait=60.0))]
+
+        async def under_way(count: int) -> bool:
+            return rig.server.front.calls_under_way == count + 1  # one is the rig's own session
+
+        await until(lambda: under_way(3))  # a stream, a session, and the pop in it
+        proxy.vanish()
+        await until(lambda: under_way(0))
+        await fill(rig, 1)
+        stats = await rig.behind.stats("jobs")
+        assert (stats.ready, stats.leased_total) == (1, 0)
+        for future in waiting:
+            future.cancel()
+        await asyncio.wait(waiting)
+
+
+async def test_client_misses_a_server_that_vanished_without_a_word(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "KEEPALIVE_MS", 300)
+    async with Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
+        popping = asyncio.ensure_future(client.pop("jobs", wait=60.0))
+
+        async def waits() -> bool:
+            return bool(rig.server._service._waiting)
+
+        await until(waits)
+        proxy.vanish()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(popping, 20)

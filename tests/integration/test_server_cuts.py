@@ -1,0 +1,189 @@
+"""Streams and batches whose connection breaks: what was answered stands, what was leased comes back, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.client.wire import WireBroker
+from heapline.errors import TopicNotFound, UnavailableError
+from heapline.model import Enqueued, Outgoing
+from heapline.wire.columns import pack_outgoing, read_ints
+from heapline.wire.schema import pb
+from tests.integration.cuttable import Cuttable, answered, fill
+from tests.integration.proxy import Proxy
+from tests.integration.server_rig import Requests, Rig, pop_start, until
+
+BIG = 50_000
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path) as rig:
+        await rig.broker.create_topic("jobs", **rig.small)
+        yield rig
+
+
+@pytest.fixture(params=[True, False], ids=["session", "unary"])
+async def world(rig: Rig, request: pytest.FixtureRequest) -> AsyncIterator[Cuttable]:
+    async with Proxy(rig.target) as proxy, Cuttable(rig, proxy, request.param) as world:
+        yield world
+
+
+async def read_all(stream: Any, take: Callable[[Any], Any]) -> None:
+    async with asyncio.timeout(20):
+        async for response in stream:
+            take(response)
+
+
+# -- PopStream ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 9, 1000, 3 * BIG])
+async def test_stream_cut_in_mid_frame_loses_nothing_and_delivers_nothing_twice(world: Cuttable, after: int) -> None:
+    rig = world.rig
+    await fill(rig, 6, BIG)
+    world.proxy.cut_after(after)
+    stream = world.client.calls.stream("PopStream", Requests(pop_start(credits=4, max_messages=2, visibility=30.0)))
+    got: list[int] = []
+    with pytest.raises(UnavailableError):
+        await read_all(stream, lambda response: got.extend(read_ints(response.columns.ids).tolist()))
+    # Also none where one was sent: a client's gRPC may tell of the cut before it hands out what it has.
+    assert len(got) in ((0, 2) if after > BIG else (0,)), "a response came whole, or not at all"
+    ready, leased = await world.counts()
+    assert ready + leased == 6
+    assert len(got) <= leased <= 4, "what was sent stays leased: it may have arrived"
+    others = await rig.behind.pop("jobs", 100, visibility=60.0, max_bytes=1 << 30)
+    assert len(others) == ready
+    assert not {m.id for m in others} & set(got)
+    await rig.advance(31)
+    await rig.advance(60)  # and their back-off
+    again = await rig.behind.pop("jobs", 100, max_bytes=1 << 30, wait=5)
+    assert len({m.id for m in again} | {m.id for m in others}) == 6
+    await world.nothing_is_left()
+
+
+async def test_stream_cut_while_it_waits_takes_nothing_any_more(world: Cuttable) -> None:
+    stream = world.client.calls.stream("PopStream", Requests(pop_start(credits=5)))
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.05)
+    world.proxy.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(waiting, 20)
+    await world.nothing_is_left()
+    await fill(world.rig, 1)
+    assert await world.counts() == (1, 0)
+
+
+async def test_stream_that_stalls_and_is_cut_gives_everything_back(world: Cuttable) -> None:
+    rig = world.rig
+    await fill(rig, 200, BIG)
+    world.proxy.stall()
+    stream = world.client.calls.stream("PopStream", Requests(pop_start(credits=1000, max_messages=5, visibility=30.0)))
+    waiting = asyncio.ensure_future(anext(stream))
+
+    async def has_leased() -> bool:
+        return await rig.leased() > 0
+
+    await until(has_leased)
+    world.proxy.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(waiting, 20)
+    await world.nothing_is_left()
+    await rig.advance(31)
+    await rig.advance(60)
+
+    async def all_back() -> bool:
+        return await world.counts() == (200, 0)
+
+    await until(all_back)
+
+
+# -- EnqueueStream and EnqueueBatch ------------------------------------------------------------------------------------
+
+
+def numbered(epoch: int, number: int, size: int = 3) -> Any:
+    messages = [Outgoing(b"%d.%d" % (number, i), seq=number * size + i) for i in range(size)]
+    identity = pb.Identity(producer_id="p", epoch=epoch, answered_below=0)
+    return pb.EnqueueBatchRequest(topic="jobs", columns=pack_outgoing(messages), identity=identity)
+
+
+async def test_enqueue_stream_cut_and_repeated_puts_every_message_in_once(world: Cuttable) -> None:
+    epoch = await world.rig.behind.open_producer("jobs", "p")
+    batches = [numbered(epoch, i) for i in range(60)]
+    world.proxy.cut_after(300)
+    known: list[list[int]] = []
+    stream = world.client.calls.stream("EnqueueStream", Requests(*batches))
+    with pytest.raises(UnavailableError):
+        await read_all(stream, lambda answer: known.append(ids_of(answer)))
+    assert 0 < len(known) < 60
+    for number, ids in enumerate(known):
+        for i, id in enumerate(ids):
+            assert (await world.rig.behind.get("jobs", id)).payload == b"%d.%d" % (number, i)
+    requests = Requests(*batches)
+    requests.end()
+    again = [ids_of(answer) async for answer in world.rig.wire.calls.stream("EnqueueStream", requests)]
+    assert again[: len(known)] == known, "a repeat gets the ids that were answered"
+    assert await world.counts() == (180, 0)
+    await world.nothing_is_left()
+
+
+def ids_of(answer: Any) -> list[int]:
+    return [int(r.id) for r in answer.items] if answer.items else read_ints(answer.ids).tolist()
+
+
+async def test_batch_whose_answer_was_cut_is_recognised_when_it_is_repeated(world: Cuttable) -> None:
+    epoch = await world.rig.behind.open_producer("jobs", "p")
+    batch = [Outgoing(b"%d" % i, seq=i) for i in range(10)]
+
+    async def send(broker: WireBroker) -> list[Enqueued]:
+        return await broker.enqueue_batch("jobs", batch, producer_id="p", epoch=epoch, answered_below=0)
+
+    world.proxy.hold()
+    sending = asyncio.ensure_future(send(world.client))
+    await answered(world.proxy)
+    world.proxy.cut()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(sending, 20)
+    assert await world.counts() == (10, 0)
+    assert all(result.duplicate for result in await send(world.rig.wire))
+    assert await world.counts() == (10, 0)
+    await world.nothing_is_left()
+
+
+async def test_idle_enqueue_stream_hears_at_once_that_the_server_stops(rig: Rig) -> None:
+    epoch = await rig.behind.open_producer("jobs", "p")
+    stream = rig.wire.calls.stream("EnqueueStream", Requests(numbered(epoch, 0)))
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.02)
+    rig.server.front.stopping.set()
+    with pytest.raises(UnavailableError, match="stopping"):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_errors_behind_the_first_of_an_enqueue_stream_are_not_left_lying(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = [pb.EnqueueBatchRequest(topic="nowhere", columns=pack_outgoing([Outgoing(b"x")])) for _ in range(10)]
+    with caplog.at_level(logging.WARNING), pytest.raises(TopicNotFound):
+        await read_all(rig.wire.calls.stream("EnqueueStream", Requests(*wrong)), print)
+    await rig.behind.stats("jobs")
+    gc.collect()
+    assert not caplog.records
+
+
+async def test_iterator_of_requests_that_fails_ends_the_stream_with_its_error(world: Cuttable) -> None:
+    async def requests() -> AsyncIterator[Any]:
+        yield pop_start(credits=1)
+        raise LookupError("nothing more to say")
+
+    with pytest.raises(LookupError, match="nothing more"):
+        await asyncio.wait_for(anext(world.client.calls.stream("PopStream", requests())), 20)
+    await world.nothing_is_left()

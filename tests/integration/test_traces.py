@@ -1,0 +1,207 @@
+"""One trace from the client through the server into the engine, and nothing in it that is nobody's business."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from heapline.client import tracing
+from heapline.client.wire import WireBroker
+from heapline.engine import EmbeddedBroker
+from heapline.errors import LeaseLost, TopicNotFound
+from heapline.model import LeaseRef, Outgoing
+from heapline.producer import Producer
+from heapline.server.app import Server
+from heapline.server.observing.traces import TracedBroker
+from heapline.server.observing.watching import make_broker
+from heapline.server.settings import ServerSettings
+from tests.conformance.worlds import UnsyncedDisk
+from tests.integration.server_rig import Requests, Rig, pop_start
+
+SENTINEL = "payload-that-must-stay-inside"
+
+
+class TracedRig(Rig):
+    provider: TracerProvider
+
+    async def start(self) -> None:
+        path, disk = str(self.directory), UnsyncedDisk()
+        self.behind = TracedBroker(path, provider=self.provider, config=self.config, disk=disk, clock=self.clock)
+        await self.behind.__aenter__()
+        self.server = Server(self.behind, self._guard, self._settings)
+        await self.server.start()
+        self.broker = await WireBroker(self.target).__aenter__()  # type: ignore[assignment]
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """Everything that ends, of client and server alike: to the client it is the program's own provider."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(TracedRig, "provider", provider, raising=False)
+    yield exporter
+    provider.shutdown()
+
+
+def chain(spans: InMemorySpanExporter, call: str) -> list[ReadableSpan]:
+    """Client, server and engine of the last such call, checked to stand below one another."""
+    found = list(spans.get_finished_spans())
+    client = [s for s in found if s.name == f"client {call}"][-1]
+    server = next(s for s in found if s.name == f"server {call}" and s.parent and s.parent.span_id == _id(client))
+    engine = [s for s in found if s.name.startswith("engine ") and s.parent and s.parent.span_id == _id(server)]
+    assert {_trace(s) for s in (client, server, *engine)} == {_trace(client)}
+    return [client, server, *engine]
+
+
+def _id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+def _trace(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.trace_id
+
+
+async def test_enqueue_pop_and_ack_are_one_trace_each_over_client_server_and_engine(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with TracedRig(tmp_path) as rig:
+        await rig.wire.create_topic("jobs", partitions=3)
+        enqueued = await rig.wire.enqueue("jobs", b"x", producer=Producer("billing"))
+        _, server, engine = chain(spans, "EnqueueBatch")
+        assert server.attributes is not None
+        assert server.attributes["topic"] == "jobs"
+        assert engine.name == "engine enqueue"
+        assert engine.attributes is not None
+        assert engine.attributes["producer_id"] == "billing"
+        assert engine.attributes["message_id"] == enqueued.message_id
+        [message] = await rig.wire.pop("jobs")
+        *_, engine = chain(spans, "Pop")
+        assert engine.name == "engine pop"
+        assert dict(engine.attributes or {}) == {
+            "topic": "jobs", "messages": 1, "message_id": enqueued.message_id, "partition": message.partition
+        }  # fmt: skip
+        await message.ack()
+        *_, engine = chain(spans, "Ack")
+        assert engine.name == "engine ack"
+        assert engine.start_time is not None
+        assert engine.end_time is not None
+        assert engine.end_time > engine.start_time
+
+
+async def test_call_that_fails_is_told_by_its_code_and_without_its_text(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with TracedRig(tmp_path) as rig:
+        with pytest.raises(TopicNotFound):
+            await rig.wire.enqueue("nowhere", b"x")
+        failed = chain(spans, "Enqueue")
+        assert [s.status.status_code for s in failed] == [trace.StatusCode.ERROR] * 3
+        assert [s.status.description for s in failed] == ["TopicNotFound"] * 3
+        assert [s.events for s in failed] == [()] * 3
+        await rig.wire.create_topic("jobs")
+        with pytest.raises(LeaseLost):
+            await rig.wire.ack([LeaseRef("jobs", 1, 1)])
+
+
+async def test_no_payload_stands_in_any_span_and_no_attribute_but_those_that_are_meant_to(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with TracedRig(tmp_path) as rig:
+        await rig.wire.create_topic("jobs")
+        await rig.wire.enqueue_batch("jobs", [Outgoing(SENTINEL.encode(), headers={"secret": SENTINEL})])
+        with pytest.raises(TopicNotFound):
+            await rig.wire.enqueue("nowhere", SENTINEL.encode())
+        [message] = await rig.wire.pop("jobs")
+        await message.ack()
+    told = "".join(span.to_json() for span in spans.get_finished_spans())
+    assert "engine pop" in told
+    assert SENTINEL not in told
+    attributes = {name for span in spans.get_finished_spans() for name in span.attributes or {}}
+    assert attributes <= {
+        "topic", "partition", "message_id", "messages", "lost", "producer_id", "code", "correlation_id", "heapline.face"
+    }  # fmt: skip
+
+
+async def test_what_a_stream_delivers_stands_below_the_span_in_which_it_was_opened(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with TracedRig(tmp_path) as rig:
+        await rig.wire.create_topic("jobs")
+        await rig.wire.enqueue("jobs", b"x")
+        with rig.provider.get_tracer("test").start_as_current_span("worker") as worker:
+            requests = Requests(pop_start(credits=1))
+            stream = rig.wire.calls.stream("PopStream", requests)
+            await anext(stream)
+            requests.end()
+            await stream.aclose()  # type: ignore[attr-defined]
+        [popped] = [s for s in spans.get_finished_spans() if s.name == "engine pop"]
+        assert popped.parent is not None
+        assert popped.parent.span_id == worker.get_span_context().span_id
+        assert not [s for s in spans.get_finished_spans() if s.name == "server PopStream"]
+
+
+async def test_http_call_with_a_traceparent_joins_that_trace(tmp_path: Path, spans: InMemorySpanExporter) -> None:
+    async with TracedRig(tmp_path) as rig, httpx.AsyncClient() as client:
+        told = await client.get(
+            f"http://127.0.0.1:{rig.server.http_port}/v1/heaps",
+            headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"},
+        )
+        assert told.status_code == 200
+        [server] = [s for s in spans.get_finished_spans() if s.name == "server ListHeaps"]
+        assert f"{_trace(server):032x}" == "ab" * 16
+
+
+async def test_trace_that_its_caller_does_not_sample_leaves_no_spans(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with TracedRig(tmp_path) as rig, httpx.AsyncClient() as client:
+        await client.get(
+            f"http://127.0.0.1:{rig.server.http_port}/v1/heaps",
+            headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-00"},
+        )
+        assert not [s for s in spans.get_finished_spans() if s.name == "server ListHeaps"]
+
+
+def test_client_of_a_program_that_does_not_trace_makes_no_span() -> None:
+    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    assert tracing.span_of("Enqueue", "jobs") is None
+    assert tracing.context_headers() == {}
+
+
+async def test_spans_go_to_the_collector_that_the_settings_name_and_nothing_is_made_without_one(tmp_path: Path) -> None:
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever).start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}"
+        settings = ServerSettings(data=tmp_path / "data", otlp_endpoint=endpoint, trace_sample=1.0)
+        async with make_broker(settings) as broker:
+            await broker.create_topic("jobs", segment_bytes=1 << 20)
+            await broker.enqueue("jobs", b"x")
+        collector.shutdown()
+    assert received
+    assert {path for path, _ in received} == {"/v1/traces"}
+    assert b"engine enqueue" in b"".join(body for _, body in received)
+    assert type(make_broker(ServerSettings(data=tmp_path / "other"))) is EmbeddedBroker

@@ -1,0 +1,124 @@
+"""Copying a topic while things go: the copy begins again or takes the next best, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import heapline
+from heapline.errors import JournalCorrupt, UnavailableError
+from heapline.journal.backup import LEASE_MS, TRIES, copy_topic
+from heapline.journal.disk import File, RealDisk
+from heapline.journal.reclaim import read_leases
+from heapline.journal.snapshot import SnapshotStore
+
+NOW = 1_700_000_000_000
+
+
+class Meddling(RealDisk):
+    """Asks a test before every file that is opened or read."""
+
+    def __init__(self, meddle: Callable[[str], None]) -> None:
+        self._meddle = meddle
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        self._meddle(path)
+        return super().open(path, write=write)
+
+    def read_file(self, path: str) -> bytes:
+        self._meddle(path)
+        return super().read_file(path)
+
+    def fsync_dir(self, path: str) -> None:
+        pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A topic with two snapshots, and messages after them in a second segment."""
+    with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs", segment_bytes=1 << 20)
+        for _ in range(2):
+            hl.enqueue("jobs", b"x")
+            hl.snapshot("jobs")
+        for _ in range(3):
+            hl.enqueue("jobs", bytes(400_000))
+    return str(tmp_path / "data" / "topics" / "default" / "jobs.1")
+
+
+def copy(folder: str, meddle: Callable[[str], None]) -> tuple[str, int, int]:
+    """Where the copy is, and the units of its snapshot and of its end."""
+    target = folder + "-copy"
+    told = copy_topic(Meddling(meddle), folder, target, lambda: NOW)
+    return target, told.snapshot_unit, told.unit
+
+
+def fail(times: int, suffix: str) -> Callable[[str], None]:
+    """So many times the file is gone when it is wanted."""
+    left = [times]
+
+    def meddle(path: str) -> None:
+        if path.endswith(suffix) and "-copy" not in path and left[0]:
+            left[0] -= 1
+            raise FileNotFoundError(path)
+
+    return meddle
+
+
+def held(folder: str) -> list[int]:
+    return [lease.segment for lease in read_leases(RealDisk(), folder, NOW)]
+
+
+def test_segments_are_held_while_they_are_copied_and_not_after(folder: str) -> None:
+    seen: list[list[int]] = []
+
+    def look(path: str) -> None:
+        if path.endswith(".seg") and "-copy" not in path:
+            seen.append(held(folder))
+
+    copy(folder, look)
+    assert len(seen) >= 2
+    assert all(first == [1] for first in seen)
+    assert held(folder) == []
+    assert LEASE_MS > 60_000
+
+
+def test_segment_that_goes_makes_the_copy_begin_again(folder: str) -> None:
+    opened: list[str] = []
+    gone = fail(1, "0000000002.seg")
+
+    def meddle(path: str) -> None:
+        opened.append(path)
+        gone(path)
+
+    target, snapshot, unit = copy(folder, meddle)
+    assert len([p for p in opened if p.endswith("0000000001.seg") and "-copy" not in p]) >= 2
+    assert sorted(p.name for p in Path(target).glob("*.seg")) == ["0000000001.seg", "0000000002.seg"]
+    assert unit >= snapshot > 0
+
+
+def test_snapshot_that_goes_is_replaced_by_the_other(folder: str) -> None:
+    older, newest = SnapshotStore(RealDisk(), f"{folder}/snapshots").units()
+    _, snapshot, _ = copy(folder, fail(1, f"{newest:016d}.snap"))
+    assert snapshot == older
+    assert len(list(Path(folder + "-copy", "snapshots").glob("*.snap"))) == 1
+
+
+def test_folder_that_never_holds_still_is_given_up_and_nothing_is_held(folder: str) -> None:
+    with pytest.raises(UnavailableError, match=str(TRIES)):
+        copy(folder, fail(1000, "0000000002.seg"))
+    assert held(folder) == []
+
+
+def test_topic_without_a_watermark_is_not_guessed_at(folder: str) -> None:
+    Path(folder, "watermark").unlink()
+    with pytest.raises(JournalCorrupt, match="watermark"):
+        copy(folder, lambda path: None)
+    assert held(folder) == []
+
+
+def test_topic_that_is_not_there_is_told_as_such(folder: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        copy(folder + "-nowhere", lambda path: None)
