@@ -52,7 +52,9 @@ class RetryingCalls:
         """The answer, and whether an earlier try of the same call may have been carried out."""
         loop = asyncio.get_running_loop()
         until = self.until() if until is None else until
-        if name == "Pop":
+        waits_until = None
+        if name == "Pop" and request.wait:
+            waits_until = loop.time() + request.wait
             until += request.wait
         doubt = False
         for pause in pauses():
@@ -70,6 +72,8 @@ class RetryingCalls:
                 if loop.time() + pause >= until:
                     raise self._out_of_time(name, doubt, error) from None
             await asyncio.sleep(pause)
+            if waits_until is not None:
+                request.wait = max(0.0, waits_until - loop.time())
         raise AssertionError("unreachable: pauses never end")
 
     async def _try(self, name: str, request: Any, seconds: float) -> Any:

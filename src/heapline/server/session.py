@@ -112,7 +112,8 @@ class Session:
             act = getattr(self._service, call.method)
             response = await perform(self._front, method, act, call.request, headers, self._context)
             answer = pb.SessionAnswer(number=call.number, response=response.SerializeToString())
-            popped = response if call.method == "Pop" else None
+            if call.method == "Pop" and not pb.PopRequest.FromString(call.request).HasField("request_id"):
+                popped = response  # whoever named a pop may have repeated it over another stream, and holds these
         except asyncio.CancelledError:
             self._answers.append((pb.SessionAnswer(number=call.number, code="CANCELLED", text="cancelled"), None))
             raise
