@@ -28,7 +28,7 @@ from heapline.client.numbered import Numbered
 from heapline.client.numbering import one_name
 from heapline.client.patience import DEADLINE, SECONDS, out_of_time, passes_by_itself, pauses
 from heapline.client.retrying import RetryingCalls
-from heapline.client.returning import CLOSE_SECONDS, Returns
+from heapline.client.returning import Returns
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.wire import WireBroker
 from heapline.engine.calls import Identity
@@ -41,6 +41,7 @@ from heapline.wire.columns import ints, read_ints
 from heapline.wire.schema import pb
 
 ENDED_BY_BURY = ("dead", "dropped")
+CLOSE_SECONDS = 5.0  # for what was prefetched to go back
 
 
 class ConnectedBroker(WireBroker):
@@ -108,9 +109,8 @@ class ConnectedBroker(WireBroker):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                for feed in list(self._feeds):
-                    await feed.close()
-                await self._returns.close()
+                await asyncio.gather(*(feed.close() for feed in self._feeds))
+        await self._returns.close()
         for lane in (*self._enqueues.values(), *self._acks.values()):
             lane.end(Closed())
         await retrying.close()
