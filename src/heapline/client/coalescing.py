@@ -1,8 +1,8 @@
 """Single calls of many coroutines, joined into few: what waits while a call is under way goes together in the next one.
 
-A lane carries calls of one kind to one topic, one batch at a time and in the order in which they were made, so what one
-caller asks for stays in order even when a batch has to be repeated. Nothing lingers: an idle lane starts in the same
-turn of the loop, and takes along all that was asked in it. Each caller gets its own result or its own error.
+A lane carries calls of one kind to one topic, one batch at a time and in the order in which they were made, so what
+one caller asks for stays in order even when a batch has to be repeated. Nothing lingers: an idle lane starts in the
+same turn of the loop, and takes along all that was asked in it. Each caller gets its own result or its own error.
 
 `Gathering` decides what goes together and knows neither loop nor wire; how a batch is carried is the lane's owner's.
 """
@@ -13,23 +13,19 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
-COUNT_MAX = 1000  # calls in one batch
+COUNT_MAX = 1000  # messages or leases in one batch
 BYTES_MAX = 1 << 20  # of payloads in one batch; a larger one goes alone
-
-
-class Settled(Protocol):
-    def done(self) -> bool: ...
 
 
 class Single:
     """One caller's call: what it asks, and where it waits for the answer."""
 
-    __slots__ = ("future", "nbytes", "until", "what")
+    __slots__ = ("count", "future", "nbytes", "until", "what")
 
-    def __init__(self, what: Any, future: Any, until: float, nbytes: int = 0) -> None:
-        self.what, self.future, self.until, self.nbytes = what, future, until, nbytes
+    def __init__(self, what: Any, future: Any, until: float, nbytes: int = 0, count: int = 1) -> None:
+        self.what, self.future, self.until, self.nbytes, self.count = what, future, until, nbytes, count
 
 
 class Gathering:
@@ -57,14 +53,14 @@ class Gathering:
 
     def take(self) -> list[Single]:
         """The next batch: as many as fit, without those that nobody waits for any more."""
-        waiting, batch, size = self._waiting, list[Single](), 0
+        waiting, batch, size, count = self._waiting, list[Single](), 0, 0
         names: set[Any] = set()
-        while waiting and len(batch) < self._count_max:
+        while waiting:
             single = waiting[0]
             if single.future.done():  # cancelled before it was sent
                 waiting.popleft()
                 continue
-            if batch and size + single.nbytes > self._bytes_max:
+            if batch and (count + single.count > self._count_max or size + single.nbytes > self._bytes_max):
                 break
             if self._apart is not None:
                 name = self._apart(single.what)
@@ -72,6 +68,7 @@ class Gathering:
                     break
                 names.add(name)
             size += single.nbytes
+            count += single.count
             batch.append(waiting.popleft())
         return batch
 
@@ -84,17 +81,18 @@ class Gathering:
 class Lane:
     def __init__(
         self, gathering: Gathering, carry: Callable[[list[Single]], Awaitable[None]],
-        own: Callable[[Coroutine[Any, Any, None]], None],
+        own: Callable[[Coroutine[Any, Any, None]], None], width: int = 1,
     ) -> None:  # fmt: skip
         self._gathering, self._carry, self._own = gathering, carry, own
-        self._running = False
+        self._width = width  # batches under way at a time; only with one of them are calls carried out in order
+        self._running = 0
 
-    def put(self, what: Any, until: float, nbytes: int = 0) -> asyncio.Future[Any]:
+    def put(self, what: Any, until: float, nbytes: int = 0, count: int = 1) -> asyncio.Future[Any]:
         """A future of the answer. Whoever cancels it before it is sent has sent nothing."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._gathering.add(Single(what, future, until, nbytes))
-        if not self._running:
-            self._running = True
+        self._gathering.add(Single(what, future, until, nbytes, count))
+        if self._running < self._width:
+            self._running += 1
             self._own(self._run())
         return future
 
@@ -109,7 +107,7 @@ class Lane:
             fail(batch, ConnectionAbortedError("the client was closed while this was under way"))
             raise
         finally:
-            self._running = False
+            self._running -= 1
 
     def end(self, error: Exception) -> None:
         """Nothing is sent any more: those who wait are told why."""

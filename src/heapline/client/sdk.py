@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
+from itertools import count, islice
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -34,13 +34,23 @@ from heapline.client.wire import WireBroker
 from heapline.engine.calls import Identity
 from heapline.engine.columns import check_seconds
 from heapline.engine.requests import listed
-from heapline.errors import BadRequest, Closed, HeaplineError, LeaseLost, MessageNotFound
+from heapline.errors import (
+    BadRequest,
+    Closed,
+    ConflictError,
+    HeaplineError,
+    LeaseLost,
+    MessageNotFound,
+    RequestError,
+    ResourceExhausted,
+)
 from heapline.model import Enqueued, IdempotencyScope, LogFrame, Message, Outgoing
 from heapline.producer import Producer
 from heapline.wire.columns import ints, read_ints
 from heapline.wire.schema import pb
 
 ENDED_BY_BURY = ("dead", "dropped")
+JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a batch that is larger goes by itself
 CLOSE_SECONDS = 5.0  # for what was prefetched to go back
 
 
@@ -87,9 +97,10 @@ class ConnectedBroker(WireBroker):
         self._loop = asyncio.get_running_loop()
         self._returns = Returns(self.release)
         self._retrying = RetryingCalls(self._endpoints, self._make_calls, self._deadline)
-        self._name, self._pops = secrets.token_hex(8), itertools.count(1)
+        self._name, self._pops = secrets.token_hex(8), count(1)
         self._numbered: dict[str, Numbered] = {}
         self._enqueues: dict[str, Lane] = {}
+        self._batches: dict[str, Lane] = {}
         self._acks: dict[str, Lane] = {}
 
     def _make_calls(self, endpoint: str) -> Calls:
@@ -98,7 +109,7 @@ class ConnectedBroker(WireBroker):
     def _forget(self) -> None:
         """In a forked child: what was the parent's is neither used nor closed here."""
         if self._retrying is not None:
-            _LEFT_BEHIND.append((self._retrying, self._loop, self._returns, self._enqueues, self._acks))
+            _LEFT_BEHIND.append((self._retrying, self._loop, self._returns, self._enqueues, self._batches, self._acks))
         self._loop = self._retrying = None
 
     async def close(self) -> None:
@@ -111,7 +122,7 @@ class ConnectedBroker(WireBroker):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.gather(*(feed.close() for feed in self._feeds))
         await self._returns.close()
-        for lane in (*self._enqueues.values(), *self._acks.values()):
+        for lane in (*self._enqueues.values(), *self._batches.values(), *self._acks.values()):
             lane.end(Closed())
         await retrying.close()
         await self._returns.close()
@@ -192,8 +203,35 @@ class ConnectedBroker(WireBroker):
         """Numbered here unless the caller has done it; so every batch can be repeated."""
         if identity is not None or not messages:
             return await super().send_batch(topic, messages, atomic, identity)
-        until = self.calls.until()
-        return await self._numbers(one_name(topic)).send(messages, atomic, until)
+        until, name = self.calls.until(), one_name(topic)
+        nbytes = sum([len(m.payload) for m in messages])
+        if not atomic or len(messages) > JOINED_MAX or nbytes > JOINED_BYTES_MAX:
+            return await self._numbers(name).send(messages, atomic, until)
+        lane = self._batches.get(name) or self._lane_of_batches(name)
+        results: list[Enqueued] = await self._wait(lane.put(messages, until, nbytes, len(messages)), "EnqueueBatch")
+        return results
+
+    def _lane_of_batches(self, topic: str) -> Lane:
+        """Small atomic batches join too: all of several go in, or, if that is refused, each for itself."""
+        numbered = self._numbers(topic)
+
+        async def carry(batch: list[Single]) -> None:
+            try:
+                results = await numbered.send(
+                    [m for single in batch for m in single.what], True, max(single.until for single in batch)
+                )
+            except (RequestError, ConflictError, ResourceExhausted) as error:
+                if len(batch) == 1:
+                    refuse(batch[0], error)
+                else:
+                    await asyncio.gather(*(carry([single]) for single in batch))
+                return
+            rest = iter(results)
+            for single in batch:
+                answer(single, list(islice(rest, single.count)))
+
+        lane = self._batches[topic] = Lane(Gathering(), carry, self._returns.own, width=2)
+        return lane
 
     # -- out -------------------------------------------------------------------------------------------------------
 

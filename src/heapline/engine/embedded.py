@@ -186,7 +186,7 @@ class EmbeddedBroker(TopicKeeper):
             results = await self._enqueue_numbered(runner, good, atomic, producer)
         else:
             identity = identity_of(producer_id, epoch, answered_below, good)
-            results = await self._enqueue_all(runner, good, atomic, identity)
+            results = await self._enqueue_all(runner, Columns(good), atomic, identity)
         if not errors:
             return results
         rest = iter(results)
@@ -204,31 +204,43 @@ class EmbeddedBroker(TopicKeeper):
         ids: list[int] = await runner.enqueue(call)
         return ids
 
+    async def enqueue_numbered_columns(
+        self, topic: str, payloads: list[bytes], priorities: I64, seqs: list[int], identity: Identity, atomic: bool
+    ) -> list[Enqueued] | None:
+        """`enqueue_batch` of numbered messages that are columns already, with nothing else to them. None: something is
+        wrong with one, which `enqueue_batch` tells."""
+        runner = self._runner(topic)
+        columns = Columns.of(payloads, priorities)
+        columns.seqs = seqs
+        if not columns.are_good(runner.topic.config):
+            return None
+        return await self._enqueue_all(runner, columns, atomic, identity)
+
     async def _enqueue_numbered(
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, producer: Producer
     ) -> list[Enqueued]:
         def send(numbered: list[Outgoing], epoch: int, answered_below: int) -> Awaitable[list[Enqueued]]:
-            return self._enqueue_all(runner, numbered, atomic, Identity(producer.producer_id, epoch, answered_below))
+            identity = Identity(producer.producer_id, epoch, answered_below)
+            return self._enqueue_all(runner, Columns(numbered), atomic, identity)
 
         return await producer.enqueue(self, runner.name, messages, send)
 
     async def _enqueue_all(
-        self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity | None
+        self, runner: TopicRunner, columns: Columns, atomic: bool, identity: Identity | None
     ) -> list[Enqueued]:
-        call = EnqueueCall(runner.future(), columns=Columns(messages), atomic=atomic, identity=identity)
-        config = runner.topic.config
+        call = EnqueueCall(runner.future(), columns=columns, atomic=atomic, identity=identity)
+        config, count = runner.topic.config, columns.count
         if atomic:
             check_batch_bytes(call, config)
-        elif len(messages) > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, len(messages))):
-            half = len(messages) // 2
-            first = await self._enqueue_all(runner, messages[:half], atomic, identity)
-            return first + await self._enqueue_all(runner, messages[half:], atomic, identity)
+        elif count > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, count)):
+            halves = columns.subset(range(count // 2)), columns.subset(range(count // 2, count))
+            return [r for half in halves for r in await self._enqueue_all(runner, half, atomic, identity)]
         try:
             results: list[Enqueued] = await runner.enqueue(call)
         except UnavailableError as error:
             if atomic:
                 raise
-            results = [Enqueued(0, error=error)] * len(messages)  # others of the same batch may have gone in
+            results = [Enqueued(0, error=error)] * count  # others of the same batch may have gone in
         return results
 
     async def open_producer(self, topic: str, producer_id: str) -> int:
