@@ -72,25 +72,29 @@ class Gathering:
             batch.append(waiting.popleft())
         return batch
 
-    def take_all(self) -> list[Single]:
-        left = [single for single in self._waiting if not single.future.done()]
-        self._waiting.clear()
-        return left
+    def waiting(self) -> list[Single]:
+        return [single for single in self._waiting if not single.future.done()]
 
 
 class Lane:
     def __init__(
         self, gathering: Gathering, carry: Callable[[list[Single]], Awaitable[None]],
-        own: Callable[[Coroutine[Any, Any, None]], None], width: int = 1,
+        own: Callable[[Coroutine[Any, Any, None]], None], give_up: Callable[[bool], Exception], width: int = 1,
     ) -> None:  # fmt: skip
         self._gathering, self._carry, self._own = gathering, carry, own
+        self._give_up = give_up  # what a call is told whose time is over, sent or not
         self._width = width  # batches under way at a time; only with one of them are calls carried out in order
         self._running = 0
+        self._under_way: list[Single] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, what: Any, until: float, nbytes: int = 0, count: int = 1) -> asyncio.Future[Any]:
         """A future of the answer. Whoever cancels it before it is sent has sent nothing."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         self._gathering.add(Single(what, future, until, nbytes, count))
+        if self._timer is None:
+            self._timer = loop.call_at(until, self._look)
         if self._running < self._width:
             self._running += 1
             self._own(self._run())
@@ -99,19 +103,32 @@ class Lane:
     async def _run(self) -> None:
         try:
             while batch := self._gathering.take():
+                self._under_way += batch
                 try:
                     await self._carry(batch)
                 except Exception as error:
                     fail(batch, error)
-        except asyncio.CancelledError:
-            fail(batch, ConnectionAbortedError("the client was closed while this was under way"))
-            raise
+                finally:
+                    self._under_way = [s for s in self._under_way if not s.future.done()] if self._width > 1 else []
         finally:
             self._running -= 1
 
+    def _look(self) -> None:
+        """A batch is carried until the last deadline in it: whose own is over is told now."""
+        loop = asyncio.get_running_loop()
+        calls = [(s, True) for s in self._under_way if not s.future.done()]
+        calls += [(s, False) for s in self._gathering.waiting()]
+        for single, sent in calls:
+            if single.until <= loop.time():
+                refuse(single, self._give_up(sent))
+        left = [single.until for single, _ in calls if not single.future.done()]
+        self._timer = loop.call_at(min(left), self._look) if left else None
+
     def end(self, error: Exception) -> None:
         """Nothing is sent any more: those who wait are told why."""
-        fail(self._gathering.take_all(), error)
+        fail(self._gathering.waiting(), error)
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def answer(single: Single, result: Any) -> None:

@@ -32,18 +32,18 @@ def passes_by_itself(error: BaseException) -> bool:
     return type(error) in (UnavailableError, TopicReloading) or isinstance(error, Closed)
 
 
-def out_of_time(
-    name: str, seconds: float, endpoints: Sequence[str], doubt: bool, last: HeaplineError | None
-) -> DeadlineExceeded:
-    """What is known when a call is given up."""
+UNSENT = "it waited behind other calls and was never sent, so nothing was changed"
+IN_DOUBT = "it was sent and its answer did not come, so it may have been carried out"
+
+
+def unreached(endpoints: Sequence[str]) -> str:
+    where = ", ".join(endpoints)
+    return f"none of {where} could be reached, so nothing was changed; is `heapline serve` running there?"
+
+
+def out_of_time(name: str, seconds: float, known: str) -> DeadlineExceeded:
+    """A call is given up: what is known of it."""
     error = DeadlineExceeded(name)
-    if doubt:
-        known = "it was sent and its answer did not come, so it may have been carried out"
-        if last is not None:
-            known += f" (last: {last})"
-    else:
-        where = ", ".join(endpoints)
-        known = f"none of {where} could be reached, so nothing was changed; is `heapline serve` running there?"
     error.args = (f"{name} was given up after {seconds:g} s: {known}",)
     return error
 

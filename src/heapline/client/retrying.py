@@ -15,7 +15,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from heapline.client.calls import Calls
-from heapline.client.patience import SECONDS, log, not_again, out_of_time, passes_by_itself, pauses
+from heapline.client.patience import (
+    IN_DOUBT,
+    SECONDS,
+    UNSENT,
+    log,
+    not_again,
+    out_of_time,
+    passes_by_itself,
+    pauses,
+    unreached,
+)
 from heapline.errors import Closed, DeadlineExceeded, HeaplineError, TopicReloading, UnavailableError
 
 #: Doing them twice is not doing them once: they would also hit what came in between.
@@ -57,11 +67,13 @@ class RetryingCalls:
             waits_until = loop.time() + request.wait
             until += request.wait
         doubt = False
+        if loop.time() >= until:
+            raise self.out_of_time(name, UNSENT)
         for pause in pauses():
             try:
                 return await self._try(name, request, until - loop.time()), doubt
             except DeadlineExceeded:
-                raise self._out_of_time(name, True, None) from None
+                raise self.out_of_time(name, IN_DOUBT) from None
             except HeaplineError as error:
                 if self._closed or not passes_by_itself(error):
                     error.repeated = doubt
@@ -70,7 +82,8 @@ class RetryingCalls:
                 if doubt and name in ONCE:
                     raise not_again(name, error) from None
                 if loop.time() + pause >= until:
-                    raise self._out_of_time(name, doubt, error) from None
+                    known = f"{IN_DOUBT} (last: {error})" if doubt else unreached(self._endpoints)
+                    raise self.out_of_time(name, known) from None
             await asyncio.sleep(pause)
             if waits_until is not None:
                 request.wait = max(0.0, waits_until - loop.time())
@@ -126,9 +139,9 @@ class RetryingCalls:
             self._link = None
             self._turn += 1
 
-    def _out_of_time(self, name: str, doubt: bool, last: HeaplineError | None) -> DeadlineExceeded:
+    def out_of_time(self, name: str, known: str) -> DeadlineExceeded:
         seconds = SECONDS.get()
-        return out_of_time(name, self._deadline if seconds is None else seconds, self._endpoints, doubt, last)
+        return out_of_time(name, self._deadline if seconds is None else seconds, known)
 
     async def close(self) -> None:
         self._closed = True

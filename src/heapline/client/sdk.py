@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import count, islice
 from typing import Any, cast
@@ -26,7 +26,7 @@ from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
 from heapline.client.consuming import PREFETCH, Consumption, Feed, consume
 from heapline.client.numbered import Numbered
 from heapline.client.numbering import one_name
-from heapline.client.patience import DEADLINE, SECONDS, out_of_time, passes_by_itself, pauses
+from heapline.client.patience import DEADLINE, IN_DOUBT, SECONDS, UNSENT, out_of_time, passes_by_itself, pauses
 from heapline.client.retrying import RetryingCalls
 from heapline.client.returning import Returns
 from heapline.client.target import ClientTls, parse_target
@@ -49,6 +49,7 @@ from heapline.producer import Producer
 from heapline.wire.columns import ints, read_ints
 from heapline.wire.schema import pb
 
+Carry = Callable[[list[Single]], Awaitable[None]]
 ENDED_BY_BURY = ("dead", "dropped")
 JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a batch that is larger goes by itself
 CLOSE_SECONDS = 5.0  # for what was prefetched to go back
@@ -133,16 +134,11 @@ class ConnectedBroker(WireBroker):
         check_seconds("seconds", seconds, 0.001)
         return cast(ConnectedBroker, _Within(self, seconds))
 
-    async def _wait(self, future: asyncio.Future[Any], name: str) -> Any:
-        """A lane's answer. Lanes keep the client's own deadline; a shorter one is kept here."""
-        seconds = SECONDS.get()
-        if seconds is None:
-            return await future
-        try:
-            async with asyncio.timeout(seconds):
-                return await future
-        except TimeoutError:
-            raise out_of_time(name, seconds, self._endpoints, True, None) from None
+    def _lane(self, name: str, gathering: Gathering, carry: Carry, width: int = 1) -> Lane:
+        def give_up(sent: bool) -> Exception:
+            return out_of_time(name, self._deadline, IN_DOUBT if sent else UNSENT)
+
+        return Lane(gathering, carry, self._returns.own, give_up, width)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -171,10 +167,15 @@ class ConnectedBroker(WireBroker):
             None, fairness_key,
         )  # fmt: skip
         check_outgoing(message, topic)
-        calls = self.calls
+        until = self.calls.until()
+        if SECONDS.get() is not None:  # with a deadline of its own it goes by itself
+            (result,) = await self._numbers(one_name(topic)).send([message], False, until)
+            if result.error is not None:
+                raise result.error
+            return result
         lane = self._enqueues.get(topic) or self._lane_in(topic)
-        result: Enqueued = await self._wait(lane.put(message, calls.until(), len(payload)), "Enqueue")
-        return result
+        joined: Enqueued = await lane.put(message, until, len(payload))
+        return joined
 
     def _lane_in(self, topic: str) -> Lane:
         name = one_name(topic)
@@ -188,7 +189,7 @@ class ConnectedBroker(WireBroker):
                 else:
                     refuse(single, result.error)
 
-        lane = self._enqueues.get(name) or Lane(Gathering(), carry, self._returns.own)
+        lane = self._enqueues.get(name) or self._lane("EnqueueBatch", Gathering(), carry)
         self._enqueues[name] = self._enqueues[topic] = lane
         return lane
 
@@ -205,10 +206,10 @@ class ConnectedBroker(WireBroker):
             return await super().send_batch(topic, messages, atomic, identity)
         until, name = self.calls.until(), one_name(topic)
         nbytes = sum([len(m.payload) for m in messages])
-        if not atomic or len(messages) > JOINED_MAX or nbytes > JOINED_BYTES_MAX:
+        if not atomic or len(messages) > JOINED_MAX or nbytes > JOINED_BYTES_MAX or SECONDS.get() is not None:
             return await self._numbers(name).send(messages, atomic, until)
         lane = self._batches.get(name) or self._lane_of_batches(name)
-        results: list[Enqueued] = await self._wait(lane.put(messages, until, nbytes, len(messages)), "EnqueueBatch")
+        results: list[Enqueued] = await lane.put(messages, until, nbytes, len(messages))
         return results
 
     def _lane_of_batches(self, topic: str) -> Lane:
@@ -230,7 +231,7 @@ class ConnectedBroker(WireBroker):
             for single in batch:
                 answer(single, list(islice(rest, single.count)))
 
-        lane = self._batches[topic] = Lane(Gathering(), carry, self._returns.own, width=2)
+        lane = self._batches[topic] = self._lane("EnqueueBatch", Gathering(), carry, width=2)
         return lane
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -261,11 +262,11 @@ class ConnectedBroker(WireBroker):
 
     async def ack(self, messages: Held) -> None:
         """Joins other acks that are made meanwhile. Repeating an ack is good as long as its token is remembered."""
-        if type(messages) is Message:
+        if type(messages) is Message and SECONDS.get() is None:
             _tell_feed(messages)
-            calls = self.calls
+            until = self.calls.until()
             lane = self._acks.get(messages.topic) or self._lane_out(messages.topic)
-            await self._wait(lane.put((messages.id, messages.token), calls.until()), "Ack")
+            await lane.put((messages.id, messages.token), until)
         else:
             await super().ack(messages)
 
@@ -282,7 +283,7 @@ class ConnectedBroker(WireBroker):
                     answer(single, None)
 
         # An answer names lost leases by message: two leases of one message are not told apart in it.
-        lane = self._acks[topic] = Lane(Gathering(apart=lambda lease: lease[0]), carry, self._returns.own)
+        lane = self._acks[topic] = self._lane("Ack", Gathering(apart=lambda lease: lease[0]), carry)
         return lane
 
     async def _on_leases(self, method: str, messages: Held, **options: Any) -> None:
@@ -349,7 +350,7 @@ class ConnectedBroker(WireBroker):
                 if not passes_by_itself(error) or self._closed:
                     raise
                 if loop.time() + pause >= until:
-                    raise out_of_time("ReadLog", self._deadline, self._endpoints, True, error) from None
+                    raise self.calls.out_of_time("ReadLog", f"the connection broke ({error})") from None
             await asyncio.sleep(pause)
 
 

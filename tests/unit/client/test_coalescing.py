@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
 from heapline.errors import HeaplineError, TopicNotFound, UnavailableError
+from heapline.testing.loop import run
 
 
 class Waiter:
@@ -24,6 +25,7 @@ class Waiter:
         return self.gone
 
 
+FAR = 1e9  # of the loop's time
 CALLS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60)
 
 
@@ -60,7 +62,7 @@ class Road:
         self.open = asyncio.Event()
         self.open.set()
         self._tasks: list[asyncio.Future[None]] = []
-        self.lane = Lane(Gathering(**caps), self._carry, self._own)
+        self.lane = Lane(Gathering(**caps), self._carry, self._own, lambda sent: TimeoutError(f"{sent=}"))
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
@@ -85,22 +87,22 @@ async def steps(count: int = 3) -> None:
 async def test_calls_of_one_turn_go_together_and_those_that_come_meanwhile_in_the_next_batch() -> None:
     road = Road()
     road.open.clear()
-    first = [road.lane.put(what, 0.0) for what in "ab"]
+    first = [road.lane.put(what, FAR) for what in "ab"]
     await steps()
-    later = [road.lane.put(what, 0.0) for what in "cde"]
+    later = [road.lane.put(what, FAR) for what in "cde"]
     await steps()
     assert road.batches == [["a", "b"]], "one call is under way at a time"
     road.open.set()
     assert await asyncio.gather(*first, *later) == [f"done {what}" for what in "abcde"]
     assert road.batches == [["a", "b"], ["c", "d", "e"]]
-    await road.lane.put("f", 0.0)
+    await road.lane.put("f", FAR)
     assert road.batches[2:] == [["f"]], "an idle lane starts again"
 
 
 async def test_one_that_is_refused_fails_only_its_own_caller() -> None:
     road = Road()
     road.errors["b"] = TopicNotFound("x")
-    results = await asyncio.gather(*(road.lane.put(what, 0.0) for what in "abc"), return_exceptions=True)
+    results = await asyncio.gather(*(road.lane.put(what, FAR) for what in "abc"), return_exceptions=True)
     assert results[0] == "done a"
     assert results[2] == "done c"
     assert results[1] is road.errors["b"]
@@ -109,19 +111,19 @@ async def test_one_that_is_refused_fails_only_its_own_caller() -> None:
 async def test_batch_that_fails_fails_each_of_its_callers_with_an_error_of_its_own() -> None:
     road = Road()
     road.failure = UnavailableError("gone")
-    results = await asyncio.gather(*(road.lane.put(what, 0.0) for what in "ab"), return_exceptions=True)
+    results = await asyncio.gather(*(road.lane.put(what, FAR) for what in "ab"), return_exceptions=True)
     assert [str(r) for r in results] == ["gone", "gone"]
     assert results[0] is not results[1]
     road.failure = None
-    assert await road.lane.put("c", 0.0) == "done c", "the lane goes on"
+    assert await road.lane.put("c", FAR) == "done c", "the lane goes on"
 
 
 async def test_call_that_is_cancelled_before_it_is_sent_is_never_sent() -> None:
     road = Road()
     road.open.clear()
-    first = road.lane.put("a", 0.0)
+    first = road.lane.put("a", FAR)
     await steps()
-    second, third = road.lane.put("b", 0.0), road.lane.put("c", 0.0)
+    second, third = road.lane.put("b", FAR), road.lane.put("c", FAR)
     second.cancel()
     first.cancel()
     road.open.set()
@@ -132,10 +134,35 @@ async def test_call_that_is_cancelled_before_it_is_sent_is_never_sent() -> None:
 async def test_ended_lane_tells_those_who_wait_why() -> None:
     road = Road()
     road.open.clear()
-    road.lane.put("a", 0.0).cancel()
-    waiting = [road.lane.put(what, 0.0) for what in "bc"]
+    road.lane.put("a", FAR).cancel()
+    waiting = [road.lane.put(what, FAR) for what in "bc"]
     road.lane.end(UnavailableError("closed"))
     for future in waiting:
         with pytest.raises(HeaplineError, match="closed"):
             await future
     assert road.batches == []
+
+
+def test_each_call_is_given_up_at_its_own_deadline_though_its_batch_goes_on() -> None:
+    async def go() -> list[tuple[float, str]]:
+        road, told = Road(), []
+        road.open.clear()
+
+        async def call(what: str, begin: float) -> None:
+            await asyncio.sleep(begin)
+            try:
+                text = await road.lane.put(what, begin + 10)
+            except TimeoutError as error:
+                text = str(error)
+            told.append((asyncio.get_running_loop().time(), text))
+
+        calls = [asyncio.ensure_future(call(what, begin)) for what, begin in (("a", 0), ("b", 1), ("c", 5))]
+        await asyncio.sleep(11.5)
+        road.open.set()
+        await asyncio.gather(*calls)
+        assert road.batches == [["a"], ["c"]], "one whose time was over is not sent"
+        return told
+
+    told = run(go())
+    assert [text for _, text in told] == ["sent=True", "sent=False", "done c"]
+    assert [round(at, 3) for at, _ in told] == [10, 11, 11.5]

@@ -213,3 +213,18 @@ def test_closed_client_repeats_nothing() -> None:
     run(go())
     assert world.channels[0].closed
     assert len(world.tries) == 1
+
+
+def test_call_that_begins_after_its_deadline_is_not_sent() -> None:
+    world = World()
+
+    async def go() -> None:
+        await asyncio.sleep(5)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await world.calls.ask("Ack", pb.LeasesRequest(), until=4.0)
+        assert str(caught.value) == (
+            "Ack was given up after 30 s: it waited behind other calls and was never sent, so nothing was changed"
+        )
+
+    run(go())
+    assert world.tries == []
