@@ -29,14 +29,7 @@ class Single:
 
 
 class Gathering:
-    """What waits, in order, and how much of it goes next.
-
-    >>> waiting = Gathering(count_max=2)
-    >>> for what in "abc":
-    ...     waiting.add(Single(what, asyncio.Future(loop=asyncio.new_event_loop()), 0.0))
-    >>> [[single.what for single in waiting.take()] for _ in range(3)]
-    [['a', 'b'], ['c'], []]
-    """
+    """What waits, in order, and how much of it goes next."""
 
     def __init__(
         self, count_max: int = COUNT_MAX, bytes_max: int = BYTES_MAX, apart: Callable[[Any], Any] | None = None

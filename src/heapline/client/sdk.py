@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from itertools import count, islice
+from itertools import count
 from typing import Any, cast
 from weakref import WeakSet
 
 from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
 from heapline.client.checks import check_outgoing
-from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
 from heapline.client.consuming import PREFETCH, Consumption, Feed, consume
-from heapline.client.numbered import Numbered
-from heapline.client.numbering import one_name
-from heapline.client.patience import DEADLINE, IN_DOUBT, SECONDS, UNSENT, out_of_time, passes_by_itself, pauses
+from heapline.client.forking import check_process, watch
+from heapline.client.lanes import Lanes
+from heapline.client.patience import DEADLINE, SECONDS, passes_by_itself, pauses
 from heapline.client.retrying import RetryingCalls
 from heapline.client.returning import Returns
 from heapline.client.target import ClientTls, parse_target
@@ -37,26 +35,34 @@ from heapline.engine.requests import listed
 from heapline.errors import (
     BadRequest,
     Closed,
-    ConflictError,
     HeaplineError,
-    LeaseLost,
     MessageNotFound,
-    RequestError,
-    ResourceExhausted,
 )
 from heapline.model import Enqueued, IdempotencyScope, LogFrame, Message, Outgoing
 from heapline.producer import Producer
 from heapline.wire.columns import ints, read_ints
-from heapline.wire.schema import pb
 
-Carry = Callable[[list[Single]], Awaitable[None]]
 ENDED_BY_BURY = ("dead", "dropped")
-JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a batch that is larger goes by itself
 CLOSE_SECONDS = 5.0  # for what was prefetched to go back
 
 
 class ConnectedBroker(WireBroker):
-    """Made by `heapline.connect`. Use it with `async with`, or as it is and `close` it."""
+    """Made by `heapline.connect`. Use it with `async with`, or as it is and `close` it.
+
+    What happens to a call whose answer is lost:
+
+    - enqueue, enqueue_batch, prepare_batch, commit_batch, pop, ack, extend, cancel: made again, and counts once.
+    - nack, release, bury: made again; a lease that is over by then is no error, but bury looks whether the message is
+      dead, and raises LeaseLost if it is not.
+    - create_topic, update_topic, pause_topic, resume_topic, set_partition_throttled, snapshot, open_producer and all
+      that only read: made again, which is as good as once. abort_batch may then say that there were no parts left.
+    - reschedule: made again; a `delay` counts from the last try.
+    - purge, delete_topic, dlq_replay, dlq_delete: not made again, since they would also hit what came in between. They
+      raise UnavailableError, which says that they may have been carried out.
+
+    The last kind is repeated as long as no connection was made. After its deadline a call raises DeadlineExceeded,
+    which says whether it was sent.
+    """
 
     def __init__(
         self, endpoints: Sequence[str], *, credential: str | None = None, tls: ClientTls | None = None,
@@ -71,8 +77,9 @@ class ConnectedBroker(WireBroker):
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retrying: RetryingCalls | None = None
+        self._lanes: Lanes | None = None
         self._feeds: WeakSet[Feed] = WeakSet()
-        _CLIENTS.add(self)
+        watch(self)
 
     async def __aenter__(self) -> ConnectedBroker:
         self._closed = False
@@ -85,6 +92,12 @@ class ConnectedBroker(WireBroker):
         assert self._retrying is not None
         return self._retrying
 
+    @property
+    def lanes(self) -> Lanes:
+        self.calls  # noqa: B018 - it begins here
+        assert self._lanes is not None
+        return self._lanes
+
     def _begin(self) -> None:
         """First use: here and now is where it belongs to."""
         if self._closed:
@@ -94,24 +107,21 @@ class ConnectedBroker(WireBroker):
                 "this client belongs to another event loop, which is still open: connect once for each loop, "
                 "or use heapline.connect_sync from several threads"
             )
-        _note_process()
+        check_process()
         self._loop = asyncio.get_running_loop()
         self._returns = Returns(self.release)
         self._retrying = RetryingCalls(self._endpoints, self._make_calls, self._deadline)
         self._name, self._pops = secrets.token_hex(8), count(1)
-        self._numbered: dict[str, Numbered] = {}
-        self._enqueues: dict[str, Lane] = {}
-        self._batches: dict[str, Lane] = {}
-        self._acks: dict[str, Lane] = {}
+        self._lanes = Lanes(self._retrying, self._returns.own, self._deadline)
 
     def _make_calls(self, endpoint: str) -> Calls:
         return Calls(endpoint, self._credential, None, late=self._late, tls=self._tls)
 
-    def _forget(self) -> None:
-        """In a forked child: what was the parent's is neither used nor closed here."""
-        if self._retrying is not None:
-            _LEFT_BEHIND.append((self._retrying, self._loop, self._returns, self._enqueues, self._batches, self._acks))
-        self._loop = self._retrying = None
+    def forget(self) -> Any:
+        """See forking.py."""
+        left = self._retrying, self._loop, self._returns, self._lanes
+        self._loop = self._retrying = self._lanes = None
+        return left
 
     async def close(self) -> None:
         """What is under way is finished, what was prefetched is released; then the connection ends."""
@@ -123,22 +133,15 @@ class ConnectedBroker(WireBroker):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.gather(*(feed.close() for feed in self._feeds))
         await self._returns.close()
-        for lane in (*self._enqueues.values(), *self._batches.values(), *self._acks.values()):
-            lane.end(Closed())
+        self.lanes.end(Closed())
         await retrying.close()
         await self._returns.close()
-        self._retrying = self._loop = None
+        self._loop = self._retrying = self._lanes = None
 
     def within(self, seconds: float) -> ConnectedBroker:
         """The same client with another deadline: `await hl.within(2).enqueue(…)`."""
         check_seconds("seconds", seconds, 0.001)
         return cast(ConnectedBroker, _Within(self, seconds))
-
-    def _lane(self, name: str, gathering: Gathering, carry: Carry, width: int = 1) -> Lane:
-        def give_up(sent: bool) -> Exception:
-            return out_of_time(name, self._deadline, IN_DOUBT if sent else UNSENT)
-
-        return Lane(gathering, carry, self._returns.own, give_up, width)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -167,36 +170,12 @@ class ConnectedBroker(WireBroker):
             None, fairness_key,
         )  # fmt: skip
         check_outgoing(message, topic)
-        until = self.calls.until()
-        if SECONDS.get() is not None:  # with a deadline of its own it goes by itself
-            (result,) = await self._numbers(one_name(topic)).send([message], False, until)
-            if result.error is not None:
-                raise result.error
-            return result
-        lane = self._enqueues.get(topic) or self._lane_in(topic)
-        joined: Enqueued = await lane.put(message, until, len(payload))
-        return joined
-
-    def _lane_in(self, topic: str) -> Lane:
-        name = one_name(topic)
-        numbered = self._numbers(name)
-
-        async def carry(batch: list[Single]) -> None:
-            results = await numbered.send([single.what for single in batch], False, max(s.until for s in batch))
-            for single, result in zip(batch, results, strict=True):
-                if result.error is None:
-                    answer(single, result)
-                else:
-                    refuse(single, result.error)
-
-        lane = self._enqueues.get(name) or self._lane("EnqueueBatch", Gathering(), carry)
-        self._enqueues[name] = self._enqueues[topic] = lane
-        return lane
-
-    def _numbers(self, topic: str) -> Numbered:
-        if topic not in self._numbered:
-            self._numbered[topic] = Numbered(topic, self.calls)
-        return self._numbered[topic]
+        if SECONDS.get() is None:
+            return await self.lanes.enqueue(topic, message)
+        (result,) = await self.lanes.send(topic, [message], False)  # with a deadline of its own it goes by itself
+        if result.error is not None:
+            raise result.error
+        return result
 
     async def send_batch(
         self, topic: str, messages: list[Outgoing], atomic: bool, identity: Identity | None
@@ -204,35 +183,9 @@ class ConnectedBroker(WireBroker):
         """Numbered here unless the caller has done it; so every batch can be repeated."""
         if identity is not None or not messages:
             return await super().send_batch(topic, messages, atomic, identity)
-        until, name = self.calls.until(), one_name(topic)
-        nbytes = sum([len(m.payload) for m in messages])
-        if not atomic or len(messages) > JOINED_MAX or nbytes > JOINED_BYTES_MAX or SECONDS.get() is not None:
-            return await self._numbers(name).send(messages, atomic, until)
-        lane = self._batches.get(name) or self._lane_of_batches(name)
-        results: list[Enqueued] = await lane.put(messages, until, nbytes, len(messages))
-        return results
-
-    def _lane_of_batches(self, topic: str) -> Lane:
-        """Small atomic batches join too: all of several go in, or, if that is refused, each for itself."""
-        numbered = self._numbers(topic)
-
-        async def carry(batch: list[Single]) -> None:
-            try:
-                results = await numbered.send(
-                    [m for single in batch for m in single.what], True, max(single.until for single in batch)
-                )
-            except (RequestError, ConflictError, ResourceExhausted) as error:
-                if len(batch) == 1:
-                    refuse(batch[0], error)
-                else:
-                    await asyncio.gather(*(carry([single]) for single in batch))
-                return
-            rest = iter(results)
-            for single in batch:
-                answer(single, list(islice(rest, single.count)))
-
-        lane = self._batches[topic] = self._lane("EnqueueBatch", Gathering(), carry, width=2)
-        return lane
+        if atomic and SECONDS.get() is None:
+            return await self.lanes.enqueue_batch(topic, messages)
+        return await self.lanes.send(topic, messages, atomic)
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -264,27 +217,9 @@ class ConnectedBroker(WireBroker):
         """Joins other acks that are made meanwhile. Repeating an ack is good as long as its token is remembered."""
         if type(messages) is Message and SECONDS.get() is None:
             _tell_feed(messages)
-            until = self.calls.until()
-            lane = self._acks.get(messages.topic) or self._lane_out(messages.topic)
-            await lane.put((messages.id, messages.token), until)
+            await self.lanes.ack(messages.topic, messages.id, messages.token)
         else:
             await super().ack(messages)
-
-    def _lane_out(self, topic: str) -> Lane:
-        async def carry(batch: list[Single]) -> None:
-            ids, tokens = [s.what[0] for s in batch], [s.what[1] for s in batch]
-            request = pb.LeasesRequest(topic=topic, ids=ints(ids), tokens=ints(tokens), tell_lost=True)
-            told, _ = await self.calls.ask("Ack", request, max(single.until for single in batch))
-            lost = set(read_ints(told.lost).tolist()) if told.lost else ()
-            for single in batch:
-                if single.what[0] in lost:
-                    refuse(single, LeaseLost([single.what[0]], topic))
-                else:
-                    answer(single, None)
-
-        # An answer names lost leases by message: two leases of one message are not told apart in it.
-        lane = self._acks[topic] = self._lane("Ack", Gathering(apart=lambda lease: lease[0]), carry)
-        return lane
 
     async def _on_leases(self, method: str, messages: Held, **options: Any) -> None:
         if method != "Extend":
@@ -378,30 +313,3 @@ class _Within:
                 SECONDS.reset(before)
 
         return call
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-_CLIENTS: WeakSet[ConnectedBroker] = WeakSet()
-_LEFT_BEHIND: list[Any] = []
-_PROCESS: list[int] = []  # the one that has used gRPC
-
-
-def _note_process() -> None:
-    """gRPC does not survive a fork: a child that touches it crashes. Better an error that says what to do."""
-    if not _PROCESS:
-        _PROCESS.append(os.getpid())
-    elif _PROCESS[0] != os.getpid():
-        raise BadRequest(
-            "this process was forked from one that had already used a Heapline client, and gRPC does not survive "
-            "that: use clients only after the fork (connect() alone does not connect), or start processes with "
-            "'spawn'"
-        )
-
-
-def _in_child() -> None:
-    for client in list(_CLIENTS):
-        client._forget()
-
-
-os.register_at_fork(after_in_child=_in_child)
