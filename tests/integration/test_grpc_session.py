@@ -171,6 +171,25 @@ async def test_what_was_popped_and_not_sent_when_the_stream_breaks_goes_back(rig
         await rig.broker.purge("jobs")
 
 
+async def test_leases_of_a_named_pop_stay_for_the_one_who_repeats_it(rig: Rig) -> None:
+    await rig.broker.enqueue("jobs", b"x")
+    front = Front(Everybody())
+    service = GrpcService(rig.behind, front)
+    caller = Caller(Everybody(), LOCAL, Visit(front, "grpc", "Session", None, {}, Context()))
+    session = server_session.Session(front, service, caller, service._give_back)
+    requests = Requests(asked(1, "Stats", pb.Heap(topic="jobs")))
+    running = session.run(aiter(requests))
+    await anext(running)
+    requests.say(asked(2, "Pop", pop(wait=30.0, request_id="mine")))
+    await until(lambda: _is_answered(session))
+    (message,) = await rig.broker.pop("jobs", request_id="mine")  # over another stream, before this one has broken
+    await running.aclose()
+    for _ in range(3):
+        await rig.behind.stats("jobs")  # turns in which it could go back
+    assert await rig.leased() == 1
+    await message.ack()
+
+
 async def test_session_with_enough_under_way_is_not_read_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_session, "CALLS_MAX", 2)
     requests = Requests(

@@ -244,6 +244,19 @@ async def test_consuming_goes_on_over_broken_streams_and_keeps_what_had_arrived(
     await until(lambda: nothing_leased(cut))
 
 
+async def test_one_who_waits_when_a_stream_breaks_gets_what_comes_later(cut: Cut) -> None:
+    async with cut.hl.consume("jobs", prefetch=0, visibility=60) as messages:
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: is_asked_for(messages))
+        cut.proxy.cut()
+        await cut.hl.enqueue("jobs", b"later")
+        assert (await asyncio.wait_for(waiting, 20)).payload == b"later"
+
+
+async def is_asked_for(messages: Any) -> bool:
+    return messages.feed._granted == 1
+
+
 async def three_are_here(messages: Any) -> bool:
     return len(messages.feed._here) == 3
 

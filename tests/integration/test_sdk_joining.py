@@ -168,6 +168,19 @@ async def test_revoked_key_ends_consuming_with_its_error(tmp_path: Path) -> None
                 await asyncio.wait_for(anext(messages), 30)
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+async def test_stream_brings_no_more_than_is_wanted(rig: Rig, hl: ConnectedBroker, prefetch: int) -> None:
+    await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(12)])
+    async with hl.consume("jobs", prefetch=prefetch) as messages:
+        for number in range(4):
+            message = await anext(messages)
+            assert message.payload == b"%d" % number
+            for _ in range(20):  # time enough for more to come
+                await hl.stats("jobs")
+            assert await rig.leased() == 1 + prefetch
+            await message.ack()
+
+
 async def test_closing_the_client_gives_back_what_was_prefetched(rig: Rig) -> None:
     async with heapline.connect(rig.target) as hl:
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(9)])

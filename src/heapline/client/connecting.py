@@ -33,7 +33,7 @@ def connect(
     `target` is `host:port`, `heapline://host:port`, or `heaplines://host:port` over TLS; `endpoints` are several of
     them, of which one is used until it fails. `deadline` is how many seconds a call may take with all its repetitions.
 
-    >>> hl = connect("localhost:7400", api_key="hl_…")
+    >>> hl = connect("localhost:7400", api_key="hl_key")
     """
     _need_grpc()
     from heapline.client.sdk import ConnectedBroker
