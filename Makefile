@@ -8,6 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= 2
 SEED ?= 1
+DATA ?= data
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
@@ -42,7 +43,11 @@ help: ## List what make can do
 setup: $(READY) ## Make .venv and install everything into it
 
 .PHONY: run
-run: $(READY) ## Set up, then show the queue surviving kill -9 (heapline demo)
+run: $(READY) ## Set up, then serve the queue in ./data over gRPC and HTTP until Ctrl-C
+	@$(BIN)/heapline serve --data $(DATA)
+
+.PHONY: demo
+demo: $(READY) ## Set up, then show the queue surviving kill -9
 	@$(BIN)/heapline demo
 
 .PHONY: lint
@@ -79,6 +84,10 @@ bench: $(READY) ## Measure the core next to its baselines
 .PHONY: bench-quick
 bench-quick: $(READY) ## The same in under 45 seconds, on smaller sizes
 	$(BIN)/python -m benchmarks core --quick
+
+.PHONY: bench-server
+bench-server: $(READY) ## Measure the server next to its peers, which install themselves
+	$(BIN)/python -m benchmarks server --peers beanstalkd,redis,postgres,awa,procrastinate
 
 .PHONY: docs-test
 docs-test: $(READY) ## Run the code that README and docs show

@@ -9,6 +9,7 @@ import pytest
 
 from heapline.client.wire import WireBroker
 from heapline.model import Outgoing
+from heapline.server import giving_back
 from tests.integration.proxy import Proxy
 from tests.integration.server_rig import Rig, until
 
@@ -32,6 +33,14 @@ class Cuttable:
     async def counts(self) -> tuple[int, int]:
         stats = await self.rig.behind.stats("jobs")
         return stats.ready, stats.leased
+
+    async def settled(self) -> None:
+        """The server has noticed the cut, and given back what it had not handed over."""
+
+        async def noticed() -> bool:
+            return self.rig.server.front.calls_under_way <= self._calls and not giving_back._RELEASES
+
+        await until(noticed)
 
     async def nothing_is_left(self) -> None:
         """The server has forgotten its client: no task, no waiting pop, no connection."""

@@ -105,8 +105,10 @@ def request_for(name: str, topic: str) -> Any:
     return made
 
 
-async def call(rig: GuardedRig, credential: str, name: str, topic: str = "jobs") -> None:
-    async with rig.as_(credential) as broker:
+async def call(
+    rig: GuardedRig, credential: str, name: str, in_session: bool = False, topic: str = "jobs"
+) -> None:  # fmt: skip
+    async with rig.as_(credential, in_session) as broker:
         if METHODS[name].streams_out:
             async for _ in broker.calls.stream(name, request_for(name, topic)):
                 break
@@ -119,11 +121,14 @@ def needed_for(name: str) -> Action:
     return ACTIONS[name] or by_itself[name]
 
 
-SCOPED = sorted(set(METHODS) - {"ListHeaps"})
+SCOPED = sorted(set(METHODS) - {"ListHeaps", "Session"})  # these ask for each heap, and for each call
 
 
+@pytest.mark.parametrize("in_session", [False, True])
 @pytest.mark.parametrize("name", SCOPED)
-async def test_key_out_of_scope_is_refused_by_every_method_and_changes_nothing(rig: GuardedRig, name: str) -> None:
+async def test_key_out_of_scope_is_refused_by_every_method_and_changes_nothing(
+    rig: GuardedRig, name: str, in_session: bool
+) -> None:
     needed = needed_for(name)
     others = ",".join(action.value for action in Action if action is not needed)
     keys = [rig.key(f"jobs:{others}")[1], rig.key("other:produce,consume,admin", "job*s2:produce,consume,admin")[1]]
@@ -131,7 +136,7 @@ async def test_key_out_of_scope_is_refused_by_every_method_and_changes_nothing(r
     before = await picture(rig.behind)
     for key in keys:
         with pytest.raises(PermissionDenied) as caught:
-            await call(rig, key, name)
+            await call(rig, key, name, in_session)
         assert caught.value.action == needed.value
     assert await picture(rig.behind) == before
     assert [info.name for info in await rig.behind.list_topics()] == ["jobs"]
@@ -139,7 +144,7 @@ async def test_key_out_of_scope_is_refused_by_every_method_and_changes_nothing(r
     # And these refusals were of the scope and of nothing else:
     _, in_scope = rig.key(f"*:{needed.value}")
     try:
-        await asyncio.wait_for(call(rig, in_scope, name), 10)
+        await asyncio.wait_for(call(rig, in_scope, name, in_session), 10)
     except (PermissionDenied, Unauthenticated):
         pytest.fail(f"{name} is refused to a key that is good for it")
     except HeaplineError:

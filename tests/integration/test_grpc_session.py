@@ -171,7 +171,7 @@ async def test_what_was_popped_and_not_sent_when_the_stream_breaks_goes_back(rig
         await rig.broker.purge("jobs")
 
 
-async def test_leases_of_a_named_pop_stay_for_the_one_who_repeats_it(rig: Rig) -> None:
+async def test_named_pop_that_was_not_sent_stays_with_the_one_who_repeated_it(rig: Rig) -> None:
     await rig.broker.enqueue("jobs", b"x")
     front = Front(Everybody())
     service = GrpcService(rig.behind, front)
@@ -179,29 +179,80 @@ async def test_leases_of_a_named_pop_stay_for_the_one_who_repeats_it(rig: Rig) -
     session = server_session.Session(front, service, caller, service._give_back)
     requests = Requests(asked(1, "Stats", pb.Heap(topic="jobs")))
     running = session.run(aiter(requests))
-    await anext(running)
-    requests.say(asked(2, "Pop", pop(wait=30.0, request_id="mine")))
+    await anext(running)  # and gRPC is slow to take it
+    requests.say(asked(2, "Pop", pop(request_id="r")))
     await until(lambda: _is_answered(session))
-    (message,) = await rig.broker.pop("jobs", request_id="mine")  # over another stream, before this one has broken
+    (message,) = await rig.broker.pop("jobs", request_id="r")  # whose connection broke asks again on another
     await running.aclose()
-    for _ in range(3):
-        await rig.behind.stats("jobs")  # turns in which it could go back
+    await rig.behind.stats("jobs")
     assert await rig.leased() == 1
-    await message.ack()
+    await rig.broker.ack(message)
+
+
+@pytest.mark.parametrize("sessions", [True, False])
+async def test_named_pop_given_up_and_repeated_leaves_its_leases_with_the_repeat(rig: Rig, sessions: bool) -> None:
+    await rig.broker.enqueue("jobs", b"x")
+    async with WireBroker(rig.target, sessions=sessions) as broker:
+        given_up = asyncio.ensure_future(broker.pop("jobs", request_id="r"))
+        wanted = asyncio.ensure_future(broker.pop("jobs", request_id="r"))
+        await asyncio.sleep(0)
+        if sessions:  # the answer is there, and nobody to take it
+            answer = client_session._Line._answer
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(
+                    client_session._Line, "_answer", lambda line, told: (given_up.cancel(), answer(line, told))[1]
+                )
+                (message,) = await wanted
+        else:
+            given_up.cancel()
+            (message,) = await wanted
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+    assert await rig.leased() == 1
+    await rig.broker.ack(message)
+
+
+async def test_every_call_is_answered_also_one_that_is_given_up_before_it_began(rig: Rig) -> None:
+    calls = [
+        pb.SessionCall(number=1, method="Pop", request=pop(wait=30.0).SerializeToString()),
+        pb.SessionCall(number=1, cancel=True),
+    ]
+    requests = Requests(pb.SessionRequest(calls=calls), asked(2, "Stats", pb.Heap(topic="jobs")))
+    got = await answers(rig.wire.calls.stream("Session", requests), 2)
+    assert {a.number: a.code for a in got} == {1: "CANCELLED", 2: ""}
 
 
 async def test_session_with_enough_under_way_is_not_read_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_session, "CALLS_MAX", 2)
-    requests = Requests(
-        asked(1, "Pop", pop(wait=30.0)), asked(2, "Pop", pop(wait=30.0)), asked(3, "Stats", pb.Heap(topic="jobs"))
-    )
-    stream = rig.wire.calls.stream("Session", requests)
+    one_more = asyncio.Semaphore(0)
+
+    async def snapshot(request: Any, caller: Any) -> Any:
+        await one_more.acquire()
+        return pb.Done()
+
+    monkeypatch.setattr(rig.server._service, "Snapshot", snapshot)
+    long = (asked(n, "Snapshot", pb.Heap(topic="jobs")) for n in (1, 2))
+    stream = rig.wire.calls.stream("Session", Requests(*long, asked(3, "Stats", pb.Heap(topic="jobs"))))
     first = asyncio.ensure_future(answers(stream, 1))
     await asyncio.sleep(0.05)
     assert not first.done(), "the third call waits outside"
-    await rig.behind.enqueue("jobs", b"x")
+    one_more.release()
     assert {a.number for a in await first + await answers(stream, 1)} in ({1, 3}, {2, 3})
     await stream.aclose()
+
+
+async def test_pops_that_wait_keep_out_neither_the_enqueue_they_wait_for_nor_their_own_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_session, "CALLS_MAX", 2)
+    waiting = [asyncio.ensure_future(rig.broker.pop("jobs", wait=30)) for _ in range(10)]
+    await asyncio.wait_for(rig.broker.enqueue("jobs", b"x"), 20)
+    done, _ = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert [m.payload for pop in done for m in pop.result()] == [b"x"]
+    for pop in waiting:
+        pop.cancel()
+    await asyncio.wait_for(rig.broker.enqueue("jobs", b"y"), 20)
+    assert (await rig.behind.stats("jobs")).ready == 1
 
 
 async def test_client_that_does_not_read_its_answers_is_not_read_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,10 @@ async def test_pop_of_a_client_that_goes_away_takes_nothing(tmp_path: Path) -> N
         assert (stats.ready, stats.leased) == (1, 0)
 
 
+@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("ending", ["gone", "ended"])
-async def test_what_was_popped_for_somebody_who_is_not_there_any_more_goes_back(ending: str) -> None:
+async def test_what_was_popped_for_somebody_who_is_not_there_any_more_goes_back(ending: str, is_named: bool) -> None:
+    """Unless the pop has a name: who repeats it has the same leases, and another would get his messages too."""
     released: list[Any] = []
     got = Popped([7], [1], [0], [b"x"], [1], [0], [0], [0])
     both = asyncio.Event()
@@ -80,7 +82,7 @@ async def test_what_was_popped_for_somebody_who_is_not_there_any_more_goes_back(
         request=SimpleNamespace(receive=receive), front=SimpleNamespace(stopping=asyncio.Event()),
         broker=SimpleNamespace(release=release),
     )  # fmt: skip
-    wanted = asyncio.create_task(popping._while_wanted(house, pop()))
+    wanted = asyncio.create_task(popping._while_wanted(house, pop(), is_named))
     await asyncio.sleep(0)
     both.set()
     if ending == "gone":
@@ -91,7 +93,7 @@ async def test_what_was_popped_for_somebody_who_is_not_there_any_more_goes_back(
         with pytest.raises(asyncio.CancelledError):
             await wanted
     await asyncio.sleep(0)
-    assert [(ref.topic, ref.id, ref.token) for ref in released] == [("jobs", 7, 1)]
+    assert [(ref.topic, ref.id, ref.token) for ref in released] == ([] if is_named else [("jobs", 7, 1)])
 
 
 async def test_revoked_key_ends_a_waiting_pop(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from heapline.errors import HeaplineError
 from heapline.model import LeaseRef, Outgoing
 from heapline.server.observing.json_logs import configure
 from heapline.wire.schema import METHODS, pb
+from tests.integration.server_process import Process
 from tests.integration.server_rig import Rig
-from tests.integration.test_server_kill import Process
 
 PAYLOAD = b"sentinel-payload-7d1f"
 HEADER = "sentinel-header-41c8"
@@ -153,7 +153,8 @@ async def test_nothing_that_was_sent_stands_in_what_a_server_process_writes(tmp_
             await broker.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000, max_retries_default=1)
             await use_everything(broker)
         server.process.terminate()
-        out, err = await server.process.communicate()
+        out, _ = await server.process.communicate()
+        err = server.logged()
     assert server.process.returncode == 0
     told = lines(err.decode())
     assert [line["event"] for line in told if line["logger"] == "heapline.server"][-2:] == ["stopping", "stopped"]

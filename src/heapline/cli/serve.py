@@ -16,7 +16,7 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; 7400.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of /healthz and /readyz; 7480.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of HTTP: /v1, /metrics, /healthz, /docs; 7480.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json; text on a terminal, else json.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: serve over TLS on both ports.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key, mode 0600.")] = None,
@@ -30,7 +30,7 @@ def serve(
         bool | None, typer.Option("--insecure-everybody", help="No guard, on loopback only: for trials.")
     ] = None,
 ) -> None:
-    """Serve a queue to other processes, over gRPC.
+    """Serve a queue to other processes, over gRPC and HTTP.
 
     Example:  [cyan]heapline serve --data ./data --grpc-port 7400[/cyan]
 
@@ -63,7 +63,19 @@ def serve(
 
 
 def _say(server: Any) -> None:
+    """Where it serves, and what to try first."""
+    settings = server.settings
+    scheme = "http" if settings.tls_certificate is None else "https"
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.http_port}"
     typer.echo(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}")
+    if settings.insecure_everybody:
+        typer.echo(f"  try:   curl {url}/v1/heaps   (no key: whoever reaches the ports is administrator)")
+    else:
+        key = settings.data / "admin.key"
+        typer.echo(f"  key:   {key} (the first administrator's; more with `heapline keys create`)")
+        typer.echo(f'  try:   curl -H "authorization: Bearer $(cat {key})" {url}/v1/heaps')
+    typer.echo(f"  read:  {url}/docs, {url}/metrics; stop with Ctrl-C")
 
 
 def _run(work: Any) -> None:

@@ -6,14 +6,14 @@ Unary methods travel in a session (session.py) unless that is switched off; then
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import grpc
 
 from heapline.client import tracing
 from heapline.client.ending import Ending, heapline_error
-from heapline.client.session import Session
+from heapline.client.session import Late, Session
 from heapline.client.target import ClientTls, parse_target
 from heapline.errors import Closed
 from heapline.wire.schema import METHODS
@@ -31,7 +31,7 @@ _OPTIONS = [
 class Calls:
     def __init__(
         self, target: str, credential: str | None, timeout: float | None, *, sessions: bool = True,
-        late: Callable[[str, bytes], None] = lambda method, answer: None, tls: ClientTls | None = None,
+        late: Late = lambda method, request, answer: None, tls: ClientTls | None = None,
     ) -> None:  # fmt: skip
         keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
         keepalive += [(f"grpc.{name}_timeout_ms", KEEPALIVE_MS // 2) for name in ("keepalive", "http2.ping")]

@@ -240,7 +240,7 @@ class HttpBroker:
             topic=checked_topic(topic), max_messages=max_messages, visibility=visibility, wait=wait, holder=holder,
             max_bytes=max_bytes, request_id=request_id,
         )  # fmt: skip
-        return await self._returns.pop(self._pop(body), wait > 0)
+        return await self._returns.pop(self._pop(body), wait > 0, request_id is not None)
 
     async def _pop(self, body: ask.PopAsk) -> list[Message]:
         answer = await self._post("pop", told.PopTold, body)

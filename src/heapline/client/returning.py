@@ -20,14 +20,15 @@ class Returns:
         self._release = release
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def pop(self, popping: Coroutine[Any, Any, list[Message]], waits: bool) -> list[Message]:
+    async def pop(self, popping: Coroutine[Any, Any, list[Message]], waits: bool, is_named: bool) -> list[Message]:
+        """A named pop can be repeated, and who does that has the same leases: nothing of it is given back."""
         asking = asyncio.ensure_future(popping)
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
             if waits:
                 asking.cancel()  # the server gives back what it had not answered with yet
-            self.own(self._give_back(asking))
+            self.own(self._forget(asking) if is_named else self._give_back(asking))
             raise
 
     def late(self, messages: list[Message]) -> None:
@@ -38,6 +39,11 @@ class Returns:
         with contextlib.suppress(HeaplineError, asyncio.CancelledError):
             if messages := await asking:
                 await self._release(messages)
+
+    @staticmethod
+    async def _forget(asking: Awaitable[list[Message]]) -> None:
+        with contextlib.suppress(HeaplineError, asyncio.CancelledError):
+            await asking
 
     def own(self, work: Coroutine[Any, Any, None]) -> None:
         """Carry this out, before the broker closes at the latest."""

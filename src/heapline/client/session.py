@@ -22,7 +22,7 @@ from heapline.wire import codes
 from heapline.wire.schema import pb
 
 REQUEST_BYTES = 1 << 20  # about as many bytes of calls go into one message; a larger one goes alone
-Late = Callable[[str, bytes], None]  # a method, and its answer that nobody waits for
+Late = Callable[[str, bytes, bytes], None]  # a method, its request, and its answer that nobody waits for
 
 
 class Session:
@@ -61,7 +61,7 @@ class _Line:
         self._ending = Ending(stream)
         self._number = 0
         # Calls that were not answered yet, also those given up since: the server answers every call once.
-        self._waiting: dict[int, tuple[str, asyncio.Future[bytes]]] = {}
+        self._waiting: dict[int, tuple[str, bytes, asyncio.Future[bytes]]] = {}
         self._queue: deque[Any] = deque()
         self._wanted = asyncio.Event()
         self.broken: HeaplineError | None = None
@@ -70,7 +70,7 @@ class _Line:
     async def call(self, method: str, request: bytes, headers: dict[str, str] | None) -> bytes:
         self._number = number = self._number + 1
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = method, future
+        self._waiting[number] = method, request, future
         self._send(pb.SessionCall(number=number, method=method, request=request, headers=headers))
         try:
             return await future
@@ -78,7 +78,8 @@ class _Line:
             if number in self._waiting:
                 self._send(pb.SessionCall(number=number, cancel=True))
             elif not future.cancelled() and future.exception() is None:
-                self._late(method, future.result())  # answered in the very turn in which nobody wanted it any more
+                # Answered in the very turn in which nobody wanted it any more.
+                self._late(method, request, future.result())
             raise
 
     def _send(self, call: Any) -> None:
@@ -117,10 +118,10 @@ class _Line:
             self._break(error)
 
     def _answer(self, answer: Any) -> None:
-        method, future = self._waiting.pop(answer.number)
+        method, request, future = self._waiting.pop(answer.number)
         if future.cancelled():
             if not answer.code:
-                self._late(method, answer.response)
+                self._late(method, request, answer.response)
         elif answer.code:
             future.set_exception(codes.from_metadata(answer.error, answer.code, answer.text))
         else:
@@ -129,7 +130,7 @@ class _Line:
     def _break(self, error: HeaplineError) -> None:
         self.broken = error
         self._wanted.set()
-        for _, future in self._waiting.values():
+        for _, _, future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
         self._waiting.clear()

@@ -274,9 +274,11 @@ class WireBroker:
     def _messages(self, answer: Any) -> list[Message]:
         return unpack_messages(self, answer.topic, answer.columns) if answer.columns.count else []
 
-    def _late(self, method: str, answer: bytes) -> None:
-        """What a call brought that was given up meanwhile."""
-        if method == "Pop" and (messages := self._messages(pb.PopResponse.FromString(answer))):
+    def _late(self, method: str, request: bytes, answer: bytes) -> None:
+        """What a call brought that was given up meanwhile. Not of a named pop: who repeats it has the same leases."""
+        if method != "Pop" or pb.PopRequest.FromString(request).HasField("request_id"):
+            return
+        if messages := self._messages(pb.PopResponse.FromString(answer)):
             self._returns.late(messages)
 
     async def _give_back(self, asking: asyncio.Future[Any], request: Any) -> None:
@@ -289,7 +291,8 @@ class WireBroker:
         if not asking.done():
             asking.cancel()
         with contextlib.suppress(HeaplineError, asyncio.CancelledError):
-            if messages := self._messages(await asking):
+            messages = self._messages(await asking)
+            if messages and not request.HasField("request_id"):  # who repeats a named pop has the same leases
                 await self.release(messages)
 
     async def ack(self, messages: Held) -> None:

@@ -6,6 +6,7 @@ Each method checks its arguments, asks the topic's runner, and shapes the answer
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -316,6 +317,10 @@ class EmbeddedBroker(TopicKeeper):
         """How many leases of this topic a holder has out: counted with the leases themselves, so it never drifts."""
         return sum(partition.leases.held.get(holder, 0) for partition in self._runner(topic).topic.partitions)
 
+    def is_repeat(self, topic: str, request_id: str) -> bool:
+        """Whether an earlier pop of this name has leases that still stand."""
+        return any(partition.leases.request(request_id) for partition in self._runner(topic).topic.partitions)
+
     async def _pop(
         self, runner: TopicRunner, max_messages: int, visibility: float | None, wait: float, holder: str | None,
         max_bytes: int, request_id: str | None, by_columns: bool,
@@ -381,6 +386,17 @@ class EmbeddedBroker(TopicKeeper):
             return runner.emit_decision(p, p.decide_release(ids, tokens, now, runner.topic.take_seq(len(ids))), now)
 
         await self._on_leases(messages, decide)
+
+    def release_now(self, topic: str, ids: list[int], tokens: list[int]) -> asyncio.Future[None]:
+        """`release`, decided in the caller's own step: who counts leases next no longer counts these."""
+        runner = self._runner(topic)
+
+        def decide(now: Now) -> None:
+            for p, part_ids, part_tokens in runner.by_partition(ids, tokens):
+                seq = runner.topic.take_seq(len(part_ids))
+                runner.emit_decision(p, p.decide_release(part_ids, part_tokens, now, seq), now)
+
+        return runner.act_now(decide)
 
     async def extend(self, messages: Held, seconds: float) -> None:
         check_seconds("seconds", seconds, 0.001)

@@ -521,7 +521,7 @@ class TopicRunner:
             cuts = range(0, len(ids), ACT_ROWS)
             return [part for c in cuts for part in self.by_partition(ids[c : c + ACT_ROWS], tokens[c : c + ACT_ROWS])]
         partitions = self.topic.partitions
-        if len(partitions) == 1:
+        if len(partitions) == 1 or not ids:
             return [(partitions[0], ids, tokens)]
         columns = np.array([ids, tokens], dtype=np.int64)
         owners = partition_of(columns[0])

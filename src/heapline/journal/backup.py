@@ -6,12 +6,14 @@ or the units after it refer to, and every unit up to where the copy ends. So, in
 1. A reader lease on the first segment: from here on no segment goes (one that was being deleted just now may).
 2. The newest snapshot that checks, of unit U. The engine may prune it meanwhile; then the next one is taken.
 3. Which segments there are; if one of them goes before it was copied, all begins again.
-4. The watermark, last: it names a unit at or after U, since a snapshot is only made of durable units, and at or after
-   every ack for which a segment went. What lies at or before it is never written again.
-5. The segments up to the watermark. Of the last one only what lies before the watermark's end, zeros after it: a unit
-   that is being written just now is left out whole, and was answered to nobody when the copy began.
+4. The watermark, last. What lies at or before it is never written again. Where an engine runs it names a unit at or
+   after U, since a snapshot is only made of durable units, and at or after every ack for which a segment went. But it
+   is not synced, so after a power cut it may be old, and under the `interval` policy it follows behind the answers.
+5. Therefore the copy goes on from there as far as whole units follow, as recovery would: that is the end. A unit that
+   is being written just now does not check and is left out whole; it was answered to nobody when the copy began.
+6. The segments up to that end. Of the last one only what lies before the end, zeros after it.
 
-The copy is synced; it opens like the directory of an engine that was killed right after the watermark's unit.
+The copy is synced; it opens like the directory of an engine that was killed right after the last unit in it.
 Nothing in the source is changed but the lease file, which is removed.
 """
 
@@ -20,14 +22,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from heapline.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
 from heapline.journal.disk import Disk, File
 from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
-from heapline.journal.recovery import list_segments
-from heapline.journal.segment import index_path, segment_path
+from heapline.journal.recovery import list_segments, read_header
+from heapline.journal.segment import FIRST_UNIT_AT, index_path, segment_path
 from heapline.journal.snapshot import SnapshotStore
+from heapline.journal.walk import NO_CHAIN, SegmentWalk
 from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 CHUNK_BYTES = 4 << 20
@@ -73,7 +77,7 @@ class _Copy:
             self._hold(first)
             snapshot_unit = self._copy_snapshot()
             present = list_segments(disk, self._source)
-            mark = self._watermark()
+            mark = self._go_on(self._watermark(), present)
             segments = [number for number in present if number <= mark.segment]
             for number in segments:
                 self._hold(first)
@@ -95,6 +99,30 @@ class _Copy:
         if mark is None:
             detail = "it is missing or does not check: open the topic once to have it written anew"
             raise JournalCorrupt(watermark_path(self._source), 0, detail)
+        return mark
+
+    def _go_on(self, mark: Watermark, present: list[int]) -> Watermark:
+        """The watermark as it would be after the last whole unit."""
+        number, chain, at = mark.visible + 1, NO_CHAIN, mark.byte_end
+        for segment in [n for n in present if n >= mark.segment]:
+            try:
+                if at == FIRST_UNIT_AT and read_header(self._disk, self._source, segment) is None:
+                    break
+                file = self._disk.open(segment_path(self._source, segment))
+            except FileNotFoundError:
+                raise _Moved from None
+            try:
+                walk = SegmentWalk(file, mark.incarnation, segment, number=number, chain=chain, at=at)
+                for unit in walk:
+                    durable = mark.durable if mark.relaxed else unit.number  # in the copy it is
+                    mark = replace(
+                        mark, durable=durable, visible=unit.number, segment=segment, byte_end=unit.end, time=unit.time
+                    )
+            finally:
+                file.close()
+            number, chain, at = walk.number, walk.chain, FIRST_UNIT_AT
+            if walk.broken:
+                break
         return mark
 
     def _copy_snapshot(self) -> int:

@@ -14,7 +14,7 @@ from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
 
 CHUNK_BYTES = 8 << 20
-_NO_CHAIN = -1
+NO_CHAIN = -1
 
 
 class SegmentWalk:
@@ -31,7 +31,7 @@ class SegmentWalk:
         segment: int,
         *,
         number: int = 0,
-        chain: int = _NO_CHAIN,
+        chain: int = NO_CHAIN,
         at: int = FIRST_UNIT_AT,
         stop: int | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class SegmentWalk:
                 return
             if self.number and header.number != self.number:
                 self.broken = f"unit {self.number} must come here, not unit {header.number}"
-            elif self.chain != _NO_CHAIN and header.prev_crc != self.chain:
+            elif self.chain != NO_CHAIN and header.prev_crc != self.chain:
                 self.broken = f"unit {header.number} does not follow from the unit before it"
             elif not header.sane:
                 self.broken = f"the lengths of unit {header.number} contradict one another"

@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, broker: EmbeddedBroker, guard: Guard, settings: ServerSettings) -> None:
         self.broker = broker
-        self._settings = settings
+        self.settings = settings
         self.auditing = Auditing(AuditLog(broker.path, SystemClock()))
         self.metrics = Metrics(broker)
         self.metrics.watch("audit_lines_lost_total", lambda: self.auditing.lost)
@@ -57,10 +57,12 @@ class Server:
         self._service = GrpcService(broker, self.front)
         self._health = health.aio.HealthServicer()
         app = make_app(
-            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules()
+            broker, self.front, request_bytes_max=settings.request_bytes_max, mqueue_rules=settings.mqueue_rules(),
+            only_from_here=settings.insecure_everybody,
         )  # fmt: skip
         app.state.metrics = self.metrics
-        app.state.metrics_public = settings.on_loopback if settings.metrics_public is None else settings.metrics_public
+        app.state.metrics_public = settings.metrics_public
+        app.state.metrics_local = settings.metrics_public is None and settings.on_loopback
         self._tls = settings.tls_files()
         ssl = None if self._tls is None else http_context(self._tls)
         self._http = HttpFace(app, settings.host, settings.http_port, settings.stop_grace, ssl)
@@ -73,7 +75,7 @@ class Server:
         self._grpc.add_generic_rpc_handlers((handler(self.front, self._service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
-        self.grpc_port = open_grpc(self._grpc, self._settings.host, self._settings.grpc_port, self._tls)
+        self.grpc_port = open_grpc(self._grpc, self.settings.host, self.settings.grpc_port, self._tls)
         await self._grpc.start()
         self.http_port = await self._http.start()
         self._watching = asyncio.create_task(self.front.lasting.watch())
@@ -85,9 +87,9 @@ class Server:
         self.front.stopping.set()
         await self._health.enter_graceful_shutdown()
         self._service.stop_waiting()
-        await self.front.until_idle(self._settings.stop_grace)
+        await self.front.until_idle(self.settings.stop_grace)
         # gRPC itself would also wait for those who watch its health, and they stay for ever.
-        await self._grpc.stop(min(FLUSH_SECONDS, self._settings.stop_grace))
+        await self._grpc.stop(min(FLUSH_SECONDS, self.settings.stop_grace))
         await self._http.stop()
         if self._watching is not None:
             self._watching.cancel()

@@ -23,6 +23,15 @@ def give_back_leases(broker: EmbeddedBroker, topic: str, ids: Sequence[int], tok
     task.add_done_callback(_forget)
 
 
+def give_back_now(broker: EmbeddedBroker, topic: str, popped: Popped) -> None:
+    """The same, decided in this very step; later only where the topic is just being loaded."""
+    released = broker.release_now(topic, popped.ids, popped.tokens)
+    if released.done() and released.exception() is not None:
+        give_back(broker, topic, popped)
+    else:
+        released.add_done_callback(_look_at)
+
+
 def give_back_result(broker: EmbeddedBroker, pop: asyncio.Future[tuple[str, Popped | None]]) -> None:
     """What a pop brought that has ended, one way or another."""
     if not pop.cancelled() and pop.exception() is None:
@@ -33,5 +42,9 @@ def give_back_result(broker: EmbeddedBroker, pop: asyncio.Future[tuple[str, Popp
 
 def _forget(task: asyncio.Task[None]) -> None:
     _RELEASES.discard(task)
-    if not task.cancelled():
-        task.exception()  # a broker that closes meanwhile: the leases run out by themselves
+    _look_at(task)
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()  # a broker that closes meanwhile: the leases run out by themselves

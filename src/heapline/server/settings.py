@@ -64,7 +64,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def on_loopback(self) -> bool:
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
@@ -119,7 +119,7 @@ def _check_exposure(settings: ServerSettings) -> None:
         raise BadRequest("tls_certificate and tls_key go together: give both, or neither")
     if settings.tls_client_ca is not None and settings.tls_certificate is None:
         raise BadRequest("tls_client_ca asks clients for certificates over TLS: give tls_certificate and tls_key too")
-    if _is_loopback(settings.host):
+    if is_loopback(settings.host):
         return
     if settings.insecure_everybody:
         raise BadRequest(f"insecure_everybody goes with loopback only, not with host={settings.host!r}")
@@ -131,7 +131,7 @@ def _check_exposure(settings: ServerSettings) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

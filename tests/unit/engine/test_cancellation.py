@@ -51,6 +51,24 @@ async def test_pop_cancelled_as_its_answer_arrives_gives_the_message_back() -> N
         assert len(await rig.hl.pop("jobs", wait=5)) == 1
 
 
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_pop_cancelled_as_it_is_told_that_there_is_nothing_leaves_the_topic_as_it_was(partitions: int) -> None:
+    async with opened() as rig:
+        await rig.topic("many", partitions=partitions)
+        await rig.hl.enqueue("jobs", b"x")
+        runner = rig.runner("many")
+        pop = asyncio.create_task(rig.hl.pop("many", wait=60))
+        await settle()
+        (call,) = runner._pops
+        call.future.set_result([])  # what a wait that is over is answered with; the one who asked has not run yet
+        pop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pop
+        await settle()
+        assert runner.counters.reloads == 0
+        assert await rig.hl.pop("many") == []
+
+
 async def test_waiting_pop_that_is_cancelled_is_forgotten() -> None:
     async with opened() as rig:
         pops = [asyncio.create_task(rig.hl.pop("jobs", wait=60)) for _ in range(3)]

@@ -12,7 +12,10 @@ from heapline.errors import JournalCorrupt, UnavailableError
 from heapline.journal.backup import LEASE_MS, TRIES, copy_topic
 from heapline.journal.disk import File, RealDisk
 from heapline.journal.reclaim import read_leases
+from heapline.journal.recovery import scan
+from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.snapshot import SnapshotStore
+from heapline.journal.watermark import Watermark, read_watermark
 
 NOW = 1_700_000_000_000
 
@@ -91,7 +94,8 @@ def test_segment_that_goes_makes_the_copy_begin_again(folder: str) -> None:
 
     def meddle(path: str) -> None:
         opened.append(path)
-        gone(path)
+        if any(p.endswith("0000000001.seg") for p in opened):  # it is being copied, not just looked into
+            gone(path)
 
     target, snapshot, unit = copy(folder, meddle)
     assert len([p for p in opened if p.endswith("0000000001.seg") and "-copy" not in p]) >= 2
@@ -110,6 +114,22 @@ def test_folder_that_never_holds_still_is_given_up_and_nothing_is_held(folder: s
     with pytest.raises(UnavailableError, match=str(TRIES)):
         copy(folder, fail(1000, "0000000002.seg"))
     assert held(folder) == []
+
+
+@pytest.mark.parametrize("behind", [0, 1, 4])
+def test_copy_after_a_power_cut_holds_what_lies_behind_an_old_watermark(folder: str, behind: int) -> None:
+    disk = RealDisk()
+    units = list(scan(disk, folder))
+    (mark,) = [found for found in [read_watermark(disk, folder)] if found is not None]
+    old = Watermark(0, 0, 1, FIRST_UNIT_AT, 0, mark.incarnation)  # as it was synced when the topic was made
+    if behind:
+        u = units[-1 - behind]
+        old = Watermark(u.number, u.number, u.segment, u.end, u.time, mark.incarnation)
+    Path(folder, "watermark").write_bytes(old.pack())
+    target, snapshot, unit = copy(folder, lambda path: None)
+    assert unit == units[-1].number >= snapshot > 0
+    assert [u.number for u in scan(disk, target, known_durable=snapshot)] == [u.number for u in units]
+    assert read_watermark(disk, target) == mark
 
 
 def test_topic_without_a_watermark_is_not_guessed_at(folder: str) -> None:

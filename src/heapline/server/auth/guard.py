@@ -82,9 +82,11 @@ class DirectoryGuard:
             self.on_login(email, None)
         return token
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Work on keys or users, which blocks on Argon2 and the disk: in a thread, one at a time."""
+    async def aside(self, work: Callable[[], T], allowed: Callable[[], None] = lambda: None) -> T:
+        """Work on keys or users, which blocks on Argon2 and the disk: in a thread, one at a time. `allowed` is asked
+        when its turn has come, and raises: what one does before it may be to revoke whoever asked for the next."""
         async with self._changing:
+            allowed()
             return await asyncio.to_thread(work)
 
     def last_used(self, record: KeyRecord) -> int | None:

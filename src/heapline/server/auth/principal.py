@@ -20,6 +20,7 @@ import msgspec
 from heapline.config import DEFAULT_NAMESPACE
 from heapline.errors import BadRequest, PermissionDenied
 
+TOPIC_MAX = 300
 _PART = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 
 
@@ -41,6 +42,8 @@ class Scope(msgspec.Struct, frozen=True):
 
     def covers(self, topic: str | None) -> bool:
         """Whether it holds for this topic; None asks for all topics there are or will be."""
+        if topic is not None and len(topic) > TOPIC_MAX:
+            return _covers.__wrapped__(self.pattern, topic)  # no name of a topic, and too much to remember
         return _covers(self.pattern, topic)
 
 

@@ -101,10 +101,10 @@ async def list_keys(house: Here) -> Response:
 
 @documented(router, "POST", "/keys", asks=KeyAsk, tells=NewKey, status=201, summary="Make an API key")
 async def create_key(house: Here) -> Response:
-    async with house.visit("CreateKey") as caller:
-        guard, body = _guard(house), await house.body(KeyAsk)
+    async with house.asked("CreateKey", KeyAsk) as (body, caller):
+        guard = _guard(house)
         _must_include(caller, body.scopes)
-        record, secret = await guard.aside(lambda: guard.keys.create(body.name, body.scopes))
+        record, secret = await guard.aside(lambda: guard.keys.create(body.name, body.scopes), caller.must_be_valid)
         caller.tell(about=record.id)
         return _say({"key": _key(guard, record), "secret": secret.reveal()}, 201)
 
@@ -114,7 +114,7 @@ async def revoke_key(key_id: str, house: Here) -> Response:
     async with house.visit("RevokeKey") as caller:
         guard = _guard(house)
         caller.tell(about=key_id)
-        record = await guard.aside(lambda: guard.keys.revoke(key_id))
+        record = await guard.aside(lambda: guard.keys.revoke(key_id), caller.must_be_valid)
         house.front.lasting.look()
         return _say({"key": _key(guard, record)})
 
@@ -131,18 +131,19 @@ async def list_users(house: Here) -> Response:
 
 @documented(router, "POST", "/users", asks=UserAsk, tells=OneUser, status=201, summary="Add a user")
 async def create_user(house: Here) -> Response:
-    async with house.visit("CreateUser") as caller:
-        guard, body = _guard(house), await house.body(UserAsk)
+    async with house.asked("CreateUser", UserAsk) as (body, caller):
+        guard = _guard(house)
         caller.tell(about=canonical_email(body.email))
         _must_include(caller, body.scopes)
-        record = await guard.aside(lambda: guard.users.add(body.email, Secret(body.password), body.scopes))
+        add = lambda: guard.users.add(body.email, Secret(body.password), body.scopes)  # noqa: E731
+        record = await guard.aside(add, caller.must_be_valid)
         return _say({"user": _user(record)}, 201)
 
 
 @documented(router, "PATCH", "/users/{email}", asks=UserChange, tells=OneUser, summary="Change a user")
 async def update_user(email: str, house: Here) -> Response:
-    async with house.visit("UpdateUser") as caller:
-        guard, body = _guard(house), await house.body(UserChange)
+    async with house.asked("UpdateUser", UserChange) as (body, caller):
+        _guard(house)
         caller.tell(about=canonical_email(email))
         if body == UserChange():
             raise BadRequest("nothing to change: give password, scopes or disabled")
@@ -154,24 +155,24 @@ async def update_user(email: str, house: Here) -> Response:
                 must_include(caller.principal, parse_scopes(record) if body.scopes is None else ())
 
         password = None if body.password is None else Secret(body.password)
-        record = await _change(house, guard, email, allowed, password, body.scopes, body.disabled)
+        record = await _change(house, caller, email, allowed, password, body.scopes, body.disabled)
         return _say({"user": _user(record)})
 
 
 @documented(router, "DELETE", "/users/{email}", tells=OneUser, summary="Disable a user")
 async def disable_user(email: str, house: Here) -> Response:
     async with house.visit("DisableUser") as caller:
-        guard = _guard(house)
         caller.tell(about=canonical_email(email))
-        return _say({"user": _user(await _change(house, guard, email, lambda _: None, disabled=True))})
+        return _say({"user": _user(await _change(house, caller, email, lambda _: None, disabled=True))})
 
 
 async def _change(
-    house: House, guard: DirectoryGuard, email: str, allowed: Callable[[UserRecord], None],
+    house: House, caller: Caller, email: str, allowed: Callable[[UserRecord], None],
     password: Secret | None = None, scopes: Sequence[str] | None = None, disabled: bool | None = None,
 ) -> UserRecord:  # fmt: skip
+    guard = _guard(house)
     work = lambda: guard.users.change(email, allowed, password=password, scopes=scopes, disabled=disabled)  # noqa: E731
-    record = await guard.aside(work)
+    record = await guard.aside(work, caller.must_be_valid)
     house.front.lasting.look()
     return record
 

@@ -48,11 +48,13 @@ ROUTERS = (
 
 
 def make_app(
-    broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20, mqueue_rules: MQueueRules | None = None
-) -> FastAPI:
+    broker: EmbeddedBroker, front: Front, *, request_bytes_max: int = 64 << 20,
+    mqueue_rules: MQueueRules | None = None, only_from_here: bool = False,
+) -> FastAPI:  # fmt: skip
     app = FastAPI(
-        title="Heapline", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
+        title="Heapline", version="1", description=DESCRIPTION, openapi_url=None, docs_url=None, redoc_url=None,
+        redirect_slashes=False,
+    )  # fmt: skip
     app.state.broker = broker
     app.state.front = front
     for router in ROUTERS:
@@ -62,5 +64,5 @@ def make_app(
     app.add_exception_handler(HeaplineError, answers.told)
     app.add_exception_handler(RequestValidationError, answers.malformed)
     app.add_exception_handler(HTTPException, answers.plain)
-    app.add_middleware(Door, front=front, bytes_max=request_bytes_max)
+    app.add_middleware(Door, front=front, bytes_max=request_bytes_max, only_from_here=only_from_here)
     return app

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from heapline.server.auth.principal import Action
+from heapline.server.http.door import is_from_here
 from heapline.server.http.visiting import Here
 from heapline.server.observing.exposition import CONTENT_TYPE
 
@@ -16,7 +17,7 @@ router = APIRouter(tags=["health"])
 @router.get("/metrics", response_class=Response, summary="Metrics in Prometheus' text format")
 async def metrics(request: Request, house: Here) -> Response:
     state = request.app.state
-    if not state.metrics_public:
+    if not (state.metrics_public or (state.metrics_local and is_from_here(request.headers))):
         guard, headers = house.front.guard, request.headers
         principal = await guard.authenticate(headers.get("authorization") or headers.get("x-api-key"))
         guard.check(principal, Action.CONSUME, None)  # on all topics: it tells of all of them

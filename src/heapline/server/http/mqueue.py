@@ -32,7 +32,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from heapline.config import TopicConfig
@@ -46,7 +45,6 @@ from heapline.model import Enqueued, LeaseRef, Outgoing
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Visit
 from heapline.server.http import mqueue_shapes as shapes
-from heapline.server.http.door import TooLarge
 from heapline.server.http.visiting import House
 from heapline.server.limiting import pop_within
 from heapline.server.mqueue_rules import MQueueRules, NamespaceRates
@@ -123,13 +121,9 @@ class Desk(House):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.mqueue: MQueue = request.app.state.mqueue
-        self._body = request.body
 
-    async def read(self, kind: type[T]) -> T:
-        try:
-            return shapes.read(await self._body(), kind)
-        except TooLarge as error:
-            raise HTTPException(413, str(error), {"connection": "close"}) from None
+    async def body(self, kind: type[T], optional: bool = False) -> T:
+        return shapes.read(await self.read(), kind)
 
     def let_in(self, call: str, topic: str) -> Visit:
         return self.visit(call, topic, FACE)
@@ -142,19 +136,21 @@ Name = Annotated[str, Query(pattern=shapes.NAME_PATTERN)]
 @router.post("/enqueue", **shapes.ENQUEUE)
 async def enqueue(desk: AtDesk) -> Response:
     """Enqueue messages into any topics, all or none; answers their ids in the same order."""
-    items = await desk.read(list[shapes.Item])
-    if not items:
-        raise BadRequest("there is nothing to enqueue: send an array of items")
     names: dict[tuple[str, str], str] = {}
     shares: Shares = {}
-    for item in items:
-        place = (item.namespace, item.topic)
-        if place not in names:
-            shares[names.setdefault(place, shapes.topic_of(*place))] = []
-        shares[names[place]].append(item.outgoing())
-    first, *others = shares
-    async with desk.let_in("EnqueueBatch", first) as caller:
-        for topic in others:
+
+    def first_topic(items: list[shapes.Item]) -> str:
+        if not items:
+            raise BadRequest("there is nothing to enqueue: send an array of items")
+        for item in items:
+            place = (item.namespace, item.topic)
+            if place not in names:
+                shares[names.setdefault(place, shapes.topic_of(*place))] = []
+            shares[names[place]].append(item.outgoing())
+        return next(iter(shares))
+
+    async with desk.asked("EnqueueBatch", list[shapes.Item], face=FACE, topic_in=first_topic) as (items, caller):
+        for topic in shares:
             caller.must(Action.PRODUCE, topic)
         for topic, messages in shares.items():
             caller.check_payload(max(len(message.payload) for message in messages), topic)
@@ -188,9 +184,8 @@ async def dequeue(
 @router.post("/ack", **shapes.ACK)
 async def ack(desk: AtDesk) -> Response:
     """The work is done: the message goes. 409 unless the caller holds its lease."""
-    wanted = await desk.read(shapes.Ack)
-    name = shapes.topic_of(wanted.namespace, wanted.topic)
-    async with desk.let_in("Ack", name) as caller:
+    async with desk.asked("Ack", shapes.Ack, face=FACE, topic_in=_topic_in) as (wanted, caller):
+        name = _topic_in(wanted)
         desk.mqueue.rates.take([wanted.namespace])
         await desk.broker.ack(await desk.mqueue.own_lease(name, wanted, caller))
         return _answer({})
@@ -199,13 +194,16 @@ async def ack(desk: AtDesk) -> Response:
 @router.post("/nack", **shapes.NACK)
 async def nack(desk: AtDesk) -> Response:
     """The work has failed: the message comes again after a while, or is dead. 409 unless the caller holds its lease."""
-    wanted = await desk.read(shapes.Nack)
-    name = shapes.topic_of(wanted.namespace, wanted.topic)
-    async with desk.let_in("Nack", name) as caller:
+    async with desk.asked("Nack", shapes.Nack, face=FACE, topic_in=_topic_in) as (wanted, caller):
+        name = _topic_in(wanted)
         desk.mqueue.rates.take([wanted.namespace])
         lease = await desk.mqueue.own_lease(name, wanted, caller)
         await desk.broker.nack(lease, reason=(wanted.error or "")[: shapes.ERROR_CHARACTERS_MAX] or None)
         return _answer({})
+
+
+def _topic_in(wanted: shapes.Ack) -> str:
+    return shapes.topic_of(wanted.namespace, wanted.topic)
 
 
 def _answer(content: Any, headers: dict[str, str] | None = None) -> Response:

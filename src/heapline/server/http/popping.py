@@ -1,8 +1,9 @@
 """Messages out: pop, which may wait long.
 
 A wait ends when there is something, when its time is over, when the client goes away, when the server stops, or when
-the caller's credential no longer holds. What was popped and not yet sent then goes back at once; what was handed to the
-connection may have arrived, and stays leased until its deadline.
+the caller's credential no longer holds. What was popped and not yet sent then goes back at once, unless the pop has a
+name (`request_id`): whoever repeats it may have the same leases by now. What was handed to the connection may have
+arrived, and stays leased until its deadline.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ async def pop(house: Here) -> Response:
         )  # fmt: skip
         if body.wait:
             with caller.while_valid():
-                got = await _while_wanted(house, popping)
+                got = await _while_wanted(house, popping, body.request_id is not None)
         else:
-            got = await _while_wanted(house, popping)
+            got = await _while_wanted(house, popping, body.request_id is not None)
         if got is None:
             return Response(status_code=GONE)
         name, popped = got
         return say(PopTold(topic=name, messages=[] if popped is None else tell_popped(popped, body.payload_as)))
 
 
-async def _while_wanted(house: House, popping: Coroutine[Any, Any, Got]) -> Got | None:
+async def _while_wanted(house: House, popping: Coroutine[Any, Any, Got], is_named: bool) -> Got | None:
     """What the pop got; None if the client has gone."""
     pop = asyncio.ensure_future(popping)
     gone = asyncio.ensure_future(house.request.receive())  # the body was read: the next thing said is goodbye
@@ -59,22 +60,22 @@ async def _while_wanted(house: House, popping: Coroutine[Any, Any, Got]) -> Got 
     try:
         await asyncio.wait({pop, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            _undo(house, pop)
+            _undo(house, pop, is_named)
             return None
         if not pop.done():
             raise Stopping
         return pop.result()
     except BaseException:
-        _undo(house, pop)
+        _undo(house, pop, is_named)
         raise
     finally:
         for task in (pop, gone, stopping):
             task.cancel()
 
 
-def _undo(house: House, pop: asyncio.Future[Got]) -> None:
+def _undo(house: House, pop: asyncio.Future[Got], is_named: bool) -> None:
     """A pop under way is cancelled by its owner, and the broker keeps what it had found; one that is done goes back."""
     if pop.done() and not pop.cancelled() and pop.exception() is None:
         name, popped = pop.result()
-        if popped is not None:
+        if popped is not None and not is_named:
             give_back(house.broker, name, popped)

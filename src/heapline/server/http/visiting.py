@@ -5,6 +5,7 @@ A body is read and parsed when it is known who sent it, and never before: `House
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -42,9 +43,18 @@ class House:
         headers["x-correlation-id"] = self.request.state.correlation_id
         return Visit(self.front, face, call, topic, headers, read=read)
 
-    def asked(self, call: str, kind: type[T], topic: str | None = None) -> Asked[T]:
-        """`async with house.asked("Pop", PopAsk) as (body, caller):`; a body that has a topic tells it."""
-        return Asked(self, call, kind, topic)
+    def asked(
+        self, call: str, kind: type[T], topic: str | None = None, face: str = "http", topic_in: Any = None
+    ) -> Asked[T]:
+        """`async with house.asked("Pop", PopAsk) as (body, caller):`; a body that has a topic tells it, by `topic_in`
+        where it is not called that."""
+        return Asked(self, call, kind, topic, face, topic_in or _topic_in)
+
+    async def read(self) -> bytes:
+        try:
+            return await self.request.body()
+        except ClientDisconnect:
+            raise BadRequest("the request ended before its body did") from None
 
     async def info(self, topic: str) -> TopicInfo:
         namespace, name = parse_topic(topic)
@@ -58,10 +68,7 @@ class House:
         request = self.request
         if request.headers.get("content-encoding", "identity") != "identity":
             raise NotJson("bodies are not taken compressed: leave content-encoding away")
-        try:
-            data = await request.body()
-        except ClientDisconnect:
-            raise BadRequest("the request ended before its body did") from None
+        data = await self.read()
         if not data and optional:
             data = b"{}"
         sort = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -79,16 +86,20 @@ class House:
 
 
 class Asked(Generic[T]):
-    def __init__(self, house: House, call: str, kind: type[T], topic: str | None) -> None:
-        self._house, self._kind = house, kind
-        self._visit = house.visit(call, topic, read=self._read)
+    def __init__(
+        self, house: House, call: str, kind: type[T], topic: str | None, face: str, topic_in: Callable[[T], str | None]
+    ) -> None:
+        self._house, self._kind, self._topic_in = house, kind, topic_in
+        self._visit = house.visit(call, topic, face, self._read)
         self._optional = topic is not None  # a path that says everything needs no body
         self._body: T
 
     async def _read(self, visit: Visit) -> None:
         self._body = await self._house.body(self._kind, self._optional)
+        assert visit.caller is not None
+        visit.caller.must_be_valid()  # a body takes as long as its sender likes: he may be out by now
         if visit.topic is None:
-            visit.topic = _topic_in(self._body)
+            visit.topic = self._topic_in(self._body)
 
     async def __aenter__(self) -> tuple[T, Caller]:
         caller = await self._visit.__aenter__()
@@ -119,7 +130,7 @@ _DECODERS: dict[Any, Any] = {}
 
 
 async def _house(request: Request) -> House:
-    return House(request)  # a class alone would be called in a thread, and cost more than the rest of a small call
+    return House(request)  # a class alone would be called in a thread
 
 
 Here = Annotated[House, Depends(_house)]

@@ -63,14 +63,14 @@ class Traces:
         context, span = _PROPAGATOR.extract(visit.headers), None
         if visit.call not in STREAMS:
             attributes = {"heapline.face": visit.face, "correlation_id": visit.correlation_id}
-            if visit.topic:
-                attributes["topic"] = visit.topic
             span = self._tracer.start_span(f"server {visit.call}", context, SpanKind.SERVER, attributes)
             context = trace.set_span_in_context(span, context)
         visit.notes[Traces] = span, context, contexts.attach(context)
 
     def admitted(self, visit: Visit) -> None:
-        pass
+        span = visit.notes[Traces][0]
+        if span is not None and visit.topic:  # what a stranger calls a topic is not sent on
+            span.set_attribute("topic", visit.topic)
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
         span, context, token = visit.notes.pop(Traces)

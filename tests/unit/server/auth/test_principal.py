@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from heapline.config import NAME
 from heapline.errors import BadRequest, PermissionDenied
 from heapline.server.auth import Action, Everybody, Principal, Scope, parse_scope
+from heapline.server.auth import principal as principals
 
 NAMES = st.text("ab.-_9", min_size=1, max_size=6).filter(NAME.match)
 PATTERNS = st.text("ab.-_9*", min_size=1, max_size=6)
@@ -98,3 +99,13 @@ async def test_everybody_lets_in_whoever_comes() -> None:
     principal = await Everybody().authenticate(None)
     Everybody().check(principal, Action.ADMIN, None)
     assert Everybody().is_valid(principal)
+
+
+def test_names_that_no_topic_can_have_are_not_remembered() -> None:
+    """Each would be kept as long as the server runs, and may be as long as a request."""
+    scope = parse_scope("*:consume")
+    before = principals._covers.cache_info().currsize
+    for n in range(3):
+        assert scope.covers(f"{n}" * 1000)
+        assert not parse_scope("jobs:consume").covers(f"{n}" * 1000)
+    assert principals._covers.cache_info().currsize == before

@@ -1,0 +1,186 @@
+"""What somebody without a credential can make a server do: little, and none of it is parsing what he sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from heapline.server import rpc
+from heapline.server.http import login
+from heapline.server.http.protocol import HEAD_BYTES_MAX, BoundedProtocol
+from heapline.wire.schema import METHODS, SERVICE
+from tests.integration.guarded_rig import EMAIL, GuardedRig
+from tests.unit.server.auth.rig import PASSWORD
+
+GARBAGE = b"\xff\xff\xff"
+CALLS_10_000 = b"\x0a\x00" * 10_000  # of a session, two bytes each
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
+    async with GuardedRig(tmp_path) as rig:
+        yield rig
+
+
+class Raw:
+    """One connection to the HTTP port."""
+
+    def __init__(self, rig: GuardedRig) -> None:
+        self._port = rig.server.http_port
+
+    async def __aenter__(self) -> Raw:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def say(self, *lines: bytes) -> None:
+        self.writer.write(b"\r\n".join(lines))
+        await self.writer.drain()
+
+    async def head(self, path: str, *lines: str) -> None:
+        await self.say(*(line.encode() for line in (f"POST {path} HTTP/1.1", "host: x", *lines, "", "")))
+
+    async def status(self) -> int:
+        said = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 20)
+        return int(said.split()[1])
+
+
+# -- gRPC ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_stranger_s_bytes_are_not_parsed(rig: GuardedRig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(rpc, "_parse", lambda method, data: parsed.append(data) or method.request())
+    method = METHODS[name]
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        path = f"/{SERVICE}/{name}"
+        call: Any
+        if method.streams_in:
+            call = channel.stream_stream(path)()
+            await call.write(CALLS_10_000)
+        elif method.streams_out:
+            call = channel.unary_stream(path)(GARBAGE)
+        else:
+            call = channel.unary_unary(path)(GARBAGE)
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+    assert parsed == []
+
+
+async def test_bytes_of_a_known_caller_that_are_no_request_are_told_so(rig: GuardedRig) -> None:
+    async with grpc.aio.insecure_channel(rig.target) as channel:
+        metadata = (("authorization", f"Bearer {rig.admin_key}"),)
+        call: Any = channel.unary_unary(f"/{SERVICE}/Stats")(GARBAGE, metadata=metadata)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_stranger_is_refused_before_all_of_his_request_is_taken(rig: GuardedRig) -> None:
+    """The client is cut off, or tells that it was refused, with most of its request unsent."""
+    async with grpc.aio.insecure_channel(rig.target, options=[("grpc.max_send_message_length", -1)]) as channel:
+        large = b"\0" * (70 << 20)  # over what the server takes: who has to read it to say no says that it is too large
+        call: Any = channel.unary_unary(f"/{SERVICE}/Enqueue")(large)
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+        metadata = (("authorization", f"Bearer {rig.admin_key}"),)
+        for _ in range(2):  # not known yet, and known
+            stats: Any = channel.unary_unary(f"/{SERVICE}/Stats")(b"\x0a\x04jobs", metadata=metadata)
+            assert await asyncio.wait_for(stats.code(), 20) is grpc.StatusCode.OK
+        call = channel.unary_unary(f"/{SERVICE}/Enqueue")(large, metadata=metadata)
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# -- HTTP ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/enqueue", "/ack", "/nack", "/v1/enqueue", "/v1/keys", "/v1/heaps/jobs:pause"])
+async def test_stranger_is_refused_before_his_body_is_read(rig: GuardedRig, path: str) -> None:
+    async with Raw(rig) as raw:
+        await raw.head(path, "content-type: application/json", "content-length: 1000000")
+        assert await raw.status() == 401
+
+
+async def test_login_takes_no_large_body(rig: GuardedRig) -> None:
+    async with Raw(rig) as raw:
+        await raw.head("/v1/auth/login", "content-type: application/json", "content-length: 60000000")
+        await raw.say(b'{"email": "' + b"x" * login.BODY_BYTES_MAX)
+        assert await raw.status() == 413
+
+
+async def test_login_takes_no_slow_body(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "BODY_SECONDS_MAX", 0.05)
+    async with Raw(rig) as raw:
+        await raw.head("/v1/auth/login", "content-type: application/json", "content-length: 100")
+        await raw.say(b'{"email"')
+        assert await raw.status() == 408
+        await raw.reader.read()
+        assert raw.reader.at_eof()
+
+
+async def test_longest_password_still_logs_in(rig: GuardedRig) -> None:
+    await rig.token()
+    for password, status in ((PASSWORD, 200), ("\N{GRINNING FACE}" * 1024, 401)):
+        body = json.dumps({"email": EMAIL, "password": password})  # escaped: twelve bytes a character
+        told = await rig.http.post("/v1/auth/login", content=body, headers={"content-type": "application/json"})
+        assert told.status_code == status
+
+
+@pytest.mark.parametrize("second", ["transfer-encoding: chunked", "content-length: 6"])
+async def test_request_of_two_lengths_is_refused_whole(rig: GuardedRig, second: str) -> None:
+    async with Raw(rig) as raw:
+        await raw.head("/v1/enqueue", f"authorization: Bearer {rig.admin_key}", "content-length: 5", second)
+        await raw.say(b"0", b"", b"GET /healthz HTTP/1.1", b"host: x", b"", b"")
+        assert await raw.status() == 400
+        await raw.reader.read()
+        assert raw.reader.at_eof()
+
+
+async def test_fields_behind_a_body_are_no_headers(rig: GuardedRig) -> None:
+    """A proxy that takes a header out, or sets it, does not look there."""
+    async with Raw(rig) as raw:
+        await raw.say(
+            b"POST /v1/heaps/jobs:snapshot HTTP/1.1", b"host: x", b"transfer-encoding: chunked", b"",
+            b"0", f"authorization: Bearer {rig.admin_key}".encode(), b"", b"",
+        )  # fmt: skip
+        assert await raw.status() == 401
+
+
+@pytest.mark.parametrize("part", [b"x: y\r\n" * 1000, b"y" * 6000])  # many fields; one without an end
+async def test_what_follows_a_body_is_bounded(rig: GuardedRig, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = 0
+    receive = BoundedProtocol.data_received
+
+    def counted(self: BoundedProtocol, data: bytes) -> None:
+        nonlocal received
+        received += len(data)
+        receive(self, data)
+
+    monkeypatch.setattr(BoundedProtocol, "data_received", counted)
+    async with Raw(rig) as raw:
+        await raw.head("/v1/enqueue", "transfer-encoding: chunked")
+        await raw.say(b"0", b"x-first: ")
+        with contextlib.suppress(ConnectionError):
+            while received < 100 * HEAD_BYTES_MAX:
+                await raw.say(part)
+                await asyncio.sleep(0)
+    assert received < 10 * HEAD_BYTES_MAX
+
+
+async def test_body_in_many_chunks_is_no_head(rig: GuardedRig) -> None:
+    await rig.behind.create_topic("large")
+    payload = "x" * (4 * HEAD_BYTES_MAX)
+    body = json.dumps({"topic": "large", "payload_text": payload}).encode()
+    async with Raw(rig) as raw:
+        await raw.head("/v1/enqueue", f"authorization: Bearer {rig.admin_key}", "transfer-encoding: chunked")
+        for at in range(0, len(body), 1000):
+            chunk = body[at : at + 1000]
+            await raw.say(b"%x" % len(chunk), chunk, b"")
+        await raw.say(b"0", b"", b"")
+        assert await raw.status() == 200
