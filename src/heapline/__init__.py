@@ -9,6 +9,8 @@
 ...             await m.ack()
 """
 
+import typing as _typing
+
 from heapline.broker import Broker
 from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
 from heapline.engine import open, open_sync
@@ -66,15 +68,44 @@ from heapline.model import (
 )  # fmt: skip
 from heapline.producer import Producer
 
+if _typing.TYPE_CHECKING:
+    from heapline.client.connecting import connect, connect_from_env, connect_sync
+    from heapline.client.consuming import consume
+    from heapline.client.target import ClientTls
+
 __version__ = "0.1.0"
 
 __all__ = [
     "Aging", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker", "BrokerConfig",
-    "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket",
+    "ClientTls", "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket",
     "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict", "JournalCorrupt",
     "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased", "MessageNotFound",
     "Outgoing", "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt",
     "RequestError", "ResourceExhausted", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull",
     "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "Unauthenticated",
-    "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
+    "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "connect", "connect_from_env", "connect_sync",
+    "consume", "open", "open_sync",
 ]  # fmt: skip
+
+#: Where names are that `import heapline` does not load: whoever asks for one gets it.
+_ELSEWHERE = {
+    "ClientTls": "heapline.client.target",
+    "connect": "heapline.client.connecting",
+    "connect_from_env": "heapline.client.connecting",
+    "connect_sync": "heapline.client.connecting",
+    "consume": "heapline.client.consuming",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    module = _ELSEWHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'heapline' has no attribute {name!r}")
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _ELSEWHERE.keys())

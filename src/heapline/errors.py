@@ -50,6 +50,8 @@ class HeaplineError(Exception):
 
     #: Attribute names that carry the error's data, in constructor order.
     fields: ClassVar[tuple[str, ...]] = ()
+    #: True where a client had to repeat the call, and an earlier try of it may have been carried out.
+    repeated: bool = False
 
     def facts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.fields}
@@ -263,6 +265,9 @@ class DirectoryLocked(ConflictError):
 
 class UnavailableError(HeaplineError):
     """Not now; the same call may succeed later."""
+
+    #: False where it is certain that the call never left the client.
+    reached: bool = True
 
 
 class ResourceExhausted(UnavailableError):

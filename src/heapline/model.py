@@ -70,7 +70,7 @@ class Message:
     """A leased message. Ack it when the work is done; nack, release or bury it otherwise."""
 
     __slots__ = (
-        "_broker", "_deadline_ms", "_enqueued_ms", "_headers", "attempts", "fairness_key", "id", "key",
+        "__weakref__", "_broker", "_deadline_ms", "_enqueued_ms", "_headers", "attempts", "fairness_key", "id", "key",
         "partition", "payload", "priority", "token", "topic",
     )  # fmt: skip
 

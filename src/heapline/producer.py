@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from heapline.config import NAME
-from heapline.errors import BadName
+from heapline.errors import BadName, DeadlineExceeded, TopicReloading, UnavailableError
+from heapline.model import Enqueued, Outgoing
 
 if TYPE_CHECKING:
     from heapline.broker import Broker
 
+REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
+#: Numbered messages, their producer's epoch, and what it has answers for: one try at enqueueing them.
+Send = Callable[[list[Outgoing], int, int], Awaitable[list[Enqueued]]]
 
-class _Line:
+
+class Line:
     """The numbers on one topic: next to give out, and which are not answered yet."""
 
     __slots__ = ("epoch", "next_seq", "open")
@@ -31,6 +39,16 @@ class _Line:
     @property
     def answered_below(self) -> int:
         return min(self.open, default=self.next_seq)
+
+    def take(self, count: int) -> int:
+        first = self.next_seq
+        self.next_seq += count
+        self.open[first] = count
+        return first
+
+    def answered(self, first: int) -> None:
+        """Nobody will send these numbers again, whatever became of them."""
+        self.open.pop(first, None)
 
 
 class Producer:
@@ -58,10 +76,10 @@ class Producer:
 
     def _forget(self) -> None:
         # By broker first: two directories, or one opened again, may each have a topic of the same name.
-        self._lines: WeakKeyDictionary[Broker, dict[str, _Line]] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[Broker, dict[str, Line]] = WeakKeyDictionary()
         self._opening: WeakKeyDictionary[Broker, dict[str, asyncio.Task[int]]] = WeakKeyDictionary()
 
-    async def line(self, broker: Broker, topic: str) -> _Line:
+    async def line(self, broker: Broker, topic: str) -> Line:
         """The numbers on a topic, opening an epoch on first use."""
         name = self.producer_id
         lines = self._lines.setdefault(broker, {})
@@ -75,16 +93,51 @@ class Producer:
             finally:
                 if task.done():
                     opening.pop(topic, None)
-            lines.setdefault(topic, _Line(epoch))
+            lines.setdefault(topic, Line(epoch))
         return lines[topic]
 
-    @staticmethod
-    def take(line: _Line, count: int) -> int:
-        first = line.next_seq
-        line.next_seq += count
-        line.open[first] = count
-        return first
+    async def enqueue(self, broker: Broker, topic: str, messages: Sequence[Outgoing], send: Send) -> list[Enqueued]:
+        """Number the messages and send them until it is known what became of them. For brokers."""
+        line = await self.line(broker, topic)
+        answered_below = line.answered_below
+        first = line.take(len(messages))
+        try:
+            return await _until_known(numbered(messages, first), line.epoch, answered_below, send)
+        finally:
+            line.answered(first)  # also if it is not known whether they went in: nobody sends these numbers again
 
-    @staticmethod
-    def answered(line: _Line, first: int) -> None:
-        line.open.pop(first, None)
+
+async def _until_known(messages: list[Outgoing], epoch: int, answered_below: int, send: Send) -> list[Enqueued]:
+    """Numbered messages can be sent again without doubling, so a topic that reloads is waited for."""
+    for pause in (*REPEAT_PAUSES, None):
+        try:
+            results = told_once(messages, await send(messages, epoch, answered_below))
+        except TopicReloading:
+            if pause is None:
+                raise
+        else:
+            if pause is None or not any(in_doubt(result.error) for result in results):
+                return results
+        await asyncio.sleep(pause)
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def numbered(messages: Sequence[Outgoing], first: int) -> list[Outgoing]:
+    return [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
+
+
+def told_once(messages: Sequence[Outgoing], results: list[Enqueued]) -> list[Enqueued]:
+    """Numbers are given once, so what is a duplicate by its number was brought in by an earlier try of this very call:
+    no repeat to the one who calls. With an idempotency key it may repeat another call, and is told as it is."""
+    if not any(result.duplicate for result in results):
+        return results
+    return [
+        msgspec.structs.replace(r, duplicate=False) if r.duplicate and m.idempotency_key is None else r
+        for m, r in zip(messages, results, strict=True)
+    ]
+
+
+def in_doubt(error: BaseException | None) -> bool:
+    """Whether what ended so may have gone in all the same: the connection broke, time ran out, a write failed."""
+    kind = type(error)
+    return kind in (UnavailableError, DeadlineExceeded, TopicReloading) or isinstance(error, asyncio.CancelledError)

@@ -14,7 +14,11 @@ from tests.conformance.worlds import WORLDS, World
 MakeTopic = Callable[..., Awaitable[TopicInfo]]
 
 
-@pytest.fixture(params=sorted(WORLDS))
+#: Left to the soak: what "connect" stands on, so that it has been through all of this too.
+RARE = {"grpc"}
+
+
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.soak] if n in RARE else []) for n in sorted(WORLDS)])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     world = WORLDS[request.param](tmp_path)
     await world.start()
@@ -49,3 +53,10 @@ def fake_time(world: World) -> None:
     """Asked for by tests that let hours pass."""
     if not world.controls_time:
         pytest.skip("this broker's time cannot be steered")
+
+
+@pytest.fixture
+def bare_log(world: World) -> None:
+    """Asked for by tests that count every row of the log."""
+    if not world.log_is_bare:
+        pytest.skip("this client's own epochs stand in the log too")

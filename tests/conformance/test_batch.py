@@ -104,7 +104,7 @@ async def test_repeats_within_one_batch_are_duplicates_of_its_first(jobs: Broker
     assert await drain(jobs) == [b"a"]
 
 
-async def test_conflict_within_one_batch_refuses_it(jobs: Broker) -> None:
+async def test_conflict_within_one_batch_refuses_it(jobs: Broker, bare_log: None) -> None:
     before = await picture(jobs)
     with pytest.raises(heapline.IdempotencyConflict):
         await jobs.enqueue_batch(

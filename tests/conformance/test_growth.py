@@ -296,7 +296,7 @@ async def test_key_held_by_a_message_outlasts_every_window(world: World, topic: 
 
 
 async def test_atomic_batch_over_old_and_new_places_goes_in_whole_or_not_at_all(
-    topic: MakeTopic, broker: Broker
+    topic: MakeTopic, broker: Broker, bare_log: None
 ) -> None:
     await topic(partitions=2)
     await broker.enqueue_batch("jobs", numbered("key", False, None))

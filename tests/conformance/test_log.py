@@ -24,7 +24,7 @@ async def test_new_topic_has_an_empty_log(topic: MakeTopic, broker: Broker) -> N
     assert await read(broker) == []
 
 
-async def test_offsets_count_rows_not_events(jobs: Broker) -> None:
+async def test_offsets_count_rows_not_events(jobs: Broker, bare_log: None) -> None:
     await put(jobs, *range(5))
     assert await jobs.offsets("jobs") == {0: (0, 5)}
     await jobs.ack(await jobs.pop("jobs", 3))
@@ -48,7 +48,7 @@ async def test_frames_are_dense_and_end_where_offsets_say(topic: MakeTopic, brok
         assert at == end
 
 
-async def test_enqueued_rows_carry_the_messages(world: World, jobs: Broker) -> None:
+async def test_enqueued_rows_carry_the_messages(world: World, jobs: Broker, bare_log: None) -> None:
     results = await jobs.enqueue_batch(
         "jobs", [Outgoing(b"a", priority=5, ttl=9), Outgoing(b"bb", priority=-5, delay=60, max_retries=2)]
     )
@@ -98,7 +98,9 @@ async def test_everything_that_happens_is_in_the_log(world: World, topic: MakeTo
     }  # fmt: skip
 
 
-async def test_columns_are_as_long_as_their_event_or_hold_for_all_its_rows(world: World, topic: MakeTopic) -> None:
+async def test_columns_are_as_long_as_their_event_or_hold_for_all_its_rows(
+    world: World, topic: MakeTopic, bare_log: None
+) -> None:
     hl = world.broker
     await topic()
     await put(hl, 1, 2, 3, ttl=1)
@@ -125,7 +127,9 @@ async def test_leases_tell_attempts_holder_and_deadline(jobs: Broker) -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, None), (0, 0), (3, 8), (5, 6), (0, 1000), (9, None), (10, None)])
-async def test_range_gives_the_frames_that_hold_its_rows(jobs: Broker, start: int, end: int | None) -> None:
+async def test_range_gives_the_frames_that_hold_its_rows(
+    jobs: Broker, start: int, end: int | None, bare_log: None
+) -> None:
     for p in range(10):
         await put(jobs, p)
     frames = await read(jobs, start=start, end=end)
@@ -143,7 +147,7 @@ async def test_range_reads_again_alike(jobs: Broker) -> None:
     ]
 
 
-async def test_log_goes_on_after_a_restart(world: World, jobs: Broker) -> None:
+async def test_log_goes_on_after_a_restart(world: World, jobs: Broker, bare_log: None) -> None:
     await put(jobs, 1)
     before = await read(jobs)
     hl = await world.reopen()

@@ -302,11 +302,11 @@ async def test_remade_topic_shares_nothing_with_the_old_one(world: World, topic:
 async def test_ids_of_a_deleted_topic_are_never_given_again(world: World, topic: MakeTopic) -> None:
     hl = world.broker
     await topic()
-    old = await put(hl, *range(5000))
+    old = await put(hl, *range(2500)) + await put(hl, *range(2500))
     await hl.delete_topic("jobs")
     await topic()
     hl = await world.reopen()
-    new = await put(hl, *range(5000))
+    new = await put(hl, *range(2500)) + await put(hl, *range(2500))
     assert not set(old) & set(new)
 
 

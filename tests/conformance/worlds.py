@@ -35,6 +35,7 @@ Memory = Literal["snapshot", "journal"]
 class World(Protocol):
     broker: Broker
     controls_time: bool
+    log_is_bare: bool  # nothing stands in the log but what was asked for: this client opens no epochs of its own
     small: dict[str, Any]  # settings that make a topic cheap to create
 
     async def start(self) -> None: ...
@@ -81,6 +82,7 @@ class EmbeddedWorld:
     """`heapline.open` on a directory, with a clock that is moved by hand."""
 
     controls_time = True
+    log_is_bare = True
     small: ClassVar[dict[str, Any]] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
     def __init__(self, directory: Path) -> None:
@@ -134,12 +136,24 @@ class GrpcWorld(EmbeddedWorld):
         settings = ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0)
         self.server = Server(self.behind, Everybody(), settings)
         await self.server.start()
-        self.broker = await WireBroker(f"127.0.0.1:{self.server.grpc_port}").__aenter__()  # type: ignore[assignment]
+        self.broker = await self.connect(f"127.0.0.1:{self.server.grpc_port}").__aenter__()  # type: ignore[attr-defined]
+
+    def connect(self, target: str) -> Broker:
+        return WireBroker(target)
 
     async def stop(self) -> None:
         await self.broker.close()
         await self.server.stop()
         await self.behind.close()
+
+
+class ConnectWorld(GrpcWorld):
+    """`heapline.connect`, which stands on the wire client, to the same server."""
+
+    log_is_bare = False
+
+    def connect(self, target: str) -> Broker:
+        return heapline.connect(target, deadline=20.0)
 
 
 class HttpWorld(GrpcWorld):
@@ -151,7 +165,9 @@ class HttpWorld(GrpcWorld):
         self.broker = await HttpBroker(f"http://127.0.0.1:{self.server.http_port}").__aenter__()  # type: ignore[assignment]
 
 
-WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld, "grpc": GrpcWorld, "http": HttpWorld}
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "embedded": EmbeddedWorld, "grpc": GrpcWorld, "connect": ConnectWorld, "http": HttpWorld,
+}  # fmt: skip
 
 Picture = dict[str, Any]
 

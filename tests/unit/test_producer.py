@@ -69,20 +69,20 @@ async def test_opening_that_failed_is_tried_again() -> None:
 async def test_numbers_rise_and_answered_below_is_the_first_that_is_open() -> None:
     producer = heapline.Producer("p")
     line = await producer.line(Epochs(), "a")  # type: ignore[arg-type]
-    assert (line.answered_below, producer.take(line, 3), producer.take(line, 1), producer.take(line, 2)) == (0, 0, 3, 4)
+    assert (line.answered_below, line.take(3), line.take(1), line.take(2)) == (0, 0, 3, 4)
     assert line.answered_below == 0
-    producer.answered(line, 3)
+    line.answered(3)
     assert line.answered_below == 0
-    producer.answered(line, 0)
+    line.answered(0)
     assert line.answered_below == 4
-    producer.answered(line, 4)
+    line.answered(4)
     assert line.answered_below == 6
 
 
 async def test_forked_child_gets_a_name_and_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, broker = heapline.Producer("p"), Epochs()
     line = await producer.line(broker, "a")  # type: ignore[arg-type]
-    producer.take(line, 10)
+    line.take(10)
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     assert producer.producer_id == f"p.fork{parent + 1}"

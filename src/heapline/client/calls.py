@@ -24,6 +24,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 << 10),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, however often others have failed
 ]
 
 
@@ -62,20 +63,21 @@ class Calls:
             response_deserializer=method.response.FromString,
         )  # fmt: skip
 
-    async def __call__(self, name: str, request: Any) -> Any:
+    async def __call__(self, name: str, request: Any, seconds: float | None = None) -> Any:
+        seconds = self._timeout if seconds is None else seconds
         span = tracing.span_of(name, getattr(request, "topic", None))
         if span is None:
-            return await self._call(name, request, None)
+            return await self._call(name, request, None, seconds)
         with span:
-            return await self._call(name, request, span.headers)
+            return await self._call(name, request, span.headers, seconds)
 
-    async def _call(self, name: str, request: Any, headers: dict[str, str] | None) -> Any:
+    async def _call(self, name: str, request: Any, headers: dict[str, str] | None, seconds: float | None) -> Any:
         if self._session is not None:
-            answer = await self._session.call(name, request.SerializeToString(), self._timeout, headers)
+            answer = await self._session.call(name, request.SerializeToString(), seconds, headers)
             return METHODS[name].response.FromString(answer)
         metadata = self._metadata if headers is None else (*self._metadata, *headers.items())
         try:
-            return await self._stubs[name](request, metadata=metadata, timeout=self._timeout)
+            return await self._stubs[name](request, metadata=metadata, timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise heapline_error(error) from None
         except grpc.aio.UsageError:

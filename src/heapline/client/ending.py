@@ -12,6 +12,7 @@ from heapline.errors import HeaplineError, UnavailableError
 from heapline.wire import codes
 
 BROKEN_WRITE = "Internal error from Core"
+NOT_CONNECTED = "failed to connect"  # so begins what gRPC says of a call that never left
 LOOKS, LOOK_SECONDS = 100, 0.01  # for the status of a call that broke
 
 
@@ -51,4 +52,7 @@ def heapline_error(error: Any) -> HeaplineError:
     for name, value in error.trailing_metadata() or ():
         if name == codes.METADATA:
             return codes.from_metadata(value, code, text)
-    return codes.of_code(code, text)
+    told = codes.of_code(code, text)
+    if isinstance(told, UnavailableError) and text.startswith(NOT_CONNECTED):
+        told.reached = False
+    return told

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from heapline.errors import BadRequest
 
 PORT = 7400
@@ -26,6 +24,8 @@ class ClientTls:
     key: Path | str | None = None  # private, of the certificate
 
     def credentials(self) -> Any:
+        import grpc  # `import heapline` does without
+
         if (self.certificate is None) != (self.key is None):
             raise BadRequest("a client certificate and its key go together: give both, or neither")
         try:

@@ -318,10 +318,27 @@ class WireBroker:
     async def _on_leases(self, method: str, messages: Held, **options: Any) -> None:
         async def act(topic: str, ids: list[int], tokens: list[int]) -> Outcome:
             request = pb.LeasesRequest(topic=topic, ids=ints(ids), tokens=ints(tokens), tell_lost=True, **options)
-            answer = await self.calls(method, request)
+            answer = await self._act(method, request)
             return Outcome(read_ints(answer.lost).tolist(), read_ints(answer.deadline_ms).tolist())
 
         await on_each_topic(messages, act)
+
+    async def _act(self, method: str, request: Any) -> Any:
+        return await self.calls(method, request)
+
+    async def pop_stream(
+        self, topic: str, credits: AsyncIterator[int], *, visibility: float | None = None, holder: str | None = None
+    ) -> AsyncIterator[list[Message]]:
+        """Messages as they come, as many as there are credits; ends when these have ended."""
+        start = pb.PopStart(topic=checked_topic(topic), visibility=visibility, holder=holder)
+
+        async def requests() -> AsyncIterator[Any]:
+            yield pb.PopStreamRequest(start=start)
+            async for count in credits:
+                yield pb.PopStreamRequest(credits=count)
+
+        async for answer in self.calls.stream("PopStream", requests()):
+            yield self._messages(answer)
 
     # -- by id -----------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
-
-import msgspec
 
 from heapline.broker import Held, MessageId
 from heapline.core.events import I64, Paused, Resumed, Throttled
@@ -53,7 +51,6 @@ from heapline.errors import (
     BadRequest,
     HeaplineError,
     LeaseLost,
-    TopicReloading,
     UnavailableError,
 )  # fmt: skip
 from heapline.model import (
@@ -190,7 +187,7 @@ class EmbeddedBroker(TopicKeeper):
             results = await self._enqueue_numbered(runner, good, atomic, producer)
         else:
             identity = identity_of(producer_id, epoch, answered_below, good)
-            results = await self._enqueue_all(runner, good, atomic, identity)
+            results = await self._enqueue_all(runner, Columns(good), atomic, identity)
         if not errors:
             return results
         rest = iter(results)
@@ -208,60 +205,43 @@ class EmbeddedBroker(TopicKeeper):
         ids: list[int] = await runner.enqueue(call)
         return ids
 
+    async def enqueue_numbered_columns(
+        self, topic: str, payloads: list[bytes], priorities: I64, seqs: list[int], identity: Identity, atomic: bool
+    ) -> list[Enqueued] | None:
+        """`enqueue_batch` of numbered messages that are columns already, with nothing else to them. None: something is
+        wrong with one, which `enqueue_batch` tells."""
+        runner = self._runner(topic)
+        columns = Columns.of(payloads, priorities)
+        columns.seqs = seqs
+        if not columns.are_good(runner.topic.config):
+            return None
+        return await self._enqueue_all(runner, columns, atomic, identity)
+
     async def _enqueue_numbered(
         self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, producer: Producer
     ) -> list[Enqueued]:
-        line = await producer.line(self, runner.name)
-        answered_below = line.answered_below
-        first = producer.take(line, len(messages))
-        numbered = [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
-        identity = Identity(producer.producer_id, line.epoch, answered_below)
-        try:
-            results = await self._enqueue_until_known(runner, numbered, atomic, identity)
-        except TopicReloading:
-            raise  # nobody knows whether they went in: their numbers stay open
-        except BaseException:
-            producer.answered(line, first)
-            raise
-        if not _in_doubt(results):
-            producer.answered(line, first)
-        return results
+        def send(numbered: list[Outgoing], epoch: int, answered_below: int) -> Awaitable[list[Enqueued]]:
+            identity = Identity(producer.producer_id, epoch, answered_below)
+            return self._enqueue_all(runner, Columns(numbered), atomic, identity)
 
-    async def _enqueue_until_known(
-        self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity
-    ) -> list[Enqueued]:
-        """Numbered messages can be sent again without doubling, so a topic that reloads is waited for."""
-        for tries, pause in enumerate((*REPEAT_PAUSES, None)):
-            try:
-                results = await self._enqueue_all(runner, messages, atomic, identity)
-            except TopicReloading:
-                if pause is None:
-                    raise
-            else:
-                if tries:  # what an earlier try of this very call brought in is no repeat to the one who calls
-                    results = [msgspec.structs.replace(r, duplicate=False) for r in results]
-                if pause is None or not _in_doubt(results):
-                    return results
-            await asyncio.sleep(pause)
-        raise AssertionError("unreachable: the last try returns or raises")
+        return await producer.enqueue(self, runner.name, messages, send)
 
     async def _enqueue_all(
-        self, runner: TopicRunner, messages: list[Outgoing], atomic: bool, identity: Identity | None
+        self, runner: TopicRunner, columns: Columns, atomic: bool, identity: Identity | None
     ) -> list[Enqueued]:
-        call = EnqueueCall(runner.future(), columns=Columns(messages), atomic=atomic, identity=identity)
-        config = runner.topic.config
+        call = EnqueueCall(runner.future(), columns=columns, atomic=atomic, identity=identity)
+        config, count = runner.topic.config, columns.count
         if atomic:
             check_batch_bytes(call, config)
-        elif len(messages) > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, len(messages))):
-            half = len(messages) // 2
-            first = await self._enqueue_all(runner, messages[:half], atomic, identity)
-            return first + await self._enqueue_all(runner, messages[half:], atomic, identity)
+        elif count > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, count)):
+            halves = columns.subset(range(count // 2)), columns.subset(range(count // 2, count))
+            return [r for half in halves for r in await self._enqueue_all(runner, half, atomic, identity)]
         try:
             results: list[Enqueued] = await runner.enqueue(call)
         except UnavailableError as error:
             if atomic:
                 raise
-            results = [Enqueued(0, error=error)] * len(messages)  # others of the same batch may have gone in
+            results = [Enqueued(0, error=error)] * count  # others of the same batch may have gone in
         return results
 
     async def open_producer(self, topic: str, producer_id: str) -> int:
@@ -551,7 +531,6 @@ class EmbeddedBroker(TopicKeeper):
 
 
 LOG_FRAMES = 16
-REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
 CHUNK_BYTES = 3 << 20
 
 
@@ -576,8 +555,3 @@ def _take(found: Any, count: int) -> list[LogFrame]:
         if len(batch) == count:
             break
     return batch
-
-
-def _in_doubt(results: list[Enqueued]) -> bool:
-    """Whether some of them may or may not have gone in."""
-    return any(isinstance(r.error, TopicReloading) for r in results)

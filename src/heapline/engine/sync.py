@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from heapline.config import BrokerConfig
 from heapline.engine.embedded import EmbeddedBroker
@@ -53,14 +53,25 @@ class SyncMessage:
 class SyncBroker:
     """Made by `heapline.open_sync`; use it with `with`. Safe to call from several threads."""
 
+    _kind: ClassVar[type] = EmbeddedBroker  # whose methods there are
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+    _broker: Any = None
+
     def __init__(self, path: str, config: BrokerConfig) -> None:
         self._path = path
         self._config = config
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._broker: EmbeddedBroker | None = None
 
     def __enter__(self) -> SyncBroker:
+        self._start()
+        try:
+            self._broker = self._run(self._open())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def _start(self) -> None:
         ready = threading.Event()
         loop = asyncio.new_event_loop()
 
@@ -75,12 +86,6 @@ class SyncBroker:
         self._thread = threading.Thread(target=serve, name="heapline", daemon=True)
         self._thread.start()
         ready.wait()
-        try:
-            self._broker = self._run(self._open())
-        except BaseException:
-            self._stop()
-            raise
-        return self
 
     async def _open(self) -> EmbeddedBroker:
         return await EmbeddedBroker(self._path, config=self._config).__aenter__()
@@ -114,8 +119,8 @@ class SyncBroker:
             raise
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Every other method is the embedded broker's, waited for."""
-        if name.startswith("_") or not hasattr(EmbeddedBroker, name):
+        """Every other method is the broker's own, waited for."""
+        if name.startswith("_") or not hasattr(self._kind, name):
             raise AttributeError(f"a broker has no {name!r}")
         if self._broker is None:
             raise Closed

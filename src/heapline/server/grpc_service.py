@@ -11,7 +11,9 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from heapline.engine.calls import Identity
 from heapline.engine.embedded import EmbeddedBroker
+from heapline.engine.requests import check_int, check_producer
 from heapline.errors import BadRequest, LeaseLost, MessageNotFound
 from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
 from heapline.server.auth.principal import Action
@@ -31,6 +33,7 @@ from heapline.wire.columns import (
     read_sizes,
     unpack_outgoing,
     unpack_plain,
+    unpack_seqs,
 )  # fmt: skip
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
@@ -120,7 +123,26 @@ class GrpcService:
             payloads, priorities = unpack_plain(request.columns)
             ids = await self._broker.enqueue_columns(request.topic, payloads, priorities)
             return pb.EnqueueBatchResponse(ids=ints(ids))
+        if is_plain(request.columns, numbered=True) and (seqs := unpack_seqs(request.columns)):
+            numbered = await self._enqueue_numbered(request, seqs)
+            if numbered is not None:
+                return shapes.pack_results(numbered)
         return shapes.pack_results(await self._enqueue(unpack_outgoing(request.columns), request))
+
+    async def _enqueue_numbered(self, request: Any, seqs: list[int]) -> list[Enqueued] | None:
+        """What clients of ours send: messages as columns, with their numbers."""
+        identity = _identity(request)
+        if not identity or identity["epoch"] is None:
+            return None
+        check_producer(identity["producer_id"])
+        check_int("epoch", identity["epoch"], 1, 1 << 62)
+        check_int("answered_below", identity["answered_below"] or 0, 0, 1 << 62)
+        payloads, priorities = unpack_plain(request.columns)
+        return await self._broker.enqueue_numbered_columns(
+            request.topic, payloads, priorities, seqs,
+            Identity(identity["producer_id"], identity["epoch"], identity["answered_below"] or 0),
+            atomic=not request.each_alone,
+        )  # fmt: skip
 
     async def _enqueue(self, messages: list[Outgoing], request: Any) -> list[Enqueued]:
         return await self._broker.enqueue_batch(

@@ -107,12 +107,18 @@ def pack_outgoing(messages: Sequence[Outgoing]) -> Any:
     return columns
 
 
-def is_plain(columns: Any) -> bool:
-    return not (
+def is_plain(columns: Any, numbered: bool = False) -> bool:
+    """Whether there is nothing but payloads and priorities, or, `numbered`, nothing but these and numbers."""
+    return bool(columns.seqs) is numbered and not (
         columns.keys or columns.fairness_keys or columns.idempotency_keys or columns.idempotency_scopes
-        or columns.delays or columns.deliver_at_us or columns.ttls or columns.max_retries or columns.seqs
-        or columns.headers
+        or columns.delays or columns.deliver_at_us or columns.ttls or columns.max_retries or columns.headers
     )  # fmt: skip
+
+
+def unpack_seqs(columns: Any) -> list[int]:
+    """The numbers of all messages; none if one lacks its own."""
+    seqs = unpack(columns.seqs, "<i8", "seqs", columns.count)
+    return seqs.tolist() if len(seqs) and seqs.min() >= 0 else []
 
 
 def unpack_plain(columns: Any) -> tuple[list[bytes], I64]:

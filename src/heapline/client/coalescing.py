@@ -1,0 +1,140 @@
+"""Single calls of many coroutines, joined into few: what waits while a call is under way goes together in the next one.
+
+A lane carries calls of one kind to one topic, one batch at a time and in the order in which they were made, so what
+one caller asks for stays in order even when a batch has to be repeated. Nothing lingers: an idle lane starts in the
+same turn of the loop, and takes along all that was asked in it. Each caller gets its own result or its own error.
+
+`Gathering` decides what goes together and knows neither loop nor wire; how a batch is carried is the lane's owner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+COUNT_MAX = 1000  # messages or leases in one batch
+BYTES_MAX = 1 << 20  # of payloads in one batch; a larger one goes alone
+
+
+class Single:
+    """One caller's call: what it asks, and where it waits for the answer."""
+
+    __slots__ = ("count", "future", "nbytes", "until", "what")
+
+    def __init__(self, what: Any, future: Any, until: float, nbytes: int = 0, count: int = 1) -> None:
+        self.what, self.future, self.until, self.nbytes, self.count = what, future, until, nbytes, count
+
+
+class Gathering:
+    """What waits, in order, and how much of it goes next."""
+
+    def __init__(
+        self, count_max: int = COUNT_MAX, bytes_max: int = BYTES_MAX, apart: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._apart = apart  # two of which this says the same are not told apart in an answer: they go one by one
+        self._waiting: deque[Single] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, single: Single) -> None:
+        self._waiting.append(single)
+
+    def take(self) -> list[Single]:
+        """The next batch: as many as fit, without those that nobody waits for any more."""
+        waiting, batch, size, count = self._waiting, list[Single](), 0, 0
+        names: set[Any] = set()
+        while waiting:
+            single = waiting[0]
+            if single.future.done():  # cancelled before it was sent
+                waiting.popleft()
+                continue
+            if batch and (count + single.count > self._count_max or size + single.nbytes > self._bytes_max):
+                break
+            if self._apart is not None:
+                name = self._apart(single.what)
+                if name in names:
+                    break
+                names.add(name)
+            size += single.nbytes
+            count += single.count
+            batch.append(waiting.popleft())
+        return batch
+
+    def waiting(self) -> list[Single]:
+        return [single for single in self._waiting if not single.future.done()]
+
+
+class Lane:
+    def __init__(
+        self, gathering: Gathering, carry: Callable[[list[Single]], Awaitable[None]],
+        own: Callable[[Coroutine[Any, Any, None]], None], give_up: Callable[[bool], Exception], width: int = 1,
+    ) -> None:  # fmt: skip
+        self._gathering, self._carry, self._own = gathering, carry, own
+        self._give_up = give_up  # what a call is told whose time is over, sent or not
+        self._width = width  # batches under way at a time; only with one of them are calls carried out in order
+        self._running = 0
+        self._under_way: list[Single] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, what: Any, until: float, nbytes: int = 0, count: int = 1) -> asyncio.Future[Any]:
+        """A future of the answer. Whoever cancels it before it is sent has sent nothing."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._gathering.add(Single(what, future, until, nbytes, count))
+        if self._timer is None:
+            self._timer = loop.call_at(until, self._look)
+        if self._running < self._width:
+            self._running += 1
+            self._own(self._run())
+        return future
+
+    async def _run(self) -> None:
+        try:
+            while batch := self._gathering.take():
+                self._under_way += batch
+                try:
+                    await self._carry(batch)
+                except Exception as error:
+                    fail(batch, error)
+                finally:
+                    self._under_way = [s for s in self._under_way if not s.future.done()] if self._width > 1 else []
+        finally:
+            self._running -= 1
+
+    def _look(self) -> None:
+        """A batch is carried until the last deadline in it: whose own is over is told now."""
+        loop = asyncio.get_running_loop()
+        calls = [(s, True) for s in self._under_way if not s.future.done()]
+        calls += [(s, False) for s in self._gathering.waiting()]
+        for single, sent in calls:
+            if single.until <= loop.time():
+                refuse(single, self._give_up(sent))
+        left = [single.until for single, _ in calls if not single.future.done()]
+        self._timer = loop.call_at(min(left), self._look) if left else None
+
+    def end(self, error: Exception) -> None:
+        """Nothing is sent any more: those who wait are told why."""
+        fail(self._gathering.waiting(), error)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def answer(single: Single, result: Any) -> None:
+    if not single.future.done():
+        single.future.set_result(result)
+
+
+def refuse(single: Single, error: Exception) -> None:
+    if not single.future.done():
+        single.future.set_exception(error)
+
+
+def fail(batch: list[Single], error: Exception) -> None:
+    """Each caller raises an error of its own: one object would gather all their tracebacks."""
+    for single in batch:
+        refuse(single, copy.copy(error))

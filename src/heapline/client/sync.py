@@ -1,0 +1,85 @@
+"""The client for code that does not await: the same one, run by a thread of its own, used from any number of threads.
+
+The thread starts with the first call. A forked child starts its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, ClassVar, TypeVar
+
+from heapline.client.consuming import PREFETCH, Consumption
+from heapline.client.sdk import ConnectedBroker
+from heapline.engine.sync import SyncBroker, SyncMessage
+from heapline.errors import Closed
+from heapline.model import Message
+
+T = TypeVar("T")
+
+
+class SyncClient(SyncBroker):
+    """Made by `heapline.connect_sync`; use it with `with`, or as it is and `close` it."""
+
+    _kind: ClassVar[type] = ConnectedBroker
+    _broker: ConnectedBroker | None
+
+    def __init__(self, client: ConnectedBroker) -> None:
+        self._client = client
+        self._broker = client
+        self._loop = self._thread = None
+        self._pid = os.getpid()
+        self._starting = threading.Lock()
+
+    async def _open(self) -> ConnectedBroker:  # type: ignore[override]
+        return await self._client.__aenter__()
+
+    def __enter__(self) -> SyncClient:
+        self._broker = self._client
+        return self
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._pid != os.getpid():  # the thread stayed with the parent
+            self._loop, self._thread, self._pid = None, None, os.getpid()
+            self._starting = threading.Lock()
+        if self._broker is None:
+            work.close()
+            raise Closed
+        with self._starting:
+            if self._loop is None:
+                self._start()
+        return super()._run(work)
+
+    def close(self) -> None:
+        if self._broker is not None and self._loop is not None and self._pid == os.getpid():
+            super()._run(self._client.close())
+            self._stop()
+        self._broker = None
+
+    def within(self, seconds: float) -> SyncClient:
+        """The same client with another deadline: `hl.within(2).enqueue(…)`."""
+        other = copy.copy(self)
+        other._broker = self._client.within(seconds)
+        return other
+
+    def consume(
+        self, topic: str, *, prefetch: int = PREFETCH, visibility: float | None = None, holder: str | None = None
+    ) -> Iterator[SyncMessage]:
+        """`for message in hl.consume("jobs"): …`; what was prefetched goes back when the loop ends."""
+
+        async def begin() -> Consumption:
+            return self._client.consume(topic, prefetch=prefetch, visibility=visibility, holder=holder)
+
+        messages = self._run(begin())
+
+        async def following() -> Message | None:
+            return await anext(messages, None)
+
+        try:
+            while (message := self._run(following())) is not None:
+                yield SyncMessage(self, message)
+        finally:
+            if self._broker is not None:
+                self._run(messages.aclose())

@@ -1,0 +1,265 @@
+"""Connections that break after the server has acted: the client makes the call again, and it counts once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.client.sdk import ConnectedBroker
+from heapline.errors import LeaseLost, MessageNotFound, UnavailableError
+from heapline.model import Message, Outgoing
+from tests.integration.proxy import Proxy
+from tests.integration.server_rig import Rig, until
+
+
+class Cut:
+    """A server, a client behind a proxy, and the deed of losing the next answer."""
+
+    def __init__(self, rig: Rig, proxy: Proxy, hl: ConnectedBroker) -> None:
+        self.rig, self.proxy, self.hl = rig, proxy, hl
+
+    async def lose_answer(self, call: Awaitable[Any]) -> Any:
+        """The server carries the call out, its answer is lost with the connection, and the client goes on."""
+        self.proxy.hold()
+        calling = asyncio.ensure_future(call)
+        await asyncio.wait_for(self.proxy.taken.wait(), 20)
+        self.proxy.cut()
+        return await asyncio.wait_for(calling, 30)
+
+    async def counts(self) -> tuple[int, int, int, int]:
+        stats = await self.rig.behind.stats("jobs")
+        return stats.ready, stats.delayed, stats.leased, stats.dead
+
+
+@pytest.fixture
+async def cut(tmp_path: Path) -> AsyncIterator[Cut]:
+    async with Rig(tmp_path) as rig, Proxy(rig.target) as proxy:
+        await rig.behind.create_topic("jobs", **rig.small)
+        async with heapline.connect(proxy.target, deadline=20) as hl:
+            await hl.stats("jobs")  # it is connected
+            yield Cut(rig, proxy, hl)
+
+
+async def leased(cut: Cut, count: int = 1) -> list[Message]:
+    await cut.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(count)])
+    return await cut.hl.pop("jobs", count)
+
+
+async def test_enqueue_is_not_doubled_and_no_duplicate_to_its_caller(cut: Cut) -> None:
+    result = await cut.lose_answer(cut.hl.enqueue("jobs", b"once"))
+    assert not result.duplicate
+    assert await cut.counts() == (1, 0, 0, 0)
+    assert (await cut.hl.get("jobs", result.id)).payload == b"once"
+
+
+async def test_enqueue_with_an_idempotency_key_is_not_doubled_even_after_its_scope_has_ended(cut: Cut) -> None:
+    cut.proxy.hold()
+    calling = asyncio.ensure_future(cut.hl.enqueue("jobs", b"x", idempotency_key="k", idempotency_scope="pending"))
+    await asyncio.wait_for(cut.proxy.taken.wait(), 20)
+    (message,) = await cut.rig.behind.pop("jobs", wait=5)  # the scope ends here
+    cut.proxy.cut()
+    assert (await calling).id == message.id
+    assert await cut.counts() == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+async def test_batch_is_not_doubled(cut: Cut, atomic: bool) -> None:
+    batch = [Outgoing(b"%d" % i, priority=i) for i in range(10)]
+    results = await cut.lose_answer(cut.hl.enqueue_batch("jobs", batch, atomic=atomic))
+    assert [m.payload for m in await cut.hl.pop("jobs", 20)] == [b"%d" % i for i in range(10)]
+    assert not any(r.duplicate or r.error for r in results)
+
+
+async def test_message_of_a_producer_is_not_doubled(cut: Cut) -> None:
+    producer = heapline.Producer("p1")
+    await cut.hl.enqueue("jobs", b"first", producer=producer)
+    assert not (await cut.lose_answer(cut.hl.enqueue("jobs", b"x", producer=producer))).duplicate
+    assert await cut.counts() == (2, 0, 0, 0)
+
+
+async def test_pop_finds_the_leases_that_its_lost_answer_gave(cut: Cut) -> None:
+    await cut.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(6)])
+    messages = await cut.lose_answer(cut.hl.pop("jobs", 4))
+    assert [m.payload for m in messages] == [b"0", b"1", b"2", b"3"]
+    assert await cut.counts() == (2, 0, 4, 0)
+    await cut.hl.ack(messages)
+    assert await cut.counts() == (2, 0, 0, 0)
+
+
+async def test_ack_whose_answer_was_lost_is_no_lost_lease(cut: Cut) -> None:
+    one, two, three = await leased(cut, 3)
+    await cut.lose_answer(one.ack())
+    await cut.lose_answer(cut.hl.ack([two, three]))
+    assert await cut.counts() == (0, 0, 0, 0)
+
+
+async def test_extend_whose_answer_was_lost_is_good(cut: Cut) -> None:
+    (message,) = await leased(cut)
+    before = message.deadline
+    await cut.lose_answer(message.extend(300))
+    assert (message.deadline - before).total_seconds() > 200
+
+
+@pytest.mark.parametrize(
+    ("act", "after"),
+    [
+        (lambda m: m.nack(backoff=60), (0, 1, 0, 0)),
+        (lambda m: m.nack(backoff=0), (1, 0, 0, 0)),
+        (lambda m: m.release(), (1, 0, 0, 0)),
+        (lambda m: m.bury("bad"), (0, 0, 0, 1)),
+    ],
+    ids=["nack", "nack-at-once", "release", "bury"],
+)
+async def test_act_that_ended_its_lease_does_not_raise_when_it_is_repeated(
+    cut: Cut, act: Callable[[Message], Awaitable[None]], after: tuple[int, ...]
+) -> None:
+    (message,) = await leased(cut)
+    await cut.lose_answer(act(message))
+    assert await cut.counts() == after
+
+
+async def test_bury_that_is_repeated_and_had_lost_its_lease_says_so(cut: Cut) -> None:
+    (message,) = await leased(cut)
+    await cut.rig.behind.release(message)
+    with pytest.raises(LeaseLost) as caught:
+        await cut.lose_answer(message.bury("bad"))
+    assert caught.value.lost == [message.id]
+    assert await cut.counts() == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("act", ["nack", "release", "bury", "ack"])
+async def test_lease_that_was_lost_is_told_when_nothing_was_repeated(cut: Cut, act: str) -> None:
+    (message,) = await leased(cut)
+    await cut.rig.behind.release(message)
+    with pytest.raises(LeaseLost):
+        await getattr(message, act)()
+
+
+async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: Cut) -> None:
+    result = await cut.hl.enqueue("jobs", b"x")
+    await cut.lose_answer(cut.hl.cancel("jobs", result.id))
+    assert (await cut.hl.get("jobs", result.id)).state == "cancelled"
+    with pytest.raises(MessageNotFound):
+        await cut.hl.cancel("jobs", result.id)
+    (message,) = await leased(cut)
+    await message.ack()
+    with pytest.raises(MessageNotFound):
+        await cut.lose_answer(cut.hl.cancel("jobs", message.id))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("DlqReplay", lambda hl: hl.dlq_replay("jobs")),
+        ("Purge", lambda hl: hl.purge("jobs")),
+        ("DlqDelete", lambda hl: hl.dlq_delete("jobs", where=heapline.DlqFilter())),
+        ("DeleteHeap", lambda hl: hl.delete_topic("jobs")),
+    ],
+)
+async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call: Any) -> None:
+    (message,) = await leased(cut)
+    await message.bury()
+    with pytest.raises(UnavailableError, match=f"{name} was sent .* may have been carried out .* call again") as caught:
+        await cut.lose_answer(call(cut.hl))
+    assert type(caught.value) is UnavailableError
+    await cut.rig.behind.list_topics()
+
+
+async def test_log_is_read_on_where_it_broke(cut: Cut) -> None:
+    for i in range(40):
+        await cut.rig.behind.enqueue("jobs", b"%d" % i + b"." * 5000)
+    offsets: list[int] = []
+    cut.proxy.cut_after(50_000)
+    async for frame in cut.hl.read_log("jobs"):
+        offsets += [row for e in frame.events for row in range(e.offset, e.offset + e.row_count)]
+    assert offsets == list(range(40))
+
+
+async def test_next_endpoint_is_used_when_one_fails(cut: Cut) -> None:
+    async with (
+        Proxy(cut.rig.target) as other,
+        heapline.connect(endpoints=[cut.proxy.target, other.target], deadline=20) as hl,
+    ):
+        await hl.enqueue("jobs", b"1")
+        assert (cut.proxy.connections, other.connections) == (2, 0)  # the fixture's own client is there too
+        await cut.proxy.close()
+        await hl.enqueue("jobs", b"2")
+        assert other.connections == 1
+    assert await cut.counts() == (2, 0, 0, 0)
+
+
+async def test_nothing_is_doubled_or_lost_while_connections_break_all_the_time(cut: Cut) -> None:
+    enqueued: dict[bytes, int] = {}
+    acked: list[bytes] = []
+    count = 240
+
+    async def produce(start: int) -> None:
+        for i in range(start, count, 8):
+            payload = b"%d" % i
+            enqueued[payload] = (await cut.hl.enqueue("jobs", payload)).id
+
+    async def work() -> None:
+        while len(acked) < count:
+            for message in await cut.hl.pop("jobs", 3, wait=0.5, visibility=3600):
+                await message.ack()
+                acked.append(message.payload)
+
+    async def disturb() -> None:
+        chance = random.Random(5)
+        while True:
+            await asyncio.sleep(chance.uniform(0.05, 0.2))
+            cut.proxy.cut_after(chance.randrange(0, 3000)) if chance.random() < 0.5 else cut.proxy.cut()
+
+    disturbing = asyncio.ensure_future(disturb())
+    async with asyncio.timeout(90):
+        await asyncio.gather(*(produce(i) for i in range(8)), *(work() for _ in range(4)))
+    disturbing.cancel()
+    assert sorted(acked) == sorted(enqueued) == sorted(b"%d" % i for i in range(count))
+    assert len(set(enqueued.values())) == count
+    assert await cut.counts() == (0, 0, 0, 0)
+
+
+# -- consume -----------------------------------------------------------------------------------------------------------
+
+
+async def test_consuming_goes_on_over_broken_streams_and_keeps_what_had_arrived(cut: Cut) -> None:
+    await cut.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(12)])
+    got: list[bytes] = []
+    async with cut.hl.consume("jobs", prefetch=3, visibility=3600) as messages, asyncio.timeout(60):
+        async for message in messages:
+            got.append(message.payload)
+            if len(got) in (2, 6):
+                await until(lambda: three_are_here(messages))
+                cut.proxy.cut()
+            await message.ack()
+            if len(got) == 12:
+                break
+    assert got == [b"%d" % i for i in range(12)], "each once: what had arrived was used, nothing was leased anew"
+    await until(lambda: nothing_leased(cut))
+
+
+async def test_one_who_waits_when_a_stream_breaks_gets_what_comes_later(cut: Cut) -> None:
+    async with cut.hl.consume("jobs", prefetch=0, visibility=60) as messages:
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: is_asked_for(messages))
+        cut.proxy.cut()
+        await cut.hl.enqueue("jobs", b"later")
+        assert (await asyncio.wait_for(waiting, 20)).payload == b"later"
+
+
+async def is_asked_for(messages: Any) -> bool:
+    return messages.feed._granted == 1
+
+
+async def three_are_here(messages: Any) -> bool:
+    return len(messages.feed._here) == 3
+
+
+async def nothing_leased(cut: Cut) -> bool:
+    return not await cut.rig.leased()

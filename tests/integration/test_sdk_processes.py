@@ -1,0 +1,204 @@
+"""The client among processes and threads: a server killed under it, forks, and code that does not await."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import heapline
+from heapline.errors import Closed
+from tests.integration.test_server_kill import Process
+
+pytestmark = pytest.mark.slow
+COROUTINES = 256
+SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
+
+
+def free_port() -> int:
+    with socket.socket() as plug:
+        plug.bind(("127.0.0.1", 0))
+        port: int = plug.getsockname()[1]
+        return port
+
+
+async def test_server_killed_under_256_coroutines_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    flags = ("--insecure-everybody", "--grpc-port", str(free_port()))
+    asked: Counter[bytes] = Counter()
+    ids: dict[bytes, int] = {}
+    acked: Counter[bytes] = Counter()
+    lost = 0
+    enough = asyncio.Event()
+
+    async def lifecycle(name: int) -> None:
+        nonlocal lost
+        number = 0
+        while not enough.is_set():
+            payload, number = b"%d-%d" % (name, number), number + 1
+            asked[payload] += 1
+            ids[payload] = (await hl.enqueue("jobs", payload)).id
+            for message in await hl.pop("jobs", 1, wait=0.5, visibility=600):
+                try:
+                    await message.ack()
+                except heapline.LeaseLost:
+                    lost += 1
+                else:
+                    acked[message.payload] += 1
+
+    async with Process(tmp_path, *flags) as server:
+        hl = heapline.connect(server.target, deadline=60)
+        await hl.create_topic("jobs", **SMALL)
+        work = [asyncio.ensure_future(lifecycle(n)) for n in range(COROUTINES)]
+        async with asyncio.timeout(60):
+            while len(acked) < 600:  # noqa: ASYNC110 - whenever it is, it is in the midst of it
+                await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGKILL)
+        await server.process.wait()
+    before = len(acked)
+    async with Process(tmp_path, *flags):
+        async with asyncio.timeout(90):
+            while len(acked) < before + 600:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            enough.set()
+            await asyncio.gather(*work)
+            while left := await hl.pop("jobs", 1000):
+                acked.update(m.payload for m in left)
+                await hl.ack(left)
+        stats = await hl.stats("jobs")
+        await hl.close()
+    assert lost == 0, "an ack that was carried out was told as lost"
+    assert set(ids) == set(asked)
+    assert len(set(ids.values())) == len(ids)
+    assert stats.ready == stats.delayed == 0
+    twice = [payload for payload, count in acked.items() if count > 1]
+    assert twice == [], "a message was delivered again after its ack, or enqueued twice"
+    missing = set(asked) - set(acked)
+    assert len(missing) == stats.leased == 0, "what a lost answer leased was found again"
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+FORKED = """
+import asyncio, os, sys, heapline
+hl = {connect}
+
+async def use():
+    result = await hl.enqueue("jobs", b"x")
+    return result.id
+
+def once():
+    return {once}
+
+if "used" in sys.argv:
+    once()
+child = os.fork()
+if not child:
+    try:
+        print("child", once() > 0, flush=True)
+    except heapline.HeaplineError as error:
+        print("child", type(error).__name__, error, flush=True)
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+print("status", status, flush=True)
+print("parent", once() > 0, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Process]:
+    async with Process(tmp_path, "--insecure-everybody") as server:
+        async with heapline.connect(server.target) as hl:
+            await hl.create_topic("jobs", **SMALL)
+        yield server
+
+
+async def forked(server: Process, connect: str, once: str, *arguments: str) -> list[str]:
+    program = FORKED.format(connect=f"heapline.{connect}({server.target!r}, deadline=20)", once=once)
+    environment = {**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])}
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+    )
+    told, _ = await asyncio.wait_for(run.communicate(), 60)
+    return told.decode().splitlines()
+
+
+WAYS = [("connect", "asyncio.run(use())"), ("connect_sync", 'hl.enqueue("jobs", b"x").id')]
+
+
+@pytest.mark.parametrize(("connect", "once"), WAYS)
+async def test_client_made_before_a_fork_and_used_after_it_serves_both(
+    server: Process, connect: str, once: str
+) -> None:
+    assert await forked(server, connect, once) == ["child True", "status 0", "parent True"]
+    async with heapline.connect(server.target) as hl:
+        assert (await hl.stats("jobs")).ready == 2
+
+
+@pytest.mark.parametrize(("connect", "once"), WAYS)
+async def test_client_used_before_a_fork_says_what_to_do_in_the_child(server: Process, connect: str, once: str) -> None:
+    child, status, parent = await forked(server, connect, once, "used")
+    assert child == (
+        "child BadRequest this process was forked from one that had already used a Heapline client, and gRPC does not "
+        "survive that: use clients only after the fork (connect() alone does not connect), or start processes with "
+        "'spawn'"
+    )
+    assert (status, parent) == ("status 0", "parent True")
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+async def test_threads_share_one_blocking_client(server: Process) -> None:
+    acked: list[bytes] = []
+
+    def work(hl: heapline.client.sync.SyncClient, name: int) -> None:
+        for number in range(20):
+            hl.enqueue("jobs", b"%d-%d" % (name, number))
+            for message in hl.pop("jobs", wait=5):
+                message.ack()
+                acked.append(message.payload)
+
+    def all_of_them() -> None:
+        with heapline.connect_sync(server.target) as hl:
+            threads = [threading.Thread(target=work, args=(hl, name)) for name in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert hl.stats("jobs").ready == 0
+
+    await asyncio.to_thread(all_of_them)
+    assert sorted(acked) == sorted(b"%d-%d" % (name, number) for name in range(8) for number in range(20))
+
+
+async def test_blocking_client_has_the_whole_contract_and_consumes(server: Process) -> None:
+    def blocking() -> None:
+        hl = heapline.connect_sync(server.target)
+        assert hl.create_topic("mail", **SMALL).name == "mail"
+        hl.enqueue_batch("mail", [heapline.Outgoing(b"%d" % i, priority=i) for i in range(5)])
+        got = []
+        for message in hl.consume("mail", prefetch=2):
+            got.append(message.payload)
+            message.ack()
+            if len(got) == 3:
+                break
+        assert got == [b"0", b"1", b"2"]
+        stats = hl.within(5).stats("mail")
+        assert (stats.ready, stats.leased) == (2, 0)
+        assert [frame.topic for frame in hl.read_log("mail")][:1] == ["mail"]
+        hl.close()
+        hl.close()
+        with pytest.raises(Closed):
+            hl.list_topics()
+
+    await asyncio.to_thread(blocking)

@@ -1,0 +1,168 @@
+"""Which calls go together, in which order, and that each caller gets its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
+from heapline.errors import HeaplineError, TopicNotFound, UnavailableError
+from heapline.testing.loop import run
+
+
+class Waiter:
+    """As much of a future as gathering asks for."""
+
+    def __init__(self, gone: bool) -> None:
+        self.gone = gone
+
+    def done(self) -> bool:
+        return self.gone
+
+
+FAR = 1e9  # of the loop's time
+CALLS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60)
+
+
+@given(calls=CALLS, count_max=st.integers(1, 8), bytes_max=st.integers(0, 100), apart=st.booleans())
+def test_batches_hold_all_that_is_waited_for_in_order_and_within_the_caps(
+    calls: list[tuple[int, int, bool]], count_max: int, bytes_max: int, apart: bool
+) -> None:
+    gathering = Gathering(count_max, bytes_max, (lambda what: what[1]) if apart else None)
+    singles = [Single((i, name), Waiter(gone), 0.0, size) for i, (name, size, gone) in enumerate(calls)]
+    for single in singles:
+        gathering.add(single)
+    batches = []
+    while batch := gathering.take():
+        batches.append(batch)
+    assert [s for batch in batches for s in batch] == [s for s in singles if not s.future.done()]
+    assert len(gathering) == 0
+    for batch, after in zip(batches, [*batches[1:], []], strict=False):
+        size, names = sum(s.nbytes for s in batch), [s.what[1] for s in batch]
+        assert len(batch) <= count_max
+        assert size <= bytes_max or len(batch) == 1, "one that is too large goes alone"
+        assert not apart or len(set(names)) == len(names)
+        if after:  # nothing was held back that would have fitted
+            more = after[0]
+            assert len(batch) == count_max or size + more.nbytes > bytes_max or (apart and more.what[1] in names)
+
+
+class Road:
+    """Carries batches when it is told to, and remembers them."""
+
+    def __init__(self, **caps: Any) -> None:
+        self.batches: list[list[Any]] = []
+        self.errors: dict[Any, Exception] = {}
+        self.failure: Exception | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+        self._tasks: list[asyncio.Future[None]] = []
+        self.lane = Lane(Gathering(**caps), self._carry, self._own, lambda sent: TimeoutError(f"{sent=}"))
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.ensure_future(work))
+
+    async def _carry(self, batch: list[Single]) -> None:
+        self.batches.append([single.what for single in batch])
+        await self.open.wait()
+        if self.failure is not None:
+            raise self.failure
+        for single in batch:
+            if single.what in self.errors:
+                refuse(single, self.errors[single.what])
+            else:
+                answer(single, f"done {single.what}")
+
+
+async def steps(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_calls_of_one_turn_go_together_and_those_that_come_meanwhile_in_the_next_batch() -> None:
+    road = Road()
+    road.open.clear()
+    first = [road.lane.put(what, FAR) for what in "ab"]
+    await steps()
+    later = [road.lane.put(what, FAR) for what in "cde"]
+    await steps()
+    assert road.batches == [["a", "b"]], "one call is under way at a time"
+    road.open.set()
+    assert await asyncio.gather(*first, *later) == [f"done {what}" for what in "abcde"]
+    assert road.batches == [["a", "b"], ["c", "d", "e"]]
+    await road.lane.put("f", FAR)
+    assert road.batches[2:] == [["f"]], "an idle lane starts again"
+
+
+async def test_one_that_is_refused_fails_only_its_own_caller() -> None:
+    road = Road()
+    road.errors["b"] = TopicNotFound("x")
+    results = await asyncio.gather(*(road.lane.put(what, FAR) for what in "abc"), return_exceptions=True)
+    assert results[0] == "done a"
+    assert results[2] == "done c"
+    assert results[1] is road.errors["b"]
+
+
+async def test_batch_that_fails_fails_each_of_its_callers_with_an_error_of_its_own() -> None:
+    road = Road()
+    road.failure = UnavailableError("gone")
+    results = await asyncio.gather(*(road.lane.put(what, FAR) for what in "ab"), return_exceptions=True)
+    assert [str(r) for r in results] == ["gone", "gone"]
+    assert results[0] is not results[1]
+    road.failure = None
+    assert await road.lane.put("c", FAR) == "done c", "the lane goes on"
+
+
+async def test_call_that_is_cancelled_before_it_is_sent_is_never_sent() -> None:
+    road = Road()
+    road.open.clear()
+    first = road.lane.put("a", FAR)
+    await steps()
+    second, third = road.lane.put("b", FAR), road.lane.put("c", FAR)
+    second.cancel()
+    first.cancel()
+    road.open.set()
+    assert await third == "done c"
+    assert road.batches == [["a"], ["c"]]
+
+
+async def test_ended_lane_tells_those_who_wait_why() -> None:
+    road = Road()
+    road.open.clear()
+    road.lane.put("a", FAR).cancel()
+    waiting = [road.lane.put(what, FAR) for what in "bc"]
+    road.lane.end(UnavailableError("closed"))
+    for future in waiting:
+        with pytest.raises(HeaplineError, match="closed"):
+            await future
+    assert road.batches == []
+
+
+def test_each_call_is_given_up_at_its_own_deadline_though_its_batch_goes_on() -> None:
+    async def go() -> list[tuple[float, str]]:
+        road, told = Road(), []
+        road.open.clear()
+
+        async def call(what: str, begin: float) -> None:
+            await asyncio.sleep(begin)
+            try:
+                text = await road.lane.put(what, begin + 10)
+            except TimeoutError as error:
+                text = str(error)
+            told.append((asyncio.get_running_loop().time(), text))
+
+        calls = [asyncio.ensure_future(call(what, begin)) for what, begin in (("a", 0), ("b", 1), ("c", 5))]
+        await asyncio.sleep(11.5)
+        road.open.set()
+        await asyncio.gather(*calls)
+        assert road.batches == [["a"], ["c"]], "one whose time was over is not sent"
+        return told
+
+    told = run(go())
+    assert [text for _, text in told] == ["sent=True", "sent=False", "done c"]
+    assert [round(at, 3) for at, _ in told] == [10, 11, 11.5]

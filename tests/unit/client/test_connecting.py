@@ -1,0 +1,212 @@
+"""How a client is made: from arguments, from the environment, with the key that lies at hand; and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.client.connecting import connect_from_env, is_loopback
+from heapline.client.sdk import ConnectedBroker
+from heapline.errors import BadRequest, Closed, DeadlineExceeded
+
+NAMES = ("HEAPLINE_URL", "HEAPLINE_API_KEY_FILE", "HEAPLINE_CA_FILE", "HEAPLINE_DATA")
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def settings(client: ConnectedBroker) -> tuple[Any, Any]:
+    return client._endpoints, client._credential
+
+
+def test_client_is_made_without_connecting_and_without_a_loop() -> None:
+    assert settings(heapline.connect("queue:7400", api_key="hl_key")) == (("queue:7400",), "hl_key")
+    assert settings(heapline.connect()) == (("localhost:7400",), None)
+    assert settings(heapline.connect(endpoints=["a:1", "b:1"])) == (("a:1", "b:1"), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": "a:1", "endpoints": ["b:1"]}, r"give a target or endpoints=\[…\], not both"),
+        ({"endpoints": []}, "endpoints is empty: name at least one server as host:port"),
+        ({"endpoints": "a:1"}, "endpoints is a list of servers, not 'a:1'; a single one goes first"),
+        ({"endpoints": [5]}, "a server is written host:port, not 5"),
+        ({"target": "http://a:1"}, "a server is heaplines://host:port"),
+        ({"endpoints": ["a:1", "ftp://b"]}, "a server is heaplines://host:port"),
+        ({"target": ""}, "names no server"),
+        ({"api_key": ""}, "api_key is the text that `heapline keys create` printed"),
+        ({"api_key": "two\nlines"}, "api_key is the text"),
+        ({"api_key": 5}, "api_key is the text"),
+        ({"deadline": 0}, "deadline"),
+        ({"target": "heapline://a:1", "tls": heapline.ClientTls(ca="x")}, "is not over TLS, but TLS files are given"),
+    ],
+)
+@pytest.mark.parametrize("make", [heapline.connect, heapline.connect_sync])
+def test_bad_arguments_are_refused_at_once(make: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        make(**options)
+
+
+def test_error_about_a_key_does_not_show_it() -> None:
+    with pytest.raises(BadRequest) as caught:
+        heapline.connect(api_key="secret\nkey")
+    assert "secret" not in str(caught.value)
+
+
+# -- the environment ---------------------------------------------------------------------------------------------------
+
+
+def test_environment_names_servers_and_the_file_of_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hl_from_file\n")
+    monkeypatch.setenv("HEAPLINE_URL", "queue-1:7400, queue-2:7400")
+    monkeypatch.setenv("HEAPLINE_API_KEY_FILE", str(tmp_path / "key"))
+    assert settings(connect_from_env()) == (("queue-1:7400", "queue-2:7400"), "hl_from_file")
+
+
+def test_key_of_a_server_on_this_machine_is_found_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert settings(connect_from_env()) == (("localhost:7400",), None), "there is none"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "admin.key").write_text("hl_admin\n")
+    assert settings(connect_from_env())[1] == "hl_admin"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "admin.key").write_text("hl_other\n")
+    monkeypatch.setenv("HEAPLINE_DATA", str(tmp_path / "elsewhere"))
+    assert settings(connect_from_env())[1] == "hl_other"
+
+
+@pytest.mark.parametrize("url", ["queue.internal:7400", "localhost:7400,queue.internal:7400", "10.0.0.1"])
+def test_local_key_is_never_sent_to_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "admin.key").write_text("hl_admin\n")
+    monkeypatch.setenv("HEAPLINE_URL", url)
+    assert settings(connect_from_env())[1] is None
+
+
+@pytest.mark.parametrize(
+    ("target", "local"),
+    [
+        ("localhost", True), ("localhost:1", True), ("127.0.0.1:7400", True), ("127.9.9.9", True), ("[::1]:7400", True),
+        ("heapline://localhost", True), ("heaplines://127.0.0.1:1", True), ("localhost.evil.org:7400", False),
+        ("127.0.0.1.evil.org", False), ("0.0.0.0:7400", False), ("10.0.0.1", False),
+    ],
+)  # fmt: skip
+def test_loopback_is_known_by_its_address(target: str, local: bool) -> None:
+    assert is_loopback(target) is local
+
+
+def test_bad_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEAPLINE_API_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(BadRequest, match="HEAPLINE_API_KEY_FILE names a file that cannot be read: No such file"):
+        connect_from_env()
+    for content in ("", "two\nkeys", "k\x00", "k" * 5000):
+        (tmp_path / "none").write_text(content)
+        with pytest.raises(BadRequest, match="the file must hold one API key and nothing else"):
+            connect_from_env()
+    monkeypatch.delenv("HEAPLINE_API_KEY_FILE")
+    monkeypatch.setenv("HEAPLINE_URL", " , ")
+    with pytest.raises(BadRequest, match="HEAPLINE_URL names no server: write host:port"):
+        connect_from_env()
+
+
+def test_authorities_to_trust_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEAPLINE_URL", "heaplines://queue:7400")
+    monkeypatch.setenv("HEAPLINE_CA_FILE", "ca.crt")
+    assert connect_from_env()._tls == heapline.ClientTls(ca="ca.crt")
+
+
+def test_without_grpc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    for make in (heapline.connect, heapline.connect_sync):
+        with pytest.raises(ImportError, match=r"pip install 'heapline\[client\]'"):
+            make("localhost:7400")
+
+
+def test_names_of_the_client_load_no_grpc_until_one_is_made() -> None:
+    program = (
+        "import sys, heapline; heapline.connect, heapline.consume, heapline.ClientTls; "
+        "assert 'grpc' not in sys.modules; heapline.connect(); assert 'grpc' in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0
+
+
+# -- where it may be used ----------------------------------------------------------------------------------------------
+
+
+async def test_server_that_is_not_there_is_told_after_the_deadline() -> None:
+    says = "s: none of 127.0.0.1:1 could be reached, so nothing was changed; is `heapline serve` running there?"
+    async with heapline.connect("127.0.0.1:1", deadline=1.5) as hl:
+        calls = [
+            hl.list_topics(),
+            hl.enqueue("jobs", b"x"),
+            hl.enqueue_batch("jobs", [heapline.Outgoing(b"x")]),
+            hl.within(1.25).stats("jobs"),
+            hl.within(1.25).enqueue("jobs", b"x"),
+        ]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(type(error) is DeadlineExceeded for error in errors)
+    assert [str(error) for error in errors] == [
+        f"{name} was given up after {seconds} {says}"
+        for name, seconds in (
+            ("ListHeaps", 1.5), ("EnqueueBatch", 1.5), ("EnqueueBatch", 1.5), ("Stats", 1.25), ("EnqueueBatch", 1.25),
+        )
+    ]  # fmt: skip
+
+
+async def test_bad_deadline_of_a_call_is_refused() -> None:
+    with pytest.raises(BadRequest, match="seconds"):
+        heapline.connect().within(0)
+
+
+async def test_client_belongs_to_one_open_loop() -> None:
+    hl = heapline.connect("127.0.0.1:1", deadline=0.1)
+    with pytest.raises(DeadlineExceeded):
+        await hl.list_topics()
+
+    async def other() -> None:
+        with pytest.raises(BadRequest, match="belongs to another event loop, which is still open: connect once for"):
+            await hl.list_topics()
+
+    await asyncio.to_thread(lambda: asyncio.run(other()))
+    await hl.close()
+
+
+def test_client_moves_on_when_its_loop_was_closed() -> None:
+    hl = heapline.connect("127.0.0.1:1", deadline=0.1)
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(hl.list_topics())  # type: ignore[arg-type]
+
+
+async def test_closed_client_says_so_and_may_be_closed_twice() -> None:
+    hl = heapline.connect("127.0.0.1:1", deadline=0.1)
+    with pytest.raises(DeadlineExceeded):
+        await hl.list_topics()
+    await hl.close()
+    await hl.close()
+    for call in (hl.list_topics, lambda: hl.enqueue("jobs", b"x"), lambda: anext(hl.consume("jobs"))):
+        with pytest.raises(Closed):
+            await call()
+
+
+async def test_what_waits_when_a_client_closes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.client.returning.CLOSE_SECONDS", 0.05)
+    hl = heapline.connect("127.0.0.1:1", deadline=60)
+    waiting = [asyncio.ensure_future(hl.enqueue("jobs", b"%d" % i)) for i in range(3)]
+    await asyncio.sleep(0.01)
+    waiting.append(asyncio.ensure_future(hl.enqueue("jobs", b"late")))
+    await asyncio.sleep(0.01)
+    await hl.close()
+    assert all(isinstance(r, Closed) for r in await asyncio.gather(*waiting, return_exceptions=True))

@@ -1,0 +1,342 @@
+"""consume(): what is fetched ahead, whose leases are kept, what goes back. On a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.client.consuming import Consumption, consume
+from heapline.config import BrokerConfig
+from heapline.engine import EmbeddedBroker
+from heapline.errors import TopicNotFound, Unauthenticated, UnavailableError
+from heapline.model import Message, Outgoing
+from heapline.testing import FakeClock, FakeDisk, SimIo
+from heapline.testing.loop import run
+
+DAY = 86400.0
+
+
+class Fragile:
+    """A broker of which single methods can be made to fail."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+        self.failures: dict[str, list[Exception]] = {}
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._broker, name)
+        if name in ("pop_stream", "stats"):
+            return method
+
+        async def call(*args: Any, **options: Any) -> Any:
+            self.calls.append(name)
+            if self.failures.get(name):
+                raise self.failures[name].pop(0)
+            return await method(*args, **options)
+
+        return call
+
+
+def simulated(test: Callable[[Fragile], Awaitable[None]]) -> Callable[[], None]:
+    async def go(clock: FakeClock) -> None:
+        broker = EmbeddedBroker(
+            "/data",
+            config=BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600),
+            disk=FakeDisk(),
+            clock=clock,
+            io=SimIo(random.Random(1)),
+        )
+        async with broker:
+            await broker.create_topic(
+                "jobs", segment_bytes=1 << 20, max_payload_bytes=1 << 16, lease_max=2 * DAY, visibility_default=20.0
+            )
+            await test(Fragile(broker))
+
+    def wrapped() -> None:
+        clock = FakeClock()
+        run(go(clock), clock)
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+async def put(hl: Any, count: int, first: int = 0) -> None:
+    await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(first, first + count)])
+
+
+async def counts(hl: Any) -> tuple[int, int]:
+    stats = await hl.stats("jobs")
+    return stats.ready, stats.leased
+
+
+async def settle(messages: Consumption, here: int) -> None:
+    while len(messages.feed._here) != here:  # noqa: ASYNC110 - nothing tells it
+        await asyncio.sleep(0.001)
+
+
+@simulated
+async def test_messages_come_in_order_and_acking_ends_them(hl: Fragile) -> None:
+    await put(hl, 5)
+    got = []
+    async with consume(hl, "jobs") as messages:
+        async for message in messages:
+            got.append(message.payload)
+            await message.ack()
+            if len(got) == 5:
+                break
+    assert got == [b"0", b"1", b"2", b"3", b"4"]
+    assert await counts(hl) == (0, 0)
+
+
+@simulated
+async def test_no_more_is_fetched_ahead_than_prefetch_says(hl: Fragile) -> None:
+    await put(hl, 10)
+    for prefetch in (0, 1, 4):
+        async with consume(hl, "jobs", prefetch=prefetch) as messages:
+            message = await anext(messages)
+            await asyncio.sleep(1)
+            assert await counts(hl) == (9 - prefetch, 1 + prefetch)
+            await message.release()
+
+
+@simulated
+async def test_default_fetches_but_one_ahead_so_that_what_is_urgent_waits_behind_one(hl: Fragile) -> None:
+    await put(hl, 5, first=10)
+    async with consume(hl, "jobs") as messages:
+        await (await anext(messages)).ack()
+        await settle(messages, 1)
+        await hl.enqueue("jobs", b"urgent", priority=0)
+        got = [(await anext(messages)).payload for _ in range(2)]
+    assert got == [b"11", b"urgent"]
+
+
+@simulated
+async def test_what_was_not_started_goes_back_at_once_and_counts_no_attempt(hl: Fragile) -> None:
+    await put(hl, 5)
+    messages = consume(hl, "jobs", prefetch=3)
+    first = await anext(messages)
+    await settle(messages, 3)
+    await messages.aclose()
+    assert await counts(hl) == (4, 1), "the one being handled stays leased"
+    await first.ack()
+    assert [m.attempts for m in await hl.pop("jobs", 9)] == [1, 1, 1, 1]
+    with pytest.raises(StopAsyncIteration):
+        await anext(messages)
+    await messages.aclose()
+
+
+@simulated
+async def test_break_gives_back_what_was_prefetched(hl: Fragile) -> None:
+    await put(hl, 5)
+    async for message in consume(hl, "jobs", prefetch=3):
+        await asyncio.sleep(0.1)
+        await message.ack()
+        break
+    gc.collect()
+    await asyncio.sleep(0.1)
+    assert await counts(hl) == (4, 0)
+
+
+@simulated
+async def test_close_while_one_waits_ends_its_wait(hl: Fragile) -> None:
+    messages = consume(hl, "jobs")
+    waiting = asyncio.ensure_future(anext(messages, None))
+    await asyncio.sleep(1)
+    await messages.aclose()
+    assert await waiting is None
+    await put(hl, 1)
+    assert await counts(hl) == (1, 0), "and no pop is left that would take it"
+
+
+@simulated
+async def test_leases_of_prefetched_and_handled_messages_are_extended_for_a_day(hl: Fragile) -> None:
+    await put(hl, 3)
+    async with consume(hl, "jobs", prefetch=2, visibility=600) as messages:
+        handled = await anext(messages)
+        await settle(messages, 2)
+        await asyncio.sleep(DAY)
+        assert await counts(hl) == (0, 3)
+        await handled.ack()
+        for _ in range(2):
+            message = await anext(messages)
+            assert message.attempts == 1
+            await message.ack()
+    assert await counts(hl) == (0, 0)
+
+
+@simulated
+async def test_topic_says_how_long_a_lease_is_when_nobody_does(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs") as messages:
+        message = await anext(messages)
+        await asyncio.sleep(1000)
+        await message.ack()
+    assert 100 < hl.calls.count("extend") < 400, "every third of 20 s"
+
+
+@simulated
+async def test_message_that_nobody_holds_any_more_is_not_extended_for_ever(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
+        await anext(messages)  # and dropped
+        gc.collect()
+        await asyncio.sleep(120)
+        again = await anext(messages)
+        assert again.attempts == 2
+        await again.ack()
+
+
+@simulated
+async def test_message_that_is_done_is_not_extended(hl: Fragile) -> None:
+    await put(hl, 4)
+    async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
+        kept = [await anext(messages) for _ in range(4)]
+        await kept[0].ack()
+        await kept[1].nack(backoff=DAY)
+        await kept[2].bury()
+        await kept[3].release()
+        await asyncio.sleep(100)
+        assert hl.calls.count("extend") == 0
+
+
+@simulated
+async def test_prefetched_message_whose_lease_was_lost_is_not_handed_out(hl: Fragile) -> None:
+    await put(hl, 3)
+    async with consume(hl, "jobs", prefetch=2, visibility=30) as messages:
+        await (await anext(messages)).ack()
+        await settle(messages, 2)
+        stolen = messages.feed._here[0]
+        await hl.bury(stolen)
+        await asyncio.sleep(30)  # the next extension tells
+        assert (await anext(messages)).id != stolen.id
+
+
+@simulated
+async def test_prefetched_message_is_not_handed_out_after_its_time_if_extending_fails(hl: Fragile) -> None:
+    await put(hl, 2)
+    async with consume(hl, "jobs", prefetch=1, visibility=30) as messages:
+        await (await anext(messages)).ack()
+        await settle(messages, 1)
+        hl.failures["extend"] = [UnavailableError("away")] * 1000
+        await asyncio.sleep(45)
+        message = await anext(messages)
+        assert message.attempts == 2, "it had come back, and was leased anew"
+
+
+@simulated
+async def test_extension_that_failed_is_tried_again_in_time(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
+        message = await anext(messages)
+        hl.failures["extend"] = [UnavailableError("away")] * 2
+        await asyncio.sleep(100)
+        await message.ack()
+
+
+@simulated
+async def test_extending_by_hand_keeps_working(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
+        message = await anext(messages)
+        await message.extend(1000)
+        before = hl.calls.count("extend")
+        await asyncio.sleep(500)
+        assert hl.calls.count("extend") == before
+        await message.ack()
+
+
+@simulated
+async def test_outage_is_waited_out(hl: Fragile) -> None:
+    hl.failures["pop"] = [UnavailableError("away")] * 20
+    async with consume(hl, "jobs") as messages:
+        waiting = asyncio.ensure_future(anext(messages))
+        await put(hl, 1)
+        assert (await waiting).payload == b"0"
+
+
+@simulated
+async def test_error_that_does_not_pass_ends_it_for_all(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs") as messages:
+        assert (await anext(messages)).payload == b"0"
+        hl.failures["pop"] = [UnavailableError("away"), Unauthenticated("the key was revoked")]
+        waiting = [asyncio.ensure_future(anext(messages)) for _ in range(3)]
+        for one in waiting:
+            with pytest.raises(Unauthenticated, match="revoked"):
+                await one
+        with pytest.raises(Unauthenticated, match="revoked"):
+            await anext(messages)
+
+
+@simulated
+async def test_topic_that_is_not_there_is_told(hl: Fragile) -> None:
+    with pytest.raises(TopicNotFound):
+        async for _ in consume(hl, "nowhere"):
+            pass
+
+
+@simulated
+async def test_several_coroutines_share_one_consumption(hl: Fragile) -> None:
+    got: list[bytes] = []
+    messages = consume(hl, "jobs", prefetch=2)
+
+    async def work() -> None:
+        async for message in messages:
+            got.append(message.payload)
+            await asyncio.sleep(0.01)
+            await message.ack()
+
+    workers = [asyncio.ensure_future(work()) for _ in range(5)]
+    await put(hl, 40)
+    while len(got) < 40:  # noqa: ASYNC110 - nothing tells it
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    await messages.aclose()
+    await asyncio.gather(*workers)
+    assert sorted(got) == sorted(b"%d" % i for i in range(40))
+    assert await counts(hl) == (0, 0)
+
+
+@simulated
+async def test_asker_that_is_cancelled_leaves_its_message_to_another(hl: Fragile) -> None:
+    async with consume(hl, "jobs", prefetch=0) as messages:
+        for steps in range(30):
+            asking = [asyncio.ensure_future(anext(messages)) for _ in range(2)]
+            await asyncio.sleep(0.01)
+            await put(hl, 1)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking[0].cancel()
+            done = [r for r in await asyncio.gather(asking[0], return_exceptions=True) if isinstance(r, Message)]
+            if not done:
+                done = [await asking[1]]
+            else:
+                asking[1].cancel()
+                await asyncio.wait({asking[1]})
+            await done[0].ack()
+            await settle(messages, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prefetch": -1}, "prefetch is an int from 0 to 100000, not -1"),
+        ({"prefetch": 1.5}, "prefetch is an int"),
+        ({"visibility": 0}, "visibility"),
+        ({"holder": ""}, "holder is a str"),
+    ],
+)
+def test_bad_options_are_refused_when_it_is_made(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(heapline.BadRequest, match=says):
+        consume(None, "jobs", **options)  # type: ignore[arg-type]
+
+
+def test_consume_is_public() -> None:
+    assert heapline.consume is consume

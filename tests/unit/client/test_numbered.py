@@ -1,0 +1,165 @@
+"""The client's own numbers: given once, closed when their call ends, and renewed where somebody else has used them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from heapline.client.numbered import Numbered
+from heapline.errors import (
+    DeadlineExceeded,
+    HeaplineError,
+    IdempotencyConflict,
+    PayloadTooLarge,
+    StaleEpoch,
+    StaleSequence,
+    TopicReloading,
+)
+from heapline.model import Enqueued, Outgoing
+from heapline.testing.loop import run
+from heapline.wire import shapes
+from heapline.wire.columns import read_ints
+
+
+class Server:
+    """Answers as the script says: an error, results, or (nothing said) new ids."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.requests: list[Any] = []
+
+    async def ask(self, name: str, request: Any, until: float) -> tuple[Any, bool]:
+        assert name == "EnqueueBatch"
+        self.requests.append(request)
+        answer = self.script.pop(0) if self.script else None
+        await asyncio.sleep(0.01)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            answer = [Enqueued(100 + i) for i in range(request.columns.count)]
+        return shapes.pack_results(answer), False
+
+    @property
+    def sent(self) -> list[tuple[list[int], int]]:
+        return [(read_ints(r.columns.seqs).tolist(), r.identity.answered_below) for r in self.requests]
+
+    @property
+    def names(self) -> list[str]:
+        return [r.identity.producer_id for r in self.requests]
+
+
+def batch(*payloads: bytes, **options: Any) -> list[Outgoing]:
+    return [Outgoing(p, **options) for p in payloads]
+
+
+def numbered(server: Server) -> Numbered:
+    return Numbered("jobs", server)  # type: ignore[arg-type]
+
+
+def test_numbers_rise_and_what_was_answered_is_told() -> None:
+    server = Server()
+
+    async def go() -> None:
+        numbers = numbered(server)
+        await asyncio.gather(*(numbers.send(batch(b"a", b"b"), True, 30.0) for _ in range(2)))
+        await numbers.send(batch(b"c", key="k"), False, 30.0)
+
+    run(go())
+    assert server.sent == [([0, 1], 0), ([2, 3], 0), ([4], 4)]
+    assert [r.each_alone for r in server.requests] == [False, False, True]
+    assert len(set(server.names)) == 1
+    assert all(r.identity.epoch == 1 for r in server.requests)
+
+
+def test_numbers_of_a_call_that_failed_are_not_kept_open() -> None:
+    server = Server(DeadlineExceeded("x"))
+
+    async def go() -> None:
+        numbers = numbered(server)
+        with pytest.raises(DeadlineExceeded):
+            await numbers.send(batch(b"a"), True, 30.0)
+        await numbers.send(batch(b"b"), True, 30.0)
+
+    run(go())
+    assert server.sent == [([0], 0), ([1], 1)]
+
+
+def test_rows_in_doubt_are_sent_again_under_the_same_numbers_and_are_no_duplicates() -> None:
+    reloading = Enqueued(0, error=TopicReloading("jobs", "x"))
+    server = Server([Enqueued(1), reloading], [Enqueued(1, True), Enqueued(2, True)])
+    results = run(numbered(server).send(batch(b"a", b"b"), False, 30.0))
+    assert results == [Enqueued(1), Enqueued(2)]
+    assert server.sent == [([0, 1], 0), ([0, 1], 0)]
+
+
+def test_duplicate_by_its_key_is_told_as_one() -> None:
+    server = Server([Enqueued(1, True)])
+    assert run(numbered(server).send(batch(b"a", idempotency_key="k"), True, 30.0)) == [Enqueued(1, True)]
+
+
+def test_rows_that_stay_in_doubt_until_the_deadline_say_so() -> None:
+    reloading = Enqueued(0, error=TopicReloading("jobs", "x"))
+    server = Server(*([reloading] for _ in range(100)))
+    (result,) = run(numbered(server).send(batch(b"a"), False, 5.0))
+    assert isinstance(result.error, TopicReloading)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StaleEpoch("sdk-x", 1, 2), StaleSequence("sdk-x", 0, 5), IdempotencyConflict("sequence 0", "01ABC"),
+    ],
+    ids=lambda e: type(e).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("atomic", [True, False])
+def test_numbers_that_another_has_used_up_are_replaced_under_a_new_name(error: HeaplineError, atomic: bool) -> None:
+    server = Server(error if atomic else [Enqueued(1), Enqueued(0, error=error)])
+
+    async def go() -> list[Enqueued]:
+        numbers = numbered(server)
+        results = await numbers.send(batch(b"a", b"b"), atomic, 30.0)
+        await numbers.send(batch(b"c"), True, 30.0)
+        return results
+
+    assert [r.id for r in run(go())] == ([100, 101] if atomic else [1, 100])
+    first, again, later = server.requests
+    assert first.identity.producer_id != again.identity.producer_id == later.identity.producer_id
+    assert [seqs for seqs, _ in server.sent] == ([[0, 1], [0, 1], [2]] if atomic else [[0, 1], [0], [1]])
+    assert again.columns.count == (2 if atomic else 1), "only what was refused goes again"
+
+
+@pytest.mark.parametrize("error", [StaleEpoch("sdk-x", 1, 2), StaleSequence("sdk-x", 0, 5)])
+def test_numbers_that_may_have_gone_in_are_never_replaced(error: HeaplineError) -> None:
+    error.repeated = True
+    server = Server(error)
+    with pytest.raises(type(error)):
+        run(numbered(server).send(batch(b"a"), True, 30.0))
+    assert len(server.requests) == 1
+
+
+def test_new_name_is_tried_but_once() -> None:
+    server = Server(StaleSequence("x", 0, 5), StaleSequence("y", 0, 5))
+    with pytest.raises(StaleSequence):
+        run(numbered(server).send(batch(b"a"), True, 30.0))
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [PayloadTooLarge(5, 1, "jobs"), IdempotencyConflict("idempotency key 'k'", "01ABC")],
+    ids=lambda e: type(e).__name__,
+)  # fmt: skip
+def test_other_refusals_are_the_callers(error: HeaplineError) -> None:
+    server = Server(error)
+    with pytest.raises(type(error)):
+        run(numbered(server).send(batch(b"a"), True, 30.0))
+    assert len(server.requests) == 1
+
+
+def test_batch_that_need_not_be_atomic_goes_in_pieces_that_a_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.client.numbered.BATCH_BYTES", 10)
+    server = Server()
+    results = run(numbered(server).send(batch(*[b"12345"] * 5), False, 30.0))
+    assert len(results) == 5
+    assert [len(seqs) for seqs, _ in server.sent] == [2, 1, 2]
