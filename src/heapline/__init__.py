@@ -9,6 +9,9 @@
 ...             await m.ack()
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from heapline.broker import Broker
 from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
 from heapline.engine import open, open_sync
@@ -66,15 +69,34 @@ from heapline.model import (
 )  # fmt: skip
 from heapline.producer import Producer
 
+if _TYPE_CHECKING:
+    from heapline.client.tasks import App, Bury, Retry
+
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aging", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker", "BrokerConfig",
-    "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket",
-    "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict", "JournalCorrupt",
-    "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased", "MessageNotFound",
-    "Outgoing", "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt",
-    "RequestError", "ResourceExhausted", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull",
-    "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "Unauthenticated",
-    "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
+    "Aging", "App", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker",
+    "BrokerConfig", "Bury", "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError", "DeadlineExceeded",
+    "DepthBucket", "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict",
+    "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased",
+    "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited",
+    "RecordCorrupt", "RequestError", "ResourceExhausted", "Retry", "SnapshotCorrupt", "SpineStats", "StaleEpoch",
+    "StaleSequence", "StorageFull", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading",
+    "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
 ]  # fmt: skip
+
+#: Names that are loaded when first used, so that `import heapline` stays quick: name -> module.
+_LAZY = {"App": "heapline.client.tasks", "Bury": "heapline.client.tasks", "Retry": "heapline.client.tasks"}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'heapline' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
