@@ -9,8 +9,7 @@
 ...             await m.ack()
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 from heapline.broker import Broker
 from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
@@ -69,7 +68,7 @@ from heapline.model import (
 )  # fmt: skip
 from heapline.producer import Producer
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from heapline.client.tasks import App, Bury, Retry
 
 __version__ = "0.1.0"
@@ -85,18 +84,23 @@ __all__ = [
     "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "open", "open_sync",
 ]  # fmt: skip
 
-#: Names that are loaded when first used, so that `import heapline` stays quick: name -> module.
-_LAZY = {"App": "heapline.client.tasks", "Bury": "heapline.client.tasks", "Retry": "heapline.client.tasks"}
+#: Where names are that `import heapline` does not load: whoever asks for one gets it.
+_ELSEWHERE = {
+    "App": "heapline.client.tasks",
+    "Bury": "heapline.client.tasks",
+    "Retry": "heapline.client.tasks",
+}
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _LAZY:
+def __getattr__(name: str) -> _typing.Any:
+    module = _ELSEWHERE.get(name)
+    if module is None:
         raise AttributeError(f"module 'heapline' has no attribute {name!r}")
-    from importlib import import_module
+    import importlib
 
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    value = globals()[name] = getattr(importlib.import_module(module), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted(globals().keys() | _ELSEWHERE.keys())

@@ -34,16 +34,18 @@ class App:
     """`app = heapline.App()`, then `@app.task(topic=…)`.
 
     `target` is a server (`"heaplines://queue:7400"`, `"localhost:7400"`), a directory (`"./data"`, any Path) that this
-    process alone has open, a broker (in tests), or None: the server that HEAPLINE_URL names.
+    process alone has open, a broker (in tests), or None: server and key as the environment names them
+    (HEAPLINE_URL, HEAPLINE_API_KEY_FILE). Topics that are missing are made, with the config given in `topics`.
     """
 
     def __init__(
-        self, target: str | os.PathLike[str] | Broker | None = None, *, create_topics: bool = True,
+        self, target: str | os.PathLike[str] | Broker | None = None, *, api_key: str | None = None,
+        create_topics: bool = True,
         topics: Mapping[str, Mapping[str, Any]] | None = None, unknown: Literal["retry", "bury"] = "retry",
     ) -> None:  # fmt: skip
         if unknown not in ("retry", "bury"):
             raise ValueError(f'unknown="retry" or unknown="bury", not {unknown!r}')
-        self.home = Home(target)
+        self.home = Home(target, api_key)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.unknown = unknown  # what becomes of a message that is no task of this app
         self.layers: list[Middleware] = []

@@ -26,12 +26,15 @@ DEFAULT_URL = "localhost:7400"
 
 
 class Home:
-    def __init__(self, target: Target = None) -> None:
+    def __init__(self, target: Target = None, api_key: str | None = None) -> None:
         if not (target is None or isinstance(target, str | os.PathLike) or hasattr(target, "enqueue_batch")):
             raise TypeError(f"an App's target is a server, a directory or a broker, not {target!r}")
+        if api_key is not None and (not isinstance(target, str) or directory_of(target) is not None):
+            raise ValueError('api_key goes with the server that it is for: App("heaplines://host", api_key=…)')
         self.given = None if target is None or isinstance(target, str | os.PathLike) else target
         self.directory = directory_of(target)
         self._url = target if isinstance(target, str) and self.directory is None else None
+        self._api_key = api_key
         self._forget()
 
     def _forget(self) -> None:
@@ -89,7 +92,7 @@ class Home:
             from heapline.engine import open as open_directory
 
             return await open_directory(self.directory).__aenter__()
-        return await make_client(self._url).__aenter__()
+        return await make_client(self._url, self._api_key).__aenter__()
 
     def is_open_here(self) -> bool:
         self._check_fork()
@@ -166,7 +169,7 @@ def directory_of(target: Any) -> Path | None:
     return Path(target) if looks_so else None
 
 
-def make_client(url: str | None) -> Any:
+def make_client(url: str | None, api_key: str | None = None) -> Any:
     """A client for a server; None: the one that the environment names."""
     if find_spec("grpc") is None:
         raise BadRequest("a server is reached over gRPC, which is not installed: pip install 'heapline[server]'")
@@ -174,11 +177,11 @@ def make_client(url: str | None) -> Any:
         from importlib import import_module
 
         connecting = import_module("heapline.client.connecting")
-        return connecting.connect_from_env() if url is None else connecting.connect(url)
+        return connecting.connect_from_env() if url is None else connecting.connect(url, api_key=api_key)
     from heapline.client.wire import WireBroker
 
     path = os.environ.get("HEAPLINE_API_KEY_FILE")
-    credential = Path(path).read_text().strip() if path else None
+    credential = api_key or (Path(path).read_text().strip() if path else None)
     return WireBroker(url or os.environ.get("HEAPLINE_URL", DEFAULT_URL), credential=credential)
 
 

@@ -50,17 +50,23 @@ class Totals:
 class Run:
     """One handler at work."""
 
-    __slots__ = ("cause", "free", "is_left", "is_over", "lease", "task", "thread_runs", "timer")
+    __slots__ = ("_free", "cause", "has_place", "is_left", "is_over", "lease", "task", "thread_runs", "timer")
 
     def __init__(self, lease: Lease, free: Callable[[], None]) -> None:
         self.lease = lease
-        self.free = free  # gives its place in the worker back; once
+        self._free = free
+        self.has_place = True  # in the worker
         self.task: asyncio.Task[None] | None = None
         self.cause: Cause | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.thread_runs = False
         self.is_left = False
         self.is_over = False  # the handler has ended; its answer is on the way
+
+    def give_place(self) -> None:
+        if self.has_place:
+            self.has_place = False
+            self._free()
 
     def stop(self, cause: Cause) -> None:
         if self.cause is None and not self.is_over and self.task is not None:
@@ -73,8 +79,9 @@ _current_run: contextvars.ContextVar[Run] = contextvars.ContextVar("heapline_run
 
 class Runner:
     def __init__(
-        self, app: App, broker: Any, leases: LeaseKeeper, threads: Threads, *, cancel_when_lost: bool = True,
-        on_abandoned: Callable[[], None] = lambda: None, rng: random.Random | None = None,
+        self, app: App, broker: Any, leases: LeaseKeeper, threads: Threads, *, answers_max: int,
+        cancel_when_lost: bool = True, on_abandoned: Callable[[], None] = lambda: None,
+        rng: random.Random | None = None,
     ) -> None:  # fmt: skip
         self._app = app
         self._broker = broker
@@ -82,6 +89,7 @@ class Runner:
         self._threads = threads
         self._cancel_when_lost = cancel_when_lost
         self._on_abandoned = on_abandoned
+        self._answering, self._answers_max = 0, answers_max  # handlers that ended, whose answer is on its way
         self._rng = rng or random.Random()
         self._handle = chain([tracing.observe, *app.layers] if tracing.is_on() else app.layers, self._innermost)
         self._runs: dict[asyncio.Task[None], Run] = {}
@@ -99,9 +107,8 @@ class Runner:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         run = self._runs.pop(task)
-        if not run.is_left:
-            run.free()
-        elif not run.thread_runs:
+        run.give_place()
+        if run.is_left and not run.thread_runs:
             self.totals.abandoned -= 1  # a coroutine that has ended after all
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run failed inside the worker", error=type(error).__name__)
@@ -113,8 +120,15 @@ class Runner:
             run.is_over, run.lease.on_lost = True, None
             if run.timer is not None:
                 run.timer.cancel()
-        if not run.is_left:
+        if run.is_left:
+            return
+        if self._answering < self._answers_max:
+            run.give_place()  # the next one is fetched while this one is answered for
+        self._answering += 1
+        try:
             await self._answer(run.lease, outcome)
+        finally:
+            self._answering -= 1
 
     # -- what comes of it ------------------------------------------------------------------------------------------
 
@@ -190,7 +204,7 @@ class Runner:
         self._leases.let_go(run.lease)
         self.totals.abandoned += 1
         log.warning("a run is left behind", message=run.lease.message.message_id, why=why)
-        run.free()
+        run.give_place()
         self._on_abandoned()
 
     # -- the handler -----------------------------------------------------------------------------------------------

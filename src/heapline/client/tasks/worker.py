@@ -87,7 +87,13 @@ class Worker:
         threads = Threads(self.slots.count)
         leases = LeaseKeeper(broker, self._visibility)
         self._runner = Runner(
-            self._app, broker, leases, threads, cancel_when_lost=self._cancel_when_lost, on_abandoned=self._one_more
+            self._app,
+            broker,
+            leases,
+            threads,
+            answers_max=self.slots.count,
+            cancel_when_lost=self._cancel_when_lost,
+            on_abandoned=self._one_more,
         )
         keeping = asyncio.ensure_future(leases.keep())
         reporting = asyncio.ensure_future(self._report_regularly())

@@ -274,6 +274,9 @@ async def test_app_without_tasks_has_no_worker(tmp_path: Path) -> None:
 def test_bad_targets_are_refused() -> None:
     with pytest.raises(TypeError, match="an App's target is a server, a directory or a broker, not 5"):
         heapline.App(5)  # type: ignore[arg-type]
+    for target in (None, "./data"):
+        with pytest.raises(ValueError, match="api_key goes with the server that it is for: App"):
+            heapline.App(target, api_key="k")
     with pytest.raises(ValueError, match='unknown="retry" or unknown="bury", not \'drop\''):
         heapline.App(unknown="drop")  # type: ignore[arg-type]
 
