@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -48,7 +47,6 @@ class Processes:
         self._grace = grace
         self._watch = SourceWatch(watched) if watched is not None else None
         self._signals = 0
-        self._asked = threading.Event()
         self._ends: dict[int, int] = {}  # pid -> our end of its pipe
 
     def run(self) -> int:
@@ -57,18 +55,17 @@ class Processes:
             signal.signal(sign, self._told)
         signal.signal(signal.SIGUSR1, lambda *_: self._tell_all(signal.SIGUSR1))
         log.info("watching over %d worker process(es)%s", len(self._places), ", reloading" if self._watch else "")
-        while not self._asked.is_set():
+        while not self._signals:
             for place in self._places:
                 self._tend(place)
             if self._watch is not None and (changed := self._watch.changed()) is not None:
                 log.info("%s has changed: starting anew", changed)
                 self._renew()
-            self._asked.wait(LOOK)
+            time.sleep(LOOK)
         return self._end()
 
     def _told(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        self._asked.set()
         if self._signals > 1:
             self._tell_all(signal.SIGTERM)  # their second one: they end at once
 

@@ -19,7 +19,7 @@ from heapline.client.tasks.middleware import Hook, Middleware
 from heapline.client.tasks.outcomes import Delay, Rules
 from heapline.client.tasks.task import TASK, Task
 from heapline.client.tasks.worker import Worker
-from heapline.errors import TopicExists, TopicNotFound
+from heapline.errors import PermissionDenied, TopicExists, TopicNotFound
 from heapline.model import Enqueued, Message, Outgoing
 
 P = ParamSpec("P")
@@ -152,10 +152,11 @@ class App:
             await broker.create_topic(topic, **self._topics.get(topic, {}))
 
     async def make_topics(self, broker: Broker, topics: list[str]) -> None:
-        there = {info.name for info in await broker.list_topics()}
+        there = {_full(info.name) for info in await broker.list_topics()}
         for topic in topics:
-            if _full(topic) not in there and topic not in there:
-                await self._make_or_raise(broker, topic)
+            if _full(topic) not in there:
+                with suppress(PermissionDenied):  # it may be there, only not listed for us: the first pop will tell
+                    await self._make_or_raise(broker, topic)
 
     def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
         return self.home.run_sync(make, what)

@@ -102,6 +102,9 @@ class LeaseKeeper:
         except (HeaplineError, TimeoutError) as error:
             log.warning("leases could not be extended; trying again", topic=topic, error=type(error).__name__)
             return False
+        except Exception:  # nothing may stop the heartbeat
+            log.exception("leases could not be extended; trying again", topic=topic)
+            return False
         return True
 
     def _lose(self, lease: Lease) -> None:

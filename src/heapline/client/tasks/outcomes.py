@@ -63,6 +63,12 @@ class Rules:
         for kind, delay in self._retry.items():
             check_delay(f"retry_on[{kind.__name__}]", delay)
 
+    def expects(self, error: BaseException) -> bool:
+        """Whether the task says what to do about it, in its rules or by what it raises."""
+        return isinstance(error, Bury | Retry) or any(
+            kind in self._bury or kind in self._retry for kind in type(error).__mro__
+        )
+
     def decide(self, error: BaseException, attempts: int, jitter_unit: float) -> Outcome:
         """`attempts` is the number of the delivery that failed; `jitter_unit` is drawn from [0, 1)."""
         if isinstance(error, Bury):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -153,8 +154,10 @@ class Runner:
         except asyncio.CancelledError as error:
             return self._cancelled(run, task, error)
         except (Exception, SystemExit) as error:  # sys.exit() in a handler ends that run, not the worker
-            log.info("a handler failed", task=task.name, message=message.message_id, error=type(error).__qualname__)
-            return task.rules.decide(error, message.attempts, self._rng.random())
+            outcome = task.rules.decide(error, message.attempts, self._rng.random())
+            tell = log.info if task.rules.expects(error) else log.exception  # a surprise comes with its traceback
+            tell("a handler failed", task=task.name, message=message.message_id, act=outcome.act, why=outcome.reason)
+            return outcome
         finally:
             self.totals.seconds += loop.time() - started
         return ACK
@@ -215,7 +218,8 @@ class Runner:
             return await task.codec.call(call.arguments)
         run = _current_run.get()
         run.thread_runs = True
-        return await self._threads.run(lambda: task.codec.call(call.arguments), lambda: self._thread_ended(run))
+        result = await self._threads.run(lambda: task.codec.call(call.arguments), lambda: self._thread_ended(run))
+        return await result if inspect.isawaitable(result) else result  # of a decorator that hides an async def
 
     def _thread_ended(self, run: Run) -> None:
         run.thread_runs = False

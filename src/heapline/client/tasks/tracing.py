@@ -24,12 +24,17 @@ def is_on() -> bool:
 
 def _traces() -> bool:
     trace = sys.modules.get("opentelemetry.trace")
-    return trace is not None and getattr(trace, "_TRACER_PROVIDER", None) is not None
+    return trace is not None and _collects(trace.get_tracer_provider())
 
 
 def _metrics() -> bool:
-    metrics = sys.modules.get("opentelemetry.metrics._internal")
-    return metrics is not None and getattr(metrics, "_METER_PROVIDER", None) is not None
+    metrics = sys.modules.get("opentelemetry.metrics")
+    return metrics is not None and _collects(metrics.get_meter_provider())
+
+
+def _collects(provider: Any) -> bool:
+    """Until somebody sets one, OpenTelemetry's providers stand in for it and do nothing."""
+    return not type(provider).__name__.lstrip("_").startswith(("Proxy", "NoOp"))
 
 
 def inject(sending: Sending) -> None:

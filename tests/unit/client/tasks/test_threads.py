@@ -112,3 +112,23 @@ async def test_plain_handler_may_enqueue_in_turn(tmp_path: Path) -> None:
     worker.stop()
     await running
     assert said == [3, 2, 1, 0]
+
+
+async def test_async_function_behind_a_plain_decorator_is_awaited(tmp_path: Path) -> None:
+    app, said = heapline.App(tmp_path / "data", topics={"jobs": SMALL}), list[int]()
+
+    async def hidden(n: int) -> None:
+        await asyncio.sleep(0)
+        said.append(n)
+
+    @app.task(topic="jobs")
+    def shown(n: int) -> Any:
+        return hidden(n)
+
+    worker = app.worker()
+    running = asyncio.ensure_future(worker.run())
+    await shown.enqueue(3)
+    await until(lambda: worker.totals.done == 1)
+    worker.stop()
+    await running
+    assert said == [3]
