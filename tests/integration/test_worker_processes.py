@@ -120,7 +120,7 @@ def count(home: Path, what: str) -> int:
     return sum(record["what"] == what for record in records(home))
 
 
-async def enqueue(broker: WireBroker, task: str, *seconds: float) -> list[int]:
+async def enqueue(broker: heapline.Broker, task: str, *seconds: float) -> list[int]:
     headers = {"heapline-task": task, "content-type": "application/json"}
     messages = [heapline.Outgoing(json.dumps({"seconds": s}).encode(), headers=headers) for s in seconds]
     return [answer.id for answer in await broker.enqueue_batch("jobs", messages)]
@@ -156,7 +156,7 @@ async def test_work_of_killed_workers_comes_back_and_is_never_done_by_two_at_onc
                     killed.add(victim := rng.choice(alive))
                     os.kill(victim, signal.SIGKILL)
                 await asyncio.sleep(rng.uniform(0.05, 0.5))
-            await until(lambda: {r["id"] for r in records(home) if r["what"] == "end"} == set(ids), lambda: worker.said)
+            await until(lambda: ends(home) == set(ids), lambda: worker.said)
             worker.process.terminate()
             assert await asyncio.wait_for(worker.process.wait(), 60) == 0, worker.said
         assert len(killed) >= 3
@@ -231,6 +231,74 @@ async def test_workers_whose_watcher_is_killed_finish_and_go(tmp_path: Path) -> 
         assert count(home, "end") == 1
         stats = await broker.stats("jobs")
         assert (stats.ready, stats.leased) == (0, 0)
+
+
+async def test_worker_outlives_a_server_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "tasks.py").write_text(TASKS)
+    async with Server(tmp_path / "data", "--insecure-everybody") as server, WireBroker(server.target) as broker:
+        await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
+        ids = await enqueue(broker, "work", *[0.05] * 60)
+        async with Worker(home, server.target, "--concurrency", "2", "--visibility", "2") as worker:
+            await until(lambda: count(home, "end") >= 5, lambda: worker.said)
+            server.process.kill()
+            await server.process.wait()
+            port = server.target.rpartition(":")[2]
+            async with Server(tmp_path / "data", "--insecure-everybody", "--grpc-port", port):
+                done = set[int]()
+                await until(lambda: done.update(ends(home)) or done == set(ids), lambda: worker.said)
+                worker.process.terminate()
+                assert await asyncio.wait_for(worker.process.wait(), 60) == 0, worker.said
+    check_one_at_a_time(records(home))
+
+
+def ends(home: Path) -> set[int]:
+    return {record["id"] for record in records(home) if record["what"] == "end"}
+
+
+async def test_killed_worker_of_a_directory_of_its_own_finds_its_work_again(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS.replace("heapline.App()", 'heapline.App("./data")'))
+    async with heapline.open(tmp_path / "data") as broker:
+        await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
+        ids = await enqueue(broker, "plain", *[0.1] * 20)
+    flags = ("--concurrency", "2", "--visibility", "1")
+    async with Worker(tmp_path, "", *flags) as worker:
+        await until(lambda: count(tmp_path, "end") >= 5, lambda: worker.said)
+        worker.process.kill()
+        await worker.process.wait()
+    async with Worker(tmp_path, "", *flags) as worker:
+        await until(lambda: ends(tmp_path) == set(ids), lambda: worker.said)
+    assert worker.process.returncode == 0
+    check_one_at_a_time(records(tmp_path))
+
+
+FORK = """
+import os, sys
+from tasks import work
+
+children = []
+for n in range(2):
+    if (pid := os.fork()) == 0:
+        work.enqueue_sync(2.0 + n)
+        os._exit(0)
+    children.append(pid)
+work.enqueue_sync(4.0)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+"""
+
+
+async def test_forked_children_connect_anew(tmp_path: Path) -> None:
+    """As gunicorn's with --preload: the app is imported before the fork and used after it."""
+    async with served(tmp_path) as (home, target, broker):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FORK, cwd=home, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": SOURCE, "HEAPLINE_URL": target},
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(process.communicate(), 60)
+        assert out == b"[0, 0]\n", errors.decode()
+        payloads = sorted(m.payload or b"" for m in await broker.peek("jobs"))
+        assert payloads == [b'{"seconds":%s}' % n for n in (b"2.0", b"3.0", b"4.0")]
 
 
 def _is_alive(pid: int) -> bool:

@@ -20,7 +20,7 @@ from heapline.client.tasks.outcomes import Delay, Rules
 from heapline.client.tasks.task import TASK, Task
 from heapline.client.tasks.worker import Worker
 from heapline.errors import PermissionDenied, TopicExists, TopicNotFound
-from heapline.model import Enqueued, Message, Outgoing
+from heapline.model import Enqueued, Message, Outgoing, TopicInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,12 +151,15 @@ class App:
         with suppress(TopicExists):
             await broker.create_topic(topic, **self._topics.get(topic, {}))
 
-    async def make_topics(self, broker: Broker, topics: list[str]) -> None:
-        there = {_full(info.name) for info in await broker.list_topics()}
+    async def make_topics(self, broker: Broker, topics: list[str]) -> list[TopicInfo]:
+        """Those that are missing; returns those that were there."""
+        listed = await broker.list_topics()
+        there = {_full(info.name) for info in listed}
         for topic in topics:
             if _full(topic) not in there:
                 with suppress(PermissionDenied):  # it may be there, only not listed for us: the first pop will tell
                     await self._make_or_raise(broker, topic)
+        return listed
 
     def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
         return self.home.run_sync(make, what)

@@ -23,6 +23,8 @@ T = TypeVar("T")
 Target = str | os.PathLike[str] | Broker | None
 Loop = asyncio.AbstractEventLoop
 DEFAULT_URL = "localhost:7400"
+#: Clients of a process that forked. They are kept because ending one would disturb the parent's connection.
+_of_parents: list[Any] = []
 
 
 class Home:
@@ -46,6 +48,7 @@ class Home:
 
     def _check_fork(self) -> None:
         if os.getpid() != self._pid:
+            _of_parents.append(self._by_loop)
             self._forget()  # sockets, locks and threads are the parent's
 
     def __str__(self) -> str:

@@ -49,6 +49,8 @@ class LeaseKeeper:
 
     def hold(self, message: Message) -> Lease:
         """From its pop on."""
+        if (before := self._held.get((message.topic, message.id))) is not None:
+            self._lose(before)  # the broker has given it away again, to us
         lease = Lease(message, asyncio.get_running_loop().time() + self._visibility)
         self._held[message.topic, message.id] = lease
         return lease

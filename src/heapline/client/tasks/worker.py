@@ -22,6 +22,7 @@ from heapline.client.tasks.slots import Slots
 from heapline.client.tasks.threads import Threads
 from heapline.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
 from heapline.logs import Log
+from heapline.model import TopicInfo
 
 if TYPE_CHECKING:
     from heapline.client.tasks.app import App
@@ -112,18 +113,30 @@ class Worker:
         """The topics are there, or are made. A broker that is not up yet is waited for."""
         for tries in range(1 << 30):
             try:
-                return await self._app.make_topics(broker, self.topics)
+                return self._warn_of_short_leases(await self._app.make_topics(broker, self.topics))
             except UnavailableError as error:
                 if await self._pause(tries, error):
                     return None
         return None
+
+    def _warn_of_short_leases(self, there: list[TopicInfo]) -> None:
+        """A lease ends at its topic's lease_max, whatever a task's timeout says."""
+        longest = {info.name: info.config.lease_max for info in there}
+        for task in self._app.tasks.values():
+            lease_max = longest.get(task.topic.removeprefix("default/"))
+            if lease_max is not None and lease_max < task.timeout and task.topic in self.topics:
+                log.warning(
+                    "a task may outlast its lease: raise its topic's lease_max, or lower its timeout",
+                    task=task.name, timeout=task.timeout, topic=task.topic, lease_max=lease_max,
+                )  # fmt: skip
 
     async def _pause(self, tries: int, error: HeaplineError) -> bool:
         """Whether the worker was stopped meanwhile."""
         seconds = PAUSES[min(tries, len(PAUSES) - 1)]
         log.warning("the broker does not answer; trying again", seconds=seconds, error=type(error).__name__)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):  # wait_for would swallow a cancellation that comes with the event
+                await self._stopping.wait()
         return self._stopping.is_set()
 
     # -- taking ----------------------------------------------------------------------------------------------------
@@ -135,14 +148,15 @@ class Worker:
         stopping = asyncio.ensure_future(self._stopping.wait())
         done, _ = await asyncio.wait([*takers, stopping], return_when=asyncio.FIRST_COMPLETED)
         await _cancel([*takers, stopping])
-        for task in done - {stopping}:
+        failed = [task for task in done - {stopping} if task.exception() is not None]
+        for task in failed:
             log.error("the worker stops: it cannot take messages", error=type(task.exception()).__name__)
             await self._finish()
             task.result()
 
     async def _take(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
         tries = 0
-        while True:
+        while not self._stopping.is_set():
             try:
                 await self._take_some(broker, leases, topic)
                 tries = 0

@@ -33,7 +33,8 @@ class World:
             yield worker
         finally:
             worker.stop()
-            await running
+            async with asyncio.timeout(10_000):
+                await running
 
     async def until(self, holds: Callable[[], Any], seconds: float = 600.0) -> None:
         async with asyncio.timeout(seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -453,6 +454,71 @@ def test_worker_waits_for_a_broker_that_is_not_up() -> None:
         assert tries == 4
 
     in_world(scenario)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_worker_ends_when_stopped_while_the_broker_does_not_answer(seed: int) -> None:
+    async def scenario(world: World) -> None:
+        @world.app.task(topic="jobs")
+        async def note() -> None: ...
+
+        @world.app.task(topic="other")
+        async def more() -> None: ...
+
+        async def unreachable(*_: object, **__: object) -> list[heapline.Message]:
+            raise heapline.DeadlineExceeded("pop")
+
+        world.broker.pop = unreachable  # type: ignore[method-assign, assignment]
+        async with world.worker():
+            await asyncio.sleep(3 + seed / 7)
+
+    in_world(scenario, seed)
+
+
+def test_message_that_comes_again_to_the_same_worker_ends_the_run_of_its_lost_lease() -> None:
+    async def scenario(world: World) -> None:
+        loop = asyncio.get_running_loop()
+
+        @world.app.task(topic="jobs")
+        async def work() -> None:
+            world.said.append(("begun", round(loop.time())))
+            try:
+                await asyncio.sleep(25)
+            finally:
+                world.said.append(("ended", round(loop.time())))
+
+        await world.broker.create_topic("jobs", **SMALL, backoff={"base": 0})
+        await work.enqueue()
+        real = world.broker.extend
+
+        async def deaf(messages: Any, seconds: float) -> None:
+            if loop.time() < 13:  # as if it had answered, so that only the second pop tells
+                for message in messages:
+                    message._deadline_ms += 10_000
+                return
+            await real(messages, seconds)
+
+        world.broker.extend = deaf  # type: ignore[method-assign]
+        async with world.worker(visibility=12) as worker:
+            await world.until(lambda: worker.totals.done == 1)
+        assert [what for what, _ in world.said] == ["begun", "ended", "begun", "ended"]
+        assert 12 <= world.said[1][1] == world.said[2][1] < 14  # the first is stopped as the second begins
+        assert worker.totals.lost == 1
+
+    in_world(scenario)
+
+
+def test_timeout_that_outlasts_the_lease_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        @world.app.task(topic="jobs", timeout=100)
+        async def long() -> None: ...
+
+        await world.broker.create_topic("jobs", **SMALL, lease_max=60)
+        async with world.worker():
+            await asyncio.sleep(1)
+
+    in_world(scenario)
+    assert "a task may outlast its lease: raise its topic's lease_max, or lower its timeout task='long'" in caplog.text
 
 
 # --- around runs ------------------------------------------------------------------------------------------------------
