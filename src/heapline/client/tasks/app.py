@@ -7,8 +7,8 @@ Between messages of one topic their priority decides; an app's topics take turns
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -124,6 +124,15 @@ class App:
     async def broker(self) -> Broker:
         """The broker, connected when first asked for, for the event loop that asks."""
         return await self.home.broker()
+
+    @contextmanager
+    def using(self, target: str | os.PathLike[str] | Broker) -> Iterator[App]:
+        """Another broker for a while: `with app.using(heapline_broker): …` in a test of code that enqueues."""
+        before, self.home = self.home, Home(target)
+        try:
+            yield self
+        finally:
+            self.home = before
 
     async def send(self, topic: str, fields: dict[str, Any]) -> Enqueued:
         broker = await self.home.broker()

@@ -207,6 +207,41 @@ async def test_failed_opening_is_tried_again(tmp_path: Path) -> None:
     await app.close()
 
 
+def test_app_uses_another_broker_for_a_while() -> None:
+    app = heapline.App("nowhere.invalid:1", topics={"jobs": SMALL})
+
+    @app.task(topic="jobs")
+    async def send(order: Order) -> None: ...
+
+    async def scenario(world: World) -> None:
+        with app.using(world.broker):
+            await send.enqueue(Order(1))
+        assert len(await world.broker.peek("jobs")) == 1
+        assert str(app.home) == "nowhere.invalid:1"
+
+    in_world(scenario)
+
+
+def test_worker_serves_a_directory_that_lives_in_the_apps_own_thread(tmp_path: Path) -> None:
+    """A script that enqueues without a loop first, and then runs a worker."""
+    app = make_app(tmp_path)
+    said: list[int] = []
+
+    @app.task(topic="jobs")
+    async def note(n: int) -> None:
+        said.append(n)
+        if n == 1:
+            await note.enqueue(2)
+        else:
+            worker.stop()
+
+    note.enqueue_sync(1)
+    worker = app.worker()
+    totals = asyncio.run(asyncio.wait_for(worker.run(), 30))
+    assert (said, totals.done) == ([1, 2], 2)
+    asyncio.run(app.close())
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
