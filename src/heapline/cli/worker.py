@@ -122,6 +122,7 @@ async def _work(running: Worker) -> int:
         loop.add_signal_handler(sign, stop)
     loop.add_signal_handler(signal.SIGUSR1, running.report)
     if (parent := os.environ.pop(PARENT_FD, None)) is not None:
+        os.set_inheritable(int(parent), False)
         loop.add_reader(int(parent), _orphaned, loop, int(parent), stop)
     totals = await running.run()
     logging.getLogger("heapline.worker").info("stopped: %d done in all", totals.done)

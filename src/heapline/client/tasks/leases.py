@@ -17,6 +17,7 @@ from heapline.logs import Log
 from heapline.model import Message
 
 log = Log("heapline.worker")
+BLOCKED_SHARE = 6  # waking later than by this part of the visibility is told
 RETRY_SHARE = 12  # a failed extension is tried again after this part of the visibility
 
 
@@ -76,7 +77,14 @@ class LeaseKeeper:
         loop = asyncio.get_running_loop()
         while (now := loop.time()) < moment:
             ends = min((lease.until for lease in self._held.values()), default=moment)
-            await asyncio.sleep(max(0.001, min(moment, ends) - now))
+            wanted = max(now + 0.001, min(moment, ends))
+            await asyncio.sleep(wanted - now)
+            if (late := loop.time() - wanted) > self._visibility / BLOCKED_SHARE:
+                log.warning(
+                    "the event loop was blocked, and leases could not be extended meanwhile: "
+                    "make handlers that compute or wait a plain def",
+                    seconds=round(late, 1),
+                )  # fmt: skip
             self._lose_the_late(loop.time())
 
     def _lose_the_late(self, now: float) -> None:

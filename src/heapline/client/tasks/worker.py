@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from heapline.client.tasks.leases import Lease, LeaseKeeper
@@ -99,8 +100,10 @@ class Worker:
         keeping = asyncio.ensure_future(leases.keep())
         reporting = asyncio.ensure_future(self._report_regularly())
         try:
-            await self._reached(broker)
-            await self._take_until_stopped(broker, leases)
+            await self._unless_stopped([asyncio.ensure_future(self._reached(broker))])
+            if not self._stopping.is_set():
+                takers = [self._take(broker, leases, topic) for topic in self.topics]
+                await self._unless_stopped([asyncio.ensure_future(taker) for taker in takers])
             await self._finish()
         finally:
             await _cancel([keeping, reporting])
@@ -111,13 +114,12 @@ class Worker:
 
     async def _reached(self, broker: Any) -> None:
         """The topics are there, or are made. A broker that is not up yet is waited for."""
-        for tries in range(1 << 30):
+        for tries in count():
             try:
-                return self._warn_of_short_leases(await self._app.make_topics(broker, self.topics))
+                self._warn_of_short_leases(await self._app.make_topics(broker, self.topics))
+                return
             except UnavailableError as error:
-                if await self._pause(tries, error):
-                    return None
-        return None
+                await self._pause(tries, error)
 
     def _warn_of_short_leases(self, there: list[TopicInfo]) -> None:
         """A lease ends at its topic's lease_max, whatever a task's timeout says."""
@@ -130,33 +132,29 @@ class Worker:
                     task=task.name, timeout=task.timeout, topic=task.topic, lease_max=lease_max,
                 )  # fmt: skip
 
-    async def _pause(self, tries: int, error: HeaplineError) -> bool:
-        """Whether the worker was stopped meanwhile."""
+    async def _pause(self, tries: int, error: HeaplineError) -> None:
         seconds = PAUSES[min(tries, len(PAUSES) - 1)]
         log.warning("the broker does not answer; trying again", seconds=seconds, error=type(error).__name__)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # wait_for would swallow a cancellation that comes with the event
-                await self._stopping.wait()
-        return self._stopping.is_set()
+        await asyncio.sleep(seconds)
+
+    async def _unless_stopped(self, work: list[asyncio.Future[Any]]) -> None:
+        """Until one of them ends or fails, or the worker is stopped; the others are cancelled."""
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([*work, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel([*work, stopping])
+        for task in done - {stopping}:
+            if (error := task.exception()) is not None:
+                log.error("the worker stops: it cannot take messages", error=type(error).__name__)
+                await self._finish()
+                raise error
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    async def _take_until_stopped(self, broker: Any, leases: LeaseKeeper) -> None:
-        if self._stopping.is_set():
-            return
-        takers = [asyncio.ensure_future(self._take(broker, leases, topic)) for topic in self.topics]
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        done, _ = await asyncio.wait([*takers, stopping], return_when=asyncio.FIRST_COMPLETED)
-        await _cancel([*takers, stopping])
-        failed = [task for task in done - {stopping} if task.exception() is not None]
-        for task in failed:
-            log.error("the worker stops: it cannot take messages", error=type(task.exception()).__name__)
-            await self._finish()
-            task.result()
-
     async def _take(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
         tries = 0
-        while not self._stopping.is_set():
+        while not self._stopping.is_set():  # beside its cancellation, should a broker swallow that
             try:
                 await self._take_some(broker, leases, topic)
                 tries = 0

@@ -521,6 +521,62 @@ def test_timeout_that_outlasts_the_lease_is_warned_of(caplog: pytest.LogCaptureF
     assert "a task may outlast its lease: raise its topic's lease_max, or lower its timeout task='long'" in caplog.text
 
 
+def test_handler_that_blocks_the_loop_is_told_about(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        @world.app.task(topic="jobs")
+        async def compute() -> None:
+            await asyncio.sleep(1)
+            asyncio.get_running_loop().clock.advance(16)  # type: ignore[attr-defined]
+
+        await compute.enqueue()
+        async with world.worker(visibility=30) as worker:
+            await world.until(lambda: worker.totals.done == 1)
+
+    in_world(scenario)
+    assert "the event loop was blocked, and leases could not be extended meanwhile: make handlers" in caplog.text
+
+
+def test_worker_stopped_before_its_broker_was_reached_ends() -> None:
+    async def scenario(world: World) -> None:
+        @world.app.task(topic="jobs")
+        async def note() -> None: ...
+
+        async def never() -> list[heapline.TopicInfo]:
+            await asyncio.sleep(1e9)
+            return []
+
+        world.broker.list_topics = never  # type: ignore[method-assign]
+        async with world.worker():
+            await asyncio.sleep(5)
+
+    in_world(scenario)
+
+
+def test_worker_that_may_not_take_fails_with_the_reason_after_finishing_what_runs() -> None:
+    async def scenario(world: World) -> None:
+        @world.app.task(topic="jobs")
+        async def note() -> None:
+            await asyncio.sleep(10)
+            world.said.append("finished")
+
+        await note.enqueue()
+        real = world.broker.pop
+
+        async def revoked(*args: Any, **kwargs: Any) -> list[heapline.Message]:
+            if world.said or worker.running:
+                raise heapline.PermissionDenied("a key", "consume", "jobs")
+            return await real(*args, **kwargs)
+
+        world.broker.pop = revoked  # type: ignore[method-assign]
+        worker = world.app.worker()
+        with pytest.raises(heapline.PermissionDenied):
+            await worker.run()
+        assert world.said == ["finished"]
+        assert await world.is_empty()
+
+    in_world(scenario)
+
+
 # --- around runs ------------------------------------------------------------------------------------------------------
 
 
