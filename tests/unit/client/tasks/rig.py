@@ -14,6 +14,8 @@ from heapline.engine import EmbeddedBroker
 from heapline.testing import FakeDisk, SimIo, run
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
+#: Upkeep of the broker is not what is tried here, and a day of it would take seconds.
+CALM = heapline.BrokerConfig(reclaim_interval=3600.0, snapshot_interval=1e6)
 
 
 class World:
@@ -60,7 +62,7 @@ def in_world(scenario: Callable[[World], Awaitable[None]], seed: int = 1) -> Non
     async def whole() -> None:
         clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
         io = SimIo(random.Random(seed))
-        async with EmbeddedBroker("/data", disk=FakeDisk(), io=io, clock=clock) as broker:
+        async with EmbeddedBroker("/data", config=CALM, disk=FakeDisk(), io=io, clock=clock) as broker:
             await scenario(World(broker))
 
     run(whole())

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heapline.client.tasks.encoding import Arguments, Undecodable
@@ -97,6 +97,7 @@ calls = st.fixed_dictionaries(
 DEFAULTS = {"how": "fast", "amount": Decimal("1.5"), "free": None}
 
 
+@settings(max_examples=50)
 @given(calls)
 def test_arguments_come_out_as_they_went_in(arguments: dict[str, Any]) -> None:
     payload = CODEC.encode(CODEC.bind((), arguments))
