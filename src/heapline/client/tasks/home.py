@@ -175,7 +175,7 @@ def directory_of(target: Any) -> Path | None:
 def make_client(url: str | None, api_key: str | None = None) -> Any:
     """A client for a server; None: the one that the environment names."""
     if find_spec("grpc") is None:
-        raise BadRequest("a server is reached over gRPC, which is not installed: pip install 'heapline[server]'")
+        raise BadRequest("a server is reached over gRPC, which is not installed: pip install 'heapline[client]'")
     if find_spec("heapline.client.connecting") is not None:
         from importlib import import_module
 

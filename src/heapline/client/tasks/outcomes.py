@@ -8,7 +8,7 @@ back-off. How many tries there are at all is the message's `max_retries`, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from heapline.config import Backoff
@@ -65,12 +65,17 @@ class Rules:
 
     def expects(self, error: BaseException) -> bool:
         """Whether the task says what to do about it, in its rules or by what it raises."""
+        error = self._telling(error)
+        return self._names(error)
+
+    def _names(self, error: BaseException) -> bool:
         return isinstance(error, Bury | Retry) or any(
             kind in self._bury or kind in self._retry for kind in type(error).__mro__
         )
 
     def decide(self, error: BaseException, attempts: int, jitter_unit: float) -> Outcome:
         """`attempts` is the number of the delivery that failed; `jitter_unit` is drawn from [0, 1)."""
+        error = self._telling(error)
         if isinstance(error, Bury):
             return Outcome("bury", text_of(error))
         if isinstance(error, Retry):
@@ -81,6 +86,25 @@ class Rules:
             if kind in self._retry:
                 return Outcome("nack", reason_of(error), _seconds(self._retry[kind], attempts, jitter_unit))
         return Outcome("nack", reason_of(error))
+
+    def _telling(self, error: BaseException) -> BaseException:
+        """Of a group, as a TaskGroup raises it, the one that decides: Bury, then Retry, then what a rule names."""
+        if not isinstance(error, BaseExceptionGroup):
+            return error
+        leaves = list(_leaves(error))
+        for kind in (Bury, Retry):
+            for leaf in leaves:
+                if isinstance(leaf, kind):
+                    return leaf
+        return next((leaf for leaf in leaves if self._names(leaf)), leaves[0] if len(leaves) == 1 else error)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 def reason_of(error: BaseException) -> str:

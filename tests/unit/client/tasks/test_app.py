@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import heapline
+from heapline.client.tasks import home
 from heapline.client.tasks.home import Home, directory_of
 from tests.unit.client.tasks.rig import SMALL, World, in_world
 
@@ -349,3 +350,14 @@ def test_app_without_a_target_uses_the_environment(monkeypatch: pytest.MonkeyPat
     assert str(Home("localhost:1")) == "localhost:1"
     assert str(Home(Path("data"))) == "data"
     assert os.environ["HEAPLINE_URL"]
+
+
+async def test_server_without_grpc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "find_spec", lambda name: None)
+    app = heapline.App("localhost:7400")
+
+    @app.task
+    async def note() -> None: ...
+
+    with pytest.raises(heapline.BadRequest, match=r"a server is reached over gRPC, .*: pip install 'heapline\[client\]'"):
+        await note.enqueue()

@@ -53,6 +53,24 @@ def test_retry_and_bury_say_it_themselves_whatever_the_rules() -> None:
     assert rules.decide(heapline.Bury(), 1, 0.5) == Outcome("bury", "the handler buried it")
 
 
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ([OSError("a"), heapline.Retry("later", delay=3), heapline.Bury("never")], Outcome("bury", "never")),
+        ([OSError("a"), heapline.Retry("later", delay=3)], Outcome("nack", "later", 3)),
+        ([KeyError("k"), OSError("a")], Outcome("nack", "OSError: a", 9.0)),
+        ([ExceptionGroup("inner", [ValueError("b")]), KeyError("k")], Outcome("bury", "ValueError: b")),
+        ([KeyError("k")], Outcome("nack", "KeyError: 'k'")),
+        ([KeyError("k"), KeyError("l")], Outcome("nack", "ExceptionGroup: outer (2 sub-exceptions)")),
+    ],
+)
+def test_of_a_group_the_most_telling_exception_decides(errors: list[Exception], outcome: Outcome) -> None:
+    rules = Rules(retry_on={OSError: 9.0}, bury_on=(ValueError,))
+    group = ExceptionGroup("outer", errors)
+    assert rules.decide(group, 1, 0.5) == outcome
+    assert rules.expects(group) == (not all(isinstance(error, KeyError) for error in errors))
+
+
 @given(st.text(st.characters(), max_size=2000))
 def test_reason_is_one_bounded_line_that_any_broker_takes(text: str) -> None:
     reason = reason_of(ValueError(text))
