@@ -359,5 +359,5 @@ async def test_server_without_grpc_says_what_to_install(monkeypatch: pytest.Monk
     @app.task
     async def note() -> None: ...
 
-    with pytest.raises(heapline.BadRequest, match=r"a server is reached over gRPC, .*: pip install 'heapline\[client\]'"):
+    with pytest.raises(heapline.BadRequest, match=r"reached over gRPC, .*: pip install 'heapline\[client\]'"):
         await note.enqueue()
