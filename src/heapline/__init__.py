@@ -72,28 +72,32 @@ if _typing.TYPE_CHECKING:
     from heapline.client.connecting import connect, connect_from_env, connect_sync
     from heapline.client.consuming import consume
     from heapline.client.target import ClientTls
+    from heapline.client.tasks import App, Bury, Retry
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aging", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker", "BrokerConfig",
-    "ClientTls", "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError", "DeadlineExceeded", "DepthBucket",
-    "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError", "IdempotencyConflict", "JournalCorrupt",
-    "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo", "MessageLeased", "MessageNotFound",
-    "Outgoing", "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt",
-    "RequestError", "ResourceExhausted", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull",
-    "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "Unauthenticated",
-    "UnavailableError", "UnknownFormat", "UnknownPart", "aging", "connect", "connect_from_env", "connect_sync",
-    "consume", "open", "open_sync",
+    "Aging", "App", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker",
+    "BrokerConfig", "Bury", "ClientTls", "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError",
+    "DeadlineExceeded", "DepthBucket", "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError",
+    "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame", "Message", "MessageInfo",
+    "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer",
+    "RateLimited", "RecordCorrupt", "RequestError", "ResourceExhausted", "Retry", "SnapshotCorrupt", "SpineStats",
+    "StaleEpoch", "StaleSequence", "StorageFull", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound",
+    "TopicReloading", "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
+    "connect", "connect_from_env", "connect_sync", "consume", "open", "open_sync",
 ]  # fmt: skip
 
 #: Where names are that `import heapline` does not load: whoever asks for one gets it.
 _ELSEWHERE = {
+    "App": "heapline.client.tasks",
+    "Bury": "heapline.client.tasks",
     "ClientTls": "heapline.client.target",
     "connect": "heapline.client.connecting",
     "connect_from_env": "heapline.client.connecting",
     "connect_sync": "heapline.client.connecting",
     "consume": "heapline.client.consuming",
+    "Retry": "heapline.client.tasks",
 }
 
 

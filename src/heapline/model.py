@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from heapline import contents
 from heapline.config import TopicConfig
 from heapline.ulid import to_ulid
 
@@ -109,6 +110,14 @@ class Message:
     def deadline(self) -> datetime:
         """When the lease ends unless it is extended."""
         return from_ms(self._deadline_ms)
+
+    def json(self) -> Any:
+        """The payload read as plain values, by its content-type header; JSON where it has none."""
+        return self.decode(Any)
+
+    def decode(self, kind: Any) -> Any:
+        """The payload as a `kind`: a dataclass, a struct, a pydantic model, list[int], …"""
+        return contents.decode(self.payload, self.headers.get(contents.CONTENT_TYPE), kind)
 
     async def ack(self) -> None:
         await self._broker.ack(self)

@@ -1,0 +1,199 @@
+"""The app: which tasks there are, what stands around them, and which broker they use.
+
+Nothing is connected when an app is made or a task is declared, so that both may stand at the top of any module.
+Between messages of one topic their priority decides; an app's topics take turns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+from heapline.broker import Broker
+from heapline.client.tasks import tracing
+from heapline.client.tasks.home import Home
+from heapline.client.tasks.middleware import Hook, Middleware
+from heapline.client.tasks.outcomes import Delay, Rules
+from heapline.client.tasks.task import TASK, Task
+from heapline.client.tasks.worker import Worker
+from heapline.errors import PermissionDenied, TopicExists, TopicNotFound
+from heapline.model import Enqueued, Message, Outgoing, TopicInfo
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+TIMEOUT = 30 * 60.0  # seconds a handler may take when its task does not say
+TOPIC = "tasks"
+
+
+class App:
+    """`app = heapline.App()`, then `@app.task(topic=…)`.
+
+    `target` is a server (`"heaplines://queue:7400"`, `"localhost:7400"`), a directory (`"./data"`, any Path) that this
+    process alone has open, a broker (in tests), or None: server and key as the environment names them
+    (HEAPLINE_URL, HEAPLINE_API_KEY_FILE). Topics that are missing are made, with the config given in `topics`.
+    """
+
+    def __init__(
+        self, target: str | os.PathLike[str] | Broker | None = None, *, api_key: str | None = None,
+        create_topics: bool = True,
+        topics: Mapping[str, Mapping[str, Any]] | None = None, unknown: Literal["retry", "bury"] = "retry",
+    ) -> None:  # fmt: skip
+        if unknown not in ("retry", "bury"):
+            raise ValueError(f'unknown="retry" or unknown="bury", not {unknown!r}')
+        self.home = Home(target, api_key)
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.unknown = unknown  # what becomes of a message that is no task of this app
+        self.layers: list[Middleware] = []
+        self._hooks: list[Hook] = []
+        self._create_topics = create_topics
+        self._topics = {name: dict(config) for name, config in (topics or {}).items()}
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[P, R]) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, *, topic: str = TOPIC, name: str | None = None, timeout: float = TIMEOUT,
+        retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
+        bury_on: Iterable[type[BaseException]] | type[BaseException] = (), max_retries: int | None = None,
+        priority: int = 0,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...  # fmt: skip
+    def task(
+        self, function: Callable[..., Any] | None = None, *, topic: str = TOPIC, name: str | None = None,
+        timeout: float = TIMEOUT,
+        retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
+        bury_on: Iterable[type[BaseException]] | type[BaseException] = (), max_retries: int | None = None,
+        priority: int = 0,
+    ) -> Any:  # fmt: skip
+        """Declare a function as a task; it can still be called as before. A task's name is the function's own."""
+        rules = Rules(retry_on, bury_on)
+
+        def declare(function: Callable[..., Any]) -> Task[..., Any]:
+            return self._add(
+                Task(
+                    self, function, name=name or function.__name__, topic=topic, timeout=timeout, rules=rules,
+                    max_retries=max_retries, priority=priority,
+                )
+            )  # fmt: skip
+
+        return declare if function is None else declare(function)
+
+    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
+        there = self.tasks.get(task.name)
+        if there is not None and _place(there) != _place(task):  # the same place again: a notebook's cell, a reload
+            raise ValueError(
+                f"there is a task {task.name!r} already, {_place(there)}: give this one a name, @app.task(name=…)"
+            )
+        self.tasks[task.name] = task
+        return task
+
+    def find(self, message: Message) -> Task[..., Any] | None:
+        """Whose call a message is. One without a task's name belongs to its topic's only task, if there is one."""
+        name = message.headers.get(TASK)
+        if name is not None:
+            return self.tasks.get(name)
+        of_topic = [task for task in self.tasks.values() if _full(task.topic) == _full(message.topic)]
+        return of_topic[0] if len(of_topic) == 1 else None
+
+    def topics(self) -> list[str]:
+        return list(dict.fromkeys(task.topic for task in self.tasks.values()))
+
+    # -- around them -----------------------------------------------------------------------------------------------
+
+    def middleware(self, layer: Middleware) -> Middleware:
+        """`@app.middleware async def around(call, next): … return await next(call)`; the first one is outermost."""
+        self.layers.append(layer)
+        return layer
+
+    def on_enqueue(self, hook: Hook) -> Hook:
+        """`@app.on_enqueue def stamp(sending): sending.headers["tenant"] = …`"""
+        self._hooks.append(hook)
+        return hook
+
+    def hooks(self) -> list[Hook]:
+        return [*self._hooks, tracing.inject] if tracing.is_on() else self._hooks
+
+    # -- the broker ------------------------------------------------------------------------------------------------
+
+    async def broker(self) -> Broker:
+        """The broker, connected when first asked for, for the event loop that asks."""
+        return await self.home.broker()
+
+    @contextmanager
+    def using(self, target: str | os.PathLike[str] | Broker) -> Iterator[App]:
+        """Another broker for a while: `with app.using(heapline_broker): …` in a test of code that enqueues."""
+        before, self.home = self.home, Home(target)
+        try:
+            yield self
+        finally:
+            self.home = before
+
+    async def send(self, topic: str, fields: dict[str, Any]) -> Enqueued:
+        broker = await self.home.broker()
+        try:
+            return await broker.enqueue(topic, **fields)
+        except TopicNotFound:
+            await self._make_or_raise(broker, topic)
+        return await broker.enqueue(topic, **fields)
+
+    async def send_batch(self, topic: str, messages: list[Outgoing]) -> list[Enqueued]:
+        broker = await self.home.broker()
+        try:
+            return await broker.enqueue_batch(topic, messages)
+        except TopicNotFound:
+            await self._make_or_raise(broker, topic)
+        return await broker.enqueue_batch(topic, messages)
+
+    async def _make_or_raise(self, broker: Broker, topic: str) -> None:
+        if not self._create_topics:
+            raise TopicNotFound(topic)
+        await self.make_topic(broker, topic)
+
+    async def make_topic(self, broker: Broker, topic: str) -> None:
+        """Make a topic of this app if it is not there. One that is there stays as it is."""
+        with suppress(TopicExists):
+            await broker.create_topic(topic, **self._topics.get(topic, {}))
+
+    async def make_topics(self, broker: Broker, topics: list[str]) -> list[TopicInfo]:
+        """Those that are missing; returns those that were there."""
+        listed = await broker.list_topics()
+        there = {_full(info.name) for info in listed}
+        for topic in topics:
+            if _full(topic) not in there:
+                with suppress(PermissionDenied):  # it may be there, only not listed for us: the first pop will tell
+                    await self._make_or_raise(broker, topic)
+        return listed
+
+    def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
+        return self.home.run_sync(make, what)
+
+    def worker(self, **settings: Any) -> Worker:
+        """`await app.worker(concurrency=16).run()`: see Worker for the settings."""
+        return Worker(self, **settings)
+
+    async def __aenter__(self) -> App:
+        """Connect now, in this event loop, and close at the end."""
+        await self.home.open_here()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.home.close()
+
+
+def _place(task: Task[..., Any]) -> str:
+    return f"{task.function.__module__}.{task.function.__qualname__}"
+
+
+def _full(topic: str) -> str:
+    return topic if "/" in topic else f"default/{topic}"

@@ -1,0 +1,124 @@
+"""One heartbeat for all that a worker holds: leases are extended together, at a third of the visibility.
+
+A lease that is lost (somebody else may have the message now) is told to whoever works on it. Lost is what the broker
+says is lost, and also what could not be extended until it ran out by our own reckoning: with the broker out of reach
+nobody may go on as if the message were his.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from heapline.errors import HeaplineError, LeaseLost
+from heapline.logs import Log
+from heapline.model import Message
+
+log = Log("heapline.worker")
+BLOCKED_SHARE = 6  # waking later than by this part of the visibility is told
+RETRY_SHARE = 12  # a failed extension is tried again after this part of the visibility
+
+
+class Lease:
+    """One message that the worker holds."""
+
+    __slots__ = ("_first_ms", "_until", "is_lost", "message", "on_lost")
+
+    def __init__(self, message: Message, until: float) -> None:
+        self.message = message
+        self.is_lost = False
+        self.on_lost: Callable[[], None] | None = None
+        self._until = until  # on the loop's clock, of the lease as it was granted
+        self._first_ms = message._deadline_ms
+
+    @property
+    def until(self) -> float:
+        """When it ends, on the loop's clock: only differences of the broker's own times are used."""
+        return self._until + (self.message._deadline_ms - self._first_ms) / 1000
+
+
+class LeaseKeeper:
+    def __init__(self, broker: Any, visibility: float) -> None:
+        self._broker = broker
+        self._visibility = visibility
+        self._held: dict[tuple[str, int], Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, message: Message) -> Lease:
+        """From its pop on."""
+        if (before := self._held.get((message.topic, message.id))) is not None:
+            self._lose(before)  # the broker has given it away again, to us
+        lease = Lease(message, asyncio.get_running_loop().time() + self._visibility)
+        self._held[message.topic, message.id] = lease
+        return lease
+
+    def let_go(self, lease: Lease) -> None:
+        """No longer extended."""
+        key = (lease.message.topic, lease.message.id)
+        if self._held.get(key) is lease:
+            del self._held[key]
+
+    async def keep(self) -> None:
+        """Extend what is held, until cancelled."""
+        loop = asyncio.get_running_loop()
+        beat = loop.time()
+        while True:
+            beat = max(beat + self._visibility / 3, loop.time())
+            await self._rest_until(beat)
+            while not await self._extend():
+                await self._rest_until(loop.time() + self._visibility / RETRY_SHARE)
+
+    async def _rest_until(self, moment: float) -> None:
+        """Sleep, but be there when a lease runs out."""
+        loop = asyncio.get_running_loop()
+        while (now := loop.time()) < moment:
+            ends = min((lease.until for lease in self._held.values()), default=moment)
+            wanted = max(now + 0.001, min(moment, ends))
+            await asyncio.sleep(wanted - now)
+            if (late := loop.time() - wanted) > self._visibility / BLOCKED_SHARE:
+                log.warning(
+                    "the event loop was blocked, and leases could not be extended meanwhile: "
+                    "make handlers that compute or wait a plain def",
+                    seconds=round(late, 1),
+                )  # fmt: skip
+            self._lose_the_late(loop.time())
+
+    def _lose_the_late(self, now: float) -> None:
+        for lease in [lease for lease in self._held.values() if lease.until <= now]:
+            log.warning("a lease ran out because it could not be extended", message=lease.message.message_id)
+            self._lose(lease)
+
+    async def _extend(self) -> bool:
+        """Whether the broker has answered for every topic."""
+        by_topic: defaultdict[str, list[Message]] = defaultdict(list)
+        for lease in self._held.values():
+            by_topic[lease.message.topic].append(lease.message)
+        answers = await asyncio.gather(*(self._extend_topic(t, messages) for t, messages in by_topic.items()))
+        return all(answers)
+
+    async def _extend_topic(self, topic: str, messages: list[Message]) -> bool:
+        held = {m.id: self._held[topic, m.id] for m in messages}
+        try:
+            async with asyncio.timeout(self._visibility / 3):
+                await self._broker.extend(messages, self._visibility)
+        except LeaseLost as error:
+            for id in error.lost:
+                if (lease := held.get(id)) is not None and self._held.get((topic, id)) is lease:
+                    self._lose(lease)
+        except (HeaplineError, TimeoutError) as error:
+            log.warning("leases could not be extended; trying again", topic=topic, error=type(error).__name__)
+            return False
+        except Exception:  # nothing may stop the heartbeat
+            log.exception("leases could not be extended; trying again", topic=topic)
+            return False
+        return True
+
+    def _lose(self, lease: Lease) -> None:
+        lease.is_lost = True
+        self.let_go(lease)
+        if lease.on_lost is not None:
+            lease.on_lost()

@@ -1,0 +1,121 @@
+"""One task: a function that can be called here, or enqueued to be called by a worker.
+
+Decides what a message of a task looks like: its payload (encoding.py), its headers, its options. Where the broker is,
+is the app's affair.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from heapline.client.tasks.encoding import Arguments
+from heapline.client.tasks.middleware import Sending
+from heapline.client.tasks.outcomes import Rules
+from heapline.config import parse_topic
+from heapline.contents import CONTENT_TYPE, JSON
+from heapline.model import Enqueued, IdempotencyScope, Outgoing
+
+if TYPE_CHECKING:
+    from heapline.client.tasks.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TASK = "heapline-task"  # the header that names the task
+OPTIONS = frozenset(Outgoing.__struct_fields__) - {"payload", "headers", "seq"}
+
+
+class Item:
+    """One call of a task with options of its own, for `enqueue_many`; made by `Task.item`."""
+
+    __slots__ = ("arguments", "options")
+
+    def __init__(self, arguments: dict[str, Any], options: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.options = options
+
+
+class Task(Generic[P, R]):
+    def __init__(
+        self, app: App, function: Callable[P, R], *, name: str, topic: str, timeout: float, rules: Rules,
+        max_retries: int | None, priority: int,
+    ) -> None:  # fmt: skip
+        parse_topic(topic)
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ValueError(f"timeout={timeout!r} of task {name!r}: it is seconds, over 0")
+        functools.update_wrapper(self, function)
+        self.app = app
+        self.function = function
+        self.name = name
+        self.topic = topic
+        self.timeout = timeout
+        self.rules = rules
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.codec = Arguments(name, function, OPTIONS)
+        self._defaults: dict[str, Any] = {"priority": priority, "max_retries": max_retries}
+        self._headers = {CONTENT_TYPE: JSON, TASK: name}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The function itself, here and now: for tests, and for code that needs it done."""
+        return self.function(*args, **kwargs)
+
+    async def enqueue(
+        self, *args: Any, priority: int | None = None, delay: float | None = None, deliver_at: datetime | None = None,
+        key: str | None = None, idempotency_key: str | None = None, idempotency_scope: IdempotencyScope | None = None,
+        ttl: float | None = None, max_retries: int | None = None, fairness_key: str | None = None, **kwargs: Any,
+    ) -> Enqueued:  # fmt: skip
+        """Answered when durable. What is no option is an argument of the function."""
+        options = _given(
+            priority=priority, delay=delay, deliver_at=deliver_at, key=key, idempotency_key=idempotency_key,
+            idempotency_scope=idempotency_scope, ttl=ttl, max_retries=max_retries, fairness_key=fairness_key,
+        )  # fmt: skip
+        fields = self._fields(Item(self.codec.bind(args, kwargs), options))
+        return await self.app.send(self.topic, fields)
+
+    def enqueue_sync(self, *args: Any, **options_and_kwargs: Any) -> Enqueued:
+        """`enqueue` for code without an event loop; blocks until it is durable."""
+        return self.app.run_sync(lambda: self.enqueue(*args, **options_and_kwargs), f"{self.name}.enqueue")
+
+    def item(self, *args: Any, **options_and_kwargs: Any) -> Item:
+        """One call for `enqueue_many`: arguments and options as `enqueue` takes them."""
+        options = {k: v for k, v in options_and_kwargs.items() if k in OPTIONS}
+        kwargs = {k: v for k, v in options_and_kwargs.items() if k not in OPTIONS}
+        return Item(self.codec.bind(args, kwargs), options)
+
+    async def enqueue_many(self, calls: Iterable[Any], **options: Any) -> list[Enqueued]:
+        """Many calls as one batch, all or none. Each is the function's one argument, or `task.item(…)`.
+
+        `options` hold for all of them; those of an item go before.
+        """
+        for name in options:
+            if name not in OPTIONS:
+                raise TypeError(f"enqueue_many has no option {name!r}; it has {', '.join(sorted(OPTIONS))}")
+        items = [call if isinstance(call, Item) else self.item(call) for call in calls]
+        if not items:
+            return []
+        messages = [Outgoing(**self._fields(item, options)) for item in items]
+        return await self.app.send_batch(self.topic, messages)
+
+    def enqueue_many_sync(self, calls: Iterable[Any], **options: Any) -> list[Enqueued]:
+        return self.app.run_sync(lambda: self.enqueue_many(calls, **options), f"{self.name}.enqueue_many")
+
+    def _fields(self, item: Item, shared: dict[str, Any] | None = None) -> dict[str, Any]:
+        options = {**self._defaults, **(shared or {}), **item.options}
+        headers = self._headers
+        if hooks := self.app.hooks():
+            sending = Sending(self, item.arguments, dict(headers), options)
+            for hook in hooks:
+                hook(sending)
+            headers = sending.headers
+        return {"payload": self.codec.encode(item.arguments), "headers": headers, **options}
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r} on topic {self.topic!r}>"
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,266 @@
+"""A worker: takes messages of an app's topics, best first, and runs them, so many at once.
+
+It leases only what it has a place for, so nothing waits here that another worker could do, and nothing urgent waits
+behind it. The one exception is with several topics: each may have one message here that waits for a place, because
+nobody can wait for work without taking it. Topics take turns for the places.
+
+How it ends: `stop` takes no more; what runs may finish within `grace`, then it is cancelled and given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from heapline.client.tasks.leases import Lease, LeaseKeeper
+from heapline.client.tasks.running import Runner, Totals
+from heapline.client.tasks.slots import Slots
+from heapline.client.tasks.threads import Threads
+from heapline.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
+from heapline.logs import Log
+from heapline.model import TopicInfo
+
+if TYPE_CHECKING:
+    from heapline.client.tasks.app import App
+
+log = Log("heapline.worker")
+POP_WAIT = 20.0  # seconds that one pop waits for work
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # between tries to reach a broker; the last one repeats
+CLOSE_SECONDS = 5.0  # for what was cancelled at the end of the grace
+
+
+class Worker:
+    def __init__(
+        self, app: App, *,
+        concurrency: int = 16,  # handlers at once
+        topics: list[str] | None = None,  # None: those of all the app's tasks
+        visibility: float = 30.0,  # seconds of a lease; extended at a third of it while the handler runs
+        grace: float = 30.0,  # seconds that handlers may take when the worker is stopped
+        cancel_when_lost: bool = True,  # stop a handler whose lease is lost: somebody else may be doing the work
+        abandoned_max: int | None = None,  # hung threads and coroutines after which it stops; None: twice concurrency
+        report_interval: float = 60.0,  # seconds between lines about what was done
+    ) -> None:  # fmt: skip
+        if not (isinstance(concurrency, int) and 1 <= concurrency <= 10_000):
+            raise BadRequest(f"concurrency={concurrency!r}: it is 1 to 10000 handlers at once")
+        for name, seconds in (("visibility", visibility), ("report_interval", report_interval)):
+            if not seconds > 0:
+                raise BadRequest(f"{name}={seconds!r}: it is seconds, over 0")
+        if not grace >= 0:
+            raise BadRequest(f"grace={grace!r}: it is seconds, from 0")
+        self._app = app
+        self.topics = _chosen(app, topics)
+        self._visibility = visibility
+        self._grace = grace
+        self._cancel_when_lost = cancel_when_lost
+        self._abandoned_max = 2 * concurrency if abandoned_max is None else abandoned_max
+        self._report_interval = report_interval
+        self.slots = Slots(concurrency)
+        self._stopping = asyncio.Event()
+        self._runner: Runner | None = None
+        self._holder = f"{socket.gethostname()[:100]}:{os.getpid()}"
+        self._last: tuple[float, Totals] = (0.0, Totals())
+        self.is_worn_out = False  # it stopped because too many runs were left behind
+
+    @property
+    def totals(self) -> Totals:
+        return self._runner.totals if self._runner is not None else Totals()
+
+    @property
+    def running(self) -> int:
+        """Handlers at work, or being answered for."""
+        return len(self._runner.running) if self._runner is not None else 0
+
+    def stop(self) -> None:
+        """Take no more, finish what runs, and end. To be called in the worker's own loop."""
+        self._stopping.set()
+
+    async def run(self) -> Totals:
+        """Work until stopped; what was done."""
+        for task in self._app.tasks.values():
+            task.codec.check()
+        home = self._app.home
+        shared = home.is_open_here()  # by whoever else lives in this loop
+        broker = await home.open_here()
+        threads = Threads(self.slots.count)
+        leases = LeaseKeeper(broker, self._visibility)
+        self._runner = Runner(
+            self._app,
+            broker,
+            leases,
+            threads,
+            answers_max=self.slots.count,
+            cancel_when_lost=self._cancel_when_lost,
+            on_abandoned=self._one_more,
+        )
+        keeping = asyncio.ensure_future(leases.keep())
+        reporting = asyncio.ensure_future(self._report_regularly())
+        try:
+            await self._unless_stopped([asyncio.ensure_future(self._reached(broker))])
+            if not self._stopping.is_set():
+                takers = [self._take(broker, leases, topic) for topic in self.topics]
+                await self._unless_stopped([asyncio.ensure_future(taker) for taker in takers])
+            await self._finish()
+        finally:
+            await _cancel([keeping, reporting])
+            threads.close()
+            if not shared:
+                await home.close_here()
+        return self.totals
+
+    async def _reached(self, broker: Any) -> None:
+        """The topics are there, or are made. A broker that is not up yet is waited for."""
+        for tries in count():
+            try:
+                self._warn_of_short_leases(await self._app.make_topics(broker, self.topics))
+                return
+            except UnavailableError as error:
+                await self._pause(tries, error)
+
+    def _warn_of_short_leases(self, there: list[TopicInfo]) -> None:
+        """A lease ends at its topic's lease_max, whatever a task's timeout says."""
+        longest = {info.name: info.config.lease_max for info in there}
+        for task in self._app.tasks.values():
+            lease_max = longest.get(task.topic.removeprefix("default/"))
+            if lease_max is not None and lease_max < task.timeout and task.topic in self.topics:
+                log.warning(
+                    "a task may outlast its lease: raise its topic's lease_max, or lower its timeout",
+                    task=task.name, timeout=task.timeout, topic=task.topic, lease_max=lease_max,
+                )  # fmt: skip
+
+    async def _pause(self, tries: int, error: HeaplineError) -> None:
+        seconds = PAUSES[min(tries, len(PAUSES) - 1)]
+        log.warning("the broker does not answer; trying again", seconds=seconds, error=type(error).__name__)
+        await asyncio.sleep(seconds)
+
+    async def _unless_stopped(self, work: list[asyncio.Future[Any]]) -> None:
+        """Until one of them ends or fails, or the worker is stopped; the others are cancelled."""
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([*work, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel([*work, stopping])
+        for task in done - {stopping}:
+            if (error := task.exception()) is not None:
+                log.error("the worker stops: it cannot take messages", error=type(error).__name__)
+                await self._finish()
+                raise error
+
+    # -- taking ----------------------------------------------------------------------------------------------------
+
+    async def _take(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
+        tries = 0
+        while not self._stopping.is_set():  # beside its cancellation, should a broker swallow that
+            try:
+                await self._take_some(broker, leases, topic)
+                tries = 0
+            except TopicNotFound:
+                await self._app._make_or_raise(broker, topic)
+            except UnavailableError as error:
+                await self._pause(tries, error)
+                tries += 1
+
+    async def _take_some(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
+        """A place first, then a message for it, and for every other place that is free."""
+        await self.slots.take()
+        places = 1 + self.slots.take_free(self.slots.count - 1)
+        alone = len(self.topics) == 1  # nobody else wants the places, so they may wait for work
+        found: list[Any] = []
+        try:
+            found = await self._pop(broker, topic, places, POP_WAIT if alone else 0)
+        finally:
+            self.slots.give(places - len(found))
+        for message in found:
+            self._start(leases.hold(message))
+        if not found and not alone:
+            await self._wait_for_one(broker, leases, topic)
+
+    async def _wait_for_one(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
+        for message in await self._pop(broker, topic, 1, POP_WAIT):
+            lease = leases.hold(message)
+            try:
+                await self.slots.take()
+            except asyncio.CancelledError:
+                leases.let_go(lease)
+                with suppress(HeaplineError):
+                    await broker.release(message)
+                raise
+            if lease.is_lost:
+                self.slots.give()
+            else:
+                self._start(lease)
+
+    async def _pop(self, broker: Any, topic: str, count: int, wait: float) -> list[Any]:
+        found: list[Any] = await broker.pop(
+            topic, count, visibility=self._visibility, wait=wait, holder=self._holder
+        )  # fmt: skip
+        return found
+
+    def _start(self, lease: Lease) -> None:
+        assert self._runner is not None
+        self._runner.start(lease, self.slots.give)
+
+    def _one_more(self) -> None:
+        """Of those left behind: at some number a new process is better than this one."""
+        if self.totals.abandoned >= self._abandoned_max and not self.is_worn_out:
+            log.error("too many runs were left behind; the worker stops", abandoned=self.totals.abandoned)
+            self.is_worn_out = True
+            self.stop()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        assert self._runner is not None
+        if not (tasks := [run.task for run in self._runner.running if run.task is not None]):
+            return
+        log.info("finishing what runs", running=len(tasks), grace=self._grace)
+        await asyncio.wait(tasks, timeout=self._grace)
+        for run in self._runner.running:
+            run.stop("stop")
+        if left := [run.task for run in self._runner.running if run.task is not None]:
+            await asyncio.wait(left, timeout=CLOSE_SECONDS)
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    async def _report_regularly(self) -> None:
+        self._last = (time.monotonic(), Totals())
+        while True:
+            await asyncio.sleep(self._report_interval)
+            if self.totals != self._last[1]:
+                self.report()
+
+    def report(self) -> str:
+        """A line about what was done since the last one."""
+        now, totals = time.monotonic(), self.totals
+        then, before = self._last
+        elapsed = max(now - then, 1e-9)
+        self._last = (now, Totals(**vars(totals)))
+        done = totals.done - before.done
+        mean = (totals.seconds - before.seconds) / max(1, done)
+        line = (
+            f"{done} done ({done / elapsed:.1f}/s, {mean:.3f} s each), "
+            f"{totals.retried - before.retried} to be retried, {totals.buried - before.buried} buried, "
+            f"{self.running} running, {totals.abandoned} left behind"
+        )
+        log.info(line)
+        return line
+
+
+def _chosen(app: App, topics: list[str] | None) -> list[str]:
+    known = app.topics()
+    if not known:
+        raise BadRequest("this app has no tasks: declare some with @app.task in a module that is imported")
+    for topic in topics or ():
+        if topic not in known:
+            raise BadRequest(f"no task of this app is on topic {topic!r}; its topics are {', '.join(known)}")
+    return list(dict.fromkeys(topics)) if topics else known
+
+
+async def _cancel(tasks: list[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,100 @@
+"""What becomes of a message whose handler failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import heapline
+from heapline.client.tasks.outcomes import Outcome, Rules, reason_of
+
+
+class Oddity(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("I will not say")
+
+
+def test_exception_that_no_rule_names_waits_for_the_topics_back_off() -> None:
+    assert Rules().decide(KeyError("x"), 1, 0.5) == Outcome("nack", "KeyError: 'x'", None)
+
+
+def test_most_specific_class_decides() -> None:
+    rules = Rules(retry_on={OSError: 1.0, ConnectionError: 7.0}, bury_on=(FileNotFoundError, Exception))
+    assert rules.decide(ConnectionResetError("x"), 1, 0.5) == Outcome("nack", "ConnectionResetError: x", 7.0)
+    assert rules.decide(PermissionError("x"), 1, 0.5) == Outcome("nack", "PermissionError: x", 1.0)
+    assert rules.decide(FileNotFoundError("x"), 1, 0.5).act == "bury"
+    assert rules.decide(KeyError("x"), 1, 0.5).act == "bury"
+
+
+def test_bury_goes_before_retry_for_the_same_class() -> None:
+    assert Rules(retry_on={ValueError: 1.0}, bury_on=ValueError).decide(ValueError(), 1, 0.5).act == "bury"
+
+
+def test_classes_alone_are_retried_with_the_topics_back_off() -> None:
+    rules = Rules(retry_on=(ValueError,), bury_on=(Exception,))
+    assert rules.decide(ValueError("x"), 1, 0.5) == Outcome("nack", "ValueError: x", None)
+
+
+@pytest.mark.parametrize(("attempts", "seconds"), [(1, 5.0), (2, 10.0), (3, 20.0), (9, 600.0)])
+def test_back_off_grows_with_the_attempts(attempts: int, seconds: float) -> None:
+    rules = Rules(retry_on={ValueError: heapline.Backoff(base=5, jitter=0)})
+    assert rules.decide(ValueError("x"), attempts, 0.5).backoff == seconds
+
+
+def test_retry_and_bury_say_it_themselves_whatever_the_rules() -> None:
+    rules = Rules(retry_on={Exception: 99.0}, bury_on=())
+    assert rules.decide(heapline.Retry(delay=3), 1, 0.5) == Outcome("nack", "the handler asked for another try", 3)
+    assert rules.decide(heapline.Retry("closed"), 1, 0.5) == Outcome("nack", "closed", None)
+    slow = heapline.Retry("closed", delay=heapline.Backoff(base=8, jitter=0))
+    assert rules.decide(slow, 2, 0.5).backoff == 16
+    assert rules.decide(heapline.Bury(), 1, 0.5) == Outcome("bury", "the handler buried it")
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ([OSError("a"), heapline.Retry("later", delay=3), heapline.Bury("never")], Outcome("bury", "never")),
+        ([OSError("a"), heapline.Retry("later", delay=3)], Outcome("nack", "later", 3)),
+        ([KeyError("k"), OSError("a")], Outcome("nack", "OSError: a", 9.0)),
+        ([ExceptionGroup("inner", [ValueError("b")]), KeyError("k")], Outcome("bury", "ValueError: b")),
+        ([KeyError("k")], Outcome("nack", "KeyError: 'k'")),
+        ([KeyError("k"), KeyError("l")], Outcome("nack", "ExceptionGroup: outer (2 sub-exceptions)")),
+    ],
+)
+def test_of_a_group_the_most_telling_exception_decides(errors: list[Exception], outcome: Outcome) -> None:
+    rules = Rules(retry_on={OSError: 9.0}, bury_on=(ValueError,))
+    group = ExceptionGroup("outer", errors)
+    assert rules.decide(group, 1, 0.5) == outcome
+    assert rules.expects(group) == (not all(isinstance(error, KeyError) for error in errors))
+
+
+@given(st.text(st.characters(), max_size=2000))
+def test_reason_is_one_bounded_line_that_any_broker_takes(text: str) -> None:
+    reason = reason_of(ValueError(text))
+    assert len(reason) < 600
+    assert len(reason.splitlines()) == 1
+    reason.encode()
+
+
+def test_reason_of_an_exception_that_cannot_be_told() -> None:
+    assert reason_of(Oddity()) == "Oddity: (its text cannot be told)"
+    assert reason_of(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize("delay", [-1, float("inf"), float("nan"), "5", True])
+def test_bad_delay_is_refused(delay: Any) -> None:
+    with pytest.raises(ValueError, match=r"retry_on\[OSError\] is seconds from 0, a heapline.Backoff, or None for"):
+        Rules(retry_on={OSError: delay})
+    with pytest.raises(ValueError, match=r"Retry\(delay=…\) is seconds from 0"):
+        heapline.Retry(delay=delay)
+
+
+@pytest.mark.parametrize("classes", [("ValueError",), (1,), (int,), 5])
+def test_what_is_no_exception_class_is_refused(classes: Any) -> None:
+    with pytest.raises(TypeError, match="bury_on names exception classes, not "):
+        Rules(bury_on=classes)
+    with pytest.raises(TypeError, match="retry_on names exception classes, not "):
+        Rules(retry_on=classes)

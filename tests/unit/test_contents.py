@@ -1,0 +1,68 @@
+"""What a payload says: read by its content type, into the type that the reader names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+import heapline
+from heapline.contents import decode
+from tests.unit.test_model import message
+
+
+@dataclass
+class Order:
+    id: int
+    at: datetime
+
+
+class Customer(pydantic.BaseModel):
+    name: str
+
+
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_message_without_a_content_type_is_taken_for_json() -> None:
+    m = message(payload=b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')
+    assert m.json() == {"id": 1, "at": "2026-01-01T00:00:00Z"}
+    assert m.decode(Order) == Order(1, WHEN)
+
+
+@pytest.mark.parametrize("media", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.shop+json"])
+def test_json_by_any_of_its_names(media: str) -> None:
+    assert message(payload=b"[1]", headers={"content-type": media}).decode(list[int]) == [1]
+
+
+@pytest.mark.parametrize("media", ["application/msgpack", "application/x-msgpack"])
+def test_message_pack(media: str) -> None:
+    m = message(payload=msgspec.msgpack.encode(Order(1, WHEN)), headers={"content-type": media})
+    assert m.decode(Order) == Order(1, WHEN)
+
+
+def test_pydantic_model() -> None:
+    assert decode(b'{"name": "Ann"}', None, Customer) == Customer(name="Ann")
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind", "words"),
+    [
+        (b"{", Any, "the payload does not fit: Input data was truncated"),
+        (b'{"id": "secret"}', Order, "the payload does not fit: Expected `int`, got `str` - at `$.id`"),
+        (b'{"name": 5}', Customer, "the payload does not fit: string_type at name"),
+    ],
+)
+def test_payload_that_does_not_fit_is_told_without_its_values(payload: bytes, kind: Any, words: str) -> None:
+    with pytest.raises(heapline.BadRequest) as caught:
+        decode(payload, None, kind)
+    assert str(caught.value) == words
+
+
+def test_other_content_is_left_to_the_reader() -> None:
+    with pytest.raises(heapline.BadRequest, match=r"the payload is 'image/png', which only you can read: take it from"):
+        message(headers={"content-type": "image/png"}).json()
