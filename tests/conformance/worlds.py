@@ -27,6 +27,8 @@ from heapline.server.app import Server
 from heapline.server.auth.principal import Everybody
 from heapline.server.settings import GATHER_STEPS, ServerSettings
 from heapline.testing.clock import FakeClock
+from heapline.testing.memory import PATH, MemoryBroker
+from heapline.testing.memory_disk import MemoryDisk
 
 Memory = Literal["snapshot", "journal"]
 
@@ -141,7 +143,30 @@ class GrpcWorld(EmbeddedWorld):
         await self.behind.close()
 
 
-WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld, "grpc": GrpcWorld}
+class MemoryWorld(EmbeddedWorld):
+    """The broker that users test with: no files, no threads."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.disk = MemoryDisk()
+
+    async def start(self) -> None:
+        self.broker = MemoryBroker(self.clock, disk=self.disk, reclaim_interval=self.config.reclaim_interval)
+        await self.broker.__aenter__()
+
+    async def reopen(self, memory: Memory = "snapshot") -> Broker:
+        await self.stop()
+        if memory == "journal":
+            top = f"{PATH}/topics"
+            for namespace in self.disk.listdir(top):
+                for folder in self.disk.listdir(f"{top}/{namespace}"):
+                    self.disk.remove_tree(f"{top}/{namespace}/{folder}/snapshots")
+                    self.disk.mkdir(f"{top}/{namespace}/{folder}/snapshots")
+        await self.start()
+        return self.broker
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {"embedded": EmbeddedWorld, "grpc": GrpcWorld, "memory": MemoryWorld}
 
 Picture = dict[str, Any]
 
