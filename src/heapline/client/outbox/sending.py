@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from heapline.broker import Broker
 from heapline.client.outbox.rows import ERROR_CHARACTERS, Row
@@ -35,7 +36,7 @@ class Group:
 
     topic: str
     rows: list[Row]
-    tried: bool  # whether somebody may have sent them before
+    tried: bool  # whether some of them may be at the broker already
     pause: float = 0.0
     retry_at: float = 0.0
 
@@ -52,53 +53,52 @@ class Sent:
 
 async def send(broker: Broker, producer_id: str, group: Group) -> Sent:
     """Send a group, all at once if possible; what is done of it is taken off it."""
-    was_tried, group.tried = group.tried, True
-    rows = group.rows
     result = Sent()
-    try:
-        await broker.enqueue_batch(
-            group.topic, [row.outgoing() for row in rows], producer_id=producer_id, epoch=rows[0].epoch,
-            answered_below=rows[0].seq,
-        )  # fmt: skip
-        result.sent = [row.id for row in rows]
-    except StaleEpoch:
-        if was_tried:
-            result.failed = [(row.id, IN_DOUBT) for row in rows]
-        else:  # refused before any of it went in: it gets numbers of a new epoch
-            result.returned = [row.id for row in rows]
-    except WAITS as error:
-        result.trouble = _told(error)
-    except (StaleSequence, IdempotencyConflict, RequestError):
-        await _send_singly(broker, producer_id, rows, result)
-    except (HeaplineError, OSError) as error:
-        result.trouble = _told(error)
+    rows = group.rows
+    if await _try(broker, producer_id, group, rows, result) == "refused" and len(rows) > 1:
+        # One after the other, in order, up to the first that is refused for good: that must be in the database before
+        # a higher number is sent.
+        for row in rows:
+            if await _try(broker, producer_id, group, [row], result) != "sent":
+                break
     settled = {*result.sent, *result.returned, *(id for id, _ in result.failed)}
     group.rows = [row for row in rows if row.id not in settled]
     return result
 
 
-async def _send_singly(broker: Broker, producer_id: str, rows: list[Row], result: Sent) -> None:
-    """One after the other, in order, up to the first that is refused for good: that must be in the database before a
-    higher number is sent."""
-    for row in rows:
-        try:
-            message = row.outgoing()
-            await broker.enqueue_batch(
-                row.topic, [message], producer_id=producer_id, epoch=row.epoch, answered_below=rows[0].seq
-            )
-        except StaleSequence:
-            pass  # it went in so long ago that the broker has forgotten its id, but not its number
-        except WAITS as error:
-            result.trouble = _told(error)
-            return
-        except (RequestError, IdempotencyConflict) as error:
-            result.failed.append((row.id, _told(error)))
-            log.error("a row of the outbox is refused", topic=row.topic, row=row.id, error=type(error).__name__)
-            return
-        except (HeaplineError, OSError) as error:
-            result.trouble = _told(error)
-            return
-        result.sent.append(row.id)
+async def _try(
+    broker: Broker, producer_id: str, group: Group, rows: list[Row], result: Sent
+) -> Literal["sent", "refused", "waits"]:
+    """Send rows as one; all of them go in, or none."""
+    try:
+        await broker.enqueue_batch(
+            group.topic, [row.outgoing() for row in rows], producer_id=producer_id, epoch=rows[0].epoch,
+            answered_below=group.rows[0].seq,
+        )  # fmt: skip
+    except StaleEpoch:
+        left = [row.id for row in group.rows if row.id not in result.sent]
+        if group.tried:
+            result.failed += [(id, IN_DOUBT) for id in left]
+        else:  # refused before any of it went in: it gets numbers of a new epoch
+            result.returned += left
+        return "waits"
+    except WAITS as error:
+        result.trouble = _told(error)
+        return "waits"
+    except (StaleSequence, IdempotencyConflict, RequestError) as error:
+        if len(rows) > 1:
+            return "refused"
+        if not isinstance(error, StaleSequence):
+            result.failed.append((rows[0].id, _told(error)))
+            log.error("a row of the outbox is refused", topic=group.topic, row=rows[0].id, error=type(error).__name__)
+            return "refused"
+        # It went in so long ago that the broker has forgotten its id, but not its number.
+    except (HeaplineError, OSError) as error:
+        group.tried = True
+        result.trouble = _told(error)
+        return "waits"
+    result.sent += [row.id for row in rows]
+    return "sent"
 
 
 def _told(error: Exception) -> str:
