@@ -12,7 +12,11 @@ import typer
 
 from heapline.errors import BadRequest
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Messages written in a database transaction.")
+HELP = """Messages written in a database transaction, and the relay that brings them to the broker.
+
+Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
+"""
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=HELP)
 
 Database = Annotated[
     str,
@@ -55,6 +59,7 @@ def init(database: Database) -> None:
     from heapline.client.outbox import create_tables
 
     create_tables(engine)
+    engine.dispose()
     typer.echo("tables heapline_outbox and heapline_outbox_lane are there")
 
 
@@ -75,6 +80,7 @@ def status(database: Database) -> None:
         refused = select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.error).where(OUTBOX.c.failed_ms.is_not(None))
         for id, topic, error in connection.execute(refused.order_by(OUTBOX.c.id).limit(20)):
             typer.echo(f"row {id} for {topic}: {error}")
+    engine.dispose()
 
 
 def _engine(database: str) -> Any:
