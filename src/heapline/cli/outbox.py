@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from heapline.errors import BadRequest
 
+REFUSED_SHOWN = 20
 HELP = """Messages written in a database transaction, and the relay that brings them to the broker.
 
 Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
@@ -48,46 +51,64 @@ def relay(
     from heapline.client.outbox.serving import serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    work = serve(database, to=to, data=data, key_file=key_file, once=once, poll=poll, batch_rows=batch_rows)
-    typer.echo(f"{asyncio.run(work)} messages relayed")
+    with _database_errors():
+        relayed = asyncio.run(
+            serve(database, to=to, data=data, key_file=key_file, once=once, poll=poll, batch_rows=batch_rows)
+        )
+    typer.echo(f"{relayed} messages relayed")
 
 
 @app.command()
 def init(database: Database) -> None:
     """Make the outbox's two tables, where they are not there yet."""
-    engine = _engine(database)
+    _need_sqlalchemy()
+    from sqlalchemy import create_engine
+
     from heapline.client.outbox import create_tables
 
-    create_tables(engine)
-    engine.dispose()
+    with _database_errors():
+        engine = create_engine(database)
+        create_tables(engine)
+        engine.dispose()
     typer.echo("tables heapline_outbox and heapline_outbox_lane are there")
 
 
 @app.command()
 def status(database: Database) -> None:
     """How many rows wait, are under way, or were refused, and why."""
-    engine = _engine(database)
-    from sqlalchemy import case, func, select
+    _need_sqlalchemy()
+    from sqlalchemy import case, create_engine, func, select
 
     from heapline.client.outbox.sql import OUTBOX
 
     state = case(
         (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "under way"), else_="waiting"
     )
-    with engine.connect() as connection:
-        for name, count in connection.execute(select(state, func.count()).group_by(state).order_by(state)):
-            typer.echo(f"{name}: {count}")
-        refused = select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.error).where(OUTBOX.c.failed_ms.is_not(None))
-        for id, topic, error in connection.execute(refused.order_by(OUTBOX.c.id).limit(20)):
-            typer.echo(f"row {id} for {topic}: {error}")
-    engine.dispose()
+    refused = select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.error).where(OUTBOX.c.failed_ms.is_not(None))
+    with _database_errors():
+        engine = create_engine(database)
+        with engine.connect() as connection:
+            for name, count in connection.execute(select(state, func.count()).group_by(state).order_by(state)):
+                typer.echo(f"{name}: {count}")
+            for id, topic, error in connection.execute(refused.order_by(OUTBOX.c.id).limit(REFUSED_SHOWN)):
+                typer.echo(f"row {id} for {topic}: {error}")
+        engine.dispose()
 
 
-def _engine(database: str) -> Any:
-    _need_sqlalchemy()
-    from sqlalchemy import create_engine
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    """What goes wrong with a database is told by its kind alone: its own text may hold the URL, or a row."""
+    from sqlalchemy.exc import SQLAlchemyError
 
-    return create_engine(database)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadRequest(f"the driver of that database is not installed: pip install {error.name}") from error
+    except SQLAlchemyError as error:
+        raise BadRequest(
+            f"the database cannot be used ({type(error).__name__}): check --database, and that its tables are there "
+            "(heapline outbox init)"
+        ) from error
 
 
 def _need_sqlalchemy() -> None:

@@ -93,3 +93,23 @@ def test_relay_ends_on_sigterm_and_gives_its_lane_back(url: str, data: Path) -> 
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT owner FROM heapline_outbox_lane").scalars().all() == [None]
     engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("database", "said"),
+    [
+        ("sqlite:///no/such/directory/app.db", "the database cannot be used (OperationalError): check --database"),
+        ("sqlite:///{tmp_path}/empty.db", "heapline outbox init"),
+        ("no url", "the database cannot be used (ArgumentError)"),
+        ("mysql+pymysql://u:secret@db/app", "the driver of that database is not installed: pip install pymysql"),
+    ],
+)
+@pytest.mark.parametrize("command", ["relay", "status"])
+def test_trouble_with_the_database_is_told_without_its_url(
+    data: Path, tmp_path: Path, database: str, said: str, command: str
+) -> None:
+    where = ["--data", data] if command == "relay" else []
+    told = " ".join(refused(command, "--database", database.format(tmp_path=tmp_path), *where).split())
+    assert said in told
+    assert "secret" not in told
+    assert "Traceback" not in told

@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 import heapline
 from heapline.client import outbox
 from heapline.client.outbox import OutboxRelay, sending
-from heapline.client.outbox.sql import OUTBOX
+from heapline.client.outbox.sql import OUTBOX, SqlStore
+from heapline.client.outbox.store import Turn
 from heapline.testing import HandClock, MemoryBroker
 from tests.unit.client.outbox_rig import FaultyBroker, Killed, MortalStore, new_database, waiting
 
@@ -202,6 +203,49 @@ async def test_run_goes_on_until_it_is_stopped(engine: Engine, hl: MemoryBroker)
         relay.stop()
         await running
     assert payloads(hl) == [b"x"]
+
+
+async def test_run_outlasts_a_database_that_fails_before_and_after_its_commits(
+    engine: Engine, hl: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = SqlStore.turn, 0
+
+    async def failing(self: SqlStore, turn: Turn) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 1:
+            raise ConnectionResetError("before")
+        claimed = await real(self, turn)
+        if calls % 3 == 0:
+            raise ConnectionResetError("after")
+        return claimed
+
+    monkeypatch.setattr(SqlStore, "turn", failing)
+    monkeypatch.setattr("heapline.client.outbox.relay.PAUSE", 0.001)
+    write(engine, *(b"%d" % i for i in range(20)))
+    async with OutboxRelay(engine, hl, batch_rows=4, poll=0.001) as relay:
+        running = asyncio.ensure_future(relay.run())
+        async with asyncio.timeout(30):
+            while waiting(engine):  # noqa: ASYNC110 - its end is in a database
+                await asyncio.sleep(0.001)
+        relay.stop()
+        await running
+    assert Counter(payloads(hl)) == Counter(b"%d" % i for i in range(20))
+
+
+async def test_broker_that_cannot_be_reached_keeps_the_rows_waiting(engine: Engine, hl: MemoryBroker) -> None:
+    class Away:
+        async def open_producer(self, topic: str, producer_id: str) -> int:
+            raise OSError("no route")
+
+    write(engine, b"x")
+    broker: Any = Away()
+    async with OutboxRelay(engine, broker) as relay:
+        assert await relay.run_once() == 0
+        assert waiting(engine) == 1
+        relay._broker = hl
+        relay.wake()
+        assert await relay.run_once() == 1
 
 
 async def test_lane_is_given_back_and_used_again(engine: Engine, hl: MemoryBroker) -> None:

@@ -41,5 +41,6 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, relay.stop)
+        await relay.turn()  # a database without tables, or none at all, is told at once and not waited for
         await relay.run()
         return relay.relayed
