@@ -54,6 +54,8 @@ def test_wheel_holds_the_package_its_marker_and_its_licence_only(wheel: Path) ->
     assert sources <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"heapline", "heapline_pytest.py"}
     assert [name for name in names if name.endswith(".pyc")] == []
+    [told] = [name for name in names if name.endswith("entry_points.txt")]
+    assert b"[pytest11]\nheapline_pytest = heapline_pytest" in zipfile.ZipFile(wheel).read(told)
 
 
 def test_import_works_without_extras_and_loads_nothing_heavy(installed: Path, tmp_path: Path) -> None:

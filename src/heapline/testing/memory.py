@@ -1,8 +1,8 @@
 """A broker in memory, for tests of what is built on Heapline: the real engine, on a disk that is a dictionary.
 
 No files and no threads: what a thread would do runs at once, in the caller's own step. So it opens in a moment, by
-itself at its first use, in whichever event loop that happens; a test need not even close it. It keeps everything that
-`heapline.open` keeps, except of course what it holds when the process ends.
+itself at its first use, in whichever event loop that happens, and again when that loop is gone; a test need not even
+close it. It keeps everything that `heapline.open` keeps, except of course what it holds when the process ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from heapline.clock import Clock
-from heapline.config import make_broker_config
+from heapline.config import BrokerConfig, make_broker_config
 from heapline.engine.catalog import Catalog
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.io import Io
@@ -55,11 +55,15 @@ class MemoryBroker(EmbeddedBroker):
     def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
         fields = {"spare_segment_bytes": 0, **config}  # a disk that is never full needs no spares
         self.disk = disk or MemoryDisk()
-        io: Io = InlineIo()
-        super().__init__(PATH, config=make_broker_config(fields), disk=self.disk, io=io, clock=clock)
-        self._is_new = disk is None
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop that it serves in
+        self._opens_itself = disk is None
+        self._reset(make_broker_config(fields), clock)
         if isinstance(clock, HandClock):
             clock.watch(self)
+
+    def _reset(self, config: BrokerConfig, clock: Clock | None) -> None:
+        io: Io = InlineIo()
+        super().__init__(PATH, config=config, disk=self.disk, io=io, clock=clock)
 
     def standing(self, topic: str) -> list[MessageInfo]:
         """All messages that a topic holds now, of any state, oldest first. Looks without asking, so needs no await."""
@@ -84,25 +88,63 @@ class MemoryBroker(EmbeddedBroker):
         for watch in self._batches._watches:
             if not watch.get_loop().is_closed():
                 watch.cancel()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     # -- opens by itself -------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         if self._catalog is None:
+            self._home = asyncio.get_running_loop()
             await super()._start()
 
-    def _open_if_new(self) -> None:
-        if self._is_new and self._catalog is None and not self._closed:
-            self._catalog = self._open_directory()
-            self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+    def _open_here(self) -> None:
+        """Open at the first use; and begin again from the disk when the loop of the last use is gone."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # somebody only looks
+        if loop is self._home or self._closed:
+            return
+        if self._home is None:
+            if not self._opens_itself:
+                return
+        elif not self._home.is_closed():
+            raise RuntimeError("this broker serves in another event loop, which still runs: make one for each loop")
+        elif self._system is not None:  # what was decided is read in turns, and those need a loop
+            raise RuntimeError("after a commit_batch call hl.abandon() and go on with a MemoryBroker(disk=hl.disk)")
+        else:
+            self._lock.release()
+            self._reset(self._config, self._clock)
+        self._home = loop
+        _at_once(self._open_at_once())
+
+    async def _open_at_once(self) -> None:
+        """`_start` without tasks."""
+        self._catalog = self._open_directory()
+        for entry in list(self._catalog.entries.values()):
+            await self._load(entry)
+        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
 
     def _runner(self, topic: str) -> TopicRunner:
-        self._open_if_new()
+        self._open_here()
         return super()._runner(topic)
 
     def _catalog_or_fail(self) -> Catalog:
-        self._open_if_new()
+        if self._catalog is None or self._runners:  # not while it is being opened
+            self._open_here()
         return super()._catalog_or_fail()
+
+
+def _at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end in this very step: on a disk in memory nothing has to be waited for."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise AssertionError("the opening of a broker in memory waits for something")
 
 
 class SyncMemoryBroker(SyncBroker):

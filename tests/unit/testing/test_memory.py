@@ -41,6 +41,54 @@ def test_broker_made_outside_a_loop_can_be_left_unclosed_when_its_loop_ends() ->
         hl.standing("jobs")
 
 
+def test_broker_goes_on_in_the_next_loop_when_the_last_is_gone() -> None:
+    clock = HandClock()
+    hl = MemoryBroker(clock)
+
+    async def first() -> None:
+        await hl.create_topic("jobs", partitions=2)
+        await hl.create_topic("other")
+        await hl.enqueue("jobs", b"1", delay=60)
+        await hl.enqueue("jobs", b"2", priority=7)
+        await hl.enqueue("other", b"3")
+        await hl.pop("other")
+
+    async def second() -> None:
+        assert [info.name for info in await hl.list_topics()] == ["jobs", "other"]
+        assert [m.payload for m in await hl.pop("jobs", 9)] == [b"2"]
+        assert await hl.pop("other") == []  # leased
+        await hl.create_topic("more")
+
+    async def third() -> None:
+        clock.advance(60)
+        assert [m.payload for m in await hl.pop("jobs", 1, holder="me", visibility=1)] == [b"1"]
+        await hl.prepare_batch("b", "p", [heapline.Outgoing(b"2")], topic="more")
+        assert await hl.commit_batch("b", ["p"]) == 1
+
+    async def fourth() -> None:
+        with pytest.raises(RuntimeError, match="go on with a MemoryBroker"):
+            await hl.pop("more")
+        hl.abandon()
+        async with MemoryBroker(clock, disk=hl.disk) as again:
+            assert await again.commit_batch("b", ["p"]) == 1
+            assert [m.payload for m in await again.pop("more")] == [b"2"]
+
+    for work in (first, second, third, fourth):
+        asyncio.run(work())
+        clock.advance(1)
+
+
+async def test_broker_refuses_a_second_loop_while_the_first_runs() -> None:
+    async with memory_broker() as hl:
+        await hl.create_topic("jobs")
+
+        async def elsewhere() -> None:
+            with pytest.raises(RuntimeError, match="make one for each loop"):
+                await hl.enqueue("jobs", b"x")
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+
+
 async def test_closed_broker_does_not_open_again() -> None:
     async with memory_broker() as hl:
         await hl.create_topic("jobs")
