@@ -28,6 +28,8 @@ from heapline.server.app import Server
 from heapline.server.auth.principal import Everybody
 from heapline.server.settings import GATHER_STEPS, ServerSettings
 from heapline.testing.clock import FakeClock
+from heapline.testing.memory import PATH, MemoryBroker
+from heapline.testing.memory_disk import MemoryDisk
 
 Memory = Literal["snapshot", "journal"]
 
@@ -165,8 +167,31 @@ class HttpWorld(GrpcWorld):
         self.broker = await HttpBroker(f"http://127.0.0.1:{self.server.http_port}").__aenter__()  # type: ignore[assignment]
 
 
+class MemoryWorld(EmbeddedWorld):
+    """The broker that users test with: no files, no threads."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.disk = MemoryDisk()
+
+    async def start(self) -> None:
+        self.broker = MemoryBroker(self.clock, disk=self.disk, reclaim_interval=self.config.reclaim_interval)
+        await self.broker.__aenter__()
+
+    async def reopen(self, memory: Memory = "snapshot") -> Broker:
+        await self.stop()
+        if memory == "journal":
+            top = f"{PATH}/topics"
+            for namespace in self.disk.listdir(top):
+                for folder in self.disk.listdir(f"{top}/{namespace}"):
+                    self.disk.remove_tree(f"{top}/{namespace}/{folder}/snapshots")
+                    self.disk.mkdir(f"{top}/{namespace}/{folder}/snapshots")
+        await self.start()
+        return self.broker
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
-    "embedded": EmbeddedWorld, "grpc": GrpcWorld, "connect": ConnectWorld, "http": HttpWorld,
+    "embedded": EmbeddedWorld, "memory": MemoryWorld, "grpc": GrpcWorld, "connect": ConnectWorld, "http": HttpWorld,
 }  # fmt: skip
 
 Picture = dict[str, Any]

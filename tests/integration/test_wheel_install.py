@@ -50,10 +50,12 @@ def test_wheel_holds_the_package_its_marker_and_its_licence_only(wheel: Path) ->
     names = zipfile.ZipFile(wheel).namelist()
     assert "heapline/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    sources = {f"heapline/{path.relative_to(ROOT / 'src' / 'heapline')}" for path in (ROOT / "src").rglob("*.py")}
+    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert sources <= set(names)
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"heapline"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"heapline", "heapline_pytest.py"}
     assert [name for name in names if name.endswith(".pyc")] == []
+    [told] = [name for name in names if name.endswith("entry_points.txt")]
+    assert b"[pytest11]\nheapline_pytest = heapline_pytest" in zipfile.ZipFile(wheel).read(told)
 
 
 def test_import_works_without_extras_and_loads_nothing_heavy(installed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""`heapline outbox`: the relay of an outbox on SQLAlchemy, its tables, and what waits in them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heapline.errors import BadRequest
+
+REFUSED_SHOWN = 20
+HELP = """Messages written in a database transaction, and the relay that brings them to the broker.
+
+Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
+"""
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=HELP)
+
+Database = Annotated[
+    str,
+    typer.Option(
+        envvar="HEAPLINE_OUTBOX_DATABASE",
+        show_envvar=True,
+        help="A SQLAlchemy URL: postgresql+psycopg://…, sqlite:///…",
+    ),
+]
+
+
+@app.command()
+def relay(
+    database: Database,
+    to: Annotated[str | None, typer.Option(help="The server, host:port; or HEAPLINE_URL.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A data directory of this machine, instead of a server.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="A file with the API key; or HEAPLINE_API_KEY_FILE.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Relay what is there now, and end.")] = False,
+    poll: Annotated[float, typer.Option(help="Seconds between looks at an empty outbox.")] = 0.5,
+    batch_rows: Annotated[int, typer.Option(help="Rows that are brought at a time.")] = 200,
+) -> None:
+    """Bring messages of committed transactions to the broker, each exactly once.
+
+    Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
+
+    Several may run. Stops on SIGTERM or Ctrl-C; [bold]kill -9[/bold] is safe too.
+    """
+    _need_sqlalchemy()
+    from heapline.client.outbox.serving import serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with _database_errors():
+        relayed = asyncio.run(
+            serve(database, to=to, data=data, key_file=key_file, once=once, poll=poll, batch_rows=batch_rows)
+        )
+    typer.echo(f"{relayed} messages relayed")
+
+
+@app.command()
+def init(database: Database) -> None:
+    """Make the outbox's two tables, where they are not there yet."""
+    _need_sqlalchemy()
+    from sqlalchemy import create_engine
+
+    from heapline.client.outbox import create_tables
+
+    with _database_errors():
+        engine = create_engine(database)
+        create_tables(engine)
+        engine.dispose()
+    typer.echo("tables heapline_outbox and heapline_outbox_lane are there")
+
+
+@app.command()
+def status(database: Database) -> None:
+    """How many rows wait, are under way, or were refused, and why."""
+    _need_sqlalchemy()
+    from sqlalchemy import case, create_engine, func, select
+
+    from heapline.client.outbox.sql import OUTBOX
+
+    state = case(
+        (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "under way"), else_="waiting"
+    )
+    refused = select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.error).where(OUTBOX.c.failed_ms.is_not(None))
+    with _database_errors():
+        engine = create_engine(database)
+        with engine.connect() as connection:
+            for name, count in connection.execute(select(state, func.count()).group_by(state).order_by(state)):
+                typer.echo(f"{name}: {count}")
+            for id, topic, error in connection.execute(refused.order_by(OUTBOX.c.id).limit(REFUSED_SHOWN)):
+                typer.echo(f"row {id} for {topic}: {error}")
+        engine.dispose()
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    """What goes wrong with a database is told by its kind alone: its own text may hold the URL, or a row."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadRequest(f"the driver of that database is not installed: pip install {error.name}") from error
+    except SQLAlchemyError as error:
+        raise BadRequest(
+            f"the database cannot be used ({type(error).__name__}): check --database, and that its tables are there "
+            "(heapline outbox init)"
+        ) from error
+
+
+def _need_sqlalchemy() -> None:
+    if find_spec("sqlalchemy") is None:
+        raise BadRequest("the outbox needs SQLAlchemy: pip install 'heapline[outbox]'")

@@ -1,0 +1,63 @@
+"""The outbox: a message is enqueued if and only if the database transaction that wrote it commits, and then once.
+
+Your transaction writes the message into a table of your database; a relay, in a process of its own, brings what was
+committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
+
+    from heapline.client import outbox
+
+    outbox.create_tables(engine)                                  # or take outbox.metadata() into your migrations
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.enqueue(session, "bills", payload, priority=5)     # await it if the session is async
+
+    heapline outbox relay --database postgresql+psycopg://… --to localhost:7400
+
+With Django put "heapline.client.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
+
+How it stays exactly once is told in `relay.py`. SQLAlchemy and Django are imported when they are used, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from heapline.client.outbox.relay import OutboxRelay
+from heapline.client.outbox.rows import new_row
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData
+
+__all__ = ["OutboxRelay", "create_tables", "enqueue", "metadata"]
+
+
+def enqueue(
+    session: Any, topic: str, payload: bytes, *, priority: int = 0, key: str | None = None,
+    delay: float | None = None, deliver_at: datetime | None = None, headers: Mapping[str, str] | None = None,
+    ttl: float | None = None, max_retries: int | None = None, fairness_key: str | None = None,
+) -> Any:  # fmt: skip
+    """Write a message in the transaction of a SQLAlchemy session or connection; await it if that is async.
+
+    A `delay` counts from now, a `ttl` from when the relay brings it. What no topic would take is refused here; what
+    only this topic refuses is found by the relay, which keeps the row and says so.
+    """
+    from heapline.client.outbox import sql
+
+    row = new_row(
+        topic, payload, priority=priority, key=key, delay=delay, deliver_at=deliver_at, headers=headers, ttl=ttl,
+        max_retries=max_retries, fairness_key=fairness_key,
+    )  # fmt: skip
+    return sql.insert(session, row)
+
+
+def metadata() -> MetaData:
+    """The two tables, for migrations: `target_metadata = [Base.metadata, outbox.metadata()]` in Alembic's env.py."""
+    from heapline.client.outbox import sql
+
+    return sql.METADATA
+
+
+def create_tables(engine_or_connection: Any) -> None:
+    """Make the outbox's tables where they are not there yet."""
+    metadata().create_all(engine_or_connection)

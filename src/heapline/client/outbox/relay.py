@@ -1,0 +1,261 @@
+"""The relay: brings committed rows of an outbox to the broker, each exactly once.
+
+Theory of operation
+-------------------
+Rows are looked for by "not claimed yet", never by "id greater than the last": ids are given at the insert, and a
+transaction with a lower one may commit later. Each row goes through three steps, two of them in the database:
+
+1. *Claim.* In one transaction it is given to this relay's lane, with an epoch and a number.
+2. *Send.* The broker takes it under (lane, epoch, number). Sending it again, by whomever, does not double it.
+3. *Settle.* It is deleted, in the transaction that claims the next ones.
+
+A relay that is killed between any two leaves claimed rows. Whoever owns the lane next sends them again **under the same
+numbers** before anything else of their topic. Why numbers and not idempotency keys: a key that the broker has forgotten
+(after its window, 24 h by default) is taken as new, and a relay that was down for a weekend would enqueue twice. A
+number that was forgotten is refused as stale, for ever. And stale means here that the row went in: a lane sends the
+rows of a topic in the order of their numbers and goes on only when the earlier ones are settled, so the broker can
+only have seen a number as high as this one from this very row.
+
+A new epoch is opened for each topic when a relay has taken a lane and nothing of the topic is left in doubt. It comes
+from the broker, so that a database that was restored from a backup does not repeat numbers. Who owns a lane is settled
+by a compare-and-set; clocks only decide when another relay may try. So any number of relays can run: each has a lane,
+and looks after the lanes of those that are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from heapline.broker import Broker
+from heapline.client.outbox.rows import Row
+from heapline.client.outbox.sending import Group, Sent, send
+from heapline.client.outbox.store import Line, OutboxStore, Turn
+from heapline.errors import HeaplineError
+from heapline.logs import Log
+
+log = Log("heapline.outbox")
+PAUSE, PAUSE_MAX = 0.1, 30.0  # seconds between tries of what did not work
+
+
+class _LaneLost(Exception):
+    """Another relay has adopted it: what we know of it is not ours to settle."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    name: str
+    is_own: bool  # or that of a relay that is gone, until its rows are settled
+    groups: dict[str, Group]
+    lines: dict[str, Line] = field(default_factory=dict)
+    blocked: dict[str, float] = field(default_factory=dict)  # topics that cannot be opened -> until when
+    result: Sent = field(default_factory=Sent)  # not in the database yet
+
+    @property
+    def producer_id(self) -> str:
+        return f"outbox.{self.name}"
+
+
+class OutboxRelay:
+    """`async with OutboxRelay("postgresql+psycopg://…", broker) as relay: await relay.run()`
+
+    `database` is a SQLAlchemy URL, Engine or AsyncEngine, or a store (`heapline.client.outbox.django.DjangoStore()`).
+    """
+
+    def __init__(
+        self, database: Any, broker: Broker, *, batch_rows: int = 200, batch_bytes: int = 1 << 20, poll: float = 0.5,
+        lease: float = 30.0,
+    ) -> None:  # fmt: skip
+        self._store = _store_of(database)
+        self._broker = broker
+        self._batch_rows = batch_rows  # claimed in one transaction
+        self._batch_bytes = batch_bytes
+        self._poll = poll  # seconds between looks at an empty outbox
+        self._lease = lease  # seconds after which a relay that is not heard of counts as gone
+        self._owner = uuid.uuid4().hex
+        self._lanes: list[_Lane] = []
+        self._rescue_at = 0.0
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self.relayed = 0  # rows that are at the broker
+        self.failed = 0  # rows that it refuses; they stay in the table with their reason
+
+    async def __aenter__(self) -> OutboxRelay:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self) -> None:
+        """Relay until `stop`. Trouble with the database or the broker is logged and waited out."""
+        pause = PAUSE
+        while not self._stopping:
+            try:
+                progress = await self.turn()
+            except Exception as error:  # of whatever driver
+                log.warning("outbox turn failed", error=type(error).__name__, retry_in=pause)
+                await self._wait(pause)
+                pause = min(2 * pause, PAUSE_MAX)
+            else:
+                pause = PAUSE
+                if not progress:
+                    await self._wait(self._poll)
+
+    async def run_once(self) -> int:
+        """Relay what is committed now, until nothing moves; returns how many rows."""
+        before = self.relayed
+        while await self.turn():
+            pass
+        return self.relayed - before
+
+    def stop(self) -> None:
+        """Let `run` end after the turn that is under way."""
+        self._stopping = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look now, also at what was put off: something was committed in this process, or a topic was made."""
+        for lane in self._lanes:
+            lane.blocked.clear()
+            for group in lane.groups.values():
+                group.retry_at = 0.0
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Settle what is known, and give the lanes back, for the next relay to take at once."""
+        self._stopping = True
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            with contextlib.suppress(Exception):  # the database says what is in doubt, also without our goodbye
+                await self._store.turn(self._settling(lane))
+                await self._store.give_back(lane.name, self._owner)
+        await self._store.close()
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    async def turn(self) -> int:
+        """One round over the lanes: settle, claim, send. How much moved; 0 = nothing to do now."""
+        await self._take_lanes()
+        moved = 0
+        try:
+            for lane in list(self._lanes):
+                moved += await self._turn_of(lane)
+        except _LaneLost as lost:
+            log.warning("lane lost to another relay", lane=str(lost))
+            self._forget()
+            return 1
+        except BaseException:
+            # Rows may have been claimed that we do not know of: what the database says is read anew.
+            self._forget()
+            raise
+        return moved
+
+    async def _turn_of(self, lane: _Lane) -> int:
+        turn = self._settling(lane)
+        if lane.is_own:
+            now = time.monotonic()
+            lane.blocked = {topic: until for topic, until in lane.blocked.items() if until > now}
+            turn.without = frozenset(lane.groups) | frozenset(lane.blocked)
+            turn.rows_max, turn.bytes_max, turn.lines = self._batch_rows, self._batch_bytes, lane.lines
+        claimed = await self._store.turn(turn)
+        if claimed is None:
+            raise _LaneLost(lane.name)
+        self.relayed += len(turn.sent)
+        self.failed += len(turn.failed)
+        lane.result = Sent()
+        lane.groups.update(_groups(claimed.rows, tried=False))
+        for topic in claimed.unknown:
+            await self._open(lane, topic)
+        await self._send_groups(lane)
+        moved = len(lane.result.sent) + len(lane.result.failed) + len(lane.result.returned)
+        if not lane.is_own and not lane.groups and not moved:
+            await self._store.give_back(lane.name, self._owner)
+            self._lanes.remove(lane)
+        return moved + len(claimed.rows) + len(claimed.unknown)
+
+    def _settling(self, lane: _Lane) -> Turn:
+        result = lane.result
+        return Turn(lane.name, self._owner, _now_ms(), result.sent, result.failed, result.returned)
+
+    async def _open(self, lane: _Lane, topic: str) -> None:
+        """Begin a new epoch on a topic. Only called when none of its rows is in doubt: see `without`."""
+        try:
+            lane.lines[topic] = Line(await self._broker.open_producer(topic, lane.producer_id))
+        except (HeaplineError, OSError) as error:
+            log.warning("rows of a topic wait", topic=topic, error=f"{type(error).__name__}: {error}")
+            lane.blocked[topic] = time.monotonic() + 10 * self._poll
+
+    async def _send_groups(self, lane: _Lane) -> None:
+        now = time.monotonic()
+        due = [group for group in lane.groups.values() if group.retry_at <= now]
+        results = await asyncio.gather(*(send(self._broker, lane.producer_id, group) for group in due))
+        for group, result in zip(due, results, strict=True):
+            lane.result.sent += result.sent
+            lane.result.failed += result.failed
+            lane.result.returned += result.returned
+            if result.returned:
+                lane.lines.pop(group.topic, None)
+            if not group.rows:
+                del lane.groups[group.topic]
+            elif result.trouble is not None:
+                group.pause = min(max(PAUSE, 2 * group.pause), PAUSE_MAX)
+                group.retry_at = now + group.pause
+                log.warning("rows wait for the broker", topic=group.topic, error=result.trouble, retry_in=group.pause)
+
+    # -- lanes -----------------------------------------------------------------------------------------------------
+
+    async def _take_lanes(self) -> None:
+        """Own a lane, and now and then look for those of relays that are gone."""
+        stale = _now_ms() - round(self._lease * 1000)
+        if not any(lane.is_own for lane in self._lanes):
+            name = await self._store.take_lane(self._owner, _now_ms(), stale)
+            self._lanes.append(await self._loaded(name, is_own=True))
+        if time.monotonic() < self._rescue_at:
+            return
+        self._rescue_at = time.monotonic() + self._lease / 3
+        ours = {lane.name for lane in self._lanes}  # however long we slept: two hands on one lane would mix its numbers
+        for name in await self._store.abandoned_lanes(stale):
+            if name not in ours and await self._store.adopt(name, self._owner, _now_ms(), stale):
+                log.info("rows of a relay that is gone are taken over", lane=name)
+                self._lanes.append(await self._loaded(name, is_own=False))
+
+    async def _loaded(self, name: str, is_own: bool) -> _Lane:
+        return _Lane(name, is_own, _groups(await self._store.held(name), tried=True))
+
+    def _forget(self) -> None:
+        """After trouble: the database knows which lanes are ours and what they hold, and is asked again."""
+        self._lanes.clear()
+        self._rescue_at = 0.0
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+
+def _groups(rows: list[Row], tried: bool) -> dict[str, Group]:
+    groups: dict[str, Group] = {}
+    for row in rows:
+        groups.setdefault(row.topic, Group(row.topic, [], tried)).rows.append(row)
+    return groups
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _store_of(database: Any) -> OutboxStore:
+    if hasattr(database, "abandoned_lanes"):
+        store: OutboxStore = database
+        return store
+    from heapline.client.outbox.sql import SqlStore
+
+    return SqlStore(database)

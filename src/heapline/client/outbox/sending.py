@@ -1,0 +1,105 @@
+"""Sends the claimed rows of one topic, and says what became of each. See relay.py for why this is exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from heapline.broker import Broker
+from heapline.client.outbox.rows import ERROR_CHARACTERS, Row
+from heapline.errors import (
+    Closed,
+    HeaplineError,
+    IdempotencyConflict,
+    PermissionDenied,
+    RequestError,
+    StaleEpoch,
+    StaleSequence,
+    TopicNotFound,
+    Unauthenticated,
+)  # fmt: skip
+from heapline.logs import Log
+
+log = Log("heapline.outbox")
+
+#: Nothing is wrong with the rows: they wait until somebody has made the topic, or given the rights.
+WAITS = (TopicNotFound, PermissionDenied, Unauthenticated, Closed)
+IN_DOUBT = (
+    "nobody knows whether this was enqueued: the broker has seen a newer epoch of this lane than the database, which "
+    "was restored or copied; look for it in the topic, then delete the row or set failed_ms to NULL"
+)
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows of one topic and epoch, in the order of their numbers; at most one group of a lane and topic is about."""
+
+    topic: str
+    rows: list[Row]
+    tried: bool  # whether some of them may be at the broker already
+    pause: float = 0.0
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of a group's rows. Those named nowhere are tried again."""
+
+    sent: list[int] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+    trouble: str | None = None  # why some wait
+
+
+async def send(broker: Broker, producer_id: str, group: Group) -> Sent:
+    """Send a group, all at once if possible; what is done of it is taken off it."""
+    result = Sent()
+    rows = group.rows
+    if await _try(broker, producer_id, group, rows, result) == "refused" and len(rows) > 1:
+        # One after the other, in order, up to the first that is refused for good: that must be in the database before
+        # a higher number is sent.
+        for row in rows:
+            if await _try(broker, producer_id, group, [row], result) != "sent":
+                break
+    settled = {*result.sent, *result.returned, *(id for id, _ in result.failed)}
+    group.rows = [row for row in rows if row.id not in settled]
+    return result
+
+
+async def _try(
+    broker: Broker, producer_id: str, group: Group, rows: list[Row], result: Sent
+) -> Literal["sent", "refused", "waits"]:
+    """Send rows as one; all of them go in, or none."""
+    try:
+        await broker.enqueue_batch(
+            group.topic, [row.outgoing() for row in rows], producer_id=producer_id, epoch=rows[0].epoch,
+            answered_below=group.rows[0].seq,
+        )  # fmt: skip
+    except StaleEpoch:
+        left = [row.id for row in group.rows if row.id not in result.sent]
+        if group.tried:
+            result.failed += [(id, IN_DOUBT) for id in left]
+        else:  # refused before any of it went in: it gets numbers of a new epoch
+            result.returned += left
+        return "waits"
+    except WAITS as error:
+        result.trouble = _told(error)
+        return "waits"
+    except (StaleSequence, IdempotencyConflict, RequestError) as error:
+        if len(rows) > 1:
+            return "refused"
+        if not isinstance(error, StaleSequence):
+            result.failed.append((rows[0].id, _told(error)))
+            log.error("a row of the outbox is refused", topic=group.topic, row=rows[0].id, error=type(error).__name__)
+            return "refused"
+        # It went in so long ago that the broker has forgotten its id, but not its number.
+    except (HeaplineError, OSError) as error:
+        group.tried = True
+        result.trouble = _told(error)
+        return "waits"
+    result.sent += [row.id for row in rows]
+    return "sent"
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS]

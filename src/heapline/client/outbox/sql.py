@@ -1,0 +1,233 @@
+"""The outbox on SQLAlchemy: its two tables, the insert, and the relay's store. Sync and async engines alike.
+
+The store's work is written once, as functions of a plain connection: an async engine runs them with `run_sync`, a sync
+one in a thread. Every turn begins by renewing its lane, which takes SQLite's write lock before anything is looked at;
+elsewhere rows are taken with SKIP LOCKED, so that relays do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    and_,
+    case,
+    create_engine,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)  # fmt: skip
+from sqlalchemy import insert as insert_into
+from sqlalchemy.engine import CursorResult
+
+from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, MESSAGE_COLUMNS, TOPIC_CHARACTERS, Row
+from heapline.client.outbox.store import Claimed, Turn, cut, number
+from heapline.errors import BadRequest
+
+T = TypeVar("T")
+METADATA = MetaData()
+_BIG = BigInteger().with_variant(Integer, "sqlite")  # the only kind that SQLite counts up by itself
+
+OUTBOX = Table(
+    "heapline_outbox", METADATA,
+    Column("id", _BIG, primary_key=True, autoincrement=True),
+    Column("topic", String(TOPIC_CHARACTERS), nullable=False),
+    Column("payload", LargeBinary(length=(1 << 24) - 1), nullable=False),
+    Column("priority", BigInteger, nullable=False),
+    Column("message_key", String(KEY_CHARACTERS)),
+    Column("deliver_at_ms", BigInteger),
+    Column("headers", Text),  # JSON
+    Column("ttl", Float(53)),
+    Column("max_retries", Integer),
+    Column("fairness_key", String(KEY_CHARACTERS)),
+    Column("created_ms", BigInteger, nullable=False),
+    # The relay's: who sends it, under which numbers; or why it cannot be sent.
+    Column("lane", String(32), index=True),
+    Column("epoch", BigInteger),
+    Column("seq", BigInteger),
+    Column("failed_ms", BigInteger),
+    Column("error", String(ERROR_CHARACTERS)),
+    sqlite_autoincrement=True,
+)  # fmt: skip
+LANES = Table(
+    "heapline_outbox_lane", METADATA,
+    Column("name", String(32), primary_key=True),
+    Column("owner", String(32)),
+    Column("beat_ms", BigInteger, nullable=False),
+)  # fmt: skip
+_ROW = [OUTBOX.c[name] for name in ("id", "epoch", "seq", *MESSAGE_COLUMNS)]
+
+
+def insert(session: Any, row: dict[str, Any]) -> Any:
+    """Write a row in the caller's transaction: the new id, or what is to be awaited for it."""
+    if not hasattr(session, "execute"):
+        raise BadRequest(f"the outbox writes through a SQLAlchemy session or connection, not {type(session).__name__}")
+    statement = insert_into(OUTBOX).values(row)
+    if hasattr(session, "run_sync"):
+
+        async def execute() -> Any:
+            return (await session.execute(statement)).inserted_primary_key[0]
+
+        return execute()
+    return session.execute(statement).inserted_primary_key[0]
+
+
+class SqlStore:
+    """On a URL, an Engine or an AsyncEngine. Only an engine made here is disposed of here."""
+
+    def __init__(self, database: Any) -> None:
+        self._owns = isinstance(database, str) or not (hasattr(database, "connect") and hasattr(database, "begin"))
+        self._engine: Any = _engine_of(database) if self._owns else database
+
+    async def _run(self, work: Callable[..., T], *args: Any) -> T:
+        if hasattr(self._engine, "sync_engine"):
+            async with self._engine.begin() as connection:
+                result: T = await connection.run_sync(work, *args)
+                return result
+        return await asyncio.to_thread(_transact, self._engine, work, args)
+
+    async def take_lane(self, owner: str, now_ms: int, stale_ms: int) -> str:
+        return await self._run(_take_lane, owner, now_ms, stale_ms)
+
+    async def abandoned_lanes(self, stale_ms: int) -> list[str]:
+        return await self._run(_abandoned_lanes, stale_ms)
+
+    async def adopt(self, lane: str, owner: str, now_ms: int, stale_ms: int) -> bool:
+        return await self._run(_adopt, lane, owner, now_ms, stale_ms)
+
+    async def held(self, lane: str) -> list[Row]:
+        return await self._run(_held, lane)
+
+    async def turn(self, turn: Turn) -> Claimed | None:
+        return await self._run(_turn, turn)
+
+    async def give_back(self, lane: str, owner: str) -> None:
+        await self._run(_give_back, lane, owner)
+
+    async def close(self) -> None:
+        if self._owns:
+            disposed = self._engine.dispose()
+            if disposed is not None:
+                await disposed
+
+
+def _engine_of(url: Any) -> Any:
+    from sqlalchemy.engine import make_url
+
+    parsed = make_url(url)
+    if parsed.get_dialect().is_async:
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        return create_async_engine(parsed)
+    return create_engine(parsed)
+
+
+def _transact(engine: Engine, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    with engine.begin() as connection:
+        return work(connection, *args)
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+
+def _free(owner: str, stale_ms: int) -> Any:
+    return or_(LANES.c.owner.is_(None), LANES.c.owner == owner, LANES.c.beat_ms < stale_ms)
+
+
+def _take_lane(connection: Connection, owner: str, now_ms: int, stale_ms: int) -> str:
+    mine_first = case((LANES.c.owner == owner, 0), else_=1)
+    for name in connection.scalars(
+        select(LANES.c.name).where(_free(owner, stale_ms)).order_by(mine_first, LANES.c.name).limit(10)
+    ).all():
+        if _adopt(connection, name, owner, now_ms, stale_ms):
+            return str(name)
+    name = uuid.uuid4().hex
+    connection.execute(insert_into(LANES).values(name=name, owner=owner, beat_ms=now_ms))
+    return name
+
+
+def _adopt(connection: Connection, lane: str, owner: str, now_ms: int, stale_ms: int) -> bool:
+    take = update(LANES).where(and_(LANES.c.name == lane, _free(owner, stale_ms)))
+    return _count(connection.execute(take.values(owner=owner, beat_ms=now_ms))) == 1
+
+
+def _abandoned_lanes(connection: Connection, stale_ms: int) -> list[str]:
+    gone = or_(LANES.c.owner.is_(None), LANES.c.beat_ms < stale_ms)
+    holds = exists().where(OUTBOX.c.lane == LANES.c.name)
+    return list(connection.scalars(select(LANES.c.name).where(gone, holds)))
+
+
+def _give_back(connection: Connection, lane: str, owner: str) -> None:
+    connection.execute(update(LANES).where(LANES.c.name == lane, LANES.c.owner == owner).values(owner=None))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _held(connection: Connection, lane: str) -> list[Row]:
+    rows = connection.execute(select(*_ROW).where(OUTBOX.c.lane == lane).order_by(OUTBOX.c.topic, OUTBOX.c.seq))
+    return [Row(*row) for row in rows]
+
+
+def _turn(connection: Connection, turn: Turn) -> Claimed | None:
+    mine = and_(LANES.c.name == turn.lane, LANES.c.owner == turn.owner)
+    if _count(connection.execute(update(LANES).where(mine).values(beat_ms=turn.now_ms))) != 1:
+        return None
+    _settle(connection, turn)
+    return _claim(connection, turn) if turn.rows_max else Claimed([], [])
+
+
+def _settle(connection: Connection, turn: Turn) -> None:
+    held = OUTBOX.c.lane == turn.lane
+    free: dict[str, Any] = {"lane": None, "epoch": None, "seq": None}
+    if turn.sent:
+        connection.execute(delete(OUTBOX).where(OUTBOX.c.id.in_(turn.sent), held))
+    for id, error in turn.failed:
+        failed = {**free, "failed_ms": turn.now_ms, "error": error}
+        connection.execute(update(OUTBOX).where(OUTBOX.c.id == id, held).values(failed))
+    if turn.returned:
+        connection.execute(update(OUTBOX).where(OUTBOX.c.id.in_(turn.returned), held).values(free))
+
+
+def _claim(connection: Connection, turn: Turn) -> Claimed:
+    open_ = and_(OUTBOX.c.lane.is_(None), OUTBOX.c.failed_ms.is_(None))
+    look = select(OUTBOX.c.id, OUTBOX.c.topic, func.length(OUTBOX.c.payload)).where(open_)
+    if turn.without:
+        look = look.where(OUTBOX.c.topic.not_in(sorted(turn.without)))
+    look = look.order_by(OUTBOX.c.id).limit(turn.rows_max).with_for_update(skip_locked=True)
+    taken, unknown = cut([(row[0], row[1], row[2]) for row in connection.execute(look)], turn)
+    if not taken:
+        return Claimed([], unknown)
+    numbers = number(taken, turn.lines)
+    claim = update(OUTBOX).where(OUTBOX.c.id.in_(list(numbers)), open_)
+    values = {
+        "lane": turn.lane,
+        "epoch": case({id: epoch for id, (epoch, _) in numbers.items()}, value=OUTBOX.c.id),
+        "seq": case({id: seq for id, (_, seq) in numbers.items()}, value=OUTBOX.c.id),
+    }
+    if _count(connection.execute(claim.values(values))) != len(taken):
+        raise RuntimeError("rows were claimed by two at once: this database does not lock them")  # rolls it back
+    rows = connection.execute(select(*_ROW).where(OUTBOX.c.id.in_(list(numbers))).order_by(OUTBOX.c.id))
+    return Claimed([Row(*row) for row in rows], unknown)
+
+
+def _count(result: Any) -> int:
+    assert isinstance(result, CursorResult)
+    return int(result.rowcount)

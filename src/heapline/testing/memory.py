@@ -1,0 +1,194 @@
+"""A broker in memory, for tests of what is built on Heapline: the real engine, on a disk that is a dictionary.
+
+No files and no threads: what a thread would do runs at once, in the caller's own step. So it opens in a moment, by
+itself at its first use, in whichever event loop that happens, and again when that loop is gone; a test need not even
+close it. It keeps everything that `heapline.open` keeps, except of course what it holds when the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from heapline.clock import Clock
+from heapline.config import BrokerConfig, make_broker_config
+from heapline.engine.catalog import Catalog
+from heapline.engine.embedded import EmbeddedBroker
+from heapline.engine.io import Io
+from heapline.engine.runner import TopicRunner
+from heapline.engine.sync import SyncBroker
+from heapline.errors import Closed
+from heapline.model import MessageInfo
+from heapline.testing.hand_clock import HandClock
+from heapline.testing.memory_disk import MemoryDisk
+from heapline.testing.standing import standing
+
+T = TypeVar("T")
+PATH = "/memory"
+
+
+class InlineIo:
+    """An `Io` that runs everything on the spot."""
+
+    def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryBroker(EmbeddedBroker):
+    """`async with MemoryBroker() as hl: …`, or just use it.
+
+    With a `clock` of your own (`HandClock`) time passes when you say so; otherwise it is the system's. Give the same
+    `disk` to a second one after the first was closed, to see what a restart remembers. Other keywords are fields of
+    BrokerConfig.
+    """
+
+    def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
+        fields = {"spare_segment_bytes": 0, **config}  # a disk that is never full needs no spares
+        self.disk = disk or MemoryDisk()
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop that it serves in
+        self._opens_itself = disk is None
+        self._reset(make_broker_config(fields), clock)
+        if isinstance(clock, HandClock):
+            clock.watch(self)
+
+    def _reset(self, config: BrokerConfig, clock: Clock | None) -> None:
+        io: Io = InlineIo()
+        super().__init__(PATH, config=config, disk=self.disk, io=io, clock=clock)
+
+    def standing(self, topic: str) -> list[MessageInfo]:
+        """All messages that a topic holds now, of any state, oldest first. Looks without asking, so needs no await."""
+        return standing(self._runner(topic))
+
+    def topic_names(self) -> list[str]:
+        return sorted(self._runners)
+
+    def time_moved(self) -> None:
+        """The clock was moved by hand: whoever waits for a message that is due by now gets it."""
+        for runner in self._all_runners():
+            if not runner._loop.is_closed():
+                runner.later(lambda now: None)
+
+    def abandon(self) -> None:
+        """Close it from outside its event loop, which may be gone: nothing is answered any more."""
+        self._closed = True
+        for runner in self._all_runners():
+            if not runner._loop.is_closed():
+                for task in list(runner._tasks):
+                    task.cancel()
+        for watch in self._batches._watches:
+            if not watch.get_loop().is_closed():
+                watch.cancel()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # -- opens by itself -------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        if self._catalog is None:
+            self._home = asyncio.get_running_loop()
+            await super()._start()
+
+    def _open_here(self) -> None:
+        """Open at the first use; and begin again from the disk when the loop of the last use is gone."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # somebody only looks
+        if loop is self._home or self._closed:
+            return
+        if self._home is None:
+            if not self._opens_itself:
+                return
+        elif not self._home.is_closed():
+            raise RuntimeError("this broker serves in another event loop, which still runs: make one for each loop")
+        elif self._system is not None:  # what was decided is read in turns, and those need a loop
+            raise RuntimeError("after a commit_batch call hl.abandon() and go on with a MemoryBroker(disk=hl.disk)")
+        else:
+            self._lock.release()
+            self._reset(self._config, self._clock)
+        self._home = loop
+        _at_once(self._open_at_once())
+
+    async def _open_at_once(self) -> None:
+        """`_start` without tasks."""
+        self._catalog = self._open_directory()
+        for entry in list(self._catalog.entries.values()):
+            await self._load(entry)
+        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+
+    def _runner(self, topic: str) -> TopicRunner:
+        self._open_here()
+        return super()._runner(topic)
+
+    def _catalog_or_fail(self) -> Catalog:
+        if self._catalog is None or self._runners:  # not while it is being opened
+            self._open_here()
+        return super()._catalog_or_fail()
+
+
+def _at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end in this very step: on a disk in memory nothing has to be waited for."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise AssertionError("the opening of a broker in memory waits for something")
+
+
+class SyncMemoryBroker(SyncBroker):
+    """The same for code that does not await. Its loop runs only during a call, in the thread of whoever calls."""
+
+    def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
+        self._memory = MemoryBroker(clock, disk=disk, **config)
+        super().__init__(PATH, self._memory._config)
+        self._one_at_a_time = threading.Lock()
+
+    def __enter__(self) -> SyncMemoryBroker:
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._broker = self._run(self._memory.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def standing(self, topic: str) -> list[MessageInfo]:
+        return self._memory.standing(topic)
+
+    def topic_names(self) -> list[str]:
+        return self._memory.topic_names()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise Closed
+        with self._one_at_a_time:
+            return self._loop.run_until_complete(work)
+
+    def _stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+def memory_broker(clock: Clock | None = None, **config: Any) -> MemoryBroker:
+    """A broker in memory: `async with memory_broker() as hl: …`"""
+    return MemoryBroker(clock, **config)
+
+
+def memory_broker_sync(clock: Clock | None = None, **config: Any) -> SyncMemoryBroker:
+    """The same for code that does not await: `with memory_broker_sync() as hl: …`"""
+    return SyncMemoryBroker(clock, **config)
