@@ -54,7 +54,7 @@ class MemoryBroker(EmbeddedBroker):
 
     def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
         fields = {"spare_segment_bytes": 0, **config}  # a disk that is never full needs no spares
-        self.disk = disk or MemoryDisk()
+        self._memory = disk or MemoryDisk()
         self._home: asyncio.AbstractEventLoop | None = None  # the loop that it serves in
         self._opens_itself = disk is None
         self._reset(make_broker_config(fields), clock)
@@ -63,7 +63,11 @@ class MemoryBroker(EmbeddedBroker):
 
     def _reset(self, config: BrokerConfig, clock: Clock | None) -> None:
         io: Io = InlineIo()
-        super().__init__(PATH, config=config, disk=self.disk, io=io, clock=clock)
+        super().__init__(PATH, config=config, disk=self._memory, io=io, clock=clock)
+
+    @property
+    def disk(self) -> MemoryDisk:
+        return self._memory
 
     def standing(self, topic: str) -> list[MessageInfo]:
         """All messages that a topic holds now, of any state, oldest first. Looks without asking, so needs no await."""
