@@ -22,6 +22,7 @@ from heapline.wire import codes
 from heapline.wire.schema import pb
 
 REQUEST_BYTES = 1 << 20  # about as many bytes of calls go into one message; a larger one goes alone
+SLICE_CALLS, SLICE_BYTES = 8, 384 << 10
 Late = Callable[[str, bytes, bytes], None]  # a method, its request, and its answer that nobody waits for
 
 
@@ -107,8 +108,7 @@ class _Line:
         error: HeaplineError = Closed()
         try:
             while (response := await self._stream.read()) is not grpc.aio.EOF:
-                for answer in response.answers:
-                    self._answer(answer)
+                await self._hand_out(response.answers)
             error = codes.of_code("UNAVAILABLE", "the server ended the session: call again")
         except grpc.aio.AioRpcError as problem:
             error = await self._ending.error(problem)
@@ -116,6 +116,17 @@ class _Line:
             pass  # the channel was closed
         finally:
             self._break(error)
+
+    async def _hand_out(self, answers: Any) -> None:
+        """In slices, with a turn of the loop after each: what the first of them ask next is on its way while the last
+        are still being unpacked. Otherwise client and server would work in turns, and never at the same time."""
+        count = size = 0
+        for answer in answers:
+            self._answer(answer)
+            count, size = count + 1, size + len(answer.response)
+            if count >= SLICE_CALLS or size >= SLICE_BYTES:
+                await asyncio.sleep(0)
+                count = size = 0
 
     def _answer(self, answer: Any) -> None:
         method, request, future = self._waiting.pop(answer.number)
