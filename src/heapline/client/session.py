@@ -122,13 +122,13 @@ class _Line:
         are still being unpacked. Otherwise client and server would work in turns, and never at the same time."""
         count = size = 0
         for answer in answers:
-            self._answer(answer)
-            count, size = count + 1, size + len(answer.response)
+            count, size = count + 1, size + self._answer(answer)
             if count >= SLICE_CALLS or size >= SLICE_BYTES:
                 await asyncio.sleep(0)
                 count = size = 0
 
-    def _answer(self, answer: Any) -> None:
+    def _answer(self, answer: Any) -> int:
+        """Tell whoever waits; how many bytes the call moved."""
         method, request, future = self._waiting.pop(answer.number)
         if future.cancelled():
             if not answer.code:
@@ -137,6 +137,7 @@ class _Line:
             future.set_exception(codes.from_metadata(answer.error, answer.code, answer.text))
         else:
             future.set_result(answer.response)
+        return len(request) + len(answer.response)
 
     def _break(self, error: HeaplineError) -> None:
         self.broken = error
