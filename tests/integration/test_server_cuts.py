@@ -61,7 +61,7 @@ async def test_stream_cut_in_mid_frame_loses_nothing_and_delivers_nothing_twice(
     assert ready + leased == 6
     assert len(got) <= leased <= 4, "what was sent stays leased: it may have arrived"
     others = await rig.behind.pop("jobs", 100, visibility=60.0, max_bytes=1 << 30)
-    assert len(others) == ready
+    assert len(others) >= ready, "more, where a pop that was under way is given back only now"
     assert not {m.id for m in others} & set(got)
     await rig.advance(31)
     await rig.advance(60)  # and their back-off

@@ -70,7 +70,7 @@ async def _output(server: Process) -> bytes:
 
 
 @pytest.mark.slow
-async def test_over_tls_the_command_line_ends_an_open_stream_within_two_seconds(tmp_path: Path) -> None:
+async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(tmp_path: Path) -> None:
     data, certs = tmp_path / "data", tmp_path / "certs"
     await asyncio.to_thread(heapline, "certs", "dev", str(certs))
     files = ("--tls-certificate", str(certs / "server.crt"), "--tls-key", str(certs / "server.key"))

@@ -43,7 +43,6 @@ class Calls:
             self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
         self._metadata = () if credential is None else (("authorization", credential),)
         self._timeout = timeout
-        self._closed = False
         self._stubs = {name: self._stub(name) for name in METHODS}
         self._session = Session(self._open_session, late) if sessions else None
 

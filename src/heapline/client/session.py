@@ -22,6 +22,7 @@ from heapline.wire import codes
 from heapline.wire.schema import pb
 
 REQUEST_BYTES = 1 << 20  # about as many bytes of calls go into one message; a larger one goes alone
+SLICE_CALLS, SLICE_BYTES = 8, 384 << 10
 Late = Callable[[str, bytes, bytes], None]  # a method, its request, and its answer that nobody waits for
 
 
@@ -107,8 +108,7 @@ class _Line:
         error: HeaplineError = Closed()
         try:
             while (response := await self._stream.read()) is not grpc.aio.EOF:
-                for answer in response.answers:
-                    self._answer(answer)
+                await self._hand_out(response.answers)
             error = codes.of_code("UNAVAILABLE", "the server ended the session: call again")
         except grpc.aio.AioRpcError as problem:
             error = await self._ending.error(problem)
@@ -117,7 +117,18 @@ class _Line:
         finally:
             self._break(error)
 
-    def _answer(self, answer: Any) -> None:
+    async def _hand_out(self, answers: Any) -> None:
+        """In slices, with a turn of the loop after each: what the first of them ask next is on its way while the last
+        are still being unpacked. Otherwise client and server would work in turns, and never at the same time."""
+        count = size = 0
+        for answer in answers:
+            count, size = count + 1, size + self._answer(answer)
+            if count >= SLICE_CALLS or size >= SLICE_BYTES:
+                await asyncio.sleep(0)
+                count = size = 0
+
+    def _answer(self, answer: Any) -> int:
+        """Tell whoever waits; how many bytes the call moved."""
         method, request, future = self._waiting.pop(answer.number)
         if future.cancelled():
             if not answer.code:
@@ -126,6 +137,7 @@ class _Line:
             future.set_exception(codes.from_metadata(answer.error, answer.code, answer.text))
         else:
             future.set_result(answer.response)
+        return len(request) + len(answer.response)
 
     def _break(self, error: HeaplineError) -> None:
         self.broken = error
