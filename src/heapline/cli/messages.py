@@ -1,0 +1,168 @@
+"""How the command line shows messages: JSON with the names of the HTTP face, and tables for people.
+
+What stands in a message was written by somebody else: for people nothing of it reaches the terminal that could move
+its cursor or change its colours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from heapline.cli.present import count, size
+from heapline.cli.units import span
+from heapline.model import Message, MessageInfo
+from heapline.ulid import to_ulid
+from heapline.wire.json_shapes import PoppedTold, shown, tell_message
+
+PREVIEW = 60  # characters of a payload in a table
+HEX_BYTES = 16
+#: Control characters that JSON leaves as they are, and that some terminals obey.
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+JsonOption = Annotated[
+    bool, typer.Option(
+        "--json", help="For programs: one JSON object a message, with the names of the HTTP API (message_id, priority, "
+        "enqueued_at, …); the payload is payload_text, or payload in base64 if it is not UTF-8.",
+    ),
+]  # fmt: skip
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic: name, or namespace/name.")]
+
+
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> None:
+    """A struct or plain values, on one line."""
+    sys.stdout.write(msgspec.json.encode(value).decode().translate(_CONTROLS) + "\n")
+
+
+def print_infos(infos: Iterable[MessageInfo]) -> None:
+    for info in infos:
+        print_json(tell_message(info, "text"))
+
+
+def print_popped(messages: Iterable[Message]) -> None:
+    for m in messages:
+        print_json(
+            PoppedTold(
+                message_id=m.message_id, id=str(m.id), lease_token=str(m.token), priority=m.priority,
+                attempts=m.attempts, enqueued_at=m.enqueued_at, deadline=m.deadline, partition=m.partition, key=m.key,
+                fairness_key=m.fairness_key, headers=m.headers or None, **shown(m.payload, "text"),
+            )
+        )  # fmt: skip
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def harmless(text: str, *, lines: bool = False) -> str:
+    r"""Text that only shows itself: what is not printable is spelled out, and markup means nothing.
+
+    >>> harmless("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    kept = ("\n", "\t") if lines else ()
+    return escape("".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text))
+
+
+def whole(payload: bytes | None) -> str:
+    """All of a text; of other bytes how many they are, and the first."""
+    if payload is None:
+        return "[dim]not kept[/dim]"
+    try:
+        return harmless(payload.decode(), lines=True) if payload else "[dim]empty[/dim]"
+    except UnicodeDecodeError:
+        more = " …" if len(payload) > HEX_BYTES else ""
+        return f"[dim]{size(len(payload))}, not text:[/dim] {payload[:HEX_BYTES].hex(' ')}{more}"
+
+
+def preview(payload: bytes | None) -> str:
+    """Its beginning, on one line."""
+    if payload is None or len(payload) <= PREVIEW:
+        return whole(payload).replace("\n", "\\n").replace("\t", "\\t")
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return whole(payload)
+    return harmless(text[: PREVIEW - 1]) + ("…" if len(text) >= PREVIEW else "")
+
+
+def ago(at: datetime | None) -> str:
+    """How long since, or how long until."""
+    if at is None:
+        return ""
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    return f"in {_about(-seconds)}" if seconds < 0 else f"{_about(seconds)} ago"
+
+
+def _about(seconds: float) -> str:
+    return span(round(seconds) if seconds >= 1 else seconds) if seconds >= 0.001 else "0s"
+
+
+def messages_table(infos: Sequence[MessageInfo], *, dead: bool = False) -> Table:
+    """One line a message where the terminal is wide enough; ids are never cut."""
+    table = Table(box=ROUNDED)
+    table.add_column("message_id", no_wrap=True)
+    table.add_column("prio", justify="right", overflow="fold")
+    if dead:
+        table.add_column("died", overflow="fold")
+        table.add_column("reason", overflow="fold")
+    else:
+        table.add_column("tries", justify="right")
+        table.add_column("enqueued", overflow="fold")
+    table.add_column("payload", overflow="fold", ratio=1)
+    for info in infos:
+        middle = (
+            (ago(info.ended_at), harmless(info.reason or ""))
+            if dead else (str(info.attempts), ago(info.enqueued_at))
+        )  # fmt: skip
+        table.add_row(info.message_id, str(info.priority), *middle, preview(info.payload))
+    return table
+
+
+def message_facts(info: MessageInfo) -> list[tuple[str, str]]:
+    """Everything that is known of a message, for a table of facts; what is not known is left out."""
+    facts = [
+        ("message_id", to_ulid(info.id)), ("state", f"[bold]{info.state}[/bold]"),
+        ("priority", "" if info.priority is None else str(info.priority)),
+        ("deliveries so far", count(info.attempts)), ("partition", str(info.partition)),
+        ("key", harmless(info.key or "")), ("fairness key", harmless(info.fairness_key or "")),
+    ]  # fmt: skip
+    moments = {
+        "enqueued": info.enqueued_at, "due": info.due_at, "expires": info.expires_at, "leased until": info.deadline,
+        "ended": info.ended_at,
+    }  # fmt: skip
+    facts += [(name, f"{clock(at)} ({ago(at)})") for name, at in moments.items() if at is not None]
+    facts += [("leased by", harmless(info.holder or "")), ("reason", harmless(info.reason or ""))]
+    facts += [(f"header {harmless(name)}", harmless(value)) for name, value in info.headers.items()]
+    facts += [("payload", whole(info.payload))]
+    return [(name, text) for name, text in facts if text]
+
+
+def clock(at: datetime) -> str:
+    """
+    >>> clock(datetime(2030, 1, 31, 12, tzinfo=UTC))
+    '2030-01-31 12:00:00Z'
+    """
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def show_popped(console: Console, messages: Iterable[Message]) -> None:
+    for m in messages:
+        head = f"[bold]{m.message_id}[/bold] [dim]priority {m.priority}, delivery {m.attempts}, "
+        head += f"enqueued {ago(m.enqueued_at)}"
+        head += f", key {harmless(m.key)}" if m.key is not None else ""
+        console.print(f"{head}[/dim]")
+        for name, value in m.headers.items():
+            console.print(f"[dim]{harmless(name)}: {harmless(value)}[/dim]")
+        console.print(whole(m.payload))
