@@ -5,6 +5,8 @@ An error keeps its class and its facts; only its text changes, and only where th
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +14,12 @@ from pathlib import Path
 
 from heapline.broker import Broker
 from heapline.cli.present import some
+from heapline.client.target import parse_target
 from heapline.errors import HeaplineError, TopicExists, TopicNotFound, Unauthenticated, UnavailableError
 
 TOPICS_SHOWN = 10
-NEAR = "heapline serve --data data"
+START = "heapline serve --data data"
+KNOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,17 @@ class Where:
     def servers(self) -> str:
         return ", ".join(self.endpoints)
 
+    async def is_listening(self) -> bool:
+        """Whether anybody takes a connection there, whatever he may speak."""
+        for endpoint in self.endpoints:
+            host, _, port = parse_target(endpoint)[0].rpartition(":")
+            with contextlib.suppress(OSError, ValueError):
+                async with asyncio.timeout(KNOCK_SECONDS):
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                writer.close()
+                return True
+        return False
+
 
 async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineError:
     """The error to show; the connection is still open, so the server can be asked what there is."""
@@ -40,7 +55,7 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
     if isinstance(error, Unauthenticated):
         return _saying(error, _no_entry(where))
     if isinstance(error, UnavailableError) and not error.reached:
-        return _saying(UnavailableError(), _nobody_there(where))
+        return _saying(UnavailableError(), await _unreached(where))
     return error
 
 
@@ -75,11 +90,18 @@ def _no_entry(where: Where) -> str:
     return f"{text}. A key is made with: heapline keys create"
 
 
-def _nobody_there(where: Where) -> str:
-    text = f"{where.servers} does not answer; nothing was changed. "
+async def _unreached(where: Where) -> str:
+    if await where.is_listening():
+        return (
+            f"somebody listens at {where.servers}, but no connection came about; nothing was changed. Does it speak "
+            "TLS and this command not, or the other way round (--ca FILE, heaplines://HOST:PORT)? Is it the gRPC port?"
+        )
     if where.local_key_file is not None:
-        return f"{text}Start a server with: {NEAR}; or name another one: --to HOST:PORT"
-    return f"{text}Check --to (or HEAPLINE_URL), the network, and whether that server speaks TLS (--ca, heaplines://)"
+        return (
+            f"nobody listens at {where.servers}; nothing was changed. Start a server with: {START}; or name another "
+            "one: --to HOST:PORT"
+        )
+    return f"{where.servers} cannot be reached; nothing was changed. Check --to (or HEAPLINE_URL) and the network"
 
 
 def _saying(error: HeaplineError, text: str) -> HeaplineError:

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from heapline.broker import Broker
 from heapline.cli.advice import Where, advised
 from heapline.cli.present import make_console
-from heapline.cli.units import duration
+from heapline.cli.units import duration, span
 from heapline.client import connecting
-from heapline.client.target import ClientTls, parse_target
+from heapline.client.target import ClientTls
 from heapline.errors import BadRequest, HeaplineError
 
 TIMEOUT = "10s"
 QUIET_SECONDS = 0.5  # that a command may take before somebody wonders whether the server is there
-KNOCK_SECONDS = 2.0
 PANEL = "Server"
 
 ToOption = Annotated[
@@ -135,14 +135,9 @@ async def _run(work: Callable[[Broker], Coroutine[Any, Any, None]], settings: Se
 async def _tell_if_nobody_listens(settings: Settings) -> None:
     """The client goes on trying, because the server may be starting; whoever waits should know what for."""
     await asyncio.sleep(QUIET_SECONDS)
-    for endpoint in settings.endpoints:
-        host, _, port = parse_target(endpoint)[0].rpartition(":")
-        with contextlib.suppress(OSError, ValueError):
-            async with asyncio.timeout(KNOCK_SECONDS):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            writer.close()
-            return
-    make_console(stderr=True).print(f"[dim]{settings.where.servers} does not answer; trying on for a while …[/dim]")
+    if not await settings.where.is_listening():
+        trying = f"nobody listens at {settings.where.servers}; trying for {span(settings.timeout)} …"
+        make_console(stderr=True).print(f"[dim]{escape(trying)}[/dim]")
 
 
 def _key_of(file: Path) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from heapline.broker import Broker
 from heapline.cli.asking import YesOption, ask
 from heapline.cli.connection import over_network
-from heapline.cli.messages import JsonOption, TopicArgument, messages_table, print_infos, print_json
+from heapline.cli.messages import JsonOption, TopicArgument, print_infos, print_json, show_messages
 from heapline.cli.present import count, make_console
 from heapline.cli.units import past
 from heapline.errors import BadRequest
@@ -74,7 +74,7 @@ async def list_command(
         print_infos(infos)
     elif infos:
         console = make_console()
-        console.print(messages_table(infos, dead=True))
+        show_messages(console, infos, dead=True)
         if len(infos) == limit:
             console.print(f"[dim]there may be more: --limit {limit * 10}[/dim]")
     else:

@@ -24,8 +24,9 @@ from heapline.model import Message, MessageInfo
 from heapline.ulid import to_ulid
 from heapline.wire.json_shapes import PoppedTold, shown, tell_message
 
-PREVIEW = 60  # characters of a payload in a table
+PREVIEW = 100  # characters of a payload in a table
 HEX_BYTES = 16
+REASON_WIDTH = 20
 #: Control characters that JSON leaves as they are, and that some terminals obey.
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
@@ -109,25 +110,29 @@ def _about(seconds: float) -> str:
     return span(round(seconds) if seconds >= 1 else seconds) if seconds >= 0.001 else "0s"
 
 
-def messages_table(infos: Sequence[MessageInfo], *, dead: bool = False) -> Table:
-    """One line a message where the terminal is wide enough; ids are never cut."""
-    table = Table(box=ROUNDED)
-    table.add_column("message_id", no_wrap=True)
-    table.add_column("prio", justify="right", overflow="fold")
+def show_messages(console: Console, infos: Sequence[MessageInfo], *, dead: bool = False) -> None:
+    """One line a message: payloads are cut to the terminal, ids never; a reason may take several lines."""
+    names = ("message_id", "prio", "died", "reason") if dead else ("message_id", "prio", "tries", "age")
+    cells = [
+        (m.message_id, str(m.priority), *((ago(m.ended_at), harmless(m.reason or "")) if dead else _tried(m)))
+        for m in infos
+    ]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     if dead:
-        table.add_column("died", overflow="fold")
-        table.add_column("reason", overflow="fold")
-    else:
-        table.add_column("tries", justify="right")
-        table.add_column("enqueued", overflow="fold")
-    table.add_column("payload", overflow="fold", ratio=1)
-    for info in infos:
-        middle = (
-            (ago(info.ended_at), harmless(info.reason or ""))
-            if dead else (str(info.attempts), ago(info.enqueued_at))
-        )  # fmt: skip
-        table.add_row(info.message_id, str(info.priority), *middle, preview(info.payload))
-    return table
+        widths[-1] = min(widths[-1], REASON_WIDTH)
+    table = Table(box=ROUNDED)
+    for name, width in zip(names, widths, strict=True):
+        justify: Any = "right" if name in ("prio", "tries", "age") else "left"
+        table.add_column(name, justify=justify, width=width, overflow="fold")
+    room = console.width - sum(widths) - 3 * len(widths) - 4  # borders, and a blank on either side
+    table.add_column("payload", no_wrap=True, overflow="ellipsis", max_width=max(room, len("payload")))
+    for m, row in zip(infos, cells, strict=True):
+        table.add_row(*row, preview(m.payload))
+    console.print(table)
+
+
+def _tried(m: MessageInfo) -> tuple[str, str]:
+    return str(m.attempts), ago(m.enqueued_at).removesuffix(" ago")
 
 
 def message_facts(info: MessageInfo) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import typer
 
 from heapline.broker import Broker
 from heapline.cli.connection import over_network
-from heapline.cli.messages import JsonOption, TopicArgument, messages_table, print_infos
+from heapline.cli.messages import JsonOption, TopicArgument, print_infos, show_messages
 from heapline.cli.nothing import why_nothing
 from heapline.cli.present import make_console
 
@@ -27,6 +27,6 @@ async def peek(
     if as_json:
         print_infos(infos)
     elif infos:
-        make_console().print(messages_table(infos))
+        show_messages(make_console(), infos)
     else:
         make_console().print(await why_nothing(hl, topic))

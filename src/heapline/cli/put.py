@@ -123,7 +123,9 @@ def _stdin() -> bytes:
     """As it is, to the last byte: a line break at the end belongs to it."""
     if sys.stdin.isatty():
         typer.echo("type the message, then Ctrl-D", err=True)
-    return sys.stdin.buffer.read()
+    if not (content := sys.stdin.buffer.read()):
+        raise BadRequest("stdin was empty: write the message after the topic; an empty one is put with ''")
+    return content
 
 
 def _say(topic: str, result: Enqueued) -> None:

@@ -176,7 +176,7 @@ def _tell(topic: str, tally: Tally, note: Console, as_json: bool, *, stopped: bo
             note.print(f"[red]line {error['line']}: {harmless(error['text'])}[/red]")
         if tally.refused > len(tally.errors):
             note.print(f"[red]… and {count(tally.refused - len(tally.errors))} more lines were refused[/red]")
-        make_console().print(f"{_in_words(tally)} in [bold]{escape(topic)}[/bold]")
+        make_console().print(f"[bold]{escape(topic)}[/bold]: {_in_words(tally)}")
     if stopped:
         note.print(f"[red]stopped: {count(tally.refused)} lines were refused; is this the right file?[/red]")
     if tally.refused:

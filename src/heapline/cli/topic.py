@@ -206,8 +206,8 @@ def _state(stats: TopicStats) -> list[tuple[str, str]]:
     facts = [
         ("ready", count(stats.ready) + (f", the oldest for {age}" if (age := _age(stats.oldest_ready_age)) else "")),
         ("delayed", count(stats.delayed) + _due(stats)), ("leased", count(stats.leased)), ("dead", _dead(stats.dead)),
-        ("since the server started", f"{count(stats.enqueued_total)} enqueued, {count(stats.acked_total)} acked, "
-         f"{count(stats.nacked_total)} nacked, {count(stats.lease_timeouts_total)} leases ran out"),
+        ("since it was opened", f"{count(stats.enqueued_total)} enqueued, {count(stats.acked_total)} acked, "
+         f"{count(stats.nacked_total)} nacked, {count(stats.lease_timeouts_total)} timed out"),
         ("journal", f"{size(stats.journal_bytes)} in {stats.journal_segments} segment(s)"),
         ("durability", escape(stats.durability)),
     ]  # fmt: skip
@@ -218,7 +218,7 @@ def _due(stats: TopicStats) -> str:
     for bucket in stats.due_histogram:
         if bucket.count and bucket.within is not None:
             when = f"within {span(bucket.within)}" if bucket.within else "due now"
-            return f", {count(bucket.count)} of them {when}"
+            return f", the next {when}"
     return ""
 
 

@@ -51,7 +51,7 @@ SETTINGS = (
         "keeps the order over all.",
     ),
     Setting(
-        "partition_weights", list[str], ORDER, "A partition's share, as 0=2.5; may be given again. For --strategy weighted.",
+        "partition_weights", list[str], ORDER, "A partition's share, as 0=2.5, with --strategy weighted; repeatable.",
         None, "P=WEIGHT",
     ),
     _duration("max_staleness", ORDER, "After this a partition's candidate is asked for again; 0 is no limit."),
