@@ -117,6 +117,7 @@ async def delete_command(
     """
     where = _filter(reason, key, priority_min, priority_max, died_after, died_before)
     _check_chosen("delete", topic, ids, everything, where)
+    where = DlqFilter() if everything else where  # which matches all, and says that it is meant
     if not yes:
         ask(f"Delete {await _how_many(hl, topic, ids, where)} of {topic} for good?", yes)
     deleted = await hl.dlq_delete(topic, ids or None, where=where)
@@ -148,7 +149,7 @@ async def _how_many(hl: Broker, topic: str, ids: list[str] | None, where: DlqFil
     """How many letters a question is about; ids that were named are taken at their word."""
     if ids:
         return _letters(len(set(ids)))
-    if where is None:
+    if where == DlqFilter():
         return f"all {_letters((await hl.stats(topic)).dead)}"
     found = len(await hl.dlq_list(topic, COUNT_MAX, where=where))
     return f"{count(found)} dead letters or more" if found == COUNT_MAX else _letters(found)

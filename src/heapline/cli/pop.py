@@ -19,6 +19,7 @@ from heapline.cli.units import duration
 from heapline.model import Message
 
 NOTHING = 3  # exit code
+AT_ONCE = 1000  # messages of one call
 HOLDER = "heapline pop"
 
 
@@ -51,7 +52,7 @@ async def pop(
     console, taken = make_console(), 0
     last: Message | None = None
     while taken < max_messages:
-        wanted = min(max_messages - taken, 1000)
+        wanted = min(max_messages - taken, AT_ONCE)
         messages = await hl.pop(topic, wanted, visibility=visibility, wait=0.0 if taken else wait, holder=holder)
         if not messages:
             break
