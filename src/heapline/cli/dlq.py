@@ -20,7 +20,7 @@ from heapline.model import DlqFilter
 PANEL = "Which ones"
 COUNT_MAX = 100  # letters that are counted before a question: they come with their payloads
 
-IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these messages.")]
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Only these messages.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.", rich_help_panel=PANEL)]
 ReasonOption = Annotated[
     str | None,

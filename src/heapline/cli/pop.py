@@ -44,8 +44,9 @@ async def pop(
 
     Example:  [cyan]heapline pop jobs --ack[/cyan]
 
-    Without --ack they are only leased: hidden from others until the lease ends, then they come back by themselves, and
-    that counts as a delivery. To look without taking, use [cyan]heapline peek[/cyan].
+    Without --ack they are only leased: nobody else gets them until the lease
+    ends; then they come back by themselves, and it counts as a delivery.
+    To look without taking, use [cyan]heapline peek[/cyan].
 
     Exit code 3 if nothing was there:  [cyan]while heapline pop jobs --ack --json >> done.jsonl; do :; done[/cyan]
     """

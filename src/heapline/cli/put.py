@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from heapline.broker import Broker
+from heapline.cli.asking import interruptible
 from heapline.cli.connection import over_network
 from heapline.cli.messages import TopicArgument, print_json
 from heapline.cli.present import make_console
@@ -27,7 +28,7 @@ FILE = "From a file"
 async def put(
     hl: Broker, topic: TopicArgument,
     payload: Annotated[
-        str | None, typer.Argument(metavar="[PAYLOAD]", help="The message, as text; without it, or with -, stdin.")
+        str | None, typer.Argument(metavar="PAYLOAD", help="The message, as text; without it, or with -, stdin.")
     ] = None,
     priority: Annotated[
         int, typer.Option("--priority", "-p", help="The smallest is served first, or the largest on a max topic.")
@@ -60,8 +61,8 @@ async def put(
     ] = None,
     idempotency_scope: Annotated[
         str | None, typer.Option(
-            "--idempotency-scope", metavar="window|pending|until_ack", help="How long the key holds; window (the "
-            "topic's dedup_window) if not given.",
+            "--idempotency-scope", metavar="SCOPE", help="How long the key holds: window (the topic's dedup_window), "
+            "pending (until it is first leased) or until_ack (until it is gone); window if not given.",
         ),
     ] = None,
     fairness_key: Annotated[
@@ -123,7 +124,9 @@ def _stdin() -> bytes:
     """As it is, to the last byte: a line break at the end belongs to it."""
     if sys.stdin.isatty():
         typer.echo("type the message, then Ctrl-D", err=True)
-    if not (content := sys.stdin.buffer.read()):
+    with interruptible():
+        content = sys.stdin.buffer.read()
+    if not content:
         raise BadRequest("stdin was empty: write the message after the topic; an empty one is put with ''")
     return content
 

@@ -20,10 +20,11 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from heapline.broker import Broker
+from heapline.cli.asking import interruptible
 from heapline.cli.messages import harmless, print_json
 from heapline.cli.present import count, make_console, progress_bar
 from heapline.contents import without_values
-from heapline.errors import BadRequest, HeaplineError
+from heapline.errors import BadRequest
 from heapline.model import Enqueued, Outgoing
 from heapline.wire.json_requests import NewMessage
 
@@ -93,9 +94,9 @@ async def put_file(
     with _opened(path) as file:
         try:
             await _send(hl, topic, file, lines, tally, batch_lines, note)
-        except HeaplineError:
+        except BaseException:  # Ctrl-C too
             if tally.enqueued or tally.duplicates:
-                note.print(f"[yellow]broke off: {_in_words(tally)}.[/yellow] {_again(settings)}")
+                note.print(f"[yellow]broke off: at least {_in_words(tally)}.[/yellow] {_again(settings)}")
             raise
     _tell(topic, tally, note, as_json, stopped=tally.refused >= REFUSED_MAX)
 
@@ -105,7 +106,8 @@ async def _send(
 ) -> None:
     with progress_bar(note, unit="bytes") as bar:
         task = bar.add_task("", total=_size(file))
-        for batch in _batches(file, batch_lines):
+        batches = _batches(file, batch_lines)
+        while batch := _next(batches):
             numbers, messages = _read(batch, lines, tally)
             if messages:
                 tally.count_in(numbers, await hl.enqueue_batch(topic, messages, atomic=False))
@@ -127,6 +129,11 @@ def _batches(file: IO[bytes], batch_lines: int) -> Iterator[list[tuple[int, byte
             batch, nbytes = [], 0
     if batch:
         yield batch
+
+
+def _next(batches: Iterator[list[tuple[int, bytes]]]) -> list[tuple[int, bytes]]:
+    with interruptible():
+        return next(batches, [])
 
 
 def _read(batch: list[tuple[int, bytes]], lines: Lines, tally: Tally) -> tuple[list[int], list[Outgoing]]:

@@ -132,7 +132,10 @@ async def update_command(
 
 @app.command("delete")
 @over_network
-async def delete_command(hl: Broker, topic: TopicArgument, yes: YesOption = False) -> None:
+async def delete_command(
+    hl: Broker, topic: TopicArgument, yes: YesOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help='For programs: {"topic": NAME, "deleted": true}.')] = False,
+) -> None:  # fmt: skip
     """Delete a topic with everything in it, for good: messages, dead letters, its journal. Asks first.
 
     Example:  [cyan]heapline topic delete jobs[/cyan]
@@ -143,7 +146,10 @@ async def delete_command(hl: Broker, topic: TopicArgument, yes: YesOption = Fals
         held = _counts(stats) if stats is not None else "all its messages"
         ask(f"Delete topic {info.name} for good, with {held}?", yes)
     await hl.delete_topic(topic)
-    make_console().print(f"topic [bold]{escape(info.name)}[/bold] is deleted")
+    if as_json:
+        print_json({"topic": info.name, "deleted": True})
+    else:
+        make_console().print(f"topic [bold]{escape(info.name)}[/bold] is deleted")
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from heapline.cli import put_file
+from heapline.cli.asking import interruptible
 from heapline.errors import UnavailableError
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
@@ -144,10 +146,36 @@ def test_import_that_broke_off_is_started_again_without_doubling(
 
     monkeypatch.setattr(cli.broker, "enqueue_batch", broken)
     said = cli(*command, code=1).stderr
-    assert "broke off: 2 messages put. Start it again with the same --idempotency-key" in said
+    assert "broke off: at least 2 messages put. Start it again with the same --idempotency-key" in said
     assert "UnavailableError: the server has gone" in said
     assert cli(*command).stdout == "jobs: 3 messages put, 2 were there already\n"
     assert payloads(cli) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_import_that_was_stopped_by_hand_says_how_far_it_came(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue_batch, calls = cli.broker.enqueue_batch, iter(range(100))
+
+    async def stopped(*args: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+        return await enqueue_batch(*args, **options)
+
+    monkeypatch.setattr(cli.broker, "enqueue_batch", stopped)
+    result = cli("put", "jobs", "--file", lines(tmp_path, *range(5)), "--batch", "2", code=130)
+    assert "broke off: at least 2 messages put. With --idempotency-key NAME it could be started again" in result.stderr
+
+
+def test_ctrl_c_ends_a_read_that_blocks_inside_the_loop() -> None:
+    async def read() -> None:
+        with interruptible():
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the read went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(read())
 
 
 def test_refused_lines_are_told_by_number_and_the_others_go_in(cli: Cli, tmp_path: Path) -> None:
@@ -334,7 +362,7 @@ def test_get_tells_all_that_is_known_of_a_message(cli: Cli) -> None:
     (put,) = cli.json("put", "jobs", "hello", "-p", "7", "--key", "k", "-H", "trace=1", "--delay", "1h")
     for spelled in (put["message_id"], put["id"]):
         shown = cli("get", "jobs", spelled).stdout
-        for text in (put["message_id"], "delayed", "in 1h", "header trace", "hello"):
+        for text in (put["message_id"], "delayed", "(in ", "header trace", "hello"):
             assert text in shown
     (told,) = cli.json("get", "jobs", put["id"])
     assert (told["state"], told["priority"], told["key"], told["headers"]) == ("delayed", 7, "k", {"trace": "1"})

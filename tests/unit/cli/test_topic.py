@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.cli import topic_settings
-from heapline.config import Aging, Backoff, TopicConfig
+from heapline.cli import topic, topic_settings
+from heapline.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -132,6 +132,13 @@ def test_update_of_a_fixed_setting_gets_the_topics_own_refusal(cli: Cli, flags: 
     assert "of a topic cannot be changed" in cli("topic", "update", "jobs", *flags, code=1).stderr
 
 
+def test_update_says_beforehand_which_settings_are_fixed(cli: Cli) -> None:
+    told = (topic.update_command.__doc__ or "").split("cannot be changed later: ")[1].strip(" .\n").split(", ")
+    flags = {"ordering": "--aging"}
+    assert set(told) == {flags.get(name, "--" + name.replace("_", "-")) for name in FIXED_FIELDS}
+    assert "--mode " not in cli("topic", "update", "--help").stdout
+
+
 def test_update_without_settings_is_refused(cli: Cli) -> None:
     cli("topic", "create", "jobs")
     assert "at least one setting" in cli("topic", "update", "jobs", code=1).stderr
@@ -174,7 +181,9 @@ def test_delete_asks_and_tells_what_would_be_lost(cli: Cli) -> None:
 
 def test_delete_with_yes_does_not_ask(cli: Cli) -> None:
     cli("topic", "create", "jobs")
-    assert "?" not in cli("topic", "delete", "jobs", "--yes").output
+    assert cli("topic", "delete", "jobs", "--yes").output == "topic jobs is deleted\n"
+    cli("topic", "create", "jobs")
+    assert cli.json("topic", "delete", "jobs", "-y") == [{"topic": "jobs", "deleted": True}]
     assert cli.broker.topic_names() == []
 
 
