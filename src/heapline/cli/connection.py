@@ -145,3 +145,5 @@ def _key_of(file: Path) -> str:
         return connecting.read_key(file)
     except OSError as error:
         raise BadRequest(f"the key file {str(file)!r} cannot be read: {error.strerror}") from None
+    except BadRequest:
+        raise BadRequest(f"the key file {str(file)!r} must hold one API key and nothing else") from None

@@ -7,6 +7,7 @@ and what is in already is recognised.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -163,12 +164,13 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _size(file: IO[bytes]) -> int | None:
-    """None of a pipe, which does not say."""
+    """Bytes that are left; None of a pipe, which does not say."""
     if not file.seekable():
         return None
-    end = file.seek(0, 2)
-    file.seek(0)
-    return end
+    here = file.tell()  # a shell may have read the first lines of stdin
+    left = file.seek(0, os.SEEK_END) - here
+    file.seek(here)
+    return left
 
 
 # -- afterwards --------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_key_of_a_server_on_this_machine_is_found_by_itself(settled: list[connec
     ("flags", "said"),
     [
         (["--key-file", "nowhere"], "the key file 'nowhere' cannot be read: No such file"),
-        (["--key-file", "empty"], "must hold one API key"),
+        (["--key-file", "empty"], "the key file 'empty' must hold one API key and nothing else"),
         (["--to", ","], "--to names no server"),
         (["--to", "http://x"], "heaplines://host:port"),
     ],
