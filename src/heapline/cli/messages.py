@@ -15,13 +15,12 @@ import msgspec
 import typer
 from rich.box import ROUNDED
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from heapline.cli.present import count, size
 from heapline.cli.units import span
 from heapline.model import Message, MessageInfo
-from heapline.ulid import to_ulid
 from heapline.wire.json_shapes import PoppedTold, shown, tell_message
 
 PREVIEW = 100  # characters of a payload in a table
@@ -66,36 +65,36 @@ def print_popped(messages: Iterable[Message]) -> None:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def harmless(text: str, *, lines: bool = False) -> str:
-    r"""Text that only shows itself: what is not printable is spelled out, and markup means nothing.
+def harmless(text: str, *, lines: bool = False) -> Text:
+    r"""Text that only shows itself: what is not printable is spelled out, and nothing in it is markup.
 
-    >>> harmless("a\x1b[31mb")
-    'a\\x1b[31mb'
+    >>> harmless("[red]\x1b[31m").plain
+    '[red]\\x1b[31m'
     """
     kept = ("\n", "\t") if lines else ()
-    return escape("".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text))
+    return Text("".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text))
 
 
-def whole(payload: bytes | None) -> str:
+def whole(payload: bytes | None) -> Text:
     """All of a text; of other bytes how many they are, and the first."""
     if payload is None:
-        return "[dim]not kept[/dim]"
+        return Text("not kept", "dim")
     try:
-        return harmless(payload.decode(), lines=True) if payload else "[dim]empty[/dim]"
+        return harmless(payload.decode(), lines=True) if payload else Text("empty", "dim")
     except UnicodeDecodeError:
         more = " …" if len(payload) > HEX_BYTES else ""
-        return f"[dim]{size(len(payload))}, not text:[/dim] {payload[:HEX_BYTES].hex(' ')}{more}"
+        return Text.assemble((f"{size(len(payload))}, not text: ", "dim"), payload[:HEX_BYTES].hex(" "), more)
 
 
-def preview(payload: bytes | None) -> str:
+def preview(payload: bytes | None) -> Text:
     """Its beginning, on one line."""
-    if payload is None or len(payload) <= PREVIEW:
-        return whole(payload).replace("\n", "\\n").replace("\t", "\\t")
     try:
-        text = payload.decode()
+        text = (payload or b"").decode()
     except UnicodeDecodeError:
+        text = ""
+    if not text:
         return whole(payload)
-    return harmless(text[: PREVIEW - 1]) + ("…" if len(text) >= PREVIEW else "")
+    return harmless(text if len(text) <= PREVIEW else text[: PREVIEW - 1] + "…")
 
 
 def ago(at: datetime | None) -> str:
@@ -113,7 +112,7 @@ def _about(seconds: float) -> str:
 def show_messages(console: Console, infos: Sequence[MessageInfo], *, dead: bool = False) -> None:
     """One line a message: payloads are cut to the terminal, ids never; a reason may take several lines."""
     names = ("message_id", "prio", "died", "reason") if dead else ("message_id", "prio", "tries", "age")
-    cells = [
+    cells: list[tuple[str | Text, ...]] = [
         (m.message_id, str(m.priority), *((ago(m.ended_at), harmless(m.reason or "")) if dead else _tried(m)))
         for m in infos
     ]
@@ -135,10 +134,10 @@ def _tried(m: MessageInfo) -> tuple[str, str]:
     return str(m.attempts), ago(m.enqueued_at).removesuffix(" ago")
 
 
-def message_facts(info: MessageInfo) -> list[tuple[str, str]]:
+def message_facts(info: MessageInfo) -> list[tuple[str | Text, str | Text]]:
     """Everything that is known of a message, for a table of facts; what is not known is left out."""
-    facts = [
-        ("message_id", to_ulid(info.id)), ("state", f"[bold]{info.state}[/bold]"),
+    facts: list[tuple[str | Text, str | Text]] = [
+        ("message_id", info.message_id), ("state", f"[bold]{info.state}[/bold]"),
         ("priority", "" if info.priority is None else str(info.priority)),
         ("deliveries so far", count(info.attempts)), ("partition", str(info.partition)),
         ("key", harmless(info.key or "")), ("fairness key", harmless(info.fairness_key or "")),
@@ -149,9 +148,9 @@ def message_facts(info: MessageInfo) -> list[tuple[str, str]]:
     }  # fmt: skip
     facts += [(name, f"{clock(at)} ({ago(at)})") for name, at in moments.items() if at is not None]
     facts += [("leased by", harmless(info.holder or "")), ("reason", harmless(info.reason or ""))]
-    facts += [(f"header {harmless(name)}", harmless(value)) for name, value in info.headers.items()]
+    facts += [(Text.assemble("header ", harmless(name)), harmless(value)) for name, value in info.headers.items()]
     facts += [("payload", whole(info.payload))]
-    return [(name, text) for name, text in facts if text]
+    return [(name, told) for name, told in facts if told]
 
 
 def clock(at: datetime) -> str:
@@ -164,10 +163,9 @@ def clock(at: datetime) -> str:
 
 def show_popped(console: Console, messages: Iterable[Message]) -> None:
     for m in messages:
-        head = f"[bold]{m.message_id}[/bold] [dim]priority {m.priority}, delivery {m.attempts}, "
-        head += f"enqueued {ago(m.enqueued_at)}"
-        head += f", key {harmless(m.key)}" if m.key is not None else ""
-        console.print(f"{head}[/dim]")
+        head = f" priority {m.priority}, delivery {m.attempts}, enqueued {ago(m.enqueued_at)}"
+        key = Text.assemble(", key ", harmless(m.key)) if m.key is not None else Text()
+        console.print(Text.assemble((m.message_id, "bold"), (head, "dim"), key))
         for name, value in m.headers.items():
-            console.print(f"[dim]{harmless(name)}: {harmless(value)}[/dim]")
+            console.print(Text.assemble(harmless(name), ": ", harmless(value), style="dim"))
         console.print(whole(m.payload))

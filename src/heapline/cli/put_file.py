@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
+from rich.text import Text
 
 from heapline.broker import Broker
 from heapline.cli.asking import interruptible
@@ -182,7 +183,7 @@ def _tell(topic: str, tally: Tally, note: Console, as_json: bool, *, stopped: bo
         print_json(told)
     else:
         for error in tally.errors:
-            note.print(f"[red]line {error['line']}: {harmless(error['text'])}[/red]")
+            note.print(Text.assemble(f"line {error['line']}: ", harmless(error["text"]), style="red"))
         if tally.refused > len(tally.errors):
             note.print(f"[red]… and {count(tally.refused - len(tally.errors))} more lines were refused[/red]")
         make_console().print(f"[bold]{escape(topic)}[/bold]: {_in_words(tally)}")

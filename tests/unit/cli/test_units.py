@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import doctest
+import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from heapline.cli import messages, units
+from heapline.cli.present import facts_table
 
 
 def test_examples_in_the_docstrings_hold() -> None:
@@ -63,3 +66,14 @@ def test_past_is_a_moment_or_how_long_ago() -> None:
 def test_what_is_no_pair_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
         units.pair(text)
+
+
+@given(st.text(st.sampled_from("\\[]/adim\x1b\x9b\u202e"), min_size=1))
+def test_what_others_wrote_shows_itself_and_is_no_markup(text: str) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=10_000)
+    console.print(messages.whole(text.encode()))
+    console.print(facts_table("", [(messages.harmless(text), messages.harmless(text))]))
+    spelled = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    assert stream.getvalue().count(spelled) >= 3
+    assert not set("\x1b\x9b\u202e") & set(stream.getvalue())
