@@ -103,7 +103,7 @@ def heapline(
 
     See it survive a crash:  [cyan]heapline demo[/cyan]
 
-    Run one, and use it:  [cyan]heapline serve --data data[/cyan], then [cyan]heapline topic create jobs[/cyan]
+    Serve one, and use it:  [cyan]heapline serve[/cyan], then [cyan]heapline topic create jobs[/cyan]
 
     Look into a data directory:  [cyan]heapline journal verify data[/cyan]
     """

@@ -20,7 +20,6 @@ from heapline.model import Message
 
 NOTHING = 3  # exit code
 AT_ONCE = 1000  # messages of one call
-HOLDER = "heapline pop"
 
 
 @over_network
@@ -37,7 +36,9 @@ async def pop(
             help="How long they are leased; the topic's visibility_default if not given.",
         ),
     ] = None,
-    holder: Annotated[str, typer.Option("--holder", help="Who holds the leases, for those who look.")] = HOLDER,
+    holder: Annotated[
+        str | None, typer.Option("--holder", help="Who holds the leases; who you are to the server if not given.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take the best messages that are due.

@@ -16,6 +16,7 @@ from heapline.cli.messages import TopicArgument, print_json
 from heapline.cli.present import columns_table, count, facts_table, make_console, size
 from heapline.cli.topic_settings import DEFAULTS, as_settings, config_fields, shown, with_settings
 from heapline.cli.units import span
+from heapline.config import parse_topic
 from heapline.errors import BadRequest, PermissionDenied, TopicNotFound
 from heapline.model import PartitionStats, TopicInfo, TopicStats
 
@@ -156,9 +157,9 @@ async def delete_command(
 
 
 async def _info(hl: Broker, topic: str) -> TopicInfo:
-    short = topic.removeprefix("default/")
+    wanted = parse_topic(topic)
     for info in await hl.list_topics():
-        if info.name.removeprefix("default/") == short:
+        if parse_topic(info.name) == wanted:
             return info
     raise TopicNotFound(topic)
 

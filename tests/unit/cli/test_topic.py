@@ -187,6 +187,10 @@ def test_delete_with_yes_does_not_ask(cli: Cli) -> None:
     assert cli.broker.topic_names() == []
 
 
+def test_bad_name_is_not_taken_for_a_topic_to_make(cli: Cli) -> None:
+    assert cli("topic", "show", "a b", code=1).stderr.startswith("BadName: 'a b' is not a topic name")
+
+
 @pytest.mark.parametrize("command", ["show", "delete", "update"])
 def test_unknown_topic_is_told_with_those_that_there_are(cli: Cli, command: str) -> None:
     cli("topic", "create", "jobs")
