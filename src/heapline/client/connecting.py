@@ -75,18 +75,27 @@ def _key_from_env(endpoints: Sequence[str]) -> str | None:
     named = os.environ.get(KEY_FILE)
     if named:
         try:
-            return _read_key(Path(named))
+            return read_key(Path(named))
         except OSError as error:
             raise BadRequest(f"{KEY_FILE} names a file that cannot be read: {error.strerror}") from None
+    return local_key(endpoints)
+
+
+def local_key_file() -> Path:
+    return Path(os.environ.get(DATA) or "data") / ADMIN_KEY_FILE
+
+
+def local_key(endpoints: Sequence[str]) -> str | None:
+    """The key that `heapline serve` left in its data directory, if all the servers are on this machine."""
     if not all(is_loopback(endpoint) for endpoint in endpoints):
         return None
     try:
-        return _read_key(Path(os.environ.get(DATA) or "data") / ADMIN_KEY_FILE)
+        return read_key(local_key_file())
     except OSError:
         return None  # there may be none, or it is another user's
 
 
-def _read_key(file: Path) -> str:
+def read_key(file: Path) -> str:
     with file.open("rb") as opened:
         text = opened.read(KEY_BYTES_MAX + 1)
     key = text.decode("ascii", "replace").strip()
