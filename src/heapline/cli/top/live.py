@@ -64,12 +64,14 @@ class LiveView:
         self.draw()
 
     async def _look_on(self) -> None:
-        begun = time.monotonic()
+        begun, took = time.monotonic(), 0.0
         while True:
-            begun = max(begun + self._screen.interval, time.monotonic())
+            # Many topics make a look long: watching must not take more than half of anybody's time.
+            begun = max(begun + self._screen.interval, time.monotonic() + took)
             await asyncio.sleep(max(0.0, begun - time.monotonic()))
             if not self._screen.is_held:
                 await self._look_or_tell()
+            took = time.monotonic() - begun
             self.draw()
 
     async def _look_or_tell(self) -> None:
