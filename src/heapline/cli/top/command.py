@@ -17,6 +17,7 @@ from heapline.cli.top.model import SORTS, Watch
 from heapline.cli.top.once import lines_of
 from heapline.cli.top.screen import Screen
 from heapline.cli.top.telling import as_json, trouble_as_json
+from heapline.cli.top.view import drawable
 from heapline.client.connecting import TARGET
 from heapline.config import parse_topic
 from heapline.errors import HeaplineError, UnavailableError
@@ -84,7 +85,7 @@ async def _two_looks(hl: Broker, screen: Screen) -> Watch:
 async def _show_once(hl: Broker, screen: Screen) -> None:
     watch = await _two_looks(hl, screen)
     console = make_console()
-    for line in lines_of(watch, screen, console.width):
+    for line in drawable(lines_of(watch, screen, console.width), console):
         console.print(line)
 
 

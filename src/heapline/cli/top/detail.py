@@ -11,7 +11,7 @@ from heapline.cli.top.columns import DEAD, DELAYED, LEASED, OUT, QUIET, READY, n
 from heapline.cli.top.figures import age, bar, millis, short
 from heapline.cli.top.model import TopicWatch, Watch
 from heapline.cli.top.screen import Screen
-from heapline.cli.top.view import DETAIL_KEYS, curves, depth_line, fit, kept, keys_line, title_line
+from heapline.cli.top.view import DETAIL_KEYS, chart_lines, curves, depth_line, fit, kept, keys_line, title_line
 from heapline.model import PartitionStats, TopicStats
 
 BARS = 4  # lines of what waits by priority, and by time
@@ -30,7 +30,7 @@ def detail_frame(watch: Watch, screen: Screen, width: int, height: int, clock: s
         return fit(lines, keys_line(DETAIL_KEYS, screen), width, height)
     stats = topic.stats
     lines += facts(topic, width)
-    lines += curves(list(topic.entered), list(topic.left), width, 3 if height >= 22 else 2 if height >= 18 else 0)
+    lines += curves(list(topic.entered), list(topic.left), width, chart_lines(height))
     if height >= 20:
         lines += waiting(stats, width, BARS if height < 30 else 2 * BARS)
     room = height - len(lines) - 2

@@ -20,11 +20,8 @@ from heapline.cli.top.looking import look
 from heapline.cli.top.model import Watch
 from heapline.cli.top.screen import Screen
 from heapline.cli.top.terminal import reading_keys
-from heapline.cli.top.view import list_frame
+from heapline.cli.top.view import drawable, list_frame
 from heapline.errors import HeaplineError, TopicNotFound, UnavailableError
-
-#: For terminals that know no more than ASCII.
-PLAIN = str.maketrans("▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▲▼●✗…·↑↓⏎–∞❚", "._-=+*%#|||||##^v*x..^v<-~|")
 
 
 class LiveView:
@@ -98,10 +95,7 @@ class LiveView:
         width, height = self._console.size
         make = list_frame if self._screen.topic is None else detail_frame
         lines = make(self._watch, self._screen, width, height, time.strftime("%H:%M:%S"), time.monotonic())
-        if self._console.options.ascii_only:
-            for line in lines:
-                line.plain = line.plain.translate(PLAIN)
-        return lines
+        return drawable(lines, self._console)
 
 
 async def watch_live(hl: Any, screen: Screen) -> None:

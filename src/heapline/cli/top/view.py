@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.console import Console
 from rich.text import Text
 
 from heapline.cli.present import count, size
@@ -16,6 +17,7 @@ from heapline.cli.top.model import TopicWatch, Watch
 from heapline.cli.top.screen import Screen
 
 LIST_KEYS = (("q", "quit"), ("s", "sort"), ("r", "reverse"), ("/", "filter"), ("↑↓ ⏎", "look into"), ("p", "hold"))
+PLAIN = str.maketrans("▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▲▼●✗…·↑↓⏎–∞❚×", "._-=+*%#|||||##^v*x..^v<-~|x")
 DETAIL_KEYS = (("q", "quit"), ("esc", "all topics"), ("↑↓", "partitions"), ("p", "hold"))
 
 
@@ -25,7 +27,7 @@ def list_frame(watch: Watch, screen: Screen, width: int, height: int, clock: str
     totals = watch.totals()
     depth = depth_line(totals.ready, totals.delayed, totals.leased, totals.dead)
     lines.append(depth + kept(totals.journal_bytes, totals.memory_bytes, width - depth.cell_len))
-    lines += curves(list(watch.entered), list(watch.left), width, 3 if height >= 22 else 2 if height >= 16 else 0)
+    lines += curves(list(watch.entered), list(watch.left), width, chart_lines(height))
     room = height - len(lines) - 2  # below: the keys, above the topics: their head
     chosen = next((i for i, row in enumerate(rows) if row.name == screen.chosen), None)
     first = 0 if chosen is None else min(max(0, len(rows) - room), max(0, chosen - room // 2))
@@ -124,6 +126,19 @@ def keys_line(keys: Iterable[tuple[str, str]], screen: Screen, more: str = "") -
     if screen.only:
         line += Text(f"  only {screen.only!r}", style="yellow")
     return line + Text(f"  … {more}" if more else "", style="yellow")
+
+
+def drawable(lines: list[Text], console: Console) -> list[Text]:
+    """The same, sign for sign, for a terminal or a file that knows no more than ASCII."""
+    if console.options.ascii_only:
+        for line in lines:
+            line.plain = line.plain.translate(PLAIN)
+    return lines
+
+
+def chart_lines(height: int) -> int:
+    """How much of a terminal's height the curves get."""
+    return 5 if height >= 32 else 3 if height >= 22 else 2 if height >= 17 else 0
 
 
 def fit(lines: list[Text], last: Text, width: int, height: int) -> list[Text]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.text import Text
 
 from heapline.cli.top.detail import detail_frame
@@ -16,7 +18,7 @@ from heapline.cli.top.once import lines_of
 from heapline.cli.top.screen import Screen
 from heapline.cli.top.telling import as_json
 from heapline.cli.top.terminal import keys_in
-from heapline.cli.top.view import list_frame
+from heapline.cli.top.view import drawable, list_frame
 from heapline.model import PartitionStats
 from tests.unit.cli.top.rig import busy, commits, stats
 
@@ -147,6 +149,18 @@ def test_once_shows_every_topic_and_every_partition() -> None:
     of.add(Look(0.0, {f"t{n:02d}": stats(f"t{n:02d}", 100) for n in range(60)}))
     assert sum(line.startswith("t") for line in shown(lines_of(of, screen(), 160))) == 60
     assert any(line.startswith("   99") for line in shown(lines_of(of, screen(topic="t01"), 160)))
+
+
+def test_terminal_that_knows_only_ascii_gets_nothing_else() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    frames = [list_frame(watch(), screen(), 80, 24, "12:00:00", 1.0), lines_of(watch(), screen(topic="mail"), 80),
+              detail_frame(watch(), screen(topic="mail", lost="lost"), 80, 24, "12:00:00", 1.0)]  # fmt: skip
+    for frame in frames:
+        widths = [line.cell_len for line in frame]
+        drawn = drawable(frame, console)
+        assert all(line.plain.isascii() for line in drawn)
+        assert [line.cell_len for line in drawn] == widths
 
 
 def test_json_tells_rates_waits_and_percentiles_beside_the_figures() -> None:
