@@ -15,7 +15,14 @@ from pathlib import Path
 from heapline.broker import Broker
 from heapline.cli.present import some
 from heapline.client.target import parse_target
-from heapline.errors import HeaplineError, TopicExists, TopicNotFound, Unauthenticated, UnavailableError
+from heapline.errors import (
+    DeadlineExceeded,
+    HeaplineError,
+    TopicExists,
+    TopicNotFound,
+    Unauthenticated,
+    UnavailableError,
+)
 
 TOPICS_SHOWN = 10
 START = "heapline serve --data data"
@@ -56,6 +63,8 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
         return _saying(error, _no_entry(where))
     if isinstance(error, UnavailableError) and not error.reached:
         return _saying(UnavailableError(), await _unreached(where))
+    if isinstance(error, DeadlineExceeded):
+        return _saying(error, f"{error}. {await _late(where)}")
     return error
 
 
@@ -92,16 +101,26 @@ def _no_entry(where: Where) -> str:
 
 async def _unreached(where: Where) -> str:
     if await where.is_listening():
-        return (
-            f"somebody listens at {where.servers}, but no connection came about; nothing was changed. Does it speak "
-            "TLS and this command not, or the other way round (--ca FILE, heaplines://HOST:PORT)? Is it the gRPC port?"
-        )
+        return f"{where.servers}: no connection came about, so nothing was changed. {_OTHERWISE}"
+    return f"nobody listens at {where.servers}, so nothing was changed. {_start(where)}"
+
+
+async def _late(where: Where) -> str:
+    if await where.is_listening():
+        return f"{_OTHERWISE} It may also be busy: --timeout gives it longer"
+    return f"Nobody listens at {where.servers} now. {_start(where)}"
+
+
+_OTHERWISE = (
+    "Somebody listens there: does it speak TLS and this command not, or the other way round (--ca FILE, "
+    "heaplines://HOST:PORT)? Is it the gRPC port?"
+)
+
+
+def _start(where: Where) -> str:
     if where.local_key_file is not None:
-        return (
-            f"nobody listens at {where.servers}; nothing was changed. Start a server with: {START}; or name another "
-            "one: --to HOST:PORT"
-        )
-    return f"{where.servers} cannot be reached; nothing was changed. Check --to (or HEAPLINE_URL) and the network"
+        return f"Start a server with: {START}; or name another one: --to HOST:PORT"
+    return "Check --to (or HEAPLINE_URL), and the network"
 
 
 def _saying(error: HeaplineError, text: str) -> HeaplineError:

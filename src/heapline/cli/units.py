@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 import typer
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_SIZE = re.compile(r"(\d+)\s*([kmg]i?b?|b)?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
+_SIZE = re.compile(r"([0-9]+)\s*([kmg]i?b?|b)?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _LARGEST_FIRST = (("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
@@ -24,7 +24,7 @@ def duration(text: str) -> float:
     (5400.0, 0.25, 45.0)
     """
     text = str(text).strip().lower()  # typer also sends defaults through here, which may be numbers
-    if re.fullmatch(r"\d+(\.\d+)?", text):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         return float(text)
     if not re.fullmatch(rf"({_DURATION.pattern})+", text):
         raise typer.BadParameter(

@@ -29,7 +29,7 @@ from heapline.client.connecting import TARGET
 from heapline.engine import open as open_embedded
 from heapline.errors import BadRequest, HeaplineError, TopicExists, UnavailableError
 
-CALL_SECONDS = 30.0
+CALL_SECONDS = 10.0
 TICK = 0.1
 BASELINE_SECONDS_MAX = 4.0
 TOPIC = "heapline-bench"
@@ -166,7 +166,7 @@ async def _own_topic(hl: Broker, topic: str) -> AsyncIterator[None]:
             await hl.delete_topic(topic)
         except UnavailableError as error:
             raise UnavailableError(
-                f"the bench's topic {topic!r} could not be deleted: {error}. When the server is back: "
+                f"the bench's topic {topic!r} could not be deleted ({error}). When the server is back, run "
                 f"heapline topic delete {topic}"
             ) from None
 
