@@ -235,6 +235,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     prepared: int = 0  # in parts of batches that are not decided yet
     oldest_ready_age: float | None = None  # as in TopicStats
     blocked: int = 0  # of the ready ones, those set aside because their fairness key has all the leases it may
+    lease_ends_in: float | None = None  # as in TopicStats
 
 
 class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +250,14 @@ class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
     updates_total: int  # heads read, since this process opened the topic, as are all totals
     selections_total: int  # times that the best were chosen
     refusals_total: int  # selections that found nothing to give, though something was ready
+
+
+class LatencyHistogram(msgspec.Struct, frozen=True, kw_only=True):
+    """How long something took each time, counted by bucket since this process opened the topic."""
+
+    bounds_ms: list[float]  # upper ends of the buckets
+    counts: list[int]  # one more than there are bounds: the last is for all that took longer
+    sum_ms: float
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +294,11 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     depth_by_priority: list[DepthBucket] = []
     # Due already, within 1 s, 10 s, 1 min, 10 min, 1 h, 6 h, 1 day, 7 days, 30 days, later. As exact as the depths.
     due_histogram: list[DueBucket] = []
+    # Seconds until the first of the leases ends, if it is not extended or acked before; None = nothing is leased.
+    lease_ends_in: float | None = None
+    # "enqueue" and "pop" (calls, without waiting for a message to be there), "commit" (units, until durable), "late"
+    # (how late the engine looked at what time brings about).
+    latencies: dict[str, LatencyHistogram] = {}
 
 
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):

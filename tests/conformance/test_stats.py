@@ -88,3 +88,37 @@ async def test_cancelled_messages_leave_no_trace_in_the_sums(jobs: Broker) -> No
     assert (stats.ready, stats.delayed) == (10, 10)
     assert sum(count for _, _, count in depths(stats)) == 10
     assert sum(dues(stats).values()) == 10
+
+
+@pytest.mark.usefixtures("fake_time")
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_stats_tell_how_soon_the_first_lease_ends(
+    world: World, topic: MakeTopic, broker: Broker, partitions: int
+) -> None:
+    await topic(partitions=partitions)
+    await put(broker, 1, 2, 3)
+    assert (await broker.stats("jobs")).lease_ends_in is None
+    (first,) = await broker.pop("jobs", visibility=20)
+    (second,) = await broker.pop("jobs", visibility=50)
+    await world.advance(5)
+    stats = await broker.stats("jobs")
+    assert stats.lease_ends_in == 15
+    assert {p.lease_ends_in for p in stats.partitions} <= {15, 45, None}
+    await broker.extend(first, 60)
+    assert (await broker.stats("jobs")).lease_ends_in == 45
+    await broker.ack(second)
+    assert (await broker.stats("jobs")).lease_ends_in == 60
+    await broker.ack(first)
+    assert (await broker.stats("jobs")).lease_ends_in is None
+
+
+async def test_stats_count_how_long_enqueues_pops_and_commits_took(jobs: Broker) -> None:
+    before = (await jobs.stats("jobs")).latencies
+    await put(jobs, 1, 2)
+    await take(jobs)
+    after = (await jobs.stats("jobs")).latencies
+    grown = {name: sum(after[name].counts) - sum(before[name].counts) for name in after}
+    assert grown["enqueue"] >= 1
+    assert grown["pop"] == 1
+    assert grown["commit"] >= 2
+    assert all(len(told.counts) == len(told.bounds_ms) + 1 for told in after.values())

@@ -6,9 +6,11 @@ import numpy as np
 
 from heapline.core.census import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS
 from heapline.core.ids import unix_ms_of
+from heapline.engine.counters import Counters
+from heapline.engine.latency import BOUNDS_MS
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
-from heapline.model import DepthBucket, DueBucket, Now, PartitionStats, SpineStats, TopicStats
+from heapline.model import DepthBucket, DueBucket, LatencyHistogram, Now, PartitionStats, SpineStats, TopicStats
 
 _DURABILITY = {
     "commit": "every answer is durable",
@@ -26,6 +28,7 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
             offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
             updates_total=heads.updates[p.number], prepared=p.prepared.count,
             oldest_ready_age=_age(p.census.oldest_ready(), now), blocked=p.blocked if p.parked.rows else 0,
+            lease_ends_in=_left(p.leases.next_deadline(), now),
         )
         for p in topic.partitions
     ]  # fmt: skip
@@ -58,6 +61,8 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
         oldest_ready_age=max((p.oldest_ready_age for p in partitions if p.oldest_ready_age is not None), default=None),
         depth_by_priority=_depths(topic, now),
         due_histogram=_dues(topic, now),
+        lease_ends_in=min((p.lease_ends_in for p in partitions if p.lease_ends_in is not None), default=None),
+        latencies=_latencies(counters),
     )
 
 
@@ -78,6 +83,20 @@ def _spine(runner: TopicRunner) -> SpineStats:
 
 def _age(id: int | None, now: Now) -> float | None:
     return None if id is None else max(0, now.steady - unix_ms_of(id)) / 1000
+
+
+def _left(deadline: int | None, now: Now) -> float | None:
+    return None if deadline is None else max(0, deadline - now.steady) / 1000
+
+
+def _latencies(counters: Counters) -> dict[str, LatencyHistogram]:
+    told = {"enqueue": counters.enqueue, "pop": counters.pop, "commit": counters.commit, "late": counters.late}
+    bounds = list(BOUNDS_MS)
+    tallies = {name: latency.tally() for name, latency in told.items()}
+    return {
+        name: LatencyHistogram(bounds_ms=bounds, counts=list(tally.counts), sum_ms=round(tally.sum_ms, 3))
+        for name, tally in tallies.items()
+    }
 
 
 def _depths(topic: Topic, now: Now) -> list[DepthBucket]:
