@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import heapline
-from heapline.client import outbox
+from heapline import outbox
 
 
 class Base(DeclarativeBase):

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import heapline
-from heapline.client import outbox
+from heapline import outbox
 from heapline.client.outbox import OutboxRelay, sending
 from heapline.client.outbox.sql import OUTBOX, SqlStore
 from heapline.client.outbox.store import Turn
@@ -346,6 +346,26 @@ async def test_database_put_back_from_a_backup_loses_nothing_and_says_what_is_in
     assert sorted(payloads(hl)) == [b"in doubt", b"new", b"next"]
     with engine.connect() as connection:
         assert "nobody knows whether" in connection.scalars(select(OUTBOX.c.error)).one()
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+async def test_row_that_a_client_may_have_sent_before_it_was_refused_is_in_doubt(
+    engine: Engine, hl: MemoryBroker, repeated: bool
+) -> None:
+    """Refused at the first try it gets a new number. Refused when the client repeated it, it may be in already."""
+    write(engine, b"1")
+    refuse = hl.enqueue_batch
+
+    async def refused_once(*args: Any, **options: Any) -> Any:
+        hl.enqueue_batch = refuse  # type: ignore[method-assign]
+        error = heapline.StaleEpoch("outbox", 1, 2)
+        error.repeated = repeated
+        raise error
+
+    hl.enqueue_batch = refused_once  # type: ignore[method-assign]
+    async with OutboxRelay(engine, hl) as relay:
+        await relay.run_once()
+        assert (relay.relayed, relay.failed) == ((0, 1) if repeated else (1, 0))
 
 
 async def live(engine: Engine, hl: MemoryBroker, rng: random.Random, chance: float) -> None:

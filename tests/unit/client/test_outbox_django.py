@@ -23,7 +23,7 @@ from heapline.testing import HandClock, MemoryBroker
 def project(tmp_path_factory: pytest.TempPathFactory) -> None:
     name = str(tmp_path_factory.mktemp("django") / "app.db")
     settings.configure(
-        INSTALLED_APPS=["heapline.client.outbox.django"], USE_TZ=True,
+        INSTALLED_APPS=["heapline.outbox.django"], USE_TZ=True,
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": name}},
     )  # fmt: skip
     django.setup()
@@ -58,6 +58,20 @@ def left() -> int:
         cursor.execute("SELECT count(*) FROM heapline_outbox")
         count: int = cursor.fetchone()[0]
     return count
+
+
+def test_app_is_the_same_by_its_public_and_its_own_name() -> None:
+    from django.apps import apps
+    from django.apps.config import AppConfig
+
+    (installed,) = apps.get_app_configs()
+    other = AppConfig.create("heapline.client.outbox.django")
+    assert type(other) is type(installed)
+    assert (other.name, other.label) == (installed.name, installed.label)
+    from heapline.client.outbox import django as own
+    from heapline.outbox import django as public
+
+    assert (public.enqueue, public.DjangoStore) == (own.enqueue, own.DjangoStore)
 
 
 async def test_committed_rows_are_enqueued_and_rolled_back_ones_are_not(hl: MemoryBroker) -> None:

@@ -3,7 +3,7 @@
 Your transaction writes the message into a table of your database; a relay, in a process of its own, brings what was
 committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
-    from heapline.client import outbox
+    from heapline import outbox
 
     outbox.create_tables(engine)                                  # or take outbox.metadata() into your migrations
     with Session(engine) as session, session.begin():
@@ -12,7 +12,7 @@ committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
     heapline outbox relay --database postgresql+psycopg://… --to localhost:7400
 
-With Django put "heapline.client.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
+With Django put "heapline.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
 
 How it stays exactly once is told in `relay.py`. SQLAlchemy and Django are imported when they are used, not before.
 """

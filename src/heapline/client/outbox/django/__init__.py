@@ -1,6 +1,6 @@
-"""The outbox as a Django app: put "heapline.client.outbox.django" into INSTALLED_APPS, migrate, and
+"""The outbox as a Django app: put "heapline.outbox.django" into INSTALLED_APPS, migrate, and
 
-    from heapline.client.outbox.django import enqueue
+    from heapline.outbox.django import enqueue
 
     with transaction.atomic():
         order.save()
