@@ -41,7 +41,7 @@ def connect(
     from heapline.client.sdk import ConnectedBroker
 
     found = _endpoints(target, endpoints)
-    credential = _local_key(found) if api_key is None else _key(api_key)
+    credential = local_key(found) if api_key is None else _key(api_key)
     return ConnectedBroker(found, credential=credential, tls=tls, deadline=deadline)
 
 
@@ -83,27 +83,31 @@ def connect_from_env(
 
 def _read_named_key(file: str | os.PathLike[str], named_by: str) -> str:
     try:
-        return _read_key(Path(file))
+        return read_key(Path(file))
     except OSError as error:
         raise BadRequest(f"{named_by} cannot be read: {error.strerror}") from None
 
 
-def _local_key(endpoints: Sequence[str]) -> str | None:
-    """The administrator's key of a server on this machine, if it lies where this process may read it."""
+def local_key_file() -> Path:
+    return Path(os.environ.get(DATA) or "data") / ADMIN_KEY_FILE
+
+
+def local_key(endpoints: Sequence[str]) -> str | None:
+    """The key that `heapline serve` left in its data directory, if all the servers are on this machine."""
     if not all(is_loopback(endpoint) for endpoint in endpoints):
         return None
     try:
-        return _read_key(Path(os.environ.get(DATA) or "data") / ADMIN_KEY_FILE)
+        return read_key(local_key_file())
     except OSError:
         return None  # there may be none, or it is another user's
 
 
-def _read_key(file: Path) -> str:
+def read_key(file: Path) -> str:
     with file.open("rb") as opened:
         text = opened.read(KEY_BYTES_MAX + 1)
     key = text.decode("ascii", "replace").strip()
     if not key or len(text) > KEY_BYTES_MAX or not key.isprintable() or not key.isascii():
-        raise BadRequest(f"{file.name}: the file of an API key must hold the key and nothing else")
+        raise BadRequest(f"{KEY_FILE} or {ADMIN_KEY_FILE}: the file must hold one API key and nothing else")
     return key
 
 

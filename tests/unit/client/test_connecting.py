@@ -141,7 +141,7 @@ def test_bad_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         connect_from_env()
     for content in ("", "two\nkeys", "k\x00", "k" * 5000):
         (tmp_path / "none").write_text(content)
-        with pytest.raises(BadRequest, match="none: the file of an API key must hold the key and nothing else"):
+        with pytest.raises(BadRequest, match="the file must hold one API key and nothing else"):
             connect_from_env()
     monkeypatch.delenv("HEAPLINE_API_KEY_FILE")
     monkeypatch.setenv("HEAPLINE_URL", " , ")
