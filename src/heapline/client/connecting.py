@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,10 @@ def connect(
     from heapline.client.sdk import ConnectedBroker
 
     found = _endpoints(target, endpoints)
-    credential = local_key(found) if api_key is None else _key(api_key)
-    return ConnectedBroker(found, credential=credential, tls=tls, deadline=deadline)
+    if api_key is not None:
+        return ConnectedBroker(found, credential=_key(api_key), tls=tls, deadline=deadline)
+    find = partial(local_key, found)
+    return ConnectedBroker(found, credential=find(), tls=tls, deadline=deadline, find_credential=find)
 
 
 def connect_sync(
