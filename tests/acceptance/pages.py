@@ -35,8 +35,8 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COMMAND = re.compile(r"^\s*heapline ([a-z]+)", re.MULTILINE)
-OBITUARY = re.compile(r"^\S*bash: line \d+: +\d+ \w+ .*\n", re.MULTILINE)  # bash's own words on a job that was killed
-PATIENCE = 60.0  # seconds for one block of shell on a busy machine
+OBITUARY = re.compile(r"^\S+: line \d+: +\d+ (Killed|Terminated) .*\n", re.MULTILINE)  # bash's own, of a job
+PATIENCE = 120.0  # seconds for one block of shell on a busy machine
 
 
 @dataclass(frozen=True)

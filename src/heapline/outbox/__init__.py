@@ -6,6 +6,6 @@ This is only the name that programs use; heapline.client.outbox says how it work
 when they are used, not before.
 """
 
-from heapline.client.outbox import OutboxRelay, create_tables, enqueue, metadata
+from heapline.client.outbox import OutboxRelay, create_tables, enqueue, enqueue_call, metadata
 
-__all__ = ["OutboxRelay", "create_tables", "enqueue", "metadata"]
+__all__ = ["OutboxRelay", "create_tables", "enqueue", "enqueue_call", "metadata"]

@@ -9,6 +9,7 @@ committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
     with Session(engine) as session, session.begin():
         session.add(order)
         outbox.enqueue(session, "bills", payload, priority=5)     # await it if the session is async
+        outbox.enqueue_call(session, send.item(order))            # the same for a task
 
     heapline outbox relay --database postgresql+psycopg://… --to localhost:7400
 
@@ -24,12 +25,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from heapline.client.outbox.relay import OutboxRelay
-from heapline.client.outbox.rows import new_row
+from heapline.client.outbox.rows import fields_of, new_row
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
-__all__ = ["OutboxRelay", "create_tables", "enqueue", "metadata"]
+    from heapline.client.tasks.task import Item
+
+__all__ = ["OutboxRelay", "create_tables", "enqueue", "enqueue_call", "metadata"]
 
 
 def enqueue(
@@ -49,6 +52,11 @@ def enqueue(
         max_retries=max_retries, fairness_key=fairness_key,
     )  # fmt: skip
     return sql.insert(session, row)
+
+
+def enqueue_call(session: Any, call: Item) -> Any:
+    """The same for a call of a task: `outbox.enqueue_call(session, send.item(order, priority=5))`."""
+    return enqueue(session, **fields_of(call))
 
 
 def metadata() -> MetaData:

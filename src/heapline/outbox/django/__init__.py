@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from heapline.client.outbox.django import enqueue
+from heapline.client.outbox.django import enqueue, enqueue_call
 
 if TYPE_CHECKING:
     from heapline.client.outbox.django.store import DjangoStore
 
-__all__ = ["DjangoStore", "enqueue"]
+__all__ = ["DjangoStore", "enqueue", "enqueue_call"]
 
 
 def __getattr__(name: str) -> Any:
