@@ -144,6 +144,28 @@ async def forked(server: Process, connect: str, once: str, *arguments: str) -> l
     return told.decode().splitlines()
 
 
+FORKED_OFTEN = """
+import os, sys, heapline
+hl = heapline.connect_sync({target!r}, deadline=20)
+for _ in range(60):
+    hl.enqueue("jobs", b"x")
+    if not (child := os.fork()):
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "a child crashed"
+print("well", flush=True)
+os._exit(0)
+"""
+
+
+async def test_children_of_a_busy_client_are_born_well(server: Process) -> None:
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FORKED_OFTEN.format(target=server.target), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
+    )  # fmt: skip
+    told, _ = await asyncio.wait_for(run.communicate(), 60)
+    assert told.decode().splitlines()[-1] == "well"
+
+
 WAYS = [("connect", "asyncio.run(use())"), ("connect_sync", 'hl.enqueue("jobs", b"x").id')]
 
 

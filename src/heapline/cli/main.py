@@ -19,7 +19,12 @@ from typer.main import get_command as build_command
 from heapline.errors import BadRequest, HeaplineError
 
 #: Subcommands in the order in which a newcomer meets them; `name` is the module `heapline.cli.name`.
-SUBCOMMANDS = ("demo", "serve", "worker", "journal", "backup", "keys", "users", "certs", "outbox")
+SUBCOMMANDS = (
+    "demo", "serve", "topic", "put", "peek", "pop", "get", "dlq", "worker",
+    "journal", "backup", "keys", "users", "certs", "outbox",
+)  # fmt: skip
+#: Those that need the server's packages; all others do with the client's, or with none.
+WITH_SERVER = ("serve", "keys", "users", "certs")
 
 
 class Subcommands(TyperGroup):
@@ -58,13 +63,14 @@ class Subcommands(TyperGroup):
 def _needs_extra(name: str, missing: str) -> Any:
     """Stands in for a command whose packages are not installed, so that `heapline --help` still lists it."""
     stand_in = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    extra = "server" if name in WITH_SERVER else "client"
 
     @stand_in.command(
-        name, help="Needs the server's packages: pip install 'heapline\\[server]'",
+        name, help=f"Needs the {extra}'s packages: pip install 'heapline\\[{extra}]'",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )  # fmt: skip
     def explain() -> None:
-        raise BadRequest(f"`heapline {name}` needs {missing!r}: run pip install 'heapline[server]'")
+        raise BadRequest(f"`heapline {name}` needs {missing!r}: run pip install 'heapline[{extra}]'")
 
     return build_command(stand_in)
 
@@ -96,6 +102,8 @@ def heapline(
     """A durable priority and time queue: [bold]what should be done next?[/bold]
 
     See it survive a crash:  [cyan]heapline demo[/cyan]
+
+    Serve one, and use it:  [cyan]heapline serve[/cyan], then [cyan]heapline topic create jobs[/cyan]
 
     Look into a data directory:  [cyan]heapline journal verify data[/cyan]
     """

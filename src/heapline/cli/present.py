@@ -87,13 +87,13 @@ def some(items: Iterable[object], shown: int = 5) -> str:
     return ", ".join(listed[:shown]) + (f" and {count(rest)} more" if rest > 0 else "")
 
 
-def facts_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    """Two columns: what, and how much."""
+def facts_table(title: str, rows: Sequence[tuple[str | Text, str | Text]]) -> Table:
+    """Two columns: what, and how much. A str is markup; what somebody else wrote comes as a Text."""
     table = Table(title=title, title_justify="left", box=ROUNDED, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text.from_markup(value))
+        table.add_row(name, Text.from_markup(value) if isinstance(value, str) else value)
     return table
 
 

@@ -12,7 +12,7 @@ from heapline.errors import HeaplineError, UnavailableError
 from heapline.wire import codes
 
 BROKEN_WRITE = "Internal error from Core"
-NOT_CONNECTED = "failed to connect"  # so begins what gRPC says of a call that never left
+NOT_CONNECTED = ("failed to connect", "errors resolving")  # so begins what gRPC says of a call that never left
 LOOKS, LOOK_SECONDS = 100, 0.01  # for the status of a call that broke
 
 

@@ -83,7 +83,9 @@ class RetryingCalls:
                     raise not_again(name, error) from None
                 if loop.time() + pause >= until:
                     known = f"{IN_DOUBT} (last: {error})" if doubt else unreached(self._endpoints)
-                    raise self.out_of_time(name, known) from None
+                    late = self.out_of_time(name, known)
+                    late.reached = doubt
+                    raise late from None
             await asyncio.sleep(pause)
             if waits_until is not None:
                 request.wait = max(0.0, waits_until - loop.time())

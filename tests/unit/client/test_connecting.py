@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import heapline
 from heapline.client.connecting import connect_from_env, is_loopback
+from heapline.client.ending import heapline_error
 from heapline.client.sdk import ConnectedBroker
-from heapline.errors import BadRequest, Closed, DeadlineExceeded
+from heapline.errors import BadRequest, Closed, DeadlineExceeded, UnavailableError
 
 NAMES = ("HEAPLINE_URL", "HEAPLINE_API_KEY_FILE", "HEAPLINE_CA_FILE", "HEAPLINE_DATA")
 
@@ -192,6 +194,21 @@ async def test_server_that_is_not_there_is_told_after_the_deadline() -> None:
             ("ListHeaps", 1.5), ("EnqueueBatch", 1.5), ("EnqueueBatch", 1.5), ("Stats", 1.25), ("EnqueueBatch", 1.25),
         )
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("details", "reached"),
+    [
+        ("failed to connect to all addresses; last error: refused", False),
+        ("errors resolving nowhere.invalid:7400: Domain name not found", False),
+        ("Socket closed", True),
+    ],
+)
+def test_call_never_left_if_no_connection_was_made_or_no_address_found(details: str, reached: bool) -> None:
+    told = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    error = heapline_error(told)
+    assert isinstance(error, UnavailableError)
+    assert error.reached is reached
 
 
 async def test_bad_deadline_of_a_call_is_refused() -> None:

@@ -27,7 +27,9 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from heapline.core.events import I64
 from heapline.core.ids import partition_of
+from heapline.engine.calls import Identity
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import HeaplineError
 from heapline.model import Enqueued, LeaseRef, Message, Popped
@@ -133,6 +135,14 @@ class TracedBroker(EmbeddedBroker):
             ids = await super().enqueue_columns(topic, *args)
             _about(span, ids)
             return ids
+
+    async def enqueue_numbered_columns(
+        self, topic: str, payloads: list[bytes], priorities: I64, seqs: list[int], identity: Identity, atomic: bool
+    ) -> list[Enqueued] | None:
+        with self._span("enqueue", topic, identity.producer_id) as span:
+            results = await super().enqueue_numbered_columns(topic, payloads, priorities, seqs, identity, atomic)
+            _about(span, [result.id for result in results or ()])
+            return results
 
     async def pop(self, topic: str, *args: Any, **options: Any) -> list[Message]:
         began = time.time_ns()

@@ -1,0 +1,199 @@
+"""`heapline topic`: settings as flags, and what is shown of a topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from heapline.cli import topic, topic_settings
+from heapline.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
+from heapline.testing import HandClock
+from tests.unit.cli.memory_cli import Cli, make_cli
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return make_cli(monkeypatch, HandClock())
+
+
+def test_every_setting_of_a_topic_has_a_flag() -> None:
+    named = {s.name for s in topic_settings.SETTINGS}
+    fields = set(TopicConfig.__struct_fields__) - {"backoff"}
+    assert named == fields | {f"backoff_{name}" for name in Backoff.__struct_fields__}
+
+
+#: As typed, and what the topic is made with.
+TYPED: dict[str, tuple[list[str], Any]] = {
+    "mode": (["--mode", "max"], "max"),
+    "ordering": (["--aging", "2.5"], Aging(2.5)),
+    "partitions": (["--partitions", "3"], 3),
+    "k": (["--k", "7"], 7),
+    "strategy": (["--strategy", "round_robin"], "round_robin"),
+    "partition_weights": (["--partition-weight", "0=2.5", "--partition-weight", "1=1"], {0: 2.5, 1: 1.0}),
+    "max_staleness": (["--max-staleness", "1m"], 60.0),
+    "min_freshness": (["--min-freshness", "250ms"], 0.25),
+    "visibility_default": (["--visibility-default", "5m"], 300.0),
+    "lease_max": (["--lease-max", "2d"], 172800.0),
+    "max_inflight": (["--max-inflight", "9"], 9),
+    "max_pops_per_second": (["--max-pops-per-second", "1.5"], 1.5),
+    "max_retries_default": (["--max-retries-default", "3"], 3),
+    "backoff": (["--backoff-base", "5s", "--backoff-factor", "3", "--backoff-max", "1h", "--backoff-jitter", "0"],
+                Backoff(base=5.0, factor=3.0, max=3600.0, jitter=0.0)),
+    "dlq": (["--no-dlq"], False),
+    "max_backlog": (["--max-backlog", "100"], 100),
+    "max_payload_bytes": (["--max-payload-bytes", "64KiB"], 65536),
+    "dedup_window": (["--dedup-window", "1h30m"], 5400.0),
+    "retention": (["--retention", "7d"], 604800.0),
+    "segment_bytes": (["--segment-bytes", "16MiB"], 16 << 20),
+    "fsync": (["--fsync", "interval"], "interval"),
+    "fsync_interval": (["--fsync-interval", "20ms"], 0.02),
+    "tick": (["--tick", "50ms"], 0.05),
+    "streams": (["--no-streams"], False),
+}  # fmt: skip
+
+
+def config_of(told: dict[str, Any]) -> TopicConfig:
+    weights = {int(p): w for p, w in told["config"].pop("partition_weights").items()}
+    return msgspec.convert(told["config"] | {"partition_weights": weights}, TopicConfig)
+
+
+def test_topic_is_made_with_all_settings_that_were_typed(cli: Cli) -> None:
+    flags = [flag for typed, _ in TYPED.values() for flag in typed]
+    (told,) = cli.json("topic", "create", "jobs", *flags)
+    assert told["topic"] == "jobs"
+    config = config_of(told)
+    assert {name: getattr(config, name) for name in TYPED} == {name: value for name, (_, value) in TYPED.items()}
+    (again,) = cli.json("topic", "show", "jobs")
+    assert config_of(again) == config
+    shown = cli("topic", "show", "jobs", "--settings").stdout
+    for text in ("0=2.5, 1=1", "2.5 a second", "1h30m", "64KiB", "250ms"):
+        assert text in shown
+
+
+def test_fairness_between_keys_is_set_by_flags(cli: Cli) -> None:
+    (told,) = cli.json("topic", "create", "fair", "--fairness", "keys", "--max-inflight-per-key", "2")
+    assert (told["config"]["fairness"], told["config"]["max_inflight_per_key"]) == ("keys", 2)
+
+
+def test_new_topic_says_how_it_serves_and_what_to_do_next(cli: Cli) -> None:
+    shown = cli("topic", "create", "jobs", "--mode", "max").stdout
+    assert "topic jobs is there: largest priority first, leases of 30s, 1 partition" in shown
+    assert "heapline put jobs hello" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--k", "0"], 1, "k=0 is out of range"),
+        (["--mode", "middle"], 1, "mode"),
+        (["--visibility-default", "2d"], 1, "visibility_default=172800.0 is out of range"),
+        (["--visibility-default", "soon"], 2, "is no duration"),
+        (["--max-payload-bytes", "1MB"], 2, "is no size"),
+        (["--partition-weight", "a=b"], 1, "PARTITION=WEIGHT"),
+        (["--aging", "0"], 1, "the rate must be over 0"),
+        (["--fairness", "keys", "--aging", "1"], 1, "choose one"),
+    ],
+)
+def test_bad_setting_is_refused_and_makes_no_topic(cli: Cli, flags: list[str], code: int, said: str) -> None:
+    assert said in " ".join(cli("topic", "create", "jobs", *flags, code=code).stderr.split())
+    assert cli.broker.topic_names() == []
+
+
+def test_repeated_create_is_fine_and_another_config_says_which_command_changes_it(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    cli("topic", "create", "jobs")
+    said = cli("topic", "create", "jobs", "--k", "2", code=1).stderr
+    assert "TopicExists: topic 'jobs' exists with another k" in said
+    assert "heapline topic update jobs" in said
+
+
+def test_update_changes_what_was_named_and_tells_before_and_now(cli: Cli) -> None:
+    cli("topic", "create", "jobs", "--backoff-factor", "3")
+    shown = cli("topic", "update", "jobs", "--backoff-base", "5s", "--max-retries-default", "2").stdout
+    assert ["backoff_base", "1s", "5s"] in [
+        [c.strip() for c in line.strip("│").split("│")] for line in shown.splitlines()
+    ]
+    assert "backoff_factor" not in shown
+    (told,) = cli.json("topic", "show", "jobs")
+    assert (told["config"]["backoff"]["base"], told["config"]["backoff"]["factor"]) == (5.0, 3.0)
+    assert told["config"]["max_retries_default"] == 2
+
+
+def test_update_to_what_is_so_already_says_so(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    assert "was so already" in cli("topic", "update", "jobs", "--k", "1").stdout
+
+
+@pytest.mark.parametrize("flags", [["--mode", "max"], ["--aging", "1"], ["--no-streams"], ["--segment-bytes", "1MiB"]])
+def test_update_of_a_fixed_setting_gets_the_topics_own_refusal(cli: Cli, flags: list[str]) -> None:
+    cli("topic", "create", "jobs", "--max-payload-bytes", "4k")
+    assert "of a topic cannot be changed" in cli("topic", "update", "jobs", *flags, code=1).stderr
+
+
+def test_update_says_beforehand_which_settings_are_fixed(cli: Cli) -> None:
+    told = (topic.update_command.__doc__ or "").split("cannot be changed later: ")[1].strip(" .\n").split(", ")
+    flags = {"ordering": "--aging"}
+    assert set(told) == {flags.get(name, "--" + name.replace("_", "-")) for name in FIXED_FIELDS}
+    assert "--mode " not in cli("topic", "update", "--help").stdout
+
+
+def test_update_without_settings_is_refused(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    assert "at least one setting" in cli("topic", "update", "jobs", code=1).stderr
+
+
+def test_list_tells_what_waits_in_each_topic(cli: Cli) -> None:
+    assert "heapline topic create" in cli("topic", "list").stdout
+    cli("topic", "create", "b")
+    cli("topic", "create", "shop/a", "--partitions", "2")
+    for flags in ([], ["--delay", "1h"]):
+        cli("put", "b", "x", *flags)
+    told = cli.json("topic", "list")
+    assert [(t["topic"], t["stats"]["ready"], t["stats"]["delayed"]) for t in told] == [("b", 1, 1), ("shop/a", 0, 0)]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in cli("topic", "list").stdout.splitlines()]
+    assert ["b", "1", "1", "0", "0"] in [row[:5] for row in rows]
+
+
+def test_show_tells_of_partitions_and_of_settings_that_are_not_default(cli: Cli) -> None:
+    cli("topic", "create", "jobs", "--partitions", "2", "--k", "3")
+    cli("put", "jobs", "x", "--delay", "2m")
+    shown = cli("topic", "show", "jobs").stdout
+    assert "the next within 10m" in shown
+    assert "all other settings are default" in shown
+    assert "lease_max" not in shown
+    assert "lease_max" in cli("topic", "show", "jobs", "--settings").stdout
+    assert cli("topic", "show", "default/jobs").stdout.splitlines()[0].strip() == "jobs"
+
+
+def test_delete_asks_and_tells_what_would_be_lost(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    cli("put", "jobs", "x")
+    refused = cli("topic", "delete", "jobs", typed="n\n", code=1)
+    assert "with 1 ready, 0 delayed, 0 leased, 0 dead?" in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    assert "--yes" in cli("topic", "delete", "jobs", code=1).stderr  # nobody there to answer
+    assert cli.broker.topic_names() == ["jobs"]
+    cli("topic", "delete", "jobs", typed="y\n")
+    assert cli.broker.topic_names() == []
+
+
+def test_delete_with_yes_does_not_ask(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    assert cli("topic", "delete", "jobs", "--yes").output == "topic jobs is deleted\n"
+    cli("topic", "create", "jobs")
+    assert cli.json("topic", "delete", "jobs", "-y") == [{"topic": "jobs", "deleted": True}]
+    assert cli.broker.topic_names() == []
+
+
+def test_bad_name_is_not_taken_for_a_topic_to_make(cli: Cli) -> None:
+    assert cli("topic", "show", "a b", code=1).stderr.startswith("BadName: 'a b' is not a topic name")
+
+
+@pytest.mark.parametrize("command", ["show", "delete", "update"])
+def test_unknown_topic_is_told_with_those_that_there_are(cli: Cli, command: str) -> None:
+    cli("topic", "create", "jobs")
+    flags = ["--k", "2"] if command == "update" else []
+    said = cli("topic", command, "jbos", *flags, code=1).stderr
+    assert "TopicNotFound: there is no topic 'jbos'; there are jobs. Make it with: heapline topic create jbos" in said
