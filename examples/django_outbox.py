@@ -1,17 +1,19 @@
-"""A Django project in one file that writes messages in its transactions: `python examples/django_outbox.py`.
+"""A Django project in one file that enqueues tasks in its transactions: `python examples/django_outbox.py`.
 
 Two ways. `transaction.on_commit` enqueues after the commit: quick and simple, but a process that dies right between the
-two loses the message. The outbox writes the message in the transaction itself and loses nothing; `on_commit` then only
-tells the relay to look at once. In real life the relay is `manage.py heapline_relay` in a process of its own.
+two loses the message. The outbox writes the message in the transaction itself and loses nothing. In real life the relay
+is `manage.py heapline_relay`, the worker `heapline worker …`, both on a server; here all of it is one process, and the
+queue a directory.
 """
 
 import asyncio
+import os
 
 import django
 from django.conf import settings
 
 settings.configure(
-    INSTALLED_APPS=["heapline.client.outbox.django"],
+    INSTALLED_APPS=["heapline.outbox.django"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}},
     USE_TZ=True,
 )
@@ -21,47 +23,57 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connections, transaction  # noqa: E402
 
 import heapline  # noqa: E402
-from heapline.client.outbox import OutboxRelay  # noqa: E402
-from heapline.client.outbox.django import DjangoStore, enqueue  # noqa: E402
-from heapline.engine import SyncBroker  # noqa: E402
+from heapline.outbox import OutboxRelay  # noqa: E402
+from heapline.outbox.django import DjangoStore, enqueue_call  # noqa: E402
+
+app = heapline.App(os.environ.get("HEAPLINE_URL", "./data"))
 
 
-def order_with_on_commit(item: str, hl: SyncBroker) -> None:
+@app.task(topic="mail", priority=5)
+async def thank(item: str) -> None:
+    print(f"thanks for the {item}")
+
+
+@app.task(topic="mail", priority=1)
+async def bill(item: str) -> None:
+    print(f"bill for the {item}")
+
+
+def order_with_on_commit(item: str) -> None:
     with transaction.atomic():
         # … save the order …
-        transaction.on_commit(lambda: hl.enqueue("mail", f"thanks for the {item}".encode()))
+        transaction.on_commit(lambda: thank.enqueue_sync(item))
 
 
 def order_with_outbox(item: str, *, is_paid: bool = True) -> None:
     with transaction.atomic():
         # … save the order …
-        enqueue("bills", f"bill for the {item}".encode(), priority=1)
+        enqueue_call(bill.item(item))
         if not is_paid:
             raise ValueError("not paid")
 
 
-async def relay() -> int:
-    async with heapline.open("data") as hl, OutboxRelay(DjangoStore(), hl) as outbox:
-        return await outbox.run_once()
+async def relay_and_work() -> None:
+    async with app:
+        async with OutboxRelay(DjangoStore(), await app.broker()) as relay:
+            print("relayed:", await relay.run_once())
+        worker = app.worker(concurrency=1)
+        running = asyncio.create_task(worker.run())
+        while worker.totals.done < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        worker.stop()
+        await running
 
 
 def main() -> None:
     call_command("migrate", verbosity=0)
-    with heapline.open_sync("data") as hl:
-        hl.create_topic("mail")
-        hl.create_topic("bills")
-        order_with_on_commit("tea", hl)
-        print(hl.pop("mail")[0].payload.decode())
+    order_with_on_commit("tea")
     order_with_outbox("tea")
     try:
         order_with_outbox("yacht", is_paid=False)
     except ValueError as error:
         print(error)
-    print("relayed:", asyncio.run(relay()))
-    with heapline.open_sync("data") as hl:
-        for m in hl.pop("bills", 10):
-            print(m.payload.decode())
-            m.ack()
+    asyncio.run(relay_and_work())
     connections.close_all()
 
 

@@ -1,11 +1,12 @@
-"""Heapline in a FastAPI app: the broker is opened and closed by the lifespan, with a worker beside the requests.
+"""Heapline in a FastAPI app: requests enqueue tasks, and a worker beside them does the work, the urgent ones first.
 
-    uvicorn examples.fastapi_app:app
+    uvicorn examples.fastapi_app:web
     curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"item": "tea", "express": true}'
     curl localhost:8000/stats
 
-One process has a data directory open, so run one worker process of uvicorn; or talk to a server (`heapline serve`),
-which any number of processes can.
+Without HEAPLINE_URL the queue lives in ./data, which one process has open: run one worker process of uvicorn. With a
+server (`heapline serve`) any number of them may run, and the tasks better have workers of their own:
+`heapline worker examples.fastapi_app:app`.
 """
 
 import asyncio
@@ -13,10 +14,13 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from pydantic import BaseModel
 
 import heapline
+
+app = heapline.App(os.environ.get("HEAPLINE_URL", "./data"))
+packed: list[str] = []
 
 
 class Order(BaseModel):
@@ -24,37 +28,31 @@ class Order(BaseModel):
     express: bool = False
 
 
-async def pack(hl: heapline.Broker, packed: list[str]) -> None:
-    """The worker: packs one order after the other, the urgent ones first."""
-    while True:
-        for m in await hl.pop("orders", wait=30):
-            order = Order.model_validate_json(m.payload)
-            packed.append(order.item)
-            await m.ack()
+@app.task(topic="orders", timeout=60)
+async def pack(order: Order) -> None:
+    packed.append(order.item)
 
 
 @contextlib.asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with heapline.open(os.environ.get("ORDERS_DATA", "data")) as hl:
-        await hl.create_topic("orders")
-        app.state.hl, app.state.packed = hl, []
-        worker = asyncio.create_task(pack(hl, app.state.packed))
+async def lifespan(web: FastAPI) -> AsyncIterator[None]:
+    async with app:  # connects here, in the event loop of the requests
+        worker = app.worker(concurrency=4)
+        running = asyncio.create_task(worker.run())
         yield
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
+        worker.stop()  # finishes what runs
+        await running
 
 
-app = FastAPI(lifespan=lifespan)
+web = FastAPI(lifespan=lifespan)
 
 
-@app.post("/orders", status_code=202)
-async def take_order(order: Order, request: Request) -> dict[str, str]:
-    hl: heapline.Broker = request.app.state.hl
-    result = await hl.enqueue("orders", order.model_dump_json().encode(), priority=0 if order.express else 10)
-    return {"message_id": result.message_id}
+@web.post("/orders", status_code=202)
+async def take_order(order: Order) -> dict[str, str]:
+    done = await pack.enqueue(order, priority=0 if order.express else 10)
+    return {"message_id": done.message_id}
 
 
-@app.get("/stats")
-async def stats(request: Request) -> dict[str, int]:
-    found = await request.app.state.hl.stats("orders")
-    return {"ready": found.ready, "packed": len(request.app.state.packed)}
+@web.get("/stats")
+async def stats() -> dict[str, int]:
+    found = await (await app.broker()).stats("orders")
+    return {"ready": found.ready, "packed": len(packed)}

@@ -1,16 +1,18 @@
 """An order and its message in one transaction: `python examples/outbox_sqlalchemy.py` (needs 'heapline[outbox]').
 
 If the transaction commits, the message is enqueued, once; if it does not, it never is. The relay runs here in the same
-process, to have it all on one page; in real life it is `heapline outbox relay --database …` in a process of its own.
+process, and without HEAPLINE_URL on a directory, to have it all on one page; in real life it is
+`heapline outbox relay --database …` in a process of its own, on a server.
 """
 
 import asyncio
+import os
 
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import heapline
-from heapline.client import outbox
+from heapline import outbox
 
 
 class Base(DeclarativeBase):
@@ -45,7 +47,8 @@ async def main() -> None:
         place_order("a yacht", card_is_good=False)
     except ValueError as error:
         print(error)
-    async with heapline.open("data") as hl, outbox.OutboxRelay(engine, hl) as relay:
+    broker = heapline.connect_from_env() if "HEAPLINE_URL" in os.environ else heapline.open("data")
+    async with broker as hl, outbox.OutboxRelay(engine, hl) as relay:
         await hl.create_topic("bills")
         print("relayed:", await relay.run_once())
         for m in await hl.pop("bills", 10):

@@ -70,6 +70,7 @@ from heapline.model import (
 from heapline.producer import Producer
 
 if _typing.TYPE_CHECKING:
+    from heapline import outbox as outbox
     from heapline.client.connecting import connect, connect_from_env, connect_sync
     from heapline.client.consuming import consume
     from heapline.client.target import ClientTls
@@ -104,11 +105,13 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> _typing.Any:
+    import importlib
+
+    if name == "outbox":
+        return importlib.import_module("heapline.outbox")
     module = _ELSEWHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'heapline' has no attribute {name!r}")
-    import importlib
-
     value = globals()[name] = getattr(importlib.import_module(module), name)
     return value
 

@@ -1,68 +1,293 @@
-"""The code that README and docs show must run.
+"""The code that README and docs show must run: all of it, as a reader would run it.
 
-Every block fenced as ```python in README.md and docs/*.md is executed by itself, in an empty directory, as a script
-that may `await` at top level. A block that cannot run alone is fenced as ```python no-run.
+A section of README, and a page of docs/guide, is one walk: its blocks run one after the other in one directory
+(pages.py says how). A comment `<!-- ground: server -->` in it asks for a server that runs already, whose key lies in
+./data; otherwise it starts from nothing. Pages beside the guide show single pieces: each block of python in docs/*.md
+runs by itself, in an empty directory. The shell of docs/operations.md has a test of its own.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
+import contextlib
+import os
 import re
-import types
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import yaml
 
-ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+import heapline
+from heapline.cli.main import SUBCOMMANDS, Subcommands
+from tests.acceptance.pages import ROOT, Block, Ports, Reader, blocks_of, fits
 
-
-def python_blocks(text: str) -> list[tuple[int, str]]:
-    """Each block that should run, with the number of lines before it."""
-    return [
-        (text.count("\n", 0, block.start("body")), block["body"])
-        for block in FENCE.finditer(text)
-        if block["info"].split() == ["python"]
-    ]
+pytestmark = pytest.mark.xdist_group("docs")  # one server for all of them
+GUIDE = ROOT / "docs" / "guide"
+GROUND = re.compile(r"<!-- ground: (\w+) -->")
+LINK = re.compile(r"(?<!\!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
-def run_block(source: str, name: str, lines_before: int) -> None:
-    # The blank lines make a traceback point into the document itself.
-    code = compile("\n" * lines_before + source, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    module = types.ModuleType("__main__")
-    outcome = eval(code, module.__dict__)
-    if inspect.iscoroutine(outcome):
-        asyncio.run(outcome)
+class Walk(NamedTuple):
+    page: str
+    ground: str
+    blocks: list[Block]
 
 
-def documented_blocks() -> list[object]:
+def walk_of(page: str, text: str, line: int = 1) -> Walk:
+    ground = GROUND.search(text)
+    return Walk(page, ground[1] if ground else "nothing", blocks_of(text, line))
+
+
+def walks() -> list[Walk]:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found, line = [], 1
+    for section in re.split(r"^(?=## )", readme, flags=re.MULTILINE):
+        title = section.partition("\n")[0].strip("# ")
+        found.append(walk_of(f"README.md, {title}", section, line))
+        line += section.count("\n")
+    for path in sorted(GUIDE.glob("*.md")):
+        found.append(walk_of(f"guide/{path.name}", path.read_text(encoding="utf-8")))
+    return [walk for walk in found if walk.blocks]
+
+
+def known_commands() -> set[str]:
+    return set(Subcommands().list_commands(None))
+
+
+# -- walks -------------------------------------------------------------------------------------------------------------
+
+
+class Server(NamedTuple):
+    data: Path
+    ports: Ports
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("server")
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1",
+        "HEAPLINE_BROKER": '{"spare_segment_bytes": 0}',
+    }  # fmt: skip
+    command = [sys.executable, "-m", "heapline", "serve", "--data", "data", "--grpc-port", "0", "--http-port", "0"]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout is not None
+    told = re.search(rb"gRPC on port (\d+), HTTP on port (\d+)", process.stdout.readline())
+    assert told, (directory / "log").read_text()
+    yield Server(directory / "data", Ports(int(told[1]), int(told[2])))
+    process.kill()
+    process.communicate()
+
+
+def free_ports() -> Ports:
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        return Ports(*(s.getsockname()[1] for s in taken))
+
+
+def emptied(server: Server) -> None:
+    """A walk begins with a server that holds nothing."""
+
+    async def delete_all() -> None:
+        async with heapline.connect(f"localhost:{server.ports.grpc}") as hl:
+            for info in await hl.list_topics():
+                await hl.delete_topic(info.name)
+
+    asyncio.run(delete_all())
+
+
+def walk_parameters() -> list[object]:
+    """Shell takes processes, and so seconds."""
+    slow = {walk.page: any(block.is_run and block.language == "sh" for block in walk.blocks) for walk in walks()}
+    return [pytest.param(w, id=w.page, marks=[pytest.mark.slow] if slow[w.page] else []) for w in walks()]
+
+
+@pytest.mark.parametrize("walk", walk_parameters())
+def test_walk_does_what_it_says(
+    walk: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if shutil.which("curl") is None and any("curl " in block.body for block in walk.blocks):
+        pytest.skip("this walk uses curl")
+    monkeypatch.chdir(tmp_path)
+    ports = free_ports()
+    if walk.ground == "server":
+        found: Server = request.getfixturevalue("server")
+        ports = found.ports
+        (tmp_path / "data").symlink_to(found.data)
+        emptied(found)
+    with Reader(tmp_path, ports) as reader:
+        for name, value in reader.environment.items():
+            monkeypatch.setenv(name, value)
+        reader.follow(walk.page, walk.blocks, known_commands())
+
+
+def commands_of_the_docs() -> list[str]:
+    return sorted({command for walk in walks() for block in walk.blocks for command in block.commands()})
+
+
+@pytest.mark.parametrize("command", commands_of_the_docs())
+def test_command_of_the_docs_is_there(command: str) -> None:
+    """Blocks with a command that is not there yet are left out of their walk; this is where it shows."""
+    if command not in known_commands():
+        pytest.skip(f"`heapline {command}` is not there yet")
+    assert command in SUBCOMMANDS
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    for walk in walks():
+        before: Block | None = None
+        for block in walk.blocks:
+            follows = block.language == "text" and before is not None and (before.is_run or before.reason is not None)
+            is_treated = block.is_run or block.file is not None or block.reason is not None or follows
+            assert is_treated, f"{walk.page}:{block.line}: name a file, run it, or say why not"
+            before = block
+
+
+def test_units_of_the_guide_name_flags_that_exist() -> None:
+    """What only systemd or a cluster can run is at least spelled as the command is."""
+    walk = next(walk for walk in walks() if walk.page == "guide/operations.md")
+    units = {block.file: block.body for block in walk.blocks if block.language in ("ini", "yaml")}
+    pod = yaml.safe_load(units["worker.yaml"])["spec"]["template"]["spec"]
+    (started,) = re.findall(r"^ExecStart=\S+/(heapline .+)$", units["heapline-worker.service"], re.MULTILINE)
+    command = Subcommands().get_command(None, "worker")
+    for words in (started.split(), pod["containers"][0]["command"]):
+        assert words[:2] == ["heapline", "worker"]
+        options = command.make_context("worker", words[2:]).params
+        assert options["app"] == "shop.tasks:app"
+        assert options["grace"] < pod["terminationGracePeriodSeconds"]
+    (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", units["heapline-worker.service"], re.MULTILINE)
+    assert options["grace"] < int(stop)
+
+
+def test_readme_and_every_page_of_the_guide_show_code() -> None:
+    pages = {walk.page for walk in walks() if any(block.is_run for block in walk.blocks)}
+    assert any(page.startswith("README") for page in pages)
+    assert {f"guide/{path.name}" for path in GUIDE.glob("*.md")} - pages <= {"guide/index.md"}
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+def linking_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", linking_pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for link in LINK.findall(text):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        found = (path.parent / target).resolve() if target else path
+        assert found.exists(), f"{path.name}: {link}"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found.read_text(encoding="utf-8")), f"{path.name}: {link}"
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_index_of_the_guide_leads_to_every_page() -> None:
+    linked = set(LINK.findall((GUIDE / "index.md").read_text(encoding="utf-8")))
+    assert {path.name for path in GUIDE.glob("*.md")} - {"index.md"} <= linked
+
+
+# -- single pieces -----------------------------------------------------------------------------------------------------
+
+
+def pieces() -> list[object]:
     found = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for lines_before, source in python_blocks(path.read_text(encoding="utf-8")):
-            found.append(pytest.param(path, lines_before, source, id=f"{path.name}:{lines_before + 1}"))
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        for block in blocks_of(path.read_text(encoding="utf-8")):
+            if block.language == "python":
+                found.append(pytest.param(path.name, block, id=f"{path.name}:{block.line}"))
     return found
 
 
-@pytest.mark.parametrize(("path", "lines_before", "source"), documented_blocks())
-def test_documented_code_runs(
-    path: Path, lines_before: int, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("page", "block"), pieces())
+def test_documented_code_runs(page: str, block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_block(source, str(path), lines_before)
+    with Reader(tmp_path, Ports(1, 1)) as reader:
+        reader.follow(page, [block], set())
 
 
-def test_readme_shows_code_that_runs() -> None:
-    assert python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+# -- the reader itself -------------------------------------------------------------------------------------------------
 
 
-def test_only_plain_python_blocks_are_run() -> None:
-    text = "a\n```python\nx = 1\n```\n```python no-run\ny\n```\n```sh\nz\n```\n"
-    assert python_blocks(text) == [(2, "x = 1\n")]
+def follow(text: str, directory: Path, known: set[str] | None = None) -> list[str]:
+    with Reader(directory, Ports(1, 2)) as reader:
+        return reader.follow("page.md", blocks_of(text), known or set())
 
 
-def test_a_block_may_await_and_its_failure_names_the_line() -> None:
+def test_blocks_are_told_apart() -> None:
+    text = "a\n```python\nx = 1\n```\n<!-- not run: asks -->\n```python\ny\n```\n```sh\nz\n```\n```python a.py\n```\n"
+    assert blocks_of(text) == [
+        Block("python", None, "x = 1\n", 3, None), Block("python", None, "y\n", 7, "asks"),
+        Block("sh", None, "z\n", 10, None), Block("python", "a.py", "", 13, None),
+    ]  # fmt: skip
+
+
+def test_block_may_await_and_its_failure_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        run_block("import asyncio\nawait asyncio.sleep(0)\n1 / 0\n", "doc.md", 10)
-    assert caught.traceback[-1].lineno == 12  # counted from 0
+        follow("\n\n```python\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0\n```\n", tmp_path)
+    assert caught.traceback[-1].lineno == 5  # counted from 0
+
+
+def test_blocks_of_a_walk_share_names_files_and_one_shell(tmp_path: Path) -> None:
+    text = """
+```python my_tasks.py
+x = 7
+```
+```python
+import my_tasks
+y = my_tasks.x
+```
+```python
+print(y)
+```
+```text
+7
+```
+```sh
+mine=5
+```
+```sh
+echo $mine localhost:7400; python -c 'import my_tasks; print(my_tasks.x)'
+```
+```text
+5 localhost:1
+7
+```
+"""
+    assert follow(text, tmp_path) == []
+
+
+def test_shell_that_fails_or_says_something_else_fails_the_walk(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"page.md:2 does not work:\nso far"):
+        follow("```sh\necho so far; false\necho on\n```\n", tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(AssertionError, match=r"page.md:5 shows this, but got:\n1"):
+        follow("```sh\necho 1\n```\n```text\n2\n```\n", other)
+
+
+def test_block_with_a_command_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    text = "```sh\nheapline serve\n```\n```text\nno\n```\n```sh\ntouch after\n```\n"
+    assert follow(text, tmp_path) == ["serve"]
+    assert (tmp_path / "after").exists()
+
+
+def test_output_is_compared_with_what_is_shown() -> None:
+    assert fits("a … c\n…\nz\n", "a b c\n1\n2\nz\n")
+    assert not fits("a\n", "a\nb\n")
+    assert not fits("a b\n", "a c\n")

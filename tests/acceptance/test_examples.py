@@ -1,4 +1,5 @@
-"""The programs in examples/ run as they stand, in an empty directory, and say what they should."""
+"""The programs in examples/ run as they stand, in an empty directory, and say what they should: on a directory of their
+own, and on a server where one is named."""
 
 from __future__ import annotations
 
@@ -13,18 +14,21 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.server_process import Process
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SAID = {
     "plain.py": ["put out the fire", "write the report", "water the plants"],
     "outbox_sqlalchemy.py": ["the card was declined", "relayed: 1", "bill order 1 (tea)"],
-    "django_outbox.py": ["thanks for the tea", "not paid", "relayed: 1", "bill for the tea"],
+    "django_outbox.py": ["not paid", "relayed: 1", "bill for the tea", "thanks for the tea"],
 }
+ON_A_SERVER = ("outbox_sqlalchemy.py", "django_outbox.py")
 
 
-def run(name: str, directory: Path) -> list[str]:
+def run(name: str, directory: Path, **settings: str) -> list[str]:
     program = [sys.executable, "-W", "error", str(EXAMPLES / name)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **settings}
     result = subprocess.run(
         program, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
@@ -37,21 +41,36 @@ def test_example_says(name: str, tmp_path: Path) -> None:
     assert run(name, tmp_path) == SAID[name]
 
 
+@pytest.mark.slow
+async def test_examples_say_the_same_on_a_server(tmp_path: Path) -> None:
+    async with Process(tmp_path / "data") as server:
+        for name in ON_A_SERVER:
+            (tmp_path / name).mkdir()
+            settings = {"HEAPLINE_URL": server.target, "HEAPLINE_DATA": str(tmp_path / "data")}
+            assert await asyncio.to_thread(run, name, tmp_path / name, **settings) == SAID[name]
+
+
 def load(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where the annotations of its tasks are looked up
     spec.loader.exec_module(module)
     return module
 
 
 async def test_fastapi_app_takes_orders_and_packs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORDERS_DATA", str(tmp_path / "data"))
-    app = load("fastapi_app.py").app
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEAPLINE_URL", raising=False)
+    module = load("fastapi_app.py")
     for items in (["tea", "milk"], ["honey"]):  # the second time on what the first has left
-        transport = httpx.ASGITransport(app=app)
-        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as web:
+        module.packed.clear()
+        transport = httpx.ASGITransport(app=module.web)
+        async with (
+            module.web.router.lifespan_context(module.web),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as web,
+        ):
             for item in items:
                 answer = await web.post("/orders", json={"item": item, "express": item == "milk"})
                 assert answer.status_code == 202
@@ -59,7 +78,7 @@ async def test_fastapi_app_takes_orders_and_packs_them(tmp_path: Path, monkeypat
             async with asyncio.timeout(30):
                 while (stats := (await web.get("/stats")).json()) != {"ready": 0, "packed": len(items)}:
                     assert stats["packed"] <= len(items)
-        assert sorted(app.state.packed) == sorted(items)
+        assert sorted(module.packed) == sorted(items)
 
 
 def test_every_example_is_tried() -> None:

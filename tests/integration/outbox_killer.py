@@ -24,9 +24,8 @@ from typing import Any
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event, func, insert, select
 
 import heapline
-from heapline.client import outbox
+from heapline import outbox
 from heapline.client.outbox.sql import OUTBOX
-from heapline.client.wire import WireBroker
 from heapline.server.app import Server
 from heapline.server.auth.principal import Everybody
 from heapline.server.settings import ServerSettings
@@ -81,7 +80,7 @@ def relay(directory: Path, to: str | None, seed: int) -> None:
 
 
 def broker_of(directory: Path, to: str | None) -> Any:
-    return heapline.open(directory / "data", **SETTINGS) if to is None else WireBroker(to)
+    return heapline.open(directory / "data", **SETTINGS) if to is None else heapline.connect(to)
 
 
 def serve(directory: Path) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.peers.peer import PeerMissing
 from benchmarks.peers.pg_server import PgServer, ordinary_user
-from heapline.client import outbox
+from heapline import outbox
 from heapline.client.outbox import OutboxRelay
 from heapline.client.outbox.sql import OUTBOX, SqlStore
 from heapline.testing import HandClock, MemoryBroker

@@ -122,6 +122,18 @@ async def server(tmp_path: Path) -> AsyncIterator[Process]:
         yield server
 
 
+async def test_server_that_is_only_starting_is_waited_for_with_the_key_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = free_port()
+    async with heapline.connect(f"localhost:{port}", deadline=60) as hl:
+        early = asyncio.ensure_future(hl.create_topic("jobs", **SMALL))
+        await asyncio.sleep(0)
+        async with Process(tmp_path / "data", "--grpc-port", str(port)):
+            assert (await early).name == "jobs"
+
+
 async def forked(server: Process, connect: str, once: str, *arguments: str) -> list[str]:
     program = FORKED.format(connect=f"heapline.{connect}({server.target!r}, deadline=20)", once=once)
     environment = {**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])}

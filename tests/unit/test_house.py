@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import subprocess
@@ -61,13 +62,23 @@ def test_names_that_the_contract_spells_are_public() -> None:
     assert spelled <= set(heapline.__all__)
 
 
+@pytest.mark.parametrize("way", ["from heapline import outbox", "import heapline.outbox", "heapline.outbox"])
+def test_outbox_is_there_by_every_way_of_asking_and_not_before(way: str) -> None:
+    program = f"import sys, heapline; assert 'heapline.outbox' not in sys.modules; {way}; heapline.outbox.enqueue"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
 def test_every_error_is_public() -> None:
     assert {cls.__name__ for cls in ERRORS} <= set(heapline.__all__)
 
 
 def test_every_module_imports_without_extras() -> None:
     rooms_with_extras = ("heapline.server", "heapline.spark", "heapline.cluster", "heapline.sql", "heapline.dashboard")
-    rooms_with_extras += ("heapline.client.outbox.django.",)  # models want a configured project
+    rooms_with_extras += (
+        "heapline.client.outbox.django.",
+        "heapline.outbox.django.",
+    )  # models want a configured project
     for module in pkgutil.walk_packages(heapline.__path__, "heapline."):
         if not module.name.startswith(rooms_with_extras) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)

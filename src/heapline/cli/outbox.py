@@ -1,4 +1,4 @@
-"""`heapline outbox`: the relay of an outbox on SQLAlchemy, its tables, and what waits in them."""
+"""`heapline outbox`: the relay of an outbox on SQLAlchemy, its tables, what waits in them, and what was refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Database = Annotated[
 @app.command()
 def relay(
     database: Database,
-    to: Annotated[str | None, typer.Option(help="The server, host:port; or HEAPLINE_URL.")] = None,
+    to: Annotated[str | None, typer.Option(help="The server, host:port; or HEAPLINE_URL, or localhost:7400.")] = None,
     data: Annotated[Path | None, typer.Option(help="A data directory of this machine, instead of a server.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A file with the API key; or HEAPLINE_API_KEY_FILE.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Relay what is there now, and end.")] = False,
@@ -93,6 +93,34 @@ def status(database: Database) -> None:
             for id, topic, error in connection.execute(refused.order_by(OUTBOX.c.id).limit(REFUSED_SHOWN)):
                 typer.echo(f"row {id} for {topic}: {error}")
         engine.dispose()
+
+
+@app.command()
+def retry(
+    database: Database,
+    rows: Annotated[list[int] | None, typer.Argument(help="Ids of refused rows, as status shows them.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All refused rows, but those that may be in already.")] = False,
+    topic: Annotated[str | None, typer.Option(help="Only rows for this topic.")] = None,
+) -> None:
+    """Let rows be sent again that the broker has refused, once the reason is mended.
+
+    Example:  [cyan]heapline outbox retry --database sqlite:///shop.db --all --topic bills[/cyan]
+
+    A row of which nobody knows whether it was enqueued is sent again only if it is named: look for it first.
+    """
+    _need_sqlalchemy()
+    if bool(rows) == every:
+        raise BadRequest("say which rows: their ids, as `heapline outbox status` shows them, or --all")
+    from sqlalchemy import create_engine
+
+    from heapline.client.outbox.sql import retry_refused
+
+    with _database_errors():
+        engine = create_engine(database)
+        with engine.begin() as connection:
+            count = retry_refused(connection, rows or (), topic)
+        engine.dispose()
+    typer.echo(f"{count} rows will be sent again")
 
 
 @contextmanager

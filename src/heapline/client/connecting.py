@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +33,19 @@ def connect(
 
     `target` is `host:port`, `heapline://host:port`, or `heaplines://host:port` over TLS; `endpoints` are several of
     them, of which one is used until it fails. `deadline` is how many seconds a call may take with all its repetitions.
+    Without an `api_key`, and for a server on this machine only, the key that `heapline serve` left in its data
+    directory is used: HEAPLINE_DATA, or `data`. It is never sent to another machine.
 
     >>> hl = connect("localhost:7400", api_key="hl_key")
     """
     _need_grpc()
     from heapline.client.sdk import ConnectedBroker
 
-    return ConnectedBroker(_endpoints(target, endpoints), credential=_key(api_key), tls=tls, deadline=deadline)
+    found = _endpoints(target, endpoints)
+    if api_key is not None:
+        return ConnectedBroker(found, credential=_key(api_key), tls=tls, deadline=deadline)
+    find = partial(local_key, found)
+    return ConnectedBroker(found, credential=find(), tls=tls, deadline=deadline, find_credential=find)
 
 
 def connect_sync(
@@ -55,30 +62,33 @@ def connect_sync(
     return SyncClient(made)
 
 
-def connect_from_env(*, deadline: float = 30.0) -> ConnectedBroker:
-    """A client as the environment says.
+def connect_from_env(
+    *, url: str | None = None, key_file: str | os.PathLike[str] | None = None, deadline: float = 30.0
+) -> ConnectedBroker:
+    """A client as the environment says; what is given here goes before it, as the flags of a command do.
 
     HEAPLINE_URL is the server, or several with commas between (localhost:7400 if it is not set); HEAPLINE_API_KEY_FILE
-    a file that holds the key; HEAPLINE_CA_FILE the authorities to trust over TLS. Without a key file, and for a server
-    on this machine only, the key that `heapline serve` left in its data directory is used: HEAPLINE_DATA, or `data`.
+    a file that holds the key; HEAPLINE_CA_FILE the authorities to trust over TLS. Without a key file the key of a
+    server on this machine is found as `connect` finds it.
     """
-    endpoints = [part.strip() for part in os.environ.get(URL, TARGET).split(",") if part.strip()]
+    named = os.environ.get(URL, TARGET) if url is None else url
+    endpoints = [part.strip() for part in named.split(",") if part.strip()]
     if not endpoints:
         raise BadRequest(f"{URL} names no server: write host:port")
+    api_key = None
+    if key_file is not None:
+        api_key = _read_named_key(key_file, "the key file")
+    elif from_env := os.environ.get(KEY_FILE):
+        api_key = _read_named_key(from_env, KEY_FILE)
     ca = os.environ.get(CA_FILE)
-    return connect(
-        endpoints=endpoints, api_key=_key_from_env(endpoints), tls=ClientTls(ca=ca) if ca else None, deadline=deadline
-    )
+    return connect(endpoints=endpoints, api_key=api_key, tls=ClientTls(ca=ca) if ca else None, deadline=deadline)
 
 
-def _key_from_env(endpoints: Sequence[str]) -> str | None:
-    named = os.environ.get(KEY_FILE)
-    if named:
-        try:
-            return read_key(Path(named))
-        except OSError as error:
-            raise BadRequest(f"{KEY_FILE} names a file that cannot be read: {error.strerror}") from None
-    return local_key(endpoints)
+def _read_named_key(file: str | os.PathLike[str], named_by: str) -> str:
+    try:
+        return read_key(Path(file))
+    except OSError as error:
+        raise BadRequest(f"{named_by} cannot be read: {error.strerror}") from None
 
 
 def local_key_file() -> Path:
@@ -130,9 +140,7 @@ def _endpoints(target: str | None, endpoints: Sequence[str] | None) -> Sequence[
     return found
 
 
-def _key(api_key: str | None) -> str | None:
-    if api_key is None:
-        return None
+def _key(api_key: str) -> str:
     if not isinstance(api_key, str) or not api_key.strip() or not api_key.isascii() or not api_key.isprintable():
         raise BadRequest("api_key is the text that `heapline keys create` printed: not empty, without line breaks")
     return api_key.strip()

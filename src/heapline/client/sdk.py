@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from typing import Any, cast
@@ -66,7 +66,7 @@ class ConnectedBroker(WireBroker):
 
     def __init__(
         self, endpoints: Sequence[str], *, credential: str | None = None, tls: ClientTls | None = None,
-        deadline: float = DEADLINE,
+        deadline: float = DEADLINE, find_credential: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
         super().__init__(endpoints[0], credential=credential, tls=tls)
         for endpoint in endpoints:
@@ -74,6 +74,7 @@ class ConnectedBroker(WireBroker):
         check_seconds("deadline", deadline, 0.001)
         self._endpoints = tuple(endpoints)
         self._deadline = deadline
+        self._find_credential = find_credential
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retrying: RetryingCalls | None = None
@@ -115,6 +116,8 @@ class ConnectedBroker(WireBroker):
         self._lanes = Lanes(self._retrying, self._returns.own, self._deadline)
 
     def _make_calls(self, endpoint: str) -> Calls:
+        if self._credential is None:  # a server that is only starting leaves its key just before it listens
+            self._credential = self._find_credential()
         return Calls(endpoint, self._credential, None, late=self._late, tls=self._tls)
 
     def forget(self) -> Any:

@@ -15,8 +15,10 @@ from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
 import heapline
+from heapline import outbox
 from heapline.cli.main import app
-from heapline.client import outbox
+from heapline.client.outbox.sending import IN_DOUBT
+from heapline.client.outbox.sql import OUTBOX
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,13 +68,46 @@ def test_relay_once_brings_what_is_there_and_status_tells_of_the_rest(url: str, 
 
 
 def test_relay_says_what_it_needs(url: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEAPLINE_URL", raising=False)
-    assert "say where the broker is: --to host:port" in refused("relay", "--database", url)
+    assert "the key file cannot be read" in refused("relay", "--database", url, "--key-file", "no such file")
     both = refused("relay", "--database", url, "--data", data, "--to", "localhost:7400")
     assert "not both" in both
     assert "--database" in refused("relay")
     monkeypatch.setattr("heapline.cli.outbox.find_spec", lambda name: None)
     assert "pip install 'heapline[outbox]'" in refused("status", "--database", url)
+
+
+def test_refused_rows_are_sent_again_when_somebody_says_so(url: str, data: Path) -> None:
+    run("init", "--database", url)
+    write(url, bytes(11), bytes(12))
+    assert "0 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        hl.update_topic("jobs", max_payload_bytes=100)
+    assert "0 messages relayed" in run("relay", "--database", url, "--data", data, "--once"), "not by itself"
+    assert "0 rows" in run("retry", "--database", url, "--all", "--topic", "other")
+    assert "1 rows" in run("retry", "--database", url, "2")
+    assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
+    assert "1 rows" in run("retry", "--database", url, "--all")
+    assert "0 rows" in run("retry", "--database", url, "1"), "it is not refused any more"
+    assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
+    assert run("status", "--database", url) == ""
+
+
+def test_row_that_may_be_in_already_is_sent_again_only_by_its_name(url: str) -> None:
+    run("init", "--database", url)
+    write(url, b"1", b"2")
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(OUTBOX.update().values(failed_ms=1, error=IN_DOUBT))
+    assert "0 rows" in run("retry", "--database", url, "--all")
+    assert "1 rows" in run("retry", "--database", url, "2")
+    assert run("status", "--database", url).startswith("refused: 1\nwaiting: 1\n")
+    engine.dispose()
+
+
+def test_retry_wants_to_know_which_rows(url: str) -> None:
+    run("init", "--database", url)
+    for which in ([], ["1", "--all"]):
+        assert "say which rows" in refused("retry", "--database", url, *which)
 
 
 def test_relay_ends_on_sigterm_and_gives_its_lane_back(url: str, data: Path) -> None:

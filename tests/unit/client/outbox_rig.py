@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, func, select
 
-from heapline.client import outbox
+from heapline import outbox
 from heapline.client.outbox.sql import OUTBOX, SqlStore
 from heapline.client.outbox.store import Claimed, Turn
 from heapline.errors import TopicReloading

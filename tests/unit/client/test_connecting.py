@@ -77,6 +77,16 @@ def test_environment_names_servers_and_the_file_of_the_key(monkeypatch: pytest.M
     assert settings(connect_from_env()) == (("queue-1:7400", "queue-2:7400"), "hl_from_file")
 
 
+def test_what_is_given_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hl_from_file\n")
+    monkeypatch.setenv("HEAPLINE_URL", "queue-1:7400")
+    monkeypatch.setenv("HEAPLINE_API_KEY_FILE", "none")
+    found = connect_from_env(url="queue-2:7400", key_file=tmp_path / "key")
+    assert settings(found) == (("queue-2:7400",), "hl_from_file")
+    with pytest.raises(BadRequest, match="the key file cannot be read: No such file"):
+        connect_from_env(key_file=tmp_path / "no key")
+
+
 def test_key_of_a_server_on_this_machine_is_found_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert settings(connect_from_env()) == (("localhost:7400",), None), "there is none"
     (tmp_path / "data").mkdir()
@@ -94,6 +104,25 @@ def test_local_key_is_never_sent_to_another_machine(monkeypatch: pytest.MonkeyPa
     (tmp_path / "data" / "admin.key").write_text("hl_admin\n")
     monkeypatch.setenv("HEAPLINE_URL", url)
     assert settings(connect_from_env())[1] is None
+    assert settings(heapline.connect(endpoints=url.split(",")))[1] is None
+
+
+@pytest.mark.parametrize("target", [None, "localhost", "127.0.0.1:9999", "heapline://[::1]:7400"])
+def test_connect_finds_the_key_of_a_server_on_this_machine(target: str | None, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "admin.key").write_text("hl_admin\n")
+    assert settings(heapline.connect(target))[1] == "hl_admin"
+    assert settings(heapline.connect(target, api_key="hl_mine"))[1] == "hl_mine"
+    assert settings(heapline.connect_sync(target)._client)[1] == "hl_admin"
+
+
+def test_key_file_of_the_environment_is_for_the_server_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("hl_from_file\n")
+    monkeypatch.setenv("HEAPLINE_API_KEY_FILE", str(tmp_path / "key"))
+    assert settings(heapline.connect("queue.internal"))[1] is None
+    assert settings(heapline.connect("localhost"))[1] is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +139,7 @@ def test_loopback_is_known_by_its_address(target: str, local: bool) -> None:
 
 def test_bad_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEAPLINE_API_KEY_FILE", str(tmp_path / "none"))
-    with pytest.raises(BadRequest, match="HEAPLINE_API_KEY_FILE names a file that cannot be read: No such file"):
+    with pytest.raises(BadRequest, match="HEAPLINE_API_KEY_FILE cannot be read: No such file"):
         connect_from_env()
     for content in ("", "two\nkeys", "k\x00", "k" * 5000):
         (tmp_path / "none").write_text(content)

@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import heapline
-from heapline.client import outbox
+from heapline import outbox
 from heapline.client.outbox import OutboxRelay, sending
 from heapline.client.outbox.sql import OUTBOX, SqlStore
 from heapline.client.outbox.store import Turn
-from heapline.testing import HandClock, MemoryBroker
+from heapline.testing import HandClock, MemoryBroker, drain
 from tests.unit.client.outbox_rig import FaultyBroker, Killed, MortalStore, new_database, waiting
 
 WINDOW = 60.0  # seconds that the topics remember, in tests that outlast it
@@ -346,6 +346,61 @@ async def test_database_put_back_from_a_backup_loses_nothing_and_says_what_is_in
     assert sorted(payloads(hl)) == [b"in doubt", b"new", b"next"]
     with engine.connect() as connection:
         assert "nobody knows whether" in connection.scalars(select(OUTBOX.c.error)).one()
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+async def test_row_that_a_client_may_have_sent_before_it_was_refused_is_in_doubt(
+    engine: Engine, hl: MemoryBroker, repeated: bool
+) -> None:
+    """Refused at the first try it gets a new number. Refused when the client repeated it, it may be in already."""
+    write(engine, b"1")
+    refuse = hl.enqueue_batch
+
+    async def refused_once(*args: Any, **options: Any) -> Any:
+        hl.enqueue_batch = refuse  # type: ignore[method-assign]
+        error = heapline.StaleEpoch("outbox", 1, 2)
+        error.repeated = repeated
+        raise error
+
+    hl.enqueue_batch = refused_once  # type: ignore[method-assign]
+    async with OutboxRelay(engine, hl) as relay:
+        await relay.run_once()
+        assert (relay.relayed, relay.failed) == ((0, 1) if repeated else (1, 0))
+
+
+async def test_call_of_a_task_is_written_in_the_transaction_and_then_run(engine: Engine, hl: MemoryBroker) -> None:
+    app = heapline.App(hl)
+
+    @app.task(topic="jobs", priority=7, max_retries=2)
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    with Session(engine) as session, session.begin():
+        outbox.enqueue_call(session, add.item(1))
+        outbox.enqueue_call(session, add.item(2, b=3, priority=1, key="k"))
+    with Session(engine) as session:
+        outbox.enqueue_call(session, add.item(9))
+        session.rollback()
+    async with OutboxRelay(engine, hl) as relay:
+        assert await relay.run_once() == 2
+    assert sorted((info.priority, info.key) for info in hl.standing("jobs")) == [(1, "k"), (7, None)]
+    assert [done.result for done in await drain(hl, app)] == [5, 2]
+
+
+def test_call_that_no_row_can_hold_is_refused(engine: Engine) -> None:
+    app = heapline.App("./unused")
+
+    @app.task(topic="jobs")
+    async def note(text: str) -> None: ...
+
+    with Session(engine) as session:
+        with pytest.raises(heapline.BadRequest, match="enqueued once by itself: leave idempotency_key out"):
+            outbox.enqueue_call(session, note.item("x", idempotency_key="k"))
+        with pytest.raises(heapline.BadRequest, match=r"takes a call of a task, as send.item\(…\) makes it, not Task"):
+            outbox.enqueue_call(session, note)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="would not fit at the worker"):
+            outbox.enqueue_call(session, note.item(5))
+    assert waiting(engine) == 0
 
 
 async def live(engine: Engine, hl: MemoryBroker, rng: random.Random, chance: float) -> None:

@@ -15,15 +15,15 @@ from django.db import connection, connections, transaction
 
 import heapline
 from heapline.client.outbox import OutboxRelay, sql
-from heapline.client.outbox.django import enqueue
-from heapline.testing import HandClock, MemoryBroker
+from heapline.client.outbox.django import enqueue, enqueue_call
+from heapline.testing import HandClock, MemoryBroker, drain
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> None:
     name = str(tmp_path_factory.mktemp("django") / "app.db")
     settings.configure(
-        INSTALLED_APPS=["heapline.client.outbox.django"], USE_TZ=True,
+        INSTALLED_APPS=["heapline.outbox.django"], USE_TZ=True,
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": name}},
     )  # fmt: skip
     django.setup()
@@ -58,6 +58,34 @@ def left() -> int:
         cursor.execute("SELECT count(*) FROM heapline_outbox")
         count: int = cursor.fetchone()[0]
     return count
+
+
+def test_app_is_the_same_by_its_public_and_its_own_name() -> None:
+    from django.apps import apps
+    from django.apps.config import AppConfig
+
+    (installed,) = apps.get_app_configs()
+    other = AppConfig.create("heapline.client.outbox.django")
+    assert type(other) is type(installed)
+    assert (other.name, other.label) == (installed.name, installed.label)
+    from heapline.client.outbox import django as own
+    from heapline.outbox import django as public
+
+    assert (public.enqueue, public.DjangoStore) == (own.enqueue, own.DjangoStore)
+
+
+async def test_call_of_a_task_is_written_in_the_transaction(hl: MemoryBroker) -> None:
+    app = heapline.App(hl)
+
+    @app.task(topic="jobs")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    with transaction.atomic():
+        enqueue_call(double.item(4, priority=3))
+    async with relay_of(hl) as relay:
+        assert await relay.run_once() == 1
+    assert [done.result for done in await drain(hl, app)] == [8]
 
 
 async def test_committed_rows_are_enqueued_and_rolled_back_ones_are_not(hl: MemoryBroker) -> None:

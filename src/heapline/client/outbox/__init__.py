@@ -3,16 +3,17 @@
 Your transaction writes the message into a table of your database; a relay, in a process of its own, brings what was
 committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
-    from heapline.client import outbox
+    from heapline import outbox
 
     outbox.create_tables(engine)                                  # or take outbox.metadata() into your migrations
     with Session(engine) as session, session.begin():
         session.add(order)
         outbox.enqueue(session, "bills", payload, priority=5)     # await it if the session is async
+        outbox.enqueue_call(session, send.item(order))            # the same for a task
 
     heapline outbox relay --database postgresql+psycopg://… --to localhost:7400
 
-With Django put "heapline.client.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
+With Django put "heapline.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
 
 How it stays exactly once is told in `relay.py`. SQLAlchemy and Django are imported when they are used, not before.
 """
@@ -24,12 +25,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from heapline.client.outbox.relay import OutboxRelay
-from heapline.client.outbox.rows import new_row
+from heapline.client.outbox.rows import fields_of, new_row
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
-__all__ = ["OutboxRelay", "create_tables", "enqueue", "metadata"]
+    from heapline.client.tasks.task import Item
+
+__all__ = ["OutboxRelay", "create_tables", "enqueue", "enqueue_call", "metadata"]
 
 
 def enqueue(
@@ -49,6 +52,11 @@ def enqueue(
         max_retries=max_retries, fairness_key=fairness_key,
     )  # fmt: skip
     return sql.insert(session, row)
+
+
+def enqueue_call(session: Any, call: Item) -> Any:
+    """The same for a call of a task: `outbox.enqueue_call(session, send.item(order, priority=5))`."""
+    return enqueue(session, **fields_of(call))
 
 
 def metadata() -> MetaData:

@@ -64,7 +64,7 @@ class _Lane:
 class OutboxRelay:
     """`async with OutboxRelay("postgresql+psycopg://…", broker) as relay: await relay.run()`
 
-    `database` is a SQLAlchemy URL, Engine or AsyncEngine, or a store (`heapline.client.outbox.django.DjangoStore()`).
+    `database` is a SQLAlchemy URL, Engine or AsyncEngine, or a store (`heapline.outbox.django.DjangoStore()`).
     """
 
     def __init__(

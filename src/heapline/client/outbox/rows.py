@@ -10,8 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from heapline.client.checks import check_outgoing
+from heapline.client.tasks.task import Item
 from heapline.config import parse_topic
 from heapline.engine.columns import to_ms
+from heapline.errors import BadRequest
 from heapline.model import Outgoing
 
 TOPIC_CHARACTERS = 257  # a namespace, a slash, a name
@@ -49,6 +51,17 @@ class Row:
             headers=None if self.headers is None else json.loads(self.headers), ttl=self.ttl,
             max_retries=self.max_retries, seq=self.seq, fairness_key=self.fairness_key,
         )  # fmt: skip
+
+
+def fields_of(call: Any) -> dict[str, Any]:
+    """The message of a task's call, `send.item(…)`, as the outbox's `enqueue` takes it."""
+    if not isinstance(call, Item):
+        raise BadRequest(f"enqueue_call takes a call of a task, as send.item(…) makes it, not {type(call).__name__}")
+    fields = {name: value for name, value in call.fields().items() if value is not None}
+    for name in ("idempotency_key", "idempotency_scope"):
+        if name in fields:
+            raise BadRequest(f"a row of the outbox is enqueued once by itself: leave {name} out")
+    return {"topic": call.task.topic, **fields}
 
 
 def new_row(

@@ -24,9 +24,10 @@ log = Log("heapline.outbox")
 
 #: Nothing is wrong with the rows: they wait until somebody has made the topic, or given the rights.
 WAITS = (TopicNotFound, PermissionDenied, Unauthenticated, Closed)
+IN_DOUBT_BEGINS = "nobody knows whether this was enqueued"
 IN_DOUBT = (
-    "nobody knows whether this was enqueued: the broker has seen a newer epoch of this lane than the database, which "
-    "was restored or copied; look for it in the topic, then delete the row or set failed_ms to NULL"
+    f"{IN_DOUBT_BEGINS}: the broker has seen a newer epoch of this lane than the database, which was restored or "
+    "copied; look for it in the topic, then delete the row, or have it sent again with `heapline outbox retry`"
 )
 
 
@@ -75,9 +76,9 @@ async def _try(
             group.topic, [row.outgoing() for row in rows], producer_id=producer_id, epoch=rows[0].epoch,
             answered_below=group.rows[0].seq,
         )  # fmt: skip
-    except StaleEpoch:
+    except StaleEpoch as error:
         left = [row.id for row in group.rows if row.id not in result.sent]
-        if group.tried:
+        if group.tried or error.repeated:
             result.failed += [(id, IN_DOUBT) for id in left]
         else:  # refused before any of it went in: it gets numbers of a new epoch
             result.returned += left

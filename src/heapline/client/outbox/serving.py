@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
+from heapline.client.connecting import connect_from_env
 from heapline.client.outbox.relay import OutboxRelay
 from heapline.errors import BadRequest
 
+#: Seconds that a call may take. Well below the relay's lease, so that one whose server is away keeps its lanes, and
+#: ends soon when it is told to.
+DEADLINE = 10.0
+
 
 def broker_of(to: str | None, data: str | os.PathLike[str] | None, key_file: str | os.PathLike[str] | None) -> Any:
-    """A broker to enter: a server, or a directory that this process opens for itself."""
-    if data is not None:
-        if to is not None:
-            raise BadRequest("give a server or a data directory, not both")
-        from heapline.engine import open as open_directory
+    """A broker to enter: a server, as given or as the environment says, or a directory that this process opens."""
+    if data is None:
+        return connect_from_env(url=to, key_file=key_file, deadline=DEADLINE)
+    if to is not None:
+        raise BadRequest("give a server or a data directory, not both")
+    from heapline.engine import open as open_directory
 
-        return open_directory(data)
-    to = to or os.environ.get("HEAPLINE_URL")
-    if to is None:
-        raise BadRequest("say where the broker is: --to host:port, or HEAPLINE_URL; or --data for a directory")
-    key_file = key_file or os.environ.get("HEAPLINE_API_KEY_FILE")
-    from heapline.client.wire import WireBroker
-
-    return WireBroker(to, credential=Path(key_file).read_text().strip() if key_file else None, timeout=30.0)
+    return open_directory(data)
 
 
 async def serve(

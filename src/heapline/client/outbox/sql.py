@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Float,
@@ -38,6 +39,7 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.engine import CursorResult
 
 from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, MESSAGE_COLUMNS, TOPIC_CHARACTERS, Row
+from heapline.client.outbox.sending import IN_DOUBT_BEGINS
 from heapline.client.outbox.store import Claimed, Turn, cut, number
 from heapline.errors import BadRequest
 
@@ -176,6 +178,18 @@ def _abandoned_lanes(connection: Connection, stale_ms: int) -> list[str]:
 
 def _give_back(connection: Connection, lane: str, owner: str) -> None:
     connection.execute(update(LANES).where(LANES.c.name == lane, LANES.c.owner == owner).values(owner=None))
+
+
+# -- refused rows ------------------------------------------------------------------------------------------------------
+
+
+def retry_refused(connection: Connection, ids: Sequence[int] = (), topic: str | None = None) -> int:
+    """Let refused rows be sent again: those named, or all (of a topic) but those that may have been enqueued."""
+    which: list[ColumnElement[bool]] = [OUTBOX.c.failed_ms.is_not(None)]
+    which.append(OUTBOX.c.id.in_(ids) if ids else OUTBOX.c.error.not_like(f"{IN_DOUBT_BEGINS}%"))
+    if topic is not None:
+        which.append(OUTBOX.c.topic == topic)
+    return _count(connection.execute(update(OUTBOX).where(*which).values(failed_ms=None, error=None)))
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heapline.broker import Broker
+from heapline.client.connecting import TARGET, URL, connect, connect_from_env
 from heapline.errors import BadRequest
 
 T = TypeVar("T")
 Target = str | os.PathLike[str] | Broker | None
 Loop = asyncio.AbstractEventLoop
-DEFAULT_URL = "localhost:7400"
 #: Clients of a process that forked. They are kept because ending one would disturb the parent's connection.
 _of_parents: list[Any] = []
 
@@ -54,7 +54,7 @@ class Home:
     def __str__(self) -> str:
         if self.given is not None:
             return type(self.given).__name__
-        return str(self.directory or self._url or os.environ.get("HEAPLINE_URL", DEFAULT_URL))
+        return str(self.directory or self._url or os.environ.get(URL, TARGET))
 
     # -- async -----------------------------------------------------------------------------------------------------
 
@@ -176,16 +176,7 @@ def make_client(url: str | None, api_key: str | None = None) -> Any:
     """A client for a server; None: the one that the environment names."""
     if find_spec("grpc") is None:
         raise BadRequest("a server is reached over gRPC, which is not installed: pip install 'heapline[client]'")
-    if find_spec("heapline.client.connecting") is not None:
-        from importlib import import_module
-
-        connecting = import_module("heapline.client.connecting")
-        return connecting.connect_from_env() if url is None else connecting.connect(url, api_key=api_key)
-    from heapline.client.wire import WireBroker
-
-    path = os.environ.get("HEAPLINE_API_KEY_FILE")
-    credential = api_key or (Path(path).read_text().strip() if path else None)
-    return WireBroker(url or os.environ.get("HEAPLINE_URL", DEFAULT_URL), credential=credential)
+    return connect_from_env() if url is None else connect(url, api_key=api_key)
 
 
 def _start_thread() -> Loop:

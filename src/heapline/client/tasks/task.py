@@ -30,13 +30,18 @@ OPTIONS = frozenset(Outgoing.__struct_fields__) - {"payload", "headers", "seq"}
 
 
 class Item:
-    """One call of a task with options of its own, for `enqueue_many`; made by `Task.item`."""
+    """One call of a task with options of its own, for `enqueue_many` and the outbox; made by `Task.item`."""
 
-    __slots__ = ("arguments", "options")
+    __slots__ = ("arguments", "options", "task")
 
-    def __init__(self, arguments: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(self, task: Task[..., Any], arguments: dict[str, Any], options: dict[str, Any]) -> None:
+        self.task = task
         self.arguments = arguments
         self.options = options
+
+    def fields(self, shared: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Its message: payload, headers and options."""
+        return self.task._fields(self, shared)
 
 
 class Task(Generic[P, R]):
@@ -73,7 +78,7 @@ class Task(Generic[P, R]):
             priority=priority, delay=delay, deliver_at=deliver_at, key=key, idempotency_key=idempotency_key,
             idempotency_scope=idempotency_scope, ttl=ttl, max_retries=max_retries, fairness_key=fairness_key,
         )  # fmt: skip
-        fields = self._fields(Item(self.codec.bind(args, kwargs), options))
+        fields = self._fields(Item(self, self.codec.bind(args, kwargs), options))
         return await self.app.send(self.topic, fields)
 
     def enqueue_sync(self, *args: Any, **options_and_kwargs: Any) -> Enqueued:
@@ -81,10 +86,10 @@ class Task(Generic[P, R]):
         return self.app.run_sync(lambda: self.enqueue(*args, **options_and_kwargs), f"{self.name}.enqueue")
 
     def item(self, *args: Any, **options_and_kwargs: Any) -> Item:
-        """One call for `enqueue_many`: arguments and options as `enqueue` takes them."""
+        """One call for `enqueue_many` or the outbox: arguments and options as `enqueue` takes them."""
         options = {k: v for k, v in options_and_kwargs.items() if k in OPTIONS}
         kwargs = {k: v for k, v in options_and_kwargs.items() if k not in OPTIONS}
-        return Item(self.codec.bind(args, kwargs), options)
+        return Item(self, self.codec.bind(args, kwargs), options)
 
     async def enqueue_many(self, calls: Iterable[Any], **options: Any) -> list[Enqueued]:
         """Many calls as one batch, all or none. Each is the function's one argument, or `task.item(…)`.

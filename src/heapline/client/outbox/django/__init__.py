@@ -1,6 +1,6 @@
-"""The outbox as a Django app: put "heapline.client.outbox.django" into INSTALLED_APPS, migrate, and
+"""The outbox as a Django app: put "heapline.outbox.django" into INSTALLED_APPS, migrate, and
 
-    from heapline.client.outbox.django import enqueue
+    from heapline.outbox.django import enqueue
 
     with transaction.atomic():
         order.save()
@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from heapline.client.outbox.rows import new_row
+from heapline.client.outbox.rows import fields_of, new_row
 
 if TYPE_CHECKING:
     from heapline.client.outbox.django.store import DjangoStore
+    from heapline.client.tasks.task import Item
 
-__all__ = ["DjangoStore", "enqueue"]
+__all__ = ["DjangoStore", "enqueue", "enqueue_call"]
 
 
 def enqueue(
@@ -41,6 +42,11 @@ def enqueue(
         max_retries=max_retries, fairness_key=fairness_key,
     )  # fmt: skip
     return int(OutboxMessage.objects.using(using).create(**row).pk)
+
+
+def enqueue_call(call: Item, *, using: str | None = None) -> int:
+    """The same for a call of a task: `enqueue_call(send.item(order, priority=5))`."""
+    return enqueue(**fields_of(call), using=using)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ class Command(BaseCommand):
     help = "Bring messages of committed transactions to a Heapline broker."
 
     def add_arguments(self, parser: Any) -> None:
-        parser.add_argument("--to", help="the server, host:port; or HEAPLINE_URL")
+        parser.add_argument("--to", help="the server, host:port; or HEAPLINE_URL, or localhost:7400")
         parser.add_argument("--data", help="a data directory of this machine, instead of a server")
         parser.add_argument("--key-file", help="a file with the API key; or HEAPLINE_API_KEY_FILE")
         parser.add_argument("--using", default=DEFAULT_DB_ALIAS, help="which of the project's databases")
