@@ -82,8 +82,12 @@ class ConnectedBroker(WireBroker):
         watch(self)
 
     async def __aenter__(self) -> ConnectedBroker:
-        self._closed = False
+        self.reopen()
         return self
+
+    def reopen(self) -> None:
+        """After `close`: it connects when it is next used."""
+        self._closed = False
 
     @property
     def calls(self) -> RetryingCalls:  # type: ignore[override]
