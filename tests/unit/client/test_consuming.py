@@ -342,7 +342,7 @@ def test_consume_is_public() -> None:
     assert heapline.consume is consume
 
 
-# -- what may go wrong in between ----------------------------------------------------------------------------------------
+# -- what may go wrong in between --------------------------------------------------------------------------------------
 
 
 @simulated

@@ -1,4 +1,4 @@
-"""A worker in trouble: cancelled from outside, its topic gone in an outage, a clock that jumps, handlers that refuse."""
+"""A worker in trouble: cancelled from outside, its topic gone in an outage, clocks that jump, handlers that refuse."""
 
 from __future__ import annotations
 
