@@ -17,7 +17,6 @@ from heapline.model import Message, Outgoing
 from tests.integration.proxy import Proxy
 from tests.integration.server_rig import Rig, until
 
-
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
 
 
