@@ -1,4 +1,4 @@
-"""A server that is gone and says nothing: no reset, no end, only silence. Calls end in time, and the next server is used.
+"""A server that is gone and says nothing: no reset, no end. Calls end in time, and the next server is used.
 
 The proxy swallows what comes from either side. Nobody but the client's own pings can tell it from a server that thinks.
 """

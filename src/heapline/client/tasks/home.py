@@ -185,16 +185,9 @@ def make_client(url: str | None, api_key: str | None = None) -> Any:
     """A client for a server; None: the one that the environment names."""
     if find_spec("grpc") is None:
         raise BadRequest("a server is reached over gRPC, which is not installed: pip install 'heapline[client]'")
-    if find_spec("heapline.client.connecting") is not None:
-        from importlib import import_module
+    from heapline.client import connecting
 
-        connecting = import_module("heapline.client.connecting")
-        return connecting.connect_from_env() if url is None else connecting.connect(url, api_key=api_key)
-    from heapline.client.wire import WireBroker
-
-    path = os.environ.get("HEAPLINE_API_KEY_FILE")
-    credential = api_key or (Path(path).read_text().strip() if path else None)
-    return WireBroker(url or os.environ.get("HEAPLINE_URL", DEFAULT_URL), credential=credential)
+    return connecting.connect_from_env() if url is None else connecting.connect(url, api_key=api_key)
 
 
 def _start_thread() -> Loop:
