@@ -196,6 +196,29 @@ async def test_second_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
         assert (await broker.stats("jobs")).leased == 1  # comes back when its lease ends
 
 
+STUBBORN = """
+@app.task(topic="jobs")
+async def stubborn(seconds: float) -> None:
+    while True:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+async def test_terminated_worker_ends_though_a_handler_swallows_its_cancellation(tmp_path: Path) -> None:
+    async with served(tmp_path) as (home, target, broker):
+        (home / "tasks.py").write_text(TASKS + STUBBORN)
+        await enqueue(broker, "stubborn", 1000.0)
+        async with Worker(home, target, "--grace", "0.5") as worker:
+            await until(lambda: count(home, "start") == 1, lambda: worker.said)
+            worker.process.terminate()
+            assert await asyncio.wait_for(worker.process.wait(), 40) == 0, worker.said
+        assert "a handler does not end: its message comes back when its lease ends" in worker.said
+        assert (await broker.stats("jobs")).leased == 1
+
+
 async def test_worker_tells_what_it_runs_and_on_sigusr1_what_it_has_done(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         async with Worker(home, target) as worker:
