@@ -220,7 +220,8 @@ CASES: list[tuple[str, Cause]] = [
     ("task 'many' takes *numbers: 'int': every argument of a task needs a name of its own", lambda e: task(many)),
     ("task 'reserved' has a parameter 'priority', which is an option of enqueue: rename it", lambda e: task(reserved)),
     ("task 'astray' has an annotation that cannot be found (name 'Missing' is not defined): the worker reads arguments "
-     "by their annotations, so import what they name, not only for type checkers", lambda e: task(astray).codec.check()),
+     "by their annotations, so import what they name, not only for type checkers",
+     lambda e: task(astray).codec.check()),
     ("task 'variant' has an annotation that JSON cannot be read by: ", lambda e: task(variant).codec.check()),
     ("task plain(n: 'int') -> 'None': too many positional arguments", lambda e: task(plain).item(1, 2)),
     ("task plain(n: 'int') -> 'None': these arguments would not fit at the worker: Expected `int`, got `str` - "
@@ -234,7 +235,8 @@ CASES: list[tuple[str, Cause]] = [
      Environment.app_without_grpc),
     ("an App's target is a server, a directory or a broker, not 5",
      lambda e: heapline.App(5)),  # type: ignore[arg-type]
-    ('api_key goes with the server that it is for: App("heaplines://host", api_key=…)', lambda e: heapline.App(api_key="k")),
+    ('api_key goes with the server that it is for: App("heaplines://host", api_key=…)',
+     lambda e: heapline.App(api_key="k")),
     ("plain.enqueue_sync would block the event loop that runs here: use `await plain.enqueue(…)`",
      lambda e: run(lambda: task(plain).enqueue_sync(1))),
     ("'read_log' of a broker that lives in another event loop",
