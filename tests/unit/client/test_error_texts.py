@@ -19,7 +19,8 @@ import heapline
 from heapline import contents
 from heapline.cli import worker as worker_cli
 from heapline.client import forking, outbox
-from heapline.client.outbox import serving
+from heapline.client.outbox import sending, serving
+from heapline.client.outbox.rows import Row
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.session import Session
 from heapline.client.target import ClientTls, parse_target
@@ -263,6 +264,8 @@ CASES: list[tuple[str, Cause]] = [
      "serve` and name it in HEAPLINE_URL, or use --processes 1", Environment.many_processes),
     # -- outbox
     ("the outbox writes through a SQLAlchemy session or connection, not str", lambda e: outbox.enqueue("x", "t", b"")),
+    ("this row is no message (JSONDecodeError): write it with outbox.enqueue",
+     lambda e: sending._outgoing(Row(1, 1, 0, "t", b"", 0, None, None, "{", None, None, None))),
     ("give a server or a data directory, not both", lambda e: serving.broker_of("a:1", "./data", None)),
     ("say where the broker is: --to host:port, or HEAPLINE_URL; or --data for a directory",
      Environment.relay_without_broker),
