@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -145,7 +146,9 @@ def test_names_of_the_client_load_no_grpc_until_one_is_made() -> None:
 # -- where it may be used ----------------------------------------------------------------------------------------------
 
 
-async def test_server_that_is_not_there_is_told_after_the_deadline() -> None:
+async def test_server_that_is_not_there_is_told_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No try begins shortly before the deadline: one that is not refused in time would rightly be told as in doubt.
+    monkeypatch.setattr("heapline.client.retrying.pauses", lambda: itertools.repeat(5.0))
     says = "s: none of 127.0.0.1:1 could be reached, so nothing was changed; is `heapline serve` running there?"
     async with heapline.connect("127.0.0.1:1", deadline=1.5) as hl:
         calls = [
