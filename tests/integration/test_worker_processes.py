@@ -242,9 +242,10 @@ async def test_question_does_not_end_processes_that_do_not_listen_yet(tmp_path: 
     async with served(tmp_path) as (home, target, _), Worker(home, target, "--processes", "2") as worker:
         tasks = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
         await until(lambda: len(tasks.read_text().split()) == 2, lambda: worker.said)
-        while len(worker.children) < 2:
-            worker.process.send_signal(signal.SIGUSR1)
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(60):
+            while len(worker.children) < 2:
+                worker.process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(0.02)
         assert "a worker process ended" not in worker.said
 
 
