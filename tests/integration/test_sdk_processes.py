@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ import pytest
 
 import heapline
 from heapline.errors import Closed
+from tests.integration.proxy import Proxy
+from tests.integration.server_rig import until
 from tests.integration.test_server_kill import Process
 
 pytestmark = pytest.mark.slow
@@ -189,6 +192,91 @@ async def test_client_used_before_a_fork_says_what_to_do_in_the_child(server: Pr
     assert (status, parent) == ("status 0", "parent True")
 
 
+CHILDREN = """
+import os, heapline
+hl = heapline.connect_sync({target!r}, deadline=20)
+hl.enqueue("jobs", b"x")
+ended = []
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        [dict(n=n) for n in range(1000)]
+        os._exit(0)
+    ended.append(os.waitpid(child, 0)[1])
+print(ended, flush=True)
+hl.enqueue("jobs", b"x")
+os._exit(0)
+"""
+
+
+async def test_children_of_a_process_that_uses_a_client_live_as_long_as_they_let_it_alone(server: Process) -> None:
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILDREN.format(target=server.target), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
+    )  # fmt: skip
+    told, _ = await asyncio.wait_for(run.communicate(), 120)
+    assert told.decode().strip() == str([0] * 20)
+    assert run.returncode == 0
+
+
+POOL = """
+import asyncio, multiprocessing, os, sys, heapline
+os.environ["HEAPLINE_URL"] = {target!r}
+app = heapline.App()
+blocking = heapline.connect_sync({target!r}, deadline=20)
+awaited = heapline.connect({target!r}, deadline=20)
+
+@app.task(topic="jobs")
+def work(n: int) -> None: ...
+
+async def enqueue(n):
+    await awaited.enqueue("jobs", b"%d" % n)
+
+def use(n):
+    try:
+        asyncio.run(enqueue(n))
+        blocking.enqueue("jobs", b"%d" % n)
+        work.enqueue_sync(n)
+        return os.getpid()
+    except heapline.HeaplineError as error:
+        return f"{{type(error).__name__}}: {{error}}"
+
+if "used" in sys.argv:
+    use(1000)
+with multiprocessing.get_context("fork").Pool(3) as pool:
+    found = pool.map(use, range(30), chunksize=1)
+    print(*set(found), sep="\\n", flush=True)
+print("parent", type(use(2000)).__name__, flush=True)
+os._exit(0)
+"""
+
+
+async def pooled(server: Process, *arguments: str) -> list[str]:
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", POOL.format(target=server.target), *arguments,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
+    )  # fmt: skip
+    told, _ = await asyncio.wait_for(run.communicate(), 120)
+    return told.decode().splitlines()
+
+
+async def test_pool_of_forked_processes_uses_clients_that_its_parent_made(server: Process) -> None:
+    *children, parent = await pooled(server)
+    assert all(child.isdecimal() for child in children), children
+    assert parent == "parent int"
+    async with heapline.connect(server.target) as hl:
+        found = Counter(m.payload for m in await hl.pop("jobs", 1000))
+    numbers = [*range(30), 2000]
+    assert found == Counter({b"%d" % n: 2 for n in numbers} | {b'{"n":%d}' % n: 1 for n in numbers})
+
+
+async def test_pool_forked_from_a_process_that_has_used_a_client_is_told_so_and_nothing_hangs(server: Process) -> None:
+    told, parent = await pooled(server, "used")
+    assert told.startswith("BadRequest: this process was forked from one that had already used a Heapline client")
+    assert parent == "parent int"
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
@@ -198,13 +286,13 @@ async def test_threads_share_one_blocking_client(server: Process) -> None:
     def work(hl: heapline.client.sync.SyncClient, name: int) -> None:
         for number in range(20):
             hl.enqueue("jobs", b"%d-%d" % (name, number))
-            for message in hl.pop("jobs", wait=5):
+            for message in hl.pop("jobs", wait=30):
                 message.ack()
                 acked.append(message.payload)
 
     def all_of_them() -> None:
         with heapline.connect_sync(server.target) as hl:
-            threads = [threading.Thread(target=work, args=(hl, name)) for name in range(8)]
+            threads = [threading.Thread(target=work, args=(hl, name)) for name in range(16)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -212,7 +300,7 @@ async def test_threads_share_one_blocking_client(server: Process) -> None:
             assert hl.stats("jobs").ready == 0
 
     await asyncio.to_thread(all_of_them)
-    assert sorted(acked) == sorted(b"%d-%d" % (name, number) for name in range(8) for number in range(20))
+    assert sorted(acked) == sorted(b"%d-%d" % (name, number) for name in range(16) for number in range(20))
 
 
 async def test_blocking_client_has_the_whole_contract_and_consumes(server: Process) -> None:
@@ -236,3 +324,42 @@ async def test_blocking_client_has_the_whole_contract_and_consumes(server: Proce
             hl.list_topics()
 
     await asyncio.to_thread(blocking)
+
+
+async def test_tasks_are_enqueued_from_threads_without_a_loop(server: Process) -> None:
+    app = heapline.App(server.target)
+
+    @app.task(topic="jobs")
+    def work(n: int) -> None: ...
+
+    def enqueue(start: int) -> list[int]:
+        first = [work.enqueue_sync(n).id for n in range(start, start + 10)]
+        return first + [r.id for r in work.enqueue_many_sync(range(start + 10, start + 15))]
+
+    ids = await asyncio.gather(*(asyncio.to_thread(enqueue, 100 * name) for name in range(16)))
+    assert len({id for some in ids for id in some}) == 16 * 15
+    async with heapline.connect(server.target) as hl:
+        found = sorted(m.json()["n"] for m in await hl.pop("jobs", 1000))
+    assert found == sorted(100 * name + n for name in range(16) for n in range(15))
+    await app.close()
+
+
+async def test_app_used_from_a_loop_a_call_does_not_gather_connections(server: Process) -> None:
+    """As asgiref's async_to_sync does it for Django."""
+    async with Proxy(server.target) as proxy:
+        app = heapline.App(proxy.target)
+
+        @app.task(topic="jobs")
+        def work(n: int) -> None: ...
+
+        def call(n: int) -> None:
+            asyncio.run(work.enqueue(n))
+
+        for n in range(12):
+            await asyncio.to_thread(call, n)
+
+        async def few() -> bool:
+            gc.collect()
+            return proxy.connections <= 2
+
+        await until(few)

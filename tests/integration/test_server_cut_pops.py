@@ -175,7 +175,7 @@ async def test_pop_cancelled_between_its_answer_and_its_handler_gives_the_messag
 
 
 async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_path: Path) -> None:
-    async with Rig(tmp_path, keepalive=0.3) as rig, Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
+    async with Rig(tmp_path, keepalive=1.0) as rig, Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
         await rig.broker.create_topic("jobs", **rig.small)
         stream = client.calls.stream("PopStream", Requests(pop_start(credits=5)))
         waiting = [asyncio.ensure_future(anext(stream)), asyncio.ensure_future(client.pop("jobs", wait=60.0))]
@@ -195,7 +195,7 @@ async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_pa
 
 
 async def test_client_misses_a_server_that_vanished_without_a_word(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "KEEPALIVE_MS", 300)
+    monkeypatch.setattr(calls, "KEEPALIVE_MS", 1500)
     async with Proxy(rig.target) as proxy, WireBroker(proxy.target) as client:
         popping = asyncio.ensure_future(client.pop("jobs", wait=60.0))
 

@@ -38,14 +38,22 @@ def record(what, call):
     os.write(file, json.dumps(line).encode() + b"\\n")  # one write: whole, or not there
     os.close(file)
 
+async def beats(call):
+    while True:
+        await asyncio.sleep(0.1)
+        record("beat", call)  # which tells how far the lease goes by now
+
 @app.middleware
 async def recorded(call, following):
     record("start", call)
+    beating = asyncio.ensure_future(beats(call))
     try:
         result = await following(call)
     except BaseException:
         record("stop", call)
         raise
+    finally:
+        beating.cancel()
     record("end", call)
     return result
 
@@ -130,12 +138,12 @@ def check_one_at_a_time(found: list[dict[str, Any]]) -> None:
     """Within a lease nobody else has the message: the next begins after the end, or after a dead one's lease."""
     lives: defaultdict[int, dict[int, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in found:
-        lives[record["id"]][record["token"]][record["what"]] = record
+        lives[record["id"]][record["token"]][record["what"]] = record  # of beats the last
     for of_message in lives.values():
         runs = sorted(of_message.values(), key=lambda run: run["start"]["at"])
         for before, after in pairwise(runs):
             over = before.get("end") or before.get("stop")
-            free_at = over["at"] if over else before["start"]["until"]
+            free_at = over["at"] if over else (before.get("beat") or before["start"])["until"]
             assert after["start"]["at"] >= free_at - 0.005, (before, after)
 
 
@@ -196,6 +204,29 @@ async def test_second_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
         assert (await broker.stats("jobs")).leased == 1  # comes back when its lease ends
 
 
+STUBBORN = """
+@app.task(topic="jobs")
+async def stubborn(seconds: float) -> None:
+    while True:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+async def test_terminated_worker_ends_though_a_handler_swallows_its_cancellation(tmp_path: Path) -> None:
+    async with served(tmp_path) as (home, target, broker):
+        (home / "tasks.py").write_text(TASKS + STUBBORN)
+        await enqueue(broker, "stubborn", 1000.0)
+        async with Worker(home, target, "--grace", "0.5") as worker:
+            await until(lambda: count(home, "start") == 1, lambda: worker.said)
+            worker.process.terminate()
+            assert await asyncio.wait_for(worker.process.wait(), 40) == 0, worker.said
+        assert "a handler does not end: its message comes back when its lease ends" in worker.said
+        assert (await broker.stats("jobs")).leased == 1
+
+
 async def test_worker_tells_what_it_runs_and_on_sigusr1_what_it_has_done(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         async with Worker(home, target) as worker:
@@ -205,6 +236,17 @@ async def test_worker_tells_what_it_runs_and_on_sigusr1_what_it_has_done(tmp_pat
             await until(lambda: "0 to be retried, 0 buried" in worker.said, lambda: worker.said)
         assert f"heapline worker tasks:app on {target}, 16 handlers at once" in worker.said
         assert "jobs: work, plain" in worker.said
+
+
+async def test_question_does_not_end_processes_that_do_not_listen_yet(tmp_path: Path) -> None:
+    async with served(tmp_path) as (home, target, _), Worker(home, target, "--processes", "2") as worker:
+        tasks = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
+        await until(lambda: len(tasks.read_text().split()) == 2, lambda: worker.said)
+        async with asyncio.timeout(60):
+            while len(worker.children) < 2:
+                worker.process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(0.02)
+        assert "a worker process ended" not in worker.said
 
 
 async def test_changed_source_is_reloaded_by_processes_that_finish_first(tmp_path: Path) -> None:

@@ -125,8 +125,15 @@ async def _work(running: Worker) -> int:
         os.set_inheritable(int(parent), False)
         loop.add_reader(int(parent), _orphaned, loop, int(parent), stop)
     totals = await running.run()
-    logging.getLogger("heapline.worker").info("stopped: %d done in all", totals.done)
-    return WORN_OUT if running.is_worn_out else 0
+    log = logging.getLogger("heapline.worker")
+    log.info("stopped: %d done in all", totals.done)
+    status = WORN_OUT if running.is_worn_out else 0
+    if running.running:  # the loop would wait for them, for ever
+        log.warning("a handler does not end: its message comes back when its lease ends")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, stop: Any) -> None:

@@ -93,9 +93,12 @@ class Processes:
     def _start(self, place: Place) -> None:
         theirs, ours = os.pipe()
         environment = {**os.environ, PARENT_FD: str(theirs)}
+        # What is ignored here is ignored there too, until the child listens: a question must not end it before.
+        answers = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         place.process = subprocess.Popen(
             self._command, env=environment, pass_fds=(theirs,), process_group=0, stdin=subprocess.DEVNULL
         )  # fmt: skip
+        signal.signal(signal.SIGUSR1, answers)
         os.close(theirs)
         self._ends[place.process.pid] = ours
         place.started = time.monotonic()

@@ -103,8 +103,9 @@ class Feed:
         self._granted = 0  # messages that the server may send and has not sent yet
         self._wanted = asyncio.Event()
         self._closing = asyncio.Event()
-        self._error: HeaplineError | None = None
+        self._error: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: asyncio.Task[None] | None = None
 
     # -- giving ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Feed:
             if message is not None:
                 return message
             if self._error is not None:
-                raise copy.copy(self._error)
+                raise copy.copy(self._error) if isinstance(self._error, HeaplineError) else self._error
             await self._something()
         return None
 
@@ -129,11 +130,16 @@ class Feed:
         while self._here:
             message = self._here.popleft()
             self._wanted.set()
-            lease = self._leases.get(message.id)
+            lease = self._lease_of(message)
             if lease is not None and lease.good_until > self._now():
                 return message
-            self._leases.pop(message.id, None)  # its lease has ended while it waited: it is somebody else's
+            self.done(message)  # its lease has ended while it waited: it is somebody else's
         return None
+
+    def _lease_of(self, message: Message) -> _Lease | None:
+        """Of this very delivery: a message whose lease was lost may have come here again, under another."""
+        lease = self._leases.get(message.id)
+        return lease if lease is not None and lease.message() is message else None
 
     async def _something(self) -> None:
         """Wait until there may be a message, an error, or the end."""
@@ -179,7 +185,7 @@ class Feed:
                 if not failed:
                     log.warning("consuming was interrupted", topic=self._topic, why=str(error))
                 failed = True
-            except HeaplineError as error:
+            except Exception as error:  # also a fault of our own: whoever waits must not wait for ever
                 self._error = error
                 break
             self._granted = 0
@@ -251,7 +257,7 @@ class Feed:
                     await self._extend(due[start : start + EXTEND_BATCH])
 
     async def _extend(self, leases: list[_Lease]) -> None:
-        messages = [m for lease in leases if (m := lease.message()) is not None and m.id in self._leases]
+        messages = [m for lease in leases if (m := lease.message()) is not None and self._lease_of(m) is lease]
         good_until = self._now() + self._seconds
         lost: set[int] = set()
         try:
@@ -262,9 +268,9 @@ class Feed:
         except LeaseLost as error:
             lost = set(error.lost)
         for message in messages:
-            lease = self._leases.get(message.id)
+            lease = self._lease_of(message)
             if message.id in lost:
-                self._leases.pop(message.id, None)
+                self.done(message)
             elif lease is not None:
                 lease.good_until = max(lease.good_until, good_until)
 
@@ -272,7 +278,8 @@ class Feed:
 
     def done(self, message: Message) -> None:
         """Its lease is not extended any more."""
-        self._leases.pop(message.id, None)
+        if self._lease_of(message) is not None:
+            del self._leases[message.id]
 
     async def ack(self, message: Message) -> None:
         self.done(message)
@@ -292,7 +299,7 @@ class Feed:
 
     async def extend(self, message: Message, seconds: float) -> None:
         await self._broker.extend(message, seconds)
-        lease = self._leases.get(message.id)
+        lease = self._lease_of(message)
         if lease is not None:
             lease.good_until = max(lease.good_until, self._now() + seconds)
 
@@ -305,6 +312,15 @@ class Feed:
                 self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.ensure_future(self.close())))
 
     async def close(self) -> None:
+        """Ends it to the end, also if whoever waits for that is cancelled: nothing may stay leased for nobody."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            self._closing.set()  # its loop is gone, and all that it held with it
+            return
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         self._closing.set()
         self._wanted.set()
         self._wake(len(self._askers))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import islice
 from typing import Any
 
-from heapline.client.coalescing import Gathering, Lane, Single, answer, fail, refuse
+from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
 from heapline.client.numbered import Numbered
 from heapline.client.numbering import one_name
 from heapline.client.patience import IN_DOUBT, UNSENT, out_of_time
 from heapline.client.retrying import RetryingCalls
-from heapline.errors import ConflictError, LeaseLost, RequestError, ResourceExhausted
+from heapline.errors import LeaseLost
 from heapline.model import Enqueued, Outgoing
 from heapline.wire.columns import ints, read_ints
 from heapline.wire.schema import pb
@@ -90,17 +89,15 @@ class Lanes:
         numbers = self.numbers(topic)
 
         async def carry(batch: list[Single]) -> None:
-            try:
-                results = await numbers.send([m for single in batch for m in single.what], True, _until(batch))
-            except (RequestError, ConflictError, ResourceExhausted) as error:
-                if len(batch) == 1 or error.repeated:
-                    fail(batch, error)
-                else:
-                    await asyncio.gather(*(carry([single]) for single in batch))
+            if len(batch) == 1:
+                answer(batch[0], await numbers.send(batch[0].what, True, batch[0].until))
                 return
-            rest = iter(results)
-            for single in batch:
-                answer(single, list(islice(rest, single.count)))
+            results = await numbers.send_joined([single.what for single in batch], _until(batch))
+            for single, result in zip(batch, results, strict=True):
+                if isinstance(result, Exception):
+                    refuse(single, result)
+                else:
+                    answer(single, result)
 
         lane = self._batches[topic] = self._lane("EnqueueBatch", carry, width=2)
         return lane

@@ -45,6 +45,7 @@ def out_of_time(name: str, seconds: float, known: str) -> DeadlineExceeded:
     """A call is given up: what is known of it."""
     error = DeadlineExceeded(name)
     error.args = (f"{name} was given up after {seconds:g} s: {known}",)
+    error.reached = known.startswith(IN_DOUBT)
     return error
 
 

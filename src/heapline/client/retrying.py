@@ -75,9 +75,11 @@ class RetryingCalls:
             except DeadlineExceeded:
                 raise self.out_of_time(name, IN_DOUBT) from None
             except HeaplineError as error:
-                if self._closed or not passes_by_itself(error):
+                if not passes_by_itself(error):
                     error.repeated = doubt
                     raise
+                if self._closed:  # whatever the connection said when it was ended
+                    raise Closed from None
                 doubt = doubt or getattr(error, "reached", True)
                 if doubt and name in ONCE:
                     raise not_again(name, error) from None

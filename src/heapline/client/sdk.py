@@ -35,7 +35,9 @@ from heapline.engine.requests import listed
 from heapline.errors import (
     BadRequest,
     Closed,
+    DeadlineExceeded,
     HeaplineError,
+    LeaseLost,
     MessageNotFound,
 )
 from heapline.model import Enqueued, IdempotencyScope, LogFrame, Message, Outgoing
@@ -83,8 +85,12 @@ class ConnectedBroker(WireBroker):
         watch(self)
 
     async def __aenter__(self) -> ConnectedBroker:
-        self._closed = False
+        self.reopen()
         return self
+
+    def reopen(self) -> None:
+        """After `close`: it connects when it is next used."""
+        self._closed = False
 
     @property
     def calls(self) -> RetryingCalls:  # type: ignore[override]
@@ -197,7 +203,7 @@ class ConnectedBroker(WireBroker):
         holder: str | None = None, max_bytes: int = 2 << 20, request_id: str | None = None,
     ) -> list[Message]:  # fmt: skip
         """Repeated under one request id: leases that a lost answer gave are found again. The deadline is on top of
-        `wait`. A pop that is cancelled gives back what it still gets."""
+        `wait`. A pop that is cancelled or given up gives back what it still gets."""
         self.calls  # noqa: B018 - it begins here
         named = f"{self._name}-{next(self._pops)}" if request_id is None else request_id
         options: dict[str, Any] = {
@@ -205,13 +211,28 @@ class ConnectedBroker(WireBroker):
         }  # fmt: skip
         try:
             return await super().pop(topic, max_messages, wait=wait, **options)
-        except asyncio.CancelledError:
-            if request_id is None and not self._closed:
+        except (asyncio.CancelledError, DeadlineExceeded) as error:
+            if request_id is None and getattr(error, "reached", True):
                 self._returns.own(self._give_back_named(topic, options))
             raise
 
+    async def _popped(self, request: Any) -> list[Message]:
+        """Leases that a lost answer gave are as old as that: they are renewed, or who works would take them for new."""
+        answer, repeated = await self.calls.ask("Pop", request)
+        messages = self._messages(answer)
+        if not repeated or not messages or not request.HasField("visibility"):
+            return messages
+        lost: list[int] = []
+        try:
+            await self.extend(messages, request.visibility)
+        except LeaseLost as error:
+            lost = error.lost
+        return [message for message in messages if message.id not in lost]
+
     async def _give_back_named(self, topic: str, options: dict[str, Any]) -> None:
-        """Whether a cancelled pop leased something is told by repeating it; what it says goes back."""
+        """Whether a pop that nobody waits for leased something is told by repeating it; what it says goes back."""
+        SECONDS.set(None)  # in this task: whose pop it was, has no more time
+        options["visibility"] = None  # not renewed
         with contextlib.suppress(HeaplineError):
             if messages := await super().pop(topic, 1, **options):
                 await self.release(messages)

@@ -152,6 +152,8 @@ class _Line:
         for task in self._work:
             task.cancel()
         await asyncio.wait(self._work)
+        if self.broken is None:
+            self._break(Closed())  # the reader was ended before it had begun, and told nobody
         self._stream, self._work = (
             None,
             [],

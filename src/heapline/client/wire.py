@@ -257,7 +257,7 @@ class WireBroker:
             max_bytes=max_bytes, request_id=request_id,
         )  # fmt: skip
         if self._sessions:
-            return self._messages(await self.calls("Pop", request))
+            return await self._popped(request)
         if wait:
             request.wait_id = self._wait_id()
         asking = asyncio.ensure_future(self.calls("Pop", request))
@@ -266,6 +266,9 @@ class WireBroker:
         except asyncio.CancelledError:
             self._returns.own(self._give_back(asking, request))
             raise
+
+    async def _popped(self, request: Any) -> list[Message]:
+        return self._messages(await self.calls("Pop", request))
 
     def _wait_id(self) -> str:
         self._waits += 1

@@ -6,6 +6,7 @@ Every method of the contract is there without `await`; messages act on the facad
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -61,6 +62,7 @@ class SyncBroker:
     def __init__(self, path: str, config: BrokerConfig) -> None:
         self._path = path
         self._config = config
+        self._lock = threading.Lock()  # around handing work to the loop, and ending it
 
     def __enter__(self) -> SyncBroker:
         self._start()
@@ -79,6 +81,7 @@ class SyncBroker:
             asyncio.set_event_loop(loop)
             loop.call_soon(ready.set)
             loop.run_forever()
+            loop.run_until_complete(_end_the_rest())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
@@ -96,24 +99,31 @@ class SyncBroker:
         self.close()
 
     def close(self) -> None:
-        if self._broker is not None:
+        with self._lock:
             broker, self._broker = self._broker, None
+        if broker is not None:
             self._run(broker.close())
-        self._stop()
+            self._stop()
 
     def _stop(self) -> None:
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        """Whatever was handed to the loop before is there when it stops: those who wait for it are told."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
             self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
-            work.close()
-            raise Closed
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._loop is None:
+                work.close()
+                raise Closed
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Closed from None  # by another thread, while this one waited
         except BaseException:
             future.cancel()
             raise
@@ -124,7 +134,9 @@ class SyncBroker:
             raise AttributeError(f"a broker has no {name!r}")
         if self._broker is None:
             raise Closed
-        method = getattr(self._broker, name)
+        return self._blocking(getattr(self._broker, name), name)
+
+    def _blocking(self, method: Callable[..., Coroutine[Any, Any, Any]], name: str) -> Callable[..., Any]:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             named = {key: _unwrap(value) for key, value in kwargs.items()}
@@ -149,6 +161,14 @@ class SyncBroker:
 
         while (frame := self._run(following())) is not None:
             yield frame
+
+
+async def _end_the_rest() -> None:
+    """What still runs when the loop has been stopped: somebody waits for it in another thread."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def _unwrap(value: Any) -> Any:

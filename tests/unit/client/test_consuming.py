@@ -14,7 +14,7 @@ import heapline
 from heapline.client.consuming import Consumption, consume
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
-from heapline.errors import TopicNotFound, Unauthenticated, UnavailableError
+from heapline.errors import LeaseLost, TopicNotFound, Unauthenticated, UnavailableError
 from heapline.model import Message, Outgoing
 from heapline.testing import FakeClock, FakeDisk, SimIo
 from heapline.testing.loop import run
@@ -340,3 +340,94 @@ def test_bad_options_are_refused_when_it_is_made(options: dict[str, Any], says: 
 
 def test_consume_is_public() -> None:
     assert heapline.consume is consume
+
+
+# -- what may go wrong in between --------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_message_that_comes_again_is_kept_though_the_lost_lease_of_it_is_answered_for(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
+        old = await anext(messages)
+        hl.failures["extend"] = [UnavailableError("away")] * 5
+        await asyncio.sleep(35)
+        new = await anext(messages)
+        assert new.attempts == 2
+        with pytest.raises(LeaseLost):
+            await old.ack()
+        await asyncio.sleep(100)
+        await new.ack()
+    assert await counts(hl) == (0, 0)
+
+
+@simulated
+async def test_message_that_came_again_is_handed_out_once_and_with_the_lease_that_holds(hl: Fragile) -> None:
+    await put(hl, 2)
+    async with consume(hl, "jobs", prefetch=1, visibility=30) as messages:
+        first = await anext(messages)
+        await settle(messages, 1)
+        (stale,) = messages.feed._here
+        await hl.release(stale)
+        messages.feed._arrived(await hl.pop("jobs", visibility=30))  # it comes again while its old self waits here
+        again = await anext(messages)
+        assert again is not stale
+        await again.ack()
+        await first.ack()
+    assert await counts(hl) == (0, 0)
+
+
+@simulated
+async def test_close_that_is_cancelled_still_gives_back_and_ends(hl: Fragile) -> None:
+    for steps in range(1, 12, 2):
+        await put(hl, 3)
+        messages = consume(hl, "jobs", prefetch=2, visibility=30)
+        first = await anext(messages)
+        await settle(messages, 2)
+        closing = asyncio.ensure_future(messages.aclose())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        await asyncio.sleep(5)
+        assert await counts(hl) == (2, 1), "nothing is held that nobody will ever handle"
+        await first.ack()
+        await hl.ack(await hl.pop("jobs", 9))
+
+
+@simulated
+async def test_fault_of_our_own_ends_the_iteration_and_is_not_waited_out(hl: Fragile) -> None:
+    hl.failures["pop"] = [ZeroDivisionError("a bug")]
+    async with consume(hl, "jobs") as messages, asyncio.timeout(60):
+        with pytest.raises(ZeroDivisionError):
+            await anext(messages)
+
+
+def test_consumption_left_open_in_a_loop_that_is_gone_does_not_disturb_the_next_close() -> None:
+    kept = []
+
+    async def leave(clock: FakeClock) -> None:
+        messages = consume(Never(), "jobs")  # type: ignore[arg-type]
+        asking = asyncio.ensure_future(anext(messages, None))
+        await asyncio.sleep(1)
+        asking.cancel()
+        kept.append(messages)
+
+    class Never:
+        async def list_topics(self) -> list[Any]:
+            return []
+
+        async def pop(self, *_: Any, **options: Any) -> list[Message]:
+            await asyncio.sleep(3600)
+            return []
+
+    clock = FakeClock()
+    run(leave(clock), clock)
+    again = FakeClock()
+
+    async def close() -> None:
+        await kept[0].aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(kept[0])
+
+    run(close(), again)

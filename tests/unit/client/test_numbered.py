@@ -163,3 +163,58 @@ def test_batch_that_need_not_be_atomic_goes_in_pieces_that_a_server_takes(monkey
     results = run(numbered(server).send(batch(*[b"12345"] * 5), False, 30.0))
     assert len(results) == 5
     assert [len(seqs) for seqs, _ in server.sent] == [2, 1, 2]
+
+
+# -- several callers' batches in one call ------------------------------------------------------------------------------
+
+
+def test_batches_that_go_together_get_each_its_own_results() -> None:
+    server = Server()
+    assert run(numbered(server).send_joined([batch(b"a", b"b"), batch(b"c")], 30.0)) == [
+        [Enqueued(100), Enqueued(101)], [Enqueued(102)],
+    ]  # fmt: skip
+    assert server.sent == [([0, 1, 2], 0)]
+
+
+def test_batch_that_is_refused_takes_no_other_with_it() -> None:
+    refused = PayloadTooLarge(5, 1, "jobs")
+    server = Server(refused, None, refused)
+    good, bad = run(numbered(server).send_joined([batch(b"a"), batch(b"b")], 30.0))
+    assert good == [Enqueued(100)]
+    assert isinstance(bad, PayloadTooLarge)
+
+
+def test_batch_that_cannot_be_sent_alone_fails_only_its_own_caller() -> None:
+    refused = PayloadTooLarge(5, 1, "jobs")
+    server = Server(refused, DeadlineExceeded("x"), None)
+    late, good = run(numbered(server).send_joined([batch(b"a"), batch(b"b")], 30.0))
+    assert isinstance(late, DeadlineExceeded)
+    assert good == [Enqueued(100)]
+
+
+def test_refused_batches_that_may_have_gone_in_go_again_under_their_own_numbers() -> None:
+    refused = IdempotencyConflict("idempotency key 'k'", "01ABC")
+    refused.repeated = True
+    server = Server(refused, [Enqueued(7, True), Enqueued(8, True)], refused)
+
+    async def go() -> list[Any]:
+        numbers = numbered(server)
+        results = await numbers.send_joined([batch(b"a", b"b"), batch(b"c", idempotency_key="k")], 30.0)
+        await numbers.send(batch(b"d"), True, 30.0)
+        return results
+
+    good, bad = run(go())
+    assert good == [Enqueued(7), Enqueued(8)], "it was in already, and is no duplicate to its caller"
+    assert isinstance(bad, IdempotencyConflict)
+    assert server.sent == [([0, 1, 2], 0), ([0, 1], 0), ([2], 0), ([3], 3)]
+    assert len(set(server.names)) == 1
+
+
+def test_piece_that_fails_is_told_of_its_own_messages_and_not_of_those_that_went_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("heapline.client.numbered.BATCH_BYTES", 10)
+    server = Server(None, DeadlineExceeded("x"))
+    results = run(numbered(server).send(batch(*[b"12345"] * 4), False, 30.0))
+    assert [r.id for r in results] == [100, 101, 0, 0]
+    assert [type(r.error) for r in results[2:]] == [DeadlineExceeded] * 2

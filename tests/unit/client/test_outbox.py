@@ -192,6 +192,20 @@ async def test_row_that_its_topic_refuses_stays_with_the_reason_and_the_others_g
     assert all("PayloadTooLarge" in error for error in errors)
 
 
+async def test_row_that_is_no_message_keeps_nobody_else_waiting(engine: Engine, hl: MemoryBroker) -> None:
+    write(engine, b"1", b"2", b"3")
+    with engine.begin() as connection:  # by other hands than `enqueue`
+        connection.execute(update(OUTBOX).where(OUTBOX.c.id == 2).values(headers="{no json"))
+    async with OutboxRelay(engine, hl) as relay:
+        assert await relay.run_once() == 2
+        assert relay.failed == 1
+    assert sorted(payloads(hl)) == [b"1", b"3"]
+    with engine.connect() as connection:
+        (row,) = connection.execute(select(OUTBOX.c.id, OUTBOX.c.error)).all()
+    assert row.id == 2
+    assert "this row is no message (JSONDecodeError): write it with outbox.enqueue" in row.error
+
+
 async def test_run_goes_on_until_it_is_stopped(engine: Engine, hl: MemoryBroker) -> None:
     async with OutboxRelay(engine, hl, poll=60) as relay:
         running = asyncio.ensure_future(relay.run())

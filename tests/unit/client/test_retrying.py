@@ -219,6 +219,23 @@ def test_closed_client_repeats_nothing() -> None:
     assert len(world.tries) == 1
 
 
+@pytest.mark.parametrize("error", [unreached(), UnavailableError("reset"), Closed()], ids=str)
+def test_call_under_way_when_the_client_closes_says_that_it_was_closed_however_its_connection_ends(
+    error: HeaplineError,
+) -> None:
+    world = World(error)
+
+    async def go() -> None:
+        calling = asyncio.ensure_future(world.calls("Stats", pb.Heap()))
+        await asyncio.sleep(0)
+        await world.calls.close()
+        with pytest.raises(Closed):
+            await calling
+
+    run(go())
+    assert len(world.tries) == 1
+
+
 def test_call_that_begins_after_its_deadline_is_not_sent() -> None:
     world = World()
 

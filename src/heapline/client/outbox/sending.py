@@ -8,6 +8,7 @@ from typing import Literal
 from heapline.broker import Broker
 from heapline.client.outbox.rows import ERROR_CHARACTERS, Row
 from heapline.errors import (
+    BadRequest,
     Closed,
     HeaplineError,
     IdempotencyConflict,
@@ -19,6 +20,7 @@ from heapline.errors import (
     Unauthenticated,
 )  # fmt: skip
 from heapline.logs import Log
+from heapline.model import Outgoing
 
 log = Log("heapline.outbox")
 
@@ -73,7 +75,7 @@ async def _try(
     """Send rows as one; all of them go in, or none."""
     try:
         await broker.enqueue_batch(
-            group.topic, [row.outgoing() for row in rows], producer_id=producer_id, epoch=rows[0].epoch,
+            group.topic, [_outgoing(row) for row in rows], producer_id=producer_id, epoch=rows[0].epoch,
             answered_below=group.rows[0].seq,
         )  # fmt: skip
     except StaleEpoch as error:
@@ -100,6 +102,13 @@ async def _try(
         return "waits"
     result.sent += [row.id for row in rows]
     return "sent"
+
+
+def _outgoing(row: Row) -> Outgoing:
+    try:
+        return row.outgoing()
+    except Exception as error:  # not written by `enqueue`: it must not keep all others waiting for ever
+        raise BadRequest(f"this row is no message ({type(error).__name__}): write it with outbox.enqueue") from None
 
 
 def _told(error: Exception) -> str:

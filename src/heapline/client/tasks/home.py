@@ -82,13 +82,22 @@ class Home:
     async def _opened(self, loop: Loop) -> Any:
         opening = self._by_loop.get(loop)
         if opening is None:
-            opening = self._by_loop[loop] = asyncio.ensure_future(self._open())
+            opening = asyncio.ensure_future(self._open())
+            with self._lock:
+                self._drop_those_of_closed_loops()
+                self._by_loop[loop] = opening
         try:
             return await asyncio.shield(opening)
         except BaseException:
             if opening.done() and self._by_loop.get(loop) is opening and (opening.cancelled() or opening.exception()):
                 del self._by_loop[loop]  # the next one tries again
             raise
+
+    def _drop_those_of_closed_loops(self) -> None:
+        """What was opened holds its loop, so none would ever go by itself; Django may make a loop a request."""
+        for loop in [ref() for ref in self._by_loop.keyrefs()]:
+            if loop is not None and loop.is_closed():
+                del self._by_loop[loop]
 
     async def _open(self) -> Any:
         if self.directory is not None:

@@ -24,19 +24,20 @@ RETRY_SHARE = 12  # a failed extension is tried again after this part of the vis
 class Lease:
     """One message that the worker holds."""
 
-    __slots__ = ("_first_ms", "_until", "is_lost", "message", "on_lost")
+    __slots__ = ("_first_ms", "_until", "asked_until", "is_lost", "message", "on_lost")
 
     def __init__(self, message: Message, until: float) -> None:
         self.message = message
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
         self._until = until  # on the loop's clock, of the lease as it was granted
+        self.asked_until = until  # it ends no later than we have asked for, however the broker's clock may jump
         self._first_ms = message._deadline_ms
 
     @property
     def until(self) -> float:
         """When it ends, on the loop's clock: only differences of the broker's own times are used."""
-        return self._until + (self.message._deadline_ms - self._first_ms) / 1000
+        return min(self.asked_until, self._until + (self.message._deadline_ms - self._first_ms) / 1000)
 
 
 class LeaseKeeper:
@@ -102,12 +103,13 @@ class LeaseKeeper:
 
     async def _extend_topic(self, topic: str, messages: list[Message]) -> bool:
         held = {m.id: self._held[topic, m.id] for m in messages}
+        asked_until = asyncio.get_running_loop().time() + self._visibility
         try:
             async with asyncio.timeout(self._visibility / 3):
                 await self._broker.extend(messages, self._visibility)
         except LeaseLost as error:
             for id in error.lost:
-                if (lease := held.get(id)) is not None and self._held.get((topic, id)) is lease:
+                if (lease := held.pop(id, None)) is not None and self._held.get((topic, id)) is lease:
                     self._lose(lease)
         except (HeaplineError, TimeoutError) as error:
             log.warning("leases could not be extended; trying again", topic=topic, error=type(error).__name__)
@@ -115,6 +117,8 @@ class LeaseKeeper:
         except Exception:  # nothing may stop the heartbeat
             log.exception("leases could not be extended; trying again", topic=topic)
             return False
+        for lease in held.values():
+            lease.asked_until = max(lease.asked_until, asked_until)
         return True
 
     def _lose(self, lease: Lease) -> None:

@@ -106,10 +106,13 @@ class Worker:
                 await self._unless_stopped([asyncio.ensure_future(taker) for taker in takers])
             await self._finish()
         finally:
-            await _cancel([keeping, reporting])
-            threads.close()
-            if not shared:
-                await home.close_here()
+            try:
+                await self._stop_what_runs()  # also if this was cancelled
+            finally:
+                await _cancel([keeping, reporting])
+                threads.close()
+                if not shared:
+                    await home.close_here()
         return self.totals
 
     async def _reached(self, broker: Any) -> None:
@@ -156,10 +159,11 @@ class Worker:
         tries = 0
         while not self._stopping.is_set():  # beside its cancellation, should a broker swallow that
             try:
-                await self._take_some(broker, leases, topic)
-                tries = 0
-            except TopicNotFound:
-                await self._app._make_or_raise(broker, topic)
+                try:
+                    await self._take_some(broker, leases, topic)
+                    tries = 0
+                except TopicNotFound:
+                    await self._app._make_or_raise(broker, topic)
             except UnavailableError as error:
                 await self._pause(tries, error)
                 tries += 1
@@ -219,6 +223,10 @@ class Worker:
             return
         log.info("finishing what runs", running=len(tasks), grace=self._grace)
         await asyncio.wait(tasks, timeout=self._grace)
+        await self._stop_what_runs()
+
+    async def _stop_what_runs(self) -> None:
+        assert self._runner is not None
         for run in self._runner.running:
             run.stop("stop")
         if left := [run.task for run in self._runner.running if run.task is not None]:

@@ -1,0 +1,139 @@
+"""The blocking client: one loop for all that is made of it, and nobody waits for ever when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.client.calls import Calls
+from heapline.client.sdk import ConnectedBroker
+from heapline.client.sync import SyncClient
+from heapline.errors import Closed
+from heapline.wire.schema import METHODS
+
+
+class Wire:
+    """In the place of a channel: answers every call with nothing, or never."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.silent = False
+        self.calls: list[tuple[str, float]] = []
+        self.loops: set[Any] = set()
+
+    async def __call__(self, name: str, request: Any, seconds: float) -> Any:
+        self.calls.append((name, seconds))
+        self.loops.add(asyncio.get_running_loop())
+        self.asked.set()
+        if self.silent:
+            await asyncio.sleep(3600)
+        return METHODS[name].response()
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    wire = Wire()
+
+    def make(self: ConnectedBroker, endpoint: str) -> Calls:
+        return wire  # type: ignore[return-value]
+
+    monkeypatch.setattr(ConnectedBroker, "_make_calls", make)
+    return wire
+
+
+def made() -> SyncClient:
+    return heapline.connect_sync("localhost:1", deadline=30)
+
+
+def test_client_with_another_deadline_runs_where_the_client_runs_whichever_is_used_first(wire: Wire) -> None:
+    with made() as hl:
+        quick = hl.within(2)
+        quick.list_topics()
+        hl.list_topics()
+        quick.list_topics()
+        assert [round(seconds) for _, seconds in wire.calls] == [2, 30, 2]
+        assert len(wire.loops) == 1
+    with pytest.raises(Closed):
+        quick.list_topics()
+
+
+def test_thread_that_waits_for_an_answer_is_told_when_another_closes_the_client(wire: Wire) -> None:
+    wire.silent = True
+    hl = made()
+    told: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            hl.list_topics()
+        except Exception as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert wire.asked.wait(20)
+    hl.close()
+    waiting.join(20)
+    assert [type(error) for error in told] == [Closed]
+
+
+def test_closed_client_is_good_again_when_it_is_entered_anew(wire: Wire) -> None:
+    hl = made()
+    for _ in range(2):
+        with hl:
+            assert hl.list_topics() == []
+        with pytest.raises(Closed):
+            hl.list_topics()
+
+
+def test_threads_may_use_and_close_one_client_at_the_same_time(wire: Wire) -> None:
+    for _ in range(20):
+        hl, odd = made(), list[BaseException]()
+
+        def use(hl: SyncClient = hl, odd: list[BaseException] = odd) -> None:
+            try:
+                for _ in range(5):
+                    hl.list_topics()
+                hl.close()
+            except Closed:
+                pass
+            except BaseException as error:
+                odd.append(error)
+
+        threads = [threading.Thread(target=use, daemon=True) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+        assert odd == []
+
+
+def test_iteration_collected_in_the_clients_own_thread_does_not_wait_for_itself(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless:
+        async def __anext__(self) -> object:
+            return object()
+
+    monkeypatch.setattr(ConnectedBroker, "consume", lambda *_, **options: Endless())
+    ended = threading.Event()
+
+    async def collect(held: list[Any]) -> None:
+        held.clear()
+        ended.set()
+
+    with made() as hl:
+        messages = [hl.consume("jobs")]
+        next(messages[0])
+        asking = threading.Thread(target=lambda: hl._run(collect(messages)), daemon=True)
+        asking.start()
+        assert ended.wait(20)
+        asking.join(20)
+        assert hl.list_topics() == []
