@@ -27,7 +27,7 @@ CONCURRENCY = {"concurrency": str(targets.CONCURRENCY)}
 
 
 def run(quick: bool, directory: Path, peers: Sequence[str]) -> Iterator[Figure | Step]:
-    rounds, seconds = (3, 1.5) if quick else (5, 3.0)
+    rounds, seconds = (1, 2.0) if quick else (5, 3.0)
     with heapline_server(directory / "ours") as server:
         yield Step(WHAT, 0, len(peers) + 1)
         yield from alone(server, rounds, seconds)
