@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.peers.awa import Awa
 from benchmarks.peers.beanstalkd import Beanstalkd
-from benchmarks.peers.celery import Celery
+from benchmarks.peers.celery import Celery, CeleryEverysec
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.postgres import Postgres
 from benchmarks.peers.procrastinate import Procrastinate
@@ -22,4 +22,9 @@ PEERS: dict[str, type[Peer]] = {
     "procrastinate": Procrastinate,
 }
 #: Those that call a handler for each message.
-TASK_PEERS: dict[str, type[Peer]] = {"awa": Awa, "procrastinate": Procrastinate, "celery": Celery}
+TASK_PEERS: dict[str, type[Peer]] = {
+    "awa": Awa,
+    "procrastinate": Procrastinate,
+    "celery": Celery,
+    "celery-everysec": CeleryEverysec,
+}

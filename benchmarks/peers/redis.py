@@ -19,6 +19,7 @@ from benchmarks.server.spawned import answers, child, free_port, wait_for
 class Redis:
     driver: ClassVar[str] = "redis"
     clients: ClassVar[tuple[str, ...]] = ("redis", "hiredis", "uvloop")
+    fsync: ClassVar[str] = "always"
     durability: ClassVar[str] = "every script: append-only file with an fsync before the answer (appendfsync always)"
 
     def __init__(self, home: Path) -> None:
@@ -51,7 +52,7 @@ class Redis:
         port, said = free_port(), directory / "log"
         command = [
             self._program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory.resolve()),
-            "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+            "--appendonly", "yes", "--appendfsync", self.fsync, "--save", "",
         ]  # fmt: skip
         with said.open("w") as log, child(command, log) as process:
             wait_for(process, said, lambda: answers(port))

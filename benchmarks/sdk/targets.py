@@ -13,7 +13,7 @@ SINGLES_PER_S = 15_000
 #: Tasks with an empty async handler: so many at once, so many a second, and how many times as fast as each peer.
 CONCURRENCY = 64
 TASKS_PER_S = 8_000
-PEERS = {"awa": 5.0, "procrastinate": 10.0, "celery": 10.0}
+PEERS = {"awa": 5.0, "procrastinate": 10.0, "celery": 10.0, "celery-everysec": 10.0}
 #: (tasks a batch, batches under way): so much waits all the time. Slow peers would take long for more.
 TASK_BATCHES = (100, 4)
 

@@ -33,7 +33,7 @@ def run(quick: bool, directory: Path, peers: Sequence[str]) -> Iterator[Figure |
         yield from alone(server, rounds, seconds)
         for number, name in enumerate(peers):
             yield Step(f"{name}: installing", number + 1, len(peers) + 1)
-            peer = TASK_PEERS[name](HOME / name)
+            peer = TASK_PEERS[name](HOME / name.partition("-")[0])
             about = {"peer": name, "durability": peer.durability}
             try:
                 peer.install()
