@@ -56,7 +56,7 @@ def test_worker_leases_as_many_as_it_has_places_for_and_no_more(concurrency: int
             await world.until(lambda: worker.running == concurrency)
             await asyncio.sleep(10)
             assert (await world.counts())[2] == concurrency
-        assert await world.counts() == (50 - concurrency, 0, 0, 0)  # drained: what ran was finished, nothing else was begun
+        assert await world.counts() == (50 - concurrency, 0, 0, 0)  # drained: what ran was finished, no more was begun
 
     in_world(scenario)
 
