@@ -11,7 +11,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from benchmarks import harness, ratios, report
 from benchmarks.harness import Row, Step
-from benchmarks.server.targets import PEERS
+from benchmarks.sdk import targets as sdk
+from benchmarks.server import targets as server
+
+#: Which suites run next to others, and which.
+PEERS: dict[str, tuple[str, ...]] = {"server": tuple(server.PEERS), "sdk": tuple(sdk.PEERS)}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -20,14 +24,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="smaller sizes: a suite in under 45 s, `server` with all peers in three minutes",
+        help="smaller sizes: a suite in under 45 s, `server` and `sdk` with all peers in three minutes",
     )
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="only this module of the suite; may be repeated"
     )
     parser.add_argument(
-        "--peers", type=_names, default=tuple(PEERS), metavar="NAMES",
-        help=f"which others `server` runs next to ours, by commas: {', '.join(PEERS)} (all); \"\" for none",
+        "--peers", type=_names, metavar="NAMES",
+        help="which others run next to ours, by commas (all); \"\" for none. "
+        + "; ".join(f"`{suite}`: {', '.join(names)}" for suite, names in PEERS.items()),
     )  # fmt: skip
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one object a line: " + ", ".join(report.JSON_KEYS))
@@ -41,8 +46,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     unknown = set(options.only or ()) - set(known)
     if unknown:
         parser.error(f"{options.suite} has no {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-    if strangers := set(options.peers) - PEERS.keys():
-        parser.error(f"there is no peer {', '.join(sorted(strangers))}; there are {', '.join(PEERS)}")
+    there = PEERS.get(options.suite, ())
+    options.peers = there if options.peers is None else options.peers
+    if strangers := set(options.peers) - set(there):
+        parser.error(f"{options.suite} has no peer {', '.join(sorted(strangers))}; it has {', '.join(there) or 'none'}")
     return options
 
 

@@ -34,13 +34,14 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.idle",
         "benchmarks.server.memory", "benchmarks.server.next_to_peers",
     ),
+    "sdk": ("benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.tasks"),
 }  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
 TIMEOUT_S = 1800
 TIMEOUT_QUICK_S = 120
-#: This one first fetches and installs what it compares with.
-TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S}
+#: These first fetch and install what they compare with.
+TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S, "benchmarks.sdk.tasks": TIMEOUT_S}
 
 #: On the disk of the working directory: a temporary directory may be memory, and would flatter every fsync.
 SCRATCH = Path(".bench")

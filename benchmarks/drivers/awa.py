@@ -1,4 +1,4 @@
-"""Drives awa: COPY in, 256 workers in this process, a database of its own for each run."""
+"""Drives awa: COPY in, 256 workers in this process unless told otherwise, a database of its own for each run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def work(job: Job, window: Window) -> Outcome:
     async def handle(message: object) -> None:
         load.worked_off()
 
-    await client.start([(QUEUE, WORKERS)])
+    await client.start([(QUEUE, int(job.options.get("concurrency", WORKERS)))])
     try:
         return await window.measure(load.turn)
     finally:

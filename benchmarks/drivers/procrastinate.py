@@ -26,12 +26,13 @@ async def work(job: Job, window: Window) -> Outcome:
     async def handle(payload: str) -> None:
         load.worked_off()
 
+    concurrency = int(job.options.get("concurrency", CONCURRENCY))
     batch = [{"payload": TEXT}] * job.batch
     load = Outstanding(job, lambda: handle.batch_defer_async(*batch))
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
         worker = asyncio.create_task(
-            app.run_worker_async(queues=[QUEUE], concurrency=CONCURRENCY, install_signal_handlers=False)
+            app.run_worker_async(queues=[QUEUE], concurrency=concurrency, install_signal_handlers=False)
         )
         try:
             return await window.measure(load.turn)

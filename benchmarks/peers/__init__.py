@@ -1,12 +1,14 @@
 """Other people's queues, each as fast as its own means allow and as durable as ours: what ours is measured next to.
 
-One file a peer. `PEERS` names them all; what they have in common is peer.py, how they come here install.py.
+One file a peer. `PEERS` names those of `server`, `TASK_PEERS` those of `sdk`; what they have in common is peer.py, how
+they come here install.py.
 """
 
 from __future__ import annotations
 
 from benchmarks.peers.awa import Awa
 from benchmarks.peers.beanstalkd import Beanstalkd
+from benchmarks.peers.celery import Celery, CeleryEverysec
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.postgres import Postgres
 from benchmarks.peers.procrastinate import Procrastinate
@@ -18,4 +20,11 @@ PEERS: dict[str, type[Peer]] = {
     "postgres": Postgres,
     "awa": Awa,
     "procrastinate": Procrastinate,
+}
+#: Those that call a handler for each message.
+TASK_PEERS: dict[str, type[Peer]] = {
+    "awa": Awa,
+    "procrastinate": Procrastinate,
+    "celery": Celery,
+    "celery-everysec": CeleryEverysec,
 }

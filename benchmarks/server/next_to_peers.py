@@ -6,6 +6,7 @@ A peer that cannot be had, or fails, is a row that says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from benchmarks.drivers.window import Job, Outcome
@@ -48,14 +49,19 @@ def in_turns(
     peer: Peer, directory: Path, server: Serving, rounds: int, seconds: float
 ) -> tuple[list[Outcome], list[Outcome]]:
     theirs, ours = [], []
-    directory.mkdir()
-    for above in (directory, directory.parent):
-        above.chmod(0o711)  # PostgreSQL may run as somebody else
-    with peer.start(directory) as running:
+    with opened(peer, directory) as running:
         for _ in range(rounds):
             theirs.append(drive(peer.driver, peer_job(running, seconds), running.python))
             ours.append(drive("ours", job_of(server, "lifecycle", SHAPE, seconds)))
     return theirs, ours
+
+
+def opened(peer: Peer, directory: Path) -> AbstractContextManager[Running]:
+    """The peer's server, on a new directory."""
+    directory.mkdir()
+    for above in (directory, directory.parent):
+        above.chmod(0o711)  # PostgreSQL may run as somebody else
+    return peer.start(directory)
 
 
 def peer_job(running: Running, seconds: float) -> Job:

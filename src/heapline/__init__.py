@@ -7,74 +7,74 @@
 ...         await hl.enqueue("jobs", b"hello", priority=5)
 ...         for m in await hl.pop("jobs"):
 ...             await m.ack()
+
+Nothing is loaded before it is used: what a name stands for is imported when somebody asks for it.
 """
 
-import typing as _typing
-
-from heapline.broker import Broker
-from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
-from heapline.engine import open, open_sync
-from heapline.errors import (
-    BadName,
-    BadRequest,
-    BatchDecided,
-    BatchInDoubt,
-    Closed,
-    ConfirmationNeeded,
-    ConflictError,
-    CorruptionError,
-    DeadlineExceeded,
-    DirectoryLocked,
-    HeaplineError,
-    IdempotencyConflict,
-    JournalCorrupt,
-    LeaseLost,
-    MessageLeased,
-    MessageNotFound,
-    PayloadTooLarge,
-    PermissionDenied,
-    RateLimited,
-    RecordCorrupt,
-    RequestError,
-    ResourceExhausted,
-    SnapshotCorrupt,
-    StaleEpoch,
-    StaleSequence,
-    StorageFull,
-    TopicExists,
-    TopicNotFound,
-    TopicReloading,
-    Unauthenticated,
-    UnavailableError,
-    UnknownFormat,
-    UnknownPart,
-)  # fmt: skip
-from heapline.model import (
-    BatchInfo,
-    DepthBucket,
-    DlqFilter,
-    DueBucket,
-    Enqueued,
-    LatencyHistogram,
-    LeaseRef,
-    LogEvent,
-    LogFrame,
-    Message,
-    MessageInfo,
-    Outgoing,
-    PartitionStats,
-    SpineStats,
-    TopicInfo,
-    TopicStats,
-)  # fmt: skip
-from heapline.producer import Producer
-
-if _typing.TYPE_CHECKING:
+TYPE_CHECKING = False  # type checkers take it for True; typing itself would be half of what is loaded here
+if TYPE_CHECKING:
     from heapline import outbox as outbox
+    from heapline.broker import Broker
     from heapline.client.connecting import connect, connect_from_env, connect_sync
     from heapline.client.consuming import consume
     from heapline.client.target import ClientTls
     from heapline.client.tasks import App, Bury, Retry
+    from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
+    from heapline.engine import open, open_sync
+    from heapline.errors import (
+        BadName,
+        BadRequest,
+        BatchDecided,
+        BatchInDoubt,
+        Closed,
+        ConfirmationNeeded,
+        ConflictError,
+        CorruptionError,
+        DeadlineExceeded,
+        DirectoryLocked,
+        HeaplineError,
+        IdempotencyConflict,
+        JournalCorrupt,
+        LeaseLost,
+        MessageLeased,
+        MessageNotFound,
+        PayloadTooLarge,
+        PermissionDenied,
+        RateLimited,
+        RecordCorrupt,
+        RequestError,
+        ResourceExhausted,
+        SnapshotCorrupt,
+        StaleEpoch,
+        StaleSequence,
+        StorageFull,
+        TopicExists,
+        TopicNotFound,
+        TopicReloading,
+        Unauthenticated,
+        UnavailableError,
+        UnknownFormat,
+        UnknownPart,
+    )  # fmt: skip
+    from heapline.model import (
+        BatchInfo,
+        DepthBucket,
+        DlqFilter,
+        DueBucket,
+        Enqueued,
+        LatencyHistogram,
+        LeaseRef,
+        LogEvent,
+        LogFrame,
+        Message,
+        MessageInfo,
+        Outgoing,
+        PartitionStats,
+        SpineStats,
+        TopicInfo,
+        TopicStats,
+    )  # fmt: skip
+    from heapline.producer import Producer
 
 __version__ = "0.1.0"
 
@@ -91,30 +91,44 @@ __all__ = [
     "connect", "connect_from_env", "connect_sync", "consume", "open", "open_sync",
 ]  # fmt: skip
 
-#: Where names are that `import heapline` does not load: whoever asks for one gets it.
-_ELSEWHERE = {
-    "App": "heapline.client.tasks",
-    "Bury": "heapline.client.tasks",
-    "ClientTls": "heapline.client.target",
-    "connect": "heapline.client.connecting",
-    "connect_from_env": "heapline.client.connecting",
-    "connect_sync": "heapline.client.connecting",
-    "consume": "heapline.client.consuming",
-    "Retry": "heapline.client.tasks",
-}
+#: Where names are.
+_HOMES = {
+    "heapline.broker": ("Broker",),
+    "heapline.client.connecting": ("connect", "connect_from_env", "connect_sync"),
+    "heapline.client.consuming": ("consume",),
+    "heapline.client.target": ("ClientTls",),
+    "heapline.client.tasks": ("App", "Bury", "Retry"),
+    "heapline.config": ("Aging", "Backoff", "BrokerConfig", "TopicConfig", "aging"),
+    "heapline.engine": ("open", "open_sync"),
+    "heapline.errors": (
+        "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "Closed", "ConfirmationNeeded", "ConflictError",
+        "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "HeaplineError", "IdempotencyConflict",
+        "JournalCorrupt", "LeaseLost", "MessageLeased", "MessageNotFound", "PayloadTooLarge", "PermissionDenied",
+        "RateLimited", "RecordCorrupt", "RequestError", "ResourceExhausted", "SnapshotCorrupt", "StaleEpoch",
+        "StaleSequence", "StorageFull", "TopicExists", "TopicNotFound", "TopicReloading", "Unauthenticated",
+        "UnavailableError", "UnknownFormat", "UnknownPart",
+    ),
+    "heapline.model": (
+        "BatchInfo", "DepthBucket", "DlqFilter", "DueBucket", "Enqueued", "LatencyHistogram", "LeaseRef", "LogEvent",
+        "LogFrame", "Message", "MessageInfo", "Outgoing", "PartitionStats", "SpineStats", "TopicInfo", "TopicStats",
+    ),
+    "heapline.producer": ("Producer",),
+}  # fmt: skip
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_ROOMS = ("broker", "config", "engine", "errors", "model", "outbox", "producer")  # also by `import heapline` alone
 
+if not TYPE_CHECKING:  # else a type checker would find every name here, also those that are misspelled
 
-def __getattr__(name: str) -> _typing.Any:
-    import importlib
+    def __getattr__(name: str) -> object:
+        import importlib
 
-    if name == "outbox":
-        return importlib.import_module("heapline.outbox")
-    module = _ELSEWHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module 'heapline' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(module), name)
-    return value
+        if name in _ROOMS:
+            return importlib.import_module(f"heapline.{name}")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'heapline' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() | _ELSEWHERE.keys())
+    return sorted({*globals(), *_HOME_OF, *_ROOMS} - {"TYPE_CHECKING"})

@@ -95,6 +95,27 @@ def test_importing_heapline_leaves_the_command_line_alone() -> None:
     assert not {"typer", "rich", "pydantic", "pytest", "hypothesis"} & set(loaded)
 
 
+def test_importing_heapline_loads_only_what_is_asked_for() -> None:
+    program = (
+        "import sys, heapline; loaded = set(sys.modules)\n"
+        "assert not {name for name in loaded if name.startswith('heapline.')}\n"
+        "assert not {'numpy', 'asyncio', 'msgspec', 'grpc'} & loaded\n"
+        "assert heapline.TopicNotFound is heapline.errors.TopicNotFound\n"
+        "assert heapline.Outgoing is heapline.model.Outgoing\n"
+        "assert 'numpy' not in sys.modules\n"
+        "heapline.connect\n"
+        "assert 'heapline.engine.embedded' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_name_that_does_not_exist_is_no_attribute() -> None:
+    for module in (heapline, heapline.engine):
+        with pytest.raises(AttributeError, match="no attribute 'conect'"):
+            module.conect  # noqa: B018
+    assert heapline.engine.SyncBroker.__module__ == "heapline.engine.sync"
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 COUNT_MAX = 1000  # messages or leases in one batch
+FEW = 2  # times as many make a crowd
 BYTES_MAX = 1 << 20  # of payloads in one batch; a larger one goes alone
 
 
@@ -69,21 +70,56 @@ class Gathering:
         return [single for single in self._waiting if not single.future.done()]
 
 
+class Crowd:
+    """Keeps callers together that go the same way: what all lanes of a topic know of each other.
+
+    Of hundreds that enqueue, take and ack, a few are always ahead. By themselves they would cost as many calls as all
+    the others, for ever. So a few wait for an answer that is under way, and the others catch up. Where no more than a
+    few were seen lately, nobody waits.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0  # of what went together lately
+        self._under_way = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def gathered(self, count: int) -> None:
+        """So many would go now."""
+        if 0 < count * FEW < self._size and self._under_way:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def left(self, count: int) -> None:
+        self._size = max(count, self._size // 2)
+        self._under_way += 1
+
+    def came_back(self) -> None:
+        self._under_way -= 1
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+
 class Lane:
     def __init__(
         self, gathering: Gathering, carry: Callable[[list[Single]], Awaitable[None]],
         own: Callable[[Coroutine[Any, Any, None]], None], give_up: Callable[[bool], Exception], width: int = 1,
+        crowd: Crowd | None = None,
     ) -> None:  # fmt: skip
         self._gathering, self._carry, self._own = gathering, carry, own
         self._give_up = give_up  # what a call is told whose time is over, sent or not
         self._width = width  # batches under way at a time; only with one of them are calls carried out in order
+        self._crowd = crowd or Crowd()
         self._running = 0
         self._under_way: list[Single] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # to ask which one runs is a system call
 
     def put(self, what: Any, until: float, nbytes: int = 0, count: int = 1) -> asyncio.Future[Any]:
         """A future of the answer. Whoever cancels it before it is sent has sent nothing."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._gathering.add(Single(what, future, until, nbytes, count))
         if self._timer is None:
@@ -95,13 +131,18 @@ class Lane:
 
     async def _run(self) -> None:
         try:
-            while batch := self._gathering.take():
+            while True:
+                await self._crowd.gathered(len(self._gathering))
+                if not (batch := self._gathering.take()):
+                    break
                 self._under_way += batch
+                self._crowd.left(len(batch))
                 try:
                     await self._carry(batch)
                 except Exception as error:
                     fail(batch, error)
                 finally:
+                    self._crowd.came_back()
                     self._under_way = [s for s in self._under_way if not s.future.done()] if self._width > 1 else []
         finally:
             self._running -= 1

@@ -147,9 +147,6 @@ def _key(api_key: str) -> str:
 
 
 def _need_grpc() -> None:
-    # gRPC's own handlers of forks wake threads in the child, which end it with a segmentation fault one time in five,
-    # whatever the child does. Without them it lives, as long as it lets gRPC alone: forking.py sees to that.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         import grpc  # noqa: F401
     except ImportError:

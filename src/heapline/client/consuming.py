@@ -33,6 +33,7 @@ PREFETCH_MAX = 100_000
 POP_WAIT = 20.0  # seconds that one pop waits, where there are no streams
 CLOSE_SECONDS = 2.0  # for what the server had on its way
 EXTEND_BATCH = 1000
+CROWD = 32  # asking or at work, for each that is fetched ahead; for more than that it would be no help
 VISIBILITY = 30.0  # of a topic that is not listed for this caller
 
 
@@ -152,10 +153,10 @@ class Feed:
         except asyncio.CancelledError:
             if asker.done() and not asker.cancelled():
                 self._wake(1)  # it was told of a message, and leaves it to another
+            else:
+                with contextlib.suppress(ValueError):  # whoever is told, _wake takes out
+                    self._askers.remove(asker)
             raise
-        finally:
-            with contextlib.suppress(ValueError):
-                self._askers.remove(asker)
 
     def _wake(self, count: int) -> None:
         while self._askers and count:
@@ -226,12 +227,18 @@ class Feed:
     async def _credits(self) -> AsyncIterator[int]:
         while not self._closing.is_set():
             self._wanted.clear()
-            count = self._prefetch + len(self._askers) - len(self._here) - self._granted
+            count = self._ahead() + len(self._askers) - len(self._here) - self._granted
             if count > 0:
                 self._granted += count
                 yield count
             else:
                 await self._wanted.wait()
+
+    def _ahead(self) -> int:
+        """How many to fetch that nobody asks for yet. For a crowd none: one that came before the others would be taken,
+        acked and followed by the next in calls of its own, for ever."""
+        crowd = len(self._leases) + len(self._askers)
+        return self._prefetch if self._prefetch * CROWD >= crowd else 0
 
     def _arrived(self, messages: list[Message]) -> None:
         good_until = self._now() + self._seconds

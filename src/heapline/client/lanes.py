@@ -7,10 +7,11 @@ coalescing.py, and how often it is sent retrying.py.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
+from heapline.client.coalescing import Crowd, Gathering, Lane, Single, answer, refuse
 from heapline.client.numbered import Numbered
 from heapline.client.numbering import one_name
 from heapline.client.patience import IN_DOUBT, UNSENT, out_of_time
@@ -28,6 +29,8 @@ Own = Callable[[Coroutine[Any, Any, None]], None]
 class Lanes:
     def __init__(self, calls: RetryingCalls, own: Own, deadline: float) -> None:
         self._calls, self._own, self._deadline = calls, own, deadline
+        self._loop = asyncio.get_running_loop()
+        self._crowds: defaultdict[str, Crowd] = defaultdict(Crowd)
         self._numbers: dict[str, Numbered] = {}
         self._enqueues: dict[str, Lane] = {}
         self._batches: dict[str, Lane] = {}
@@ -35,7 +38,7 @@ class Lanes:
 
     def enqueue(self, topic: str, message: Outgoing) -> asyncio.Future[Enqueued]:
         lane = self._enqueues.get(topic) or self._lane_of_enqueues(topic)
-        return lane.put(message, self._calls.until(), len(message.payload))
+        return lane.put(message, self._until(), len(message.payload))
 
     def enqueue_batch(self, topic: str, messages: list[Outgoing]) -> Awaitable[list[Enqueued]]:
         """All or none of them."""
@@ -43,7 +46,7 @@ class Lanes:
         if len(messages) > JOINED_MAX or nbytes > JOINED_BYTES_MAX:
             return self.send(topic, messages, True)
         lane = self._batches.get(name) or self._lane_of_batches(name)
-        return lane.put(messages, self._calls.until(), nbytes, len(messages))
+        return lane.put(messages, self._until(), nbytes, len(messages))
 
     def send(self, topic: str, messages: list[Outgoing], atomic: bool) -> Awaitable[list[Enqueued]]:
         """Numbered like all others, but in a call of its own."""
@@ -51,7 +54,11 @@ class Lanes:
 
     def ack(self, topic: str, id: int, token: int) -> asyncio.Future[None]:
         lane = self._acks.get(topic) or self._lane_of_acks(topic)
-        return lane.put((id, token), self._calls.until())
+        return lane.put((id, token), self._until())
+
+    def _until(self) -> float:
+        """Calls that have a deadline of their own do not come here."""
+        return self._loop.time() + self._deadline
 
     def end(self, error: Exception) -> None:
         for lane in (*self._enqueues.values(), *self._batches.values(), *self._acks.values()):
@@ -62,11 +69,11 @@ class Lanes:
             self._numbers[topic] = Numbered(topic, self._calls)
         return self._numbers[topic]
 
-    def _lane(self, name: str, carry: Carry, *, width: int = 1, **gathering: Any) -> Lane:
+    def _lane(self, name: str, carry: Carry, *, width: int = 1, crowd: Crowd | None = None, **gathering: Any) -> Lane:
         def give_up(sent: bool) -> Exception:
             return out_of_time(name, self._deadline, IN_DOUBT if sent else UNSENT)
 
-        return Lane(Gathering(**gathering), carry, self._own, give_up, width)
+        return Lane(Gathering(**gathering), carry, self._own, give_up, width, crowd)
 
     def _lane_of_enqueues(self, topic: str) -> Lane:
         name = one_name(topic)
@@ -80,7 +87,7 @@ class Lanes:
                 else:
                     refuse(single, result.error)
 
-        lane = self._enqueues.get(name) or self._lane("EnqueueBatch", carry)
+        lane = self._enqueues.get(name) or self._lane("EnqueueBatch", carry, crowd=self._crowds[name])
         self._enqueues[name] = self._enqueues[topic] = lane
         return lane
 
@@ -115,7 +122,8 @@ class Lanes:
                     answer(single, None)
 
         # An answer names lost leases by message: two leases of one message are not told apart in it.
-        lane = self._acks[topic] = self._lane("Ack", carry, apart=lambda lease: lease[0])
+        crowd = self._crowds[one_name(topic)]
+        lane = self._acks[topic] = self._lane("Ack", carry, crowd=crowd, apart=lambda lease: lease[0])
         return lane
 
 

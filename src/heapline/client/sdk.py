@@ -101,7 +101,8 @@ class ConnectedBroker(WireBroker):
 
     @property
     def lanes(self) -> Lanes:
-        self.calls  # noqa: B018 - it begins here
+        if self._loop is not asyncio.get_running_loop() or self._lanes is None:
+            self._begin()
         assert self._lanes is not None
         return self._lanes
 

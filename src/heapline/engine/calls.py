@@ -9,13 +9,14 @@ from asyncio import Future
 from typing import Any, NamedTuple
 
 from heapline.config import TopicConfig
+from heapline.core.record import ROW
 from heapline.engine.columns import Columns, join
 from heapline.errors import BadRequest
-from heapline.journal.block import ROW_BYTES
 from heapline.model import Outgoing
 
 BATCH_BYTES_MAX = 15 << 20  # what one unit takes
 BYTES_PER_PARTITION = 768  # an upper bound of what a call's share in one partition adds to its unit
+ROW_BYTES = ROW.itemsize
 EVENT_BYTES_PER_ROW = 64  # an upper bound of what one row adds to an event: sequences, hashes, fingerprints
 
 

@@ -32,7 +32,7 @@ class CallShare:
     ) -> None:  # fmt: skip
         self.partition = partition
         self._index = index
-        self._columns = columns.subset(index.tolist())
+        self._columns = columns if len(index) == columns.count else columns.subset(index.tolist())
         self._prints = prints[index]
         self._identity = call.identity
         count = len(index)
@@ -126,7 +126,7 @@ class CallShare:
 
     def build(self, now: Now, in_turn: bool = True) -> tuple[Any, Block, EnqueuedEvent, I64 | None]:
         new = np.flatnonzero(self.new)
-        part = self._columns.subset(new.tolist())
+        part = self._columns if len(new) == len(self._index) else self._columns.subset(new.tolist())
         rows, smalls = part.fill(now.steady, now.wall)
         rows["id"] = self._ids[new] = self.partition.ids.take(len(new), now.steady)
         event = EnqueuedEvent(0, 0, len(new), 0)

@@ -7,7 +7,7 @@ be is the broker's to say. Items, for clients written by hand, are turned into t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import accumulate, pairwise, repeat, starmap
 from typing import Any
@@ -103,7 +103,7 @@ def pack_outgoing(messages: Sequence[Outgoing]) -> Any:
     if any(m.idempotency_scope is not None for m in messages):
         columns.idempotency_scopes = bytes([SCOPES.index(m.idempotency_scope) for m in messages])
     if any(m.headers for m in messages):
-        columns.headers.extend([pb.Headers(values=dict(m.headers or {})) for m in messages])
+        columns.headers.extend(_pack_headers([m.headers for m in messages]))
     return columns
 
 
@@ -180,7 +180,25 @@ def _headers(values: Any, count: int) -> list[dict[str, str] | None] | None:
         return None
     if len(values) != count:
         raise BadRequest(f"headers has {len(values)} values for {count} messages: give none, or one each")
-    return [dict(v.values) or None for v in values]
+    read: dict[bytes, dict[str, str]] = {}
+    found: list[dict[str, str] | None] = []
+    for value in values:
+        if (headers := read.get(spelled := value.SerializeToString())) is None:
+            headers = read[spelled] = dict(value.values)
+        found.append(headers.copy() or None)  # whoever holds a message may change them
+    return found
+
+
+def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> list[Any]:
+    """Messages of a batch mostly have the same ones. A protobuf map costs microseconds, to look for one does not."""
+    packed: dict[tuple[tuple[str, str], ...], Any] = {}
+    found = []
+    for each in headers:
+        pairs = tuple(each.items()) if each else ()
+        if (made := packed.get(pairs)) is None:
+            made = packed[pairs] = pb.Headers(values=dict(pairs))
+        found.append(made)
+    return found
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------
@@ -199,7 +217,7 @@ def pack_popped(popped: Popped) -> Any:
     if popped.fairness_keys is not None and any(popped.fairness_keys):
         columns.fairness_keys.extend([k or "" for k in popped.fairness_keys])
     if popped.headers is not None and any(popped.headers):
-        columns.headers.extend([pb.Headers(values=h or {}) for h in popped.headers])
+        columns.headers.extend(_pack_headers(popped.headers))
     return columns
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.client.coalescing import Gathering, Lane, Single, answer, refuse
+from heapline.client.coalescing import Crowd, Gathering, Lane, Single, answer, refuse
 from heapline.errors import HeaplineError, TopicNotFound, UnavailableError
 from heapline.testing.loop import run
 
@@ -55,14 +55,16 @@ def test_batches_hold_all_that_is_waited_for_in_order_and_within_the_caps(
 class Road:
     """Carries batches when it is told to, and remembers them."""
 
-    def __init__(self, **caps: Any) -> None:
+    def __init__(self, crowd: Crowd | None = None, **caps: Any) -> None:
         self.batches: list[list[Any]] = []
         self.errors: dict[Any, Exception] = {}
         self.failure: Exception | None = None
         self.open = asyncio.Event()
         self.open.set()
         self._tasks: list[asyncio.Future[None]] = []
-        self.lane = Lane(Gathering(**caps), self._carry, self._own, lambda sent: TimeoutError(f"{sent=}"))
+        self.lane = Lane(
+            Gathering(**caps), self._carry, self._own, lambda sent: TimeoutError(f"{sent=}"), crowd=crowd
+        )  # fmt: skip
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
@@ -97,6 +99,53 @@ async def test_calls_of_one_turn_go_together_and_those_that_come_meanwhile_in_th
     assert road.batches == [["a", "b"], ["c", "d", "e"]]
     await road.lane.put("f", FAR)
     assert road.batches[2:] == [["f"]], "an idle lane starts again"
+
+
+async def test_few_wait_for_a_crowd_that_is_under_way_and_go_with_it() -> None:
+    crowd = Crowd()
+    enqueues, acks = Road(crowd), Road(crowd)
+    acks.open.clear()
+    many = [acks.lane.put(what, FAR) for what in "abcde"]
+    await steps()
+    few = enqueues.lane.put("ahead", FAR)
+    await steps()
+    assert enqueues.batches == []
+
+    async def next_call(acked: asyncio.Future[Any]) -> None:
+        await enqueues.lane.put((await acked).removeprefix("done "), FAR)
+
+    following = [asyncio.ensure_future(next_call(acked)) for acked in many]
+    await steps()
+    acks.open.set()
+    await asyncio.gather(few, *following)
+    assert enqueues.batches == [["ahead", *"abcde"]]
+
+
+async def test_few_do_not_wait_for_few() -> None:
+    crowd = Crowd()
+    enqueues, acks = Road(crowd), Road(crowd)
+    acks.open.clear()
+    acked = [acks.lane.put(what, FAR) for what in "ab"]
+    await steps()
+    assert await enqueues.lane.put("c", FAR) == "done c", "half as many are no crowd"
+    acks.open.set()
+    await asyncio.gather(*acked)
+
+
+async def test_few_that_wait_for_a_crowd_go_on_if_it_fails_and_are_told_in_time_if_it_hangs() -> None:
+    crowd = Crowd()
+    enqueues, acks = Road(crowd), Road(crowd)
+    acks.open.clear()
+    acks.failure = UnavailableError("gone")
+    many = [acks.lane.put(what, FAR) for what in "abcde"]
+    await steps()
+    late, few = enqueues.lane.put("late", asyncio.get_running_loop().time()), enqueues.lane.put("few", FAR)
+    with pytest.raises(TimeoutError, match="sent=False"):
+        await late
+    acks.open.set()
+    assert await few == "done few"
+    assert enqueues.batches == [["few"]]
+    assert all(isinstance(error, UnavailableError) for error in await asyncio.gather(*many, return_exceptions=True))
 
 
 async def test_one_that_is_refused_fails_only_its_own_caller() -> None:

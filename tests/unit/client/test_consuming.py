@@ -96,6 +96,19 @@ async def test_messages_come_in_order_and_acking_ends_them(hl: Fragile) -> None:
 
 
 @simulated
+async def test_for_a_crowd_nothing_is_fetched_ahead(hl: Fragile) -> None:
+    await put(hl, 100)
+    async with consume(hl, "jobs", prefetch=1) as messages:
+        held = await asyncio.gather(*(anext(messages) for _ in range(40)))
+        assert await counts(hl) == (60, 40)
+        for message in held[1:]:
+            await message.ack()
+        await anext(messages)
+        await settle(messages, 1)
+        assert await counts(hl) == (58, 3), "few are left: one waits beside the two that are handled"
+
+
+@simulated
 async def test_no_more_is_fetched_ahead_than_prefetch_says(hl: Fragile) -> None:
     await put(hl, 10)
     for prefetch in (0, 1, 4):

@@ -47,6 +47,14 @@ def test_outgoing_messages_come_back_from_columns_as_they_were(messages: list[Ou
     assert unpack_outgoing(packed) == messages
 
 
+@given(st.lists(maybe(st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy"), min_size=1)), max_size=9))
+def test_headers_that_are_alike_stay_each_messages_own(headers: list[dict[str, str] | None]) -> None:
+    packed = pack_outgoing([Outgoing(b"", headers=each) for each in headers])
+    found = [m.headers for m in unpack_outgoing(pb.OutgoingColumns.FromString(packed.SerializeToString()))]
+    assert found == headers
+    assert len({id(each) for each in found if each}) == sum(map(bool, headers))
+
+
 @given(OUTGOING)
 def test_outgoing_message_comes_back_from_an_item_as_it_was(message: Outgoing) -> None:
     assert unpack_item(pb.Outgoing.FromString(pack_item(message).SerializeToString())) == message

@@ -41,6 +41,8 @@ class Arguments:
         self._positional = [
             p.name for p in self._signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY
         ]
+        kinds = {p.kind for p in self._signature.parameters.values()}
+        self._names = list(self._signature.parameters) if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD} else None
         self._encoder = msgspec.json.Encoder(enc_hook=write_foreign)
 
     @cached_property
@@ -71,6 +73,8 @@ class Arguments:
         _ = self._decoder
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if not kwargs and self._names is not None and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))  # as below, in a tenth of the time
         try:
             return dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:

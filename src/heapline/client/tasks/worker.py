@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = Log("heapline.worker")
 POP_WAIT = 20.0  # seconds that one pop waits for work
+POP_LEAST = 16  # places worth a pop of their own
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # between tries to reach a broker; the last one repeats
 CLOSE_SECONDS = 5.0  # for what was cancelled at the end of the grace
 
@@ -60,6 +61,8 @@ class Worker:
         self._abandoned_max = 2 * concurrency if abandoned_max is None else abandoned_max
         self._report_interval = report_interval
         self.slots = Slots(concurrency)
+        # One half of the places is fetched for while the other half works: else either we or the broker would be idle.
+        self._pops_at_once = 2 if len(self.topics) == 1 and concurrency >= 2 * POP_LEAST else 1
         self._stopping = asyncio.Event()
         self._runner: Runner | None = None
         self._holder = f"{socket.gethostname()[:100]}:{os.getpid()}"
@@ -102,7 +105,7 @@ class Worker:
         try:
             await self._unless_stopped([asyncio.ensure_future(self._reached(broker))])
             if not self._stopping.is_set():
-                takers = [self._take(broker, leases, topic) for topic in self.topics]
+                takers = [self._take(broker, leases, topic) for topic in self.topics * self._pops_at_once]
                 await self._unless_stopped([asyncio.ensure_future(taker) for taker in takers])
             await self._finish()
         finally:
@@ -169,9 +172,10 @@ class Worker:
                 tries += 1
 
     async def _take_some(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
-        """A place first, then a message for it, and for every other place that is free."""
+        """A place first, then a message for it, and for every other place that is free; half of them at most, if the
+        other half has its own pop."""
         await self.slots.take()
-        places = 1 + self.slots.take_free(self.slots.count - 1)
+        places = 1 + self.slots.take_free(-(-self.slots.count // self._pops_at_once) - 1)
         alone = len(self.topics) == 1  # nobody else wants the places, so they may wait for work
         found: list[Any] = []
         try:

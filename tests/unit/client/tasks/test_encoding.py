@@ -119,6 +119,15 @@ def test_arguments_that_are_left_out_are_not_written() -> None:
     assert codec.decode(b'{"a":1}') == {"a": 1, "b": 2}
 
 
+def test_arguments_by_place_are_those_by_name() -> None:
+    def task(a: int, b: int = 2) -> None: ...
+
+    codec = Arguments("task", task)
+    assert codec.bind((1, 3), {}) == codec.bind((1,), {"b": 3}) == codec.bind((), {"a": 1, "b": 3}) == {"a": 1, "b": 3}
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        codec.bind((1, 2, 3), {})
+
+
 def test_positional_only_parameters_are_called_as_such() -> None:
     def task(a: int, /, b: int, *, c: int = 3) -> tuple[int, int, int]:
         return a, b, c

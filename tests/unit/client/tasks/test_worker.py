@@ -44,18 +44,19 @@ def test_messages_run_in_order_of_priority() -> None:
     in_world(scenario)
 
 
-def test_worker_leases_no_more_than_it_has_places_for() -> None:
+@pytest.mark.parametrize("concurrency", [3, 41])  # one pop for all places, and two for half of them each
+def test_worker_leases_as_many_as_it_has_places_for_and_no_more(concurrency: int) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap(n: int) -> None:
             await asyncio.sleep(100)
 
-        await nap.enqueue_many(range(10))
-        async with world.worker(concurrency=3, grace=1000) as worker:
-            await world.until(lambda: worker.running == 3)
+        await nap.enqueue_many(range(50))
+        async with world.worker(concurrency=concurrency, grace=1000) as worker:
+            await world.until(lambda: worker.running == concurrency)
             await asyncio.sleep(10)
-            assert (await world.counts())[2] == 3
-        assert await world.counts() == (7, 0, 0, 0)  # drained: what ran was finished, nothing else was begun
+            assert (await world.counts())[2] == concurrency
+        assert await world.counts() == (50 - concurrency, 0, 0, 0)  # drained: what ran was finished, no more was begun
 
     in_world(scenario)
 

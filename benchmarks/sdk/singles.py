@@ -1,0 +1,51 @@
+"""One message a call from many coroutines: `await enqueue`, `async for`, `await m.ack()`.
+
+The baseline is the same load through the embedded broker, `heapline.open` in one process on the same disk: what the
+calls cost without a wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.drivers.window import Job, Outcome
+from benchmarks.engine import Figure, figure
+from benchmarks.rows import Step
+from benchmarks.sdk.targets import SINGLES, SINGLES_PER_S
+from benchmarks.server.driving import drive, typical
+from benchmarks.server.lifecycle import job_of
+from benchmarks.server.spawned import Serving, heapline_server
+from benchmarks.server.targets import Bound
+
+WHAT = f"one message a call, {SINGLES} coroutines"
+
+
+def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
+    rounds, seconds = (3, 1.0) if quick else (5, 3.0)
+    connected: list[Outcome] = []
+    embedded: list[Outcome] = []
+    with heapline_server(directory / "ours") as server:
+        for number in range(rounds):
+            yield Step(WHAT, number, rounds)
+            connected.append(drive("singles", job_of(server, "single", (1, SINGLES), seconds)))
+            embedded.append(drive("singles", embedded_job(server, directory / f"embedded-{number}", seconds)))
+    yield from figures(typical(connected), typical(embedded))
+
+
+def embedded_job(server: Serving, directory: Path, seconds: float) -> Job:
+    return Job(
+        port=0, batch=1, in_flight=SINGLES, seconds=seconds, server_pid=server.pid,
+        options={"directory": str(directory), "topic": "single"},
+    )  # fmt: skip
+
+
+def figures(connected: Outcome, embedded: Outcome) -> Iterator[Figure]:
+    bound = Bound("≥", SINGLES_PER_S, "messages/s")
+    ratio = connected.rate / embedded.rate
+    yield figure(
+        WHAT, connected.rate, "messages/s", embedded.rate, ratio, str(bound), bound.holds(connected.rate)
+    )  # fmt: skip
+    yield figure(f"{WHAT}: CPU of the server", connected.server_us, "µs/message", None, None, None, None, "lower")
+    spent, least = connected.client_us, embedded.client_us
+    yield figure(f"{WHAT}: CPU of the client", spent, "µs/message", least, spent / least, None, None, "lower")

@@ -1,0 +1,21 @@
+"""What the SDK is to reach, as data."""
+
+from __future__ import annotations
+
+#: (messages a batch, calls in flight); of the thin wire client's rate in the same run, for each kind.
+BATCHES = (100, 16)
+OF_THE_WIRE = 0.9
+
+#: Coroutines that enqueue, take and ack one message a call, and lifecycles a second.
+SINGLES = 256
+SINGLES_PER_S = 15_000
+
+#: Tasks with an empty async handler: so many at once, so many a second, and how many times as fast as each peer.
+CONCURRENCY = 64
+TASKS_PER_S = 8_000
+PEERS = {"awa": 5.0, "procrastinate": 10.0, "celery": 10.0, "celery-everysec": 10.0}
+#: (tasks a batch, batches under way): so much waits all the time. Slow peers would take long for more.
+TASK_BATCHES = (100, 4)
+
+#: `import heapline`, of `import numpy`.
+IMPORT_OF_NUMPY = 3.0
