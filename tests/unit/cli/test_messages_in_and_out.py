@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,15 @@ def test_import_that_broke_off_is_started_again_without_doubling(
     assert payloads(cli) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+@pytest.fixture
+def own_sigint() -> Iterator[None]:
+    """As in a process of its own, whatever other tests of this one have left behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_sigint")
 def test_import_that_was_stopped_by_hand_says_how_far_it_came(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +178,7 @@ def test_import_that_was_stopped_by_hand_says_how_far_it_came(
     assert "broke off: at least 2 messages put. With --idempotency-key NAME it could be started again" in result.stderr
 
 
+@pytest.mark.usefixtures("own_sigint")
 def test_ctrl_c_ends_a_read_that_blocks_inside_the_loop() -> None:
     async def read() -> None:
         with interruptible():

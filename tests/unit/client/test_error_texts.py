@@ -20,7 +20,7 @@ from heapline import contents
 from heapline.cli import worker as worker_cli
 from heapline.client import forking, outbox
 from heapline.client.outbox import sending, serving
-from heapline.client.outbox.rows import Row
+from heapline.client.outbox.rows import Row, fields_of
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.session import Session
 from heapline.client.target import ClientTls, parse_target
@@ -157,10 +157,6 @@ class Environment:
         self.set.setattr(task_home, "find_spec", lambda name: None)
         task_home.make_client("localhost:1")
 
-    def relay_without_broker(self) -> None:
-        self.set.delenv("HEAPLINE_URL", raising=False)
-        serving.broker_of(None, None, None)
-
     def many_processes(self) -> None:
         self.set.setattr(worker_cli, "load_app", lambda where: heapline.App(Path("./data")))
         worker_cli._check_shared("tasks:app")
@@ -173,7 +169,7 @@ CASES: list[tuple[str, Cause]] = [
      lambda e: (e.named(HEAPLINE_URL=","), heapline.connect_from_env())),
     ("HEAPLINE_API_KEY_FILE or admin.key: the file must hold one API key and nothing else",
      lambda e: (e.named(HEAPLINE_API_KEY_FILE=e.file("a\nb")), heapline.connect_from_env())),
-    ("HEAPLINE_API_KEY_FILE names a file that cannot be read: No such file",
+    ("HEAPLINE_API_KEY_FILE cannot be read: No such file",
      lambda e: (e.named(HEAPLINE_API_KEY_FILE=str(e.path / "no")), heapline.connect_from_env())),
     ("give a target or endpoints=[…], not both", lambda e: heapline.connect("a:1", endpoints=["b:1"])),
     ("endpoints is a list of servers, not 'a:1'; a single one goes first: connect(…)",
@@ -264,11 +260,12 @@ CASES: list[tuple[str, Cause]] = [
      "serve` and name it in HEAPLINE_URL, or use --processes 1", Environment.many_processes),
     # -- outbox
     ("the outbox writes through a SQLAlchemy session or connection, not str", lambda e: outbox.enqueue("x", "t", b"")),
+    ("enqueue_call takes a call of a task, as send.item(…) makes it, not str", lambda e: fields_of("send")),
+    ("a row of the outbox is enqueued once by itself: leave idempotency_key out",
+     lambda e: fields_of(task(plain).item(1, idempotency_key="k"))),
     ("this row is no message (JSONDecodeError): write it with outbox.enqueue",
      lambda e: sending._outgoing(Row(1, 1, 0, "t", b"", 0, None, None, "{", None, None, None))),
     ("give a server or a data directory, not both", lambda e: serving.broker_of("a:1", "./data", None)),
-    ("say where the broker is: --to host:port, or HEAPLINE_URL; or --data for a directory",
-     Environment.relay_without_broker),
 ]  # fmt: skip
 _reached: set[tuple[str, int]] = set()
 
