@@ -13,7 +13,7 @@ import pytest
 
 from heapline.server.auth.secret import Secret
 from heapline.server.settings import read_settings
-from tests.acceptance.test_docs import FENCE
+from tests.acceptance.pages import blocks_of
 from tests.integration.mqueue_rig import ALICE, MQueueRig
 from tests.unit.server.auth.rig import PASSWORD
 
@@ -21,7 +21,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "mqueue.md").read_text(encoding="ut
 
 
 def block(kind: str) -> str:
-    (found,) = [match["body"] for match in FENCE.finditer(TEXT) if match["info"].strip() == kind]
+    (found,) = [block.body for block in blocks_of(TEXT) if block.language == kind]
     return found
 
 
