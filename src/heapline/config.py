@@ -18,6 +18,7 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 DEFAULT_NAMESPACE = "default"
+PASSING = "sdk-"  # how the names of producers begin that last as long as a client: see core/sequences.py
 
 PARTITIONS_MAX = 1024  # 10 bits of an id
 PAYLOAD_BYTES_MAX = (4 << 20) - (128 << 10)  # a frame, which any replicated log must carry, is 4 MiB − 64 KiB

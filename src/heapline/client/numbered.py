@@ -17,6 +17,7 @@ from heapline.client.checks import is_plain
 from heapline.client.patience import pauses
 from heapline.client.retrying import RetryingCalls
 from heapline.client.wire import BATCH_BYTES
+from heapline.config import PASSING
 from heapline.errors import (
     ConflictError,
     HeaplineError,
@@ -41,7 +42,7 @@ class Numbered:
         self._begin()
 
     def _begin(self) -> None:
-        self._name = f"sdk-{secrets.token_hex(8)}"
+        self._name = f"{PASSING}{secrets.token_hex(8)}"  # forgotten some time after its last message
         self._line = Line(EPOCH)
 
     async def send(

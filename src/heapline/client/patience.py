@@ -9,10 +9,11 @@ import random
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
-from heapline.errors import Closed, DeadlineExceeded, HeaplineError, TopicReloading, UnavailableError
+from heapline.errors import BadRequest, Closed, DeadlineExceeded, HeaplineError, TopicReloading, UnavailableError
 from heapline.logs import Log
 
 DEADLINE = 30.0  # seconds
+DEADLINE_MAX = 12 * 3600.0  # a server remembers what a client has sent for a day
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 #: Seconds that the calls made in this context may take, if somebody said so.
 SECONDS: ContextVar[float | None] = ContextVar("heapline_seconds", default=None)
@@ -30,6 +31,11 @@ def pauses() -> Iterator[float]:
 def passes_by_itself(error: BaseException) -> bool:
     """A limit that is reached is an answer, though it may pass too: whoever calls decides what to do about it."""
     return type(error) in (UnavailableError, TopicReloading) or isinstance(error, Closed)
+
+
+def check_deadline(name: str, seconds: float) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= DEADLINE_MAX:
+        raise BadRequest(f"{name} is a number of seconds from 0.001 to {DEADLINE_MAX:g} (12 hours), not {seconds!r}")
 
 
 UNSENT = "it waited behind other calls and was never sent, so nothing was changed"

@@ -24,13 +24,12 @@ from heapline.client.checks import check_outgoing
 from heapline.client.consuming import PREFETCH, Consumption, Feed, consume
 from heapline.client.forking import check_process, watch
 from heapline.client.lanes import Lanes
-from heapline.client.patience import DEADLINE, SECONDS, passes_by_itself, pauses
+from heapline.client.patience import DEADLINE, SECONDS, check_deadline, passes_by_itself, pauses
 from heapline.client.retrying import RetryingCalls
 from heapline.client.returning import Returns
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.wire import WireBroker
 from heapline.engine.calls import Identity
-from heapline.engine.columns import check_seconds
 from heapline.engine.requests import listed
 from heapline.errors import (
     BadRequest,
@@ -73,7 +72,7 @@ class ConnectedBroker(WireBroker):
         super().__init__(endpoints[0], credential=credential, tls=tls)
         for endpoint in endpoints:
             parse_target(endpoint, tls)
-        check_seconds("deadline", deadline, 0.001)
+        check_deadline("deadline", deadline)
         self._endpoints = tuple(endpoints)
         self._deadline = deadline
         self._find_credential = find_credential
@@ -150,7 +149,7 @@ class ConnectedBroker(WireBroker):
 
     def within(self, seconds: float) -> ConnectedBroker:
         """The same client with another deadline: `await hl.within(2).enqueue(…)`."""
-        check_seconds("seconds", seconds, 0.001)
+        check_deadline("seconds", seconds)
         return cast(ConnectedBroker, _Within(self, seconds))
 
     # -- in --------------------------------------------------------------------------------------------------------

@@ -8,16 +8,20 @@ is forgotten is refused as STALE, never taken as NEW.
 Sequences lie in chunks by their upper bits, each chunk as columns sorted by the lower bits (2 + 8 + 4 bytes a
 row). A producer counts upwards, so nearly every record appends at the end; one out of order moves the rows
 behind it. Sequences of a topic with many partitions are sparse here and still cost only what is present.
-Producers themselves are never forgotten: their epoch is what fences a predecessor.
+Producers themselves are never forgotten: their epoch is what fences a predecessor. But *passing* ones are, whose name
+is a client's own for as long as it runs and is never used again: a day or more after their last message in any
+partition, by when nobody can still be repeating a call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from heapline.config import PASSING
 from heapline.core.dedup import CONFLICT, DUPLICATE, I8, I64, NEW, STALE, U32, Verdict, judge_twins
 from heapline.core.sequence_chunk import Chunk
 from heapline.errors import SnapshotCorrupt, StaleEpoch, UnknownFormat
@@ -25,13 +29,14 @@ from heapline.errors import SnapshotCorrupt, StaleEpoch, UnknownFormat
 _CHUNK_BITS = 14
 _STATE_VERSION = 1
 _FAR_FUTURE = (1 << 63) - 1
+PASSED_MS = 24 * 3600_000  # at least so long after its last message a passing producer is forgotten
 
 
 class _Producer:
-    __slots__ = ("answered_below", "chunks", "epoch", "forgotten_below", "highest", "partitions")
+    __slots__ = ("answered_below", "chunks", "epoch", "forgotten_below", "highest", "partitions", "used_at")
 
-    def __init__(self, epoch: int, partitions: int) -> None:
-        self.epoch, self.partitions = epoch, partitions
+    def __init__(self, epoch: int, partitions: int, used_at: int) -> None:
+        self.epoch, self.partitions, self.used_at = epoch, partitions, used_at
         self.answered_below = 0
         self.forgotten_below = 0
         self.highest = -1
@@ -55,7 +60,7 @@ class SequenceWindow:
             if epoch < producer.epoch:
                 raise StaleEpoch(producer_id, epoch, producer.epoch)
             return
-        self._producers[producer_id] = _Producer(epoch, partitions)
+        self._producers[producer_id] = _Producer(epoch, partitions, now)
 
     def epoch_of(self, producer_id: str) -> int | None:
         producer = self._producers.get(producer_id)
@@ -109,6 +114,7 @@ class SequenceWindow:
             chunk.time = max(chunk.time, now)
             self._oldest = min(self._oldest, chunk.time)
         producer.highest = max(producer.highest, seqs.item(-1))
+        producer.used_at = max(producer.used_at, now)
 
     def answered(self, producer_id: str, epoch: int, below: int) -> None:
         """The producer has the answers to everything below: forget it."""
@@ -139,6 +145,14 @@ class SequenceWindow:
         self._oldest = oldest
         return gone
 
+    def passing(self) -> dict[str, int]:
+        """Passing producers, and when each was last used here."""
+        return {name: p.used_at for name, p in self._producers.items() if name.startswith(PASSING)}
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._producers.pop(name, None)
+
     def __len__(self) -> int:
         """Open sequences."""
         return sum(
@@ -161,6 +175,7 @@ class SequenceWindow:
                 [name, p.epoch, p.partitions, p.answered_below, p.forgotten_below, p.highest, _chunks_state(p)]
                 for name, p in self._producers.items()
             ],
+            "passing": self.passing(),
         }
 
     @classmethod
@@ -169,8 +184,9 @@ class SequenceWindow:
             raise UnknownFormat("sequence window of a snapshot", state.get("version", 0))
         try:
             window = cls(_chunk_bits=state["chunk_bits"])
+            used_at = state.get("passing", {})
             for name, epoch, partitions, answered, forgotten, highest, chunks in state["producers"]:
-                producer = window._producers[name] = _Producer(epoch, partitions)
+                producer = window._producers[name] = _Producer(epoch, partitions, used_at.get(name, 0))
                 producer.answered_below, producer.forgotten_below, producer.highest = answered, forgotten, highest
                 producer.chunks = {number: Chunk.from_state(*parts) for number, *parts in chunks}
         except (KeyError, TypeError, ValueError) as problem:

@@ -44,6 +44,7 @@ from heapline.core.live import LiveMap
 from heapline.core.partition import Draw, Partition
 from heapline.core.position import PositionLayout, size_class
 from heapline.core.record import FLAG_FAIRNESS, ROW
+from heapline.core.sequences import PASSED_MS
 from heapline.errors import JournalCorrupt
 from heapline.journal.block import Block
 from heapline.journal.journal import Journal
@@ -112,6 +113,18 @@ class Topic:
         first = self.next_seq
         self.next_seq += count
         return first
+
+    def forget_passed(self, now: Now) -> None:
+        """Let go of passing producers that were used in no partition for long. Right before a snapshot, and only then:
+        so what is read back from one is what was in memory. Coming back, such a producer begins anew."""
+        used_at: dict[str, int] = {}
+        for partition in self.partitions:
+            for name, at in partition.sequences.passing().items():
+                used_at[name] = max(at, used_at.get(name, at))
+        limit = now.steady - max(PASSED_MS, round(self.config.dedup_window * 1000))
+        if passed := [name for name, at in used_at.items() if at <= limit]:
+            for partition in self.partitions:
+                partition.sequences.forget(passed)
 
     # -- changing --------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class Upkeep:
     def _capture(self, now: Now) -> tuple[int, Frozen, Journal, SnapshotStore]:
         """In a turn: close the open unit and take references to the state that it leads to."""
         runner = self._runner
+        runner.topic.forget_passed(now)
         runner.topic.seal(runner.journal, now)
         unit = runner.journal.open_unit_number - 1
         return unit, freeze(runner.topic, unit), runner.journal, runner.snapshots

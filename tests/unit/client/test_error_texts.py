@@ -165,6 +165,8 @@ class Environment:
 Cause = Callable[[Environment], Any]
 CASES: list[tuple[str, Cause]] = [
     # -- connecting
+    ("deadline is a number of seconds from 0.001 to 43200 (12 hours), not 86400",
+     lambda e: heapline.connect("localhost:1", deadline=86400)),
     ("HEAPLINE_URL names no server: write host:port",
      lambda e: (e.named(HEAPLINE_URL=","), heapline.connect_from_env())),
     ("HEAPLINE_API_KEY_FILE or admin.key: the file must hold one API key and nothing else",

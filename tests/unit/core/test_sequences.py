@@ -289,3 +289,20 @@ def test_single_answered_sequence_is_stale_whether_it_was_seen_or_not() -> None:
     for seq in (1, 5, 7):
         assert rows_of(window.check("p", 1, seqs(seq), prints(0))) == [(STALE, NO_ID, NO_ID)]
     assert window.check("p", 1, seqs(8), prints(0)).all_new
+
+
+def test_passing_producer_is_known_with_its_last_use_also_after_a_reload_and_forgotten_by_name() -> None:
+    window = opened()
+    window.open("sdk-1", 1, 4, now=10)
+    window.open("sdk-2", 1, 4, now=20)
+    window.record("sdk-1", 1, seqs(0), seqs(100), prints(7), now=30)
+    for each in (window, reloaded(window)):
+        assert each.passing() == {"sdk-1": 30, "sdk-2": 20}
+        each.forget(["sdk-1"])
+        assert (each.epoch_of("sdk-1"), each.epoch_of("sdk-2"), each.epoch_of("p")) == (None, 1, 1)
+
+
+def test_state_from_before_producers_passed_is_read() -> None:
+    state = opened().to_state()
+    del state["passing"]
+    assert SequenceWindow.from_state(state).epoch_of("p") == 1

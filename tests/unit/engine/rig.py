@@ -98,11 +98,13 @@ class Rig:
 
 
 @asynccontextmanager
-async def opened(disk: FakeDisk | None = None, **config: Any) -> AsyncIterator[Rig]:
+async def opened(
+    disk: FakeDisk | None = None, topic: dict[str, Any] | None = None, **config: Any
+) -> AsyncIterator[Rig]:
     """A rig with a topic "jobs", closed at the end."""
     rig = Rig(disk, **config)
     await rig.open()
-    await rig.topic()
+    await rig.topic(**topic or {})
     try:
         yield rig
     finally:
