@@ -18,6 +18,8 @@ from itertools import count
 from typing import Any, cast
 from weakref import WeakSet
 
+import msgspec
+
 from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
 from heapline.client.checks import check_outgoing
@@ -180,6 +182,8 @@ class ConnectedBroker(WireBroker):
             None, fairness_key,
         )  # fmt: skip
         check_outgoing(message, topic)
+        if headers:  # as they are now: the message may wait behind a call, and what was not checked could fail others
+            message = msgspec.structs.replace(message, headers=dict(headers))
         if SECONDS.get() is None:
             return await self.lanes.enqueue(topic, message)
         (result,) = await self.lanes.send(topic, [message], False)  # with a deadline of its own it goes by itself
