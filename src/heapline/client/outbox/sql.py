@@ -8,8 +8,9 @@ elsewhere rows are taken with SKIP LOCKED, so that relays do not wait for each o
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -81,14 +82,12 @@ def insert(session: Any, row: dict[str, Any]) -> Any:
     """Write a row in the caller's transaction: the new id, or what is to be awaited for it."""
     if not hasattr(session, "execute"):
         raise BadRequest(f"the outbox writes through a SQLAlchemy session or connection, not {type(session).__name__}")
-    statement = insert_into(OUTBOX).values(row)
-    if hasattr(session, "run_sync"):
+    done = session.execute(insert_into(OUTBOX).values(row))
+    return _id_later(done) if inspect.isawaitable(done) else done.inserted_primary_key[0]
 
-        async def execute() -> Any:
-            return (await session.execute(statement)).inserted_primary_key[0]
 
-        return execute()
-    return session.execute(statement).inserted_primary_key[0]
+async def _id_later(done: Awaitable[Any]) -> Any:
+    return (await done).inserted_primary_key[0]
 
 
 class SqlStore:
