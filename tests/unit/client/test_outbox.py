@@ -131,6 +131,22 @@ async def test_two_spellings_of_a_topic_are_one_line_of_numbers(engine: Engine, 
     assert sorted(payloads(hl)) == [b"a", b"b", b"c", b"d"]
 
 
+async def test_topics_are_opened_together(engine: Engine, hl: MemoryBroker) -> None:
+    """With the server away each takes its whole deadline: one after the other they would outlast the relay's lease."""
+    for topic in ("one", "two", "three"):
+        await hl.create_topic(topic)
+        write(engine, b"x", topic=topic)
+    asked = asyncio.Barrier(3)
+
+    class Together(FaultyBroker):
+        async def open_producer(self, topic: str, producer_id: str) -> int:
+            await asked.wait()
+            return await super().open_producer(topic, producer_id)
+
+    async with OutboxRelay(engine, Together(hl, random.Random(0), 0.0)) as relay, asyncio.timeout(10):  # type: ignore[arg-type]
+        assert await relay.run_once() == 3
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
