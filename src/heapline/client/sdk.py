@@ -125,8 +125,8 @@ class ConnectedBroker(WireBroker):
         self._lanes = Lanes(self._retrying, self._returns.own, self._deadline)
 
     def _make_calls(self, endpoint: str) -> Calls:
-        if self._credential is None:  # a server that is only starting leaves its key just before it listens
-            self._credential = self._find_credential()
+        # A server that is only starting leaves its key just before it listens; one on a new directory, another key.
+        self._credential = self._find_credential() or self._credential
         return Calls(endpoint, self._credential, None, late=self._late, tls=self._tls)
 
     def forget(self) -> Any:
