@@ -38,7 +38,7 @@ class Subcommands(TyperGroup):
     """Finds subcommands by name; a module that is not there is a command that does not exist."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        _prepare_output()
+        _prepare_streams()
         return super().main(*args, **options)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -76,12 +76,11 @@ class Subcommands(TyperGroup):
             raise typer.Exit(1) from error
 
 
-def _prepare_output() -> None:
-    """Output that was closed goes nowhere; a terminal that cannot show a character gets its number."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+def _prepare_streams() -> None:
+    """What was closed is empty, or goes nowhere; a terminal that cannot show a character gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -96,11 +96,20 @@ def test_python_m_heapline_is_the_command() -> None:
     assert "Usage: heapline" in result.stdout
 
 
-def test_closed_output_is_no_error() -> None:
+def test_closed_streams_are_no_error() -> None:
     """As in cron jobs and under supervisors that close what they do not read."""
-    command = f"'{sys.executable}' -m heapline demo --help >&-"
+    command = f"'{sys.executable}' -m heapline demo --help <&- >&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_closed_input_is_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    main._prepare_streams()
+    with sys.stdin, sys.stdout, sys.stderr:
+        print("goes nowhere")
+        assert sys.stdin.read() == ""
 
 
 def test_help_is_shown_where_there_is_no_utf8() -> None:
