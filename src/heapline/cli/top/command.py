@@ -45,8 +45,9 @@ def top(
     For a script:  [cyan]heapline top --once --json[/cyan]
 
     Keys: [bold]q[/bold] quit, [bold]s[/bold] sort, [bold]r[/bold] reverse, [bold]/[/bold] filter, arrows and Enter to
-    look into a topic, Esc back, [bold]p[/bold] hold. If the server goes away, the view stays and goes on when it is
-    back. Without a terminal, or on a dumb one, it shows one look, as with [bold]--once[/bold].
+    look into a topic, Esc back, [bold]p[/bold] hold. If the server goes away, the view
+    stays and goes on when it is back. Without a terminal, or on a dumb one,
+    it shows one look, as with [bold]--once[/bold].
     """
     if sort not in SORTS:
         raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}", param_hint="--sort")
