@@ -8,6 +8,7 @@ AssignError
 ├── ConnectionLost              UnavailableError: the key-value store does not answer
 ├── ElectionFailed              UnavailableError: nobody leads
 ├── StartupTimeout              UnavailableError: `start()` did not get as far as a first assignment
+├── ShutdownTimeout             UnavailableError: `stop()` could not drop and give back everything in time
 └── AssignmentVersionMismatch   ConflictError: somebody else wrote a newer assignment
 """
 
@@ -85,6 +86,18 @@ class StartupTimeout(AssignError, UnavailableError, TimeoutError):
         super().__init__(
             f"start() had no assignment after startup_timeout ({seconds:g} s), in state {state}: what was claimed is "
             "given back; see that a leader runs and that the store answers, or raise startup_timeout"
+        )
+
+
+class ShutdownTimeout(AssignError, UnavailableError, TimeoutError):
+    fields = ("seconds", "undropped")
+
+    def __init__(self, seconds: float, undropped: int) -> None:
+        self.seconds, self.undropped = seconds, undropped
+        super().__init__(
+            f"stop() was not through after shutdown_timeout ({seconds:g} s), with {undropped} partitions not dropped: "
+            "others get them when the lease of this worker has ended; see that the hook returns, or raise "
+            "shutdown_timeout"
         )
 
 
