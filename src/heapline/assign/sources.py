@@ -17,7 +17,7 @@ from heapline.assign.model import Partition, distinct
 @runtime_checkable
 class PartitionSource(Protocol):
     async def list_partitions(self) -> Iterable[Partition]:
-        """All partitions that there are. It is cancelled after `operation_timeout`, and tried again by `RetryConfig`."""
+        """All partitions that there are. Cancelled after `operation_timeout`, and tried again by `RetryConfig`."""
         ...
 
 

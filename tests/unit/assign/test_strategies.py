@@ -57,8 +57,8 @@ FROZEN = {
 
 WEIGHTS = st.one_of(st.integers(0, 5), st.integers(0, 1000), st.sampled_from([0, 1, 10**6, 10**15, WEIGHT_MAX]))
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters=".*>"), min_size=1)
-PARTITIONS = st.lists(
-    st.builds(Partition, st.lists(KEYS, min_size=1, max_size=3).map(tuple), WEIGHTS), max_size=60, unique=True
+PARTITIONS = st.dictionaries(st.integers(0, 200), WEIGHTS, max_size=60).map(
+    lambda weights: [Partition((f"tøøl{n % 7}", f"部屋{n}"), weight) for n, weight in weights.items()]
 )
 WORKERS = st.lists(st.integers(0, 30).map("worker-{}".format), min_size=1, max_size=16, unique=True)
 
@@ -68,7 +68,7 @@ WORKERS = st.lists(st.integers(0, 30).map("worker-{}".format), min_size=1, max_s
 
 @pytest.mark.parametrize("strategy", BOTH, ids=lambda s: type(s).__name__)
 @given(before=WORKERS, after=WORKERS, first=PARTITIONS, second=PARTITIONS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_partition_goes_to_exactly_one_worker(
     strategy: AssignmentStrategy, before: list[str], after: list[str], first: list[Partition], second: list[Partition]
 ) -> None:
@@ -100,14 +100,14 @@ def test_answer_is_the_same_on_every_machine_and_in_every_release() -> None:
 
 
 @given(workers=WORKERS, partitions=PARTITIONS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nobody_goes_without_where_there_are_enough_partitions(workers: list[str], partitions: list[Partition]) -> None:
     shares = RING.assign(workers, partitions)
     assert sum(not share for share in shares.values()) == max(0, len(workers) - len(partitions))
 
 
 @given(workers=WORKERS, partitions=PARTITIONS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @example(workers=["worker-0", "worker-1"], partitions=[Partition("a", 3), Partition("b", 3), Partition("c", 2)])
 def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], partitions: list[Partition]) -> None:
     """Nobody has more than the bound, but for one partition: the one that found no room anywhere."""
@@ -122,7 +122,7 @@ def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], part
 
 
 @given(workers=WORKERS, before=WORKERS, partitions=PARTITIONS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_asked_again_and_again_it_comes_to_rest(
     workers: list[str], before: list[str], partitions: list[Partition]
 ) -> None:
