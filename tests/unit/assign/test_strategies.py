@@ -127,9 +127,11 @@ def test_asked_again_and_again_it_comes_to_rest(
     workers: list[str], before: list[str], partitions: list[Partition]
 ) -> None:
     shares = RING.assign(workers, partitions, RING.assign(before, partitions))
-    for _ in range(5):
+    for _ in range(20):
         last, shares = shares, RING.assign(workers, partitions, shares)
-    assert last == shares
+        if last == shares:
+            return
+    pytest.fail("it goes on moving")
 
 
 @given(workers=WORKERS, count=st.integers(0, 60))
