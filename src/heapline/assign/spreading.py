@@ -28,6 +28,8 @@ from heapline.assign.ring import Flags, Hashes, Indexes, Ring
 
 #: What nobody has taken after so many steps is too heavy for whoever is left.
 IDLE_STEPS_MAX = 4
+#: Few and heavy partitions may not fit at once; each round is better than the one before, and most need only one.
+ROUNDS_MAX = 5
 
 
 def spread(hashes: Hashes, weights: Weights, holders: Indexes, ring: Ring, worker_count: int, bound: float) -> Indexes:
@@ -36,11 +38,16 @@ def spread(hashes: Hashes, weights: Weights, holders: Indexes, ring: Ring, worke
     # Everything below works on partitions in this order: heaviest first, then by hash. It makes the answer the same
     # in whatever order they came, and lets the light ones fill what the heavy ones leave.
     order = np.lexsort((hashes, -weights))
-    crowd = Crowd(hashes[order], weights[order], holders[order], ring, worker_count, bound)
-    if not (crowd.holders >= 0).any():
-        crowd = Crowd(crowd.hashes, crowd.weights, crowd.placed_anew(), ring, worker_count, bound)
+    hashes, weights, now = hashes[order], weights[order], holders[order]
+    if not (now >= 0).any():
+        now = Crowd(hashes, weights, now, ring, worker_count, bound).placed_anew()
+    for _ in range(ROUNDS_MAX):
+        crowd = Crowd(hashes, weights, now, ring, worker_count, bound)
+        before, now = now, crowd.rebalanced()
+        if crowd.outside(now) == 0 or np.array_equal(before, now):
+            break
     result = np.empty_like(holders)
-    result[order] = crowd.rebalanced()
+    result[order] = now
     return result
 
 
@@ -221,9 +228,9 @@ class Crowd:
         counts = np.bincount(self.holders, minlength=self.worker_count)
         if (counts == 0).any() and (counts > 1).any():
             return True
-        return self._outside(self.result) < self._outside(self.holders) / TOLERANCE
+        return self.outside(self.result) < self.outside(self.holders) / TOLERANCE
 
-    def _outside(self, holders: Indexes) -> float:
+    def outside(self, holders: Indexes) -> float:
         """How far loads are out of bounds, all together. A giant's worker should have the giant, and no more."""
         loads = np.bincount(holders, self.weights, self.worker_count)
         limits = np.full(self.worker_count, self.bounds.high)
