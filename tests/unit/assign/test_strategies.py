@@ -123,13 +123,16 @@ def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], part
 
 @given(workers=WORKERS, before=WORKERS, partitions=PARTITIONS)
 @settings(max_examples=60, deadline=None)
-def test_asked_again_and_again_it_comes_to_rest(
+def test_asked_again_it_comes_to_rest_at_once_or_soon(
     workers: list[str], before: list[str], partitions: list[Partition]
 ) -> None:
+    """Few and heavy partitions may need another round, in which loads come closer together."""
     shares = RING.assign(workers, partitions, RING.assign(before, partitions))
     for _ in range(5):
         last, shares = shares, RING.assign(workers, partitions, shares)
-    assert last == shares
+        if last == shares:
+            return
+    pytest.fail("it goes on moving")
 
 
 @given(workers=WORKERS, count=st.integers(0, 60))
