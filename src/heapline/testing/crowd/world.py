@@ -63,6 +63,7 @@ class Worker:
         self.process = Process(name, world.loop, 1 + rng.uniform(-DRIFT, DRIFT), rng.uniform(0, 1000))
         self.client = Client(world.store, self.process, world.faults, random.Random(rng.random()))
         self._rng = random.Random(rng.random())
+        self.sticks_until = 0.0  # its hooks hang until then
         self.is_started = False
         self.starting: asyncio.Task[None]
         self.manager = Manager(
@@ -97,7 +98,7 @@ class Worker:
         self._world.look()
         self._world.moves += len(added)
         world, rng = self._world, self._rng
-        await asyncio.sleep(rng.choice((0, 0.01, 0.1, 0.5)))
+        await asyncio.sleep(max(self.sticks_until - world.loop.time(), rng.choice((0, 0.01, 0.1, 0.5))))
         if world.is_rough and rng.random() < 0.1:
             await asyncio.sleep(rng.uniform(0, 6))
         if world.is_rough and rng.random() < 0.1:
@@ -179,11 +180,12 @@ class Chaos:
         end = world.loop.time() + seconds
         world.is_rough = True
         faults = world.faults
-        faults.slow, faults.lost_answers = rng.choice((0.0, 0.02, 0.1)), rng.choice((0.0, 0.01, 0.05))
+        faults.slow, faults.slow_max = rng.choice((0.0, 0.02, 0.1, 0.6)), rng.choice((0.9, 4.0))
+        faults.lost_answers = rng.choice((0.0, 0.01, 0.05))
         faults.lost_requests, faults.lost_events = rng.choice((0.0, 0.01, 0.05)), rng.choice((0.0, 0.1, 1.0))
         faults.stale = rng.choice((0.0, 0.05, 0.3))
-        kinds = ("join", "join", "stop", "crash", "crash", "pause", "pause", "cut", "lag", "deaf", "leader", "split",
-                 "partitions")  # fmt: skip
+        kinds = ("join", "join", "stop", "restart", "crash", "crash", "pause", "pause", "cut", "cut", "lag", "deaf",
+                 "leader", "split", "partitions", "stick")  # fmt: skip
         async with asyncio.TaskGroup() as self._group:
             while world.loop.time() < end:
                 await asyncio.sleep(rng.expovariate(0.8))
@@ -204,6 +206,17 @@ class Chaos:
     async def _stop(self) -> None:
         if (worker := self._one()) is not None and worker.is_started:
             await self._world.stop(worker)
+
+    async def _restart(self) -> None:
+        if (worker := self._one()) is not None and worker.is_started:
+            await self._world.stop(worker)
+            self._world.add()
+
+    async def _stick(self) -> None:
+        """A worker's hooks hang, and then it is cut off: only its own clock can stop it."""
+        if (worker := self._one()) is not None:
+            worker.sticks_until = self._world.loop.time() + 12
+            await self._cut_one(worker)
 
     async def _crash(self) -> None:
         if (worker := self._one()) is not None:
@@ -293,8 +306,6 @@ async def scenario(world: World, seconds: float, workers_max: int) -> list[str]:
 async def settle(world: World) -> None:
     """Quiet: nobody is paused or cut off any more; somebody is there; what is under way comes to its end."""
     config = world.config
-    while len(world.running()) < 2:
-        world.add()
     await asyncio.sleep(config.heartbeat_ttl)
     started = [worker for worker in world.running() if worker.is_started]
     for worker in started[:1]:
@@ -303,6 +314,8 @@ async def settle(world: World) -> None:
     end = world.loop.time() + 2 * config.startup_timeout + config.worker_id_ttl + config.cold_start_window
     good = 0
     while good < 8 and world.loop.time() < end:
+        while len(world.running()) < 2:
+            world.add()  # the last ones could not start because of what went wrong before
         await asyncio.sleep(0.5)
         good = 0 if verdict(world) else good + 1
 
