@@ -1,4 +1,53 @@
 """Work shared over a changing crowd of workers: stable ids, one leader, partitions that stay where they are.
 
 It knows nothing of queues: the engine may use it, it uses nothing of the engine.
+
+>>> from heapline import assign
+>>> source = assign.StaticSource([assign.Partition(("tool001", "chamber1"), weight=100)])
+>>> config = assign.Config.example("production")
 """
+
+from heapline.assign.config import AssignmentConfig, Config, RetryConfig
+from heapline.assign.errors import (
+    AssignError,
+    AssignmentVersionMismatch,
+    BadConfig,
+    BadPartition,
+    BadStrategy,
+    ConnectionLost,
+    ElectionFailed,
+    StableIDExhausted,
+    StartupTimeout,
+)
+from heapline.assign.metrics import MetricsCollector, NoMetrics, PrometheusMetrics
+from heapline.assign.model import Assignment, Lifecycle, Partition, State
+from heapline.assign.sources import CallableSource, PartitionSource, StaticSource
+from heapline.assign.strategies import AssignmentStrategy, RoundRobinStrategy, WeightedConsistentHashStrategy
+
+__all__ = [
+    "AssignError",
+    "Assignment",
+    "AssignmentConfig",
+    "AssignmentStrategy",
+    "AssignmentVersionMismatch",
+    "BadConfig",
+    "BadPartition",
+    "BadStrategy",
+    "CallableSource",
+    "Config",
+    "ConnectionLost",
+    "ElectionFailed",
+    "Lifecycle",
+    "MetricsCollector",
+    "NoMetrics",
+    "Partition",
+    "PartitionSource",
+    "PrometheusMetrics",
+    "RetryConfig",
+    "RoundRobinStrategy",
+    "StableIDExhausted",
+    "StartupTimeout",
+    "State",
+    "StaticSource",
+    "WeightedConsistentHashStrategy",
+]
