@@ -92,20 +92,6 @@ def leaves_no_guard_for_drift() -> Iterator[None]:
 
 
 @contextmanager
-def takes_old_readings_for_new() -> Iterator[None]:
-    """A leader believes whatever it has read last of a worker's key, however old it is."""
-    original = Sessions.see
-
-    def see(self: Sessions, worker: str, record: WorkerRecord, revision: int, now: float) -> bool:
-        self._known.pop(worker, None)
-        self._floors[worker] = dict.fromkeys(self._floors.get(worker, ()), 0)
-        return original(self, worker, record, revision, now)
-
-    with patch.object(Sessions, "see", see):
-        yield
-
-
-@contextmanager
 def grants_to_workers_not_sessions() -> Iterator[None]:
     """Whoever has the id takes what was granted to an earlier session of it."""
     original = Document.grants
@@ -158,7 +144,6 @@ MUTANTS: tuple[Mutant, ...] = (
     goes_back_to_older_documents,
     ignores_its_own_clock,
     leaves_no_guard_for_drift,
-    takes_old_readings_for_new,
     grants_to_workers_not_sessions,
     releases_before_it_has_dropped,
     trusts_a_gone_key,

@@ -213,10 +213,16 @@ class Chaos:
             self._world.add()
 
     async def _stick(self) -> None:
-        """A worker's hooks hang, and then it is cut off: only its own clock can stop it."""
+        """A worker's hooks hang, and it is cut off when a slow renewal has just been answered: only its own clock can
+        stop it."""
         if (worker := self._one()) is not None:
             worker.sticks_until = self._world.loop.time() + 12
-            await self._cut_one(worker)
+            worker.client.answer_delay = self._rng.choice((0.0, 0.9))
+            await asyncio.sleep(self._rng.uniform(0, 2))
+            worker.client.cuts_after_write = True
+            await asyncio.sleep(8)
+            worker.client.cuts_after_write = worker.client.is_cut = False
+            worker.client.answer_delay = 0.0
 
     async def _crash(self) -> None:
         if (worker := self._one()) is not None:
@@ -323,6 +329,8 @@ async def settle(world: World) -> None:
 def verdict(world: World) -> list[str]:
     waiting = [worker.name for worker in world.running() if not worker.is_started]
     late = [f"EventuallyAssigned: {', '.join(waiting)} has no assignment yet"] if waiting else []
+    if world.leaders.last is not None and any(world.leaders.last.revoked):
+        late.append("EventuallyAssigned: moves are under way")
     return late + eventually_assigned(world.running(), world.partitions)
 
 
