@@ -57,12 +57,14 @@ class Director:
         """Whether something changed, so that another look is worth it."""
         for write in decision.writes:
             await (self._bury(write) if isinstance(write, Tombstone) else self._bar(write))
+        if decision.writes:
+            return True  # the crowd may be another now
         if decision.publish is not None:
             return await self._publish(decision.publish)
         if decision.ask is not None:
             await self._plan(decision.ask)
             return True
-        return bool(decision.writes)
+        return False
 
     async def _bury(self, stone: Tombstone) -> None:
         confirmed = self.leading.sessions.confirmed(stone.worker, stone.session)

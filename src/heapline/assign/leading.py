@@ -109,10 +109,10 @@ class Leading:
         self._is_changed = None
 
     def planned(self, ask: Ask, targets: Mapping[str, Sequence[Partition]], now: float) -> bool:
-        """The strategy's answer; False if too little would move for it."""
-        if self.document is None:
-            return False
+        """The strategy's answer; False if it is not used: too little would move, or the crowd is another by now."""
         live = self.sessions.live()
+        if self.document is None or set(ask.workers) - live.keys() - self.document.members.keys():
+            return False
         revisions = {(s.worker, s.session): s.revision for s in self.document.sessions}
         members = {w: live.get(w) or self._former(w, revisions) for w in ask.workers}
         worth = ask.cause is not Cause.PLANNED or self._is_worth_it(ask, targets)

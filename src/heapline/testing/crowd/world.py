@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,17 +57,18 @@ class Report:
 class Worker:
     """A process with a manager, and its user, who takes his time in hooks and fails at times."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, rate: float | None = None) -> None:
         rng = world.rng
         self.name, self._world = name, world
-        self.process = Process(name, world.loop, 1 + rng.uniform(-DRIFT, DRIFT), rng.uniform(0, 1000))
+        rate = rate or 1 + rng.uniform(-DRIFT, DRIFT)
+        self.process = Process(name, world.loop, rate, rng.uniform(0, 1000))
         self.client = Client(world.store, self.process, world.faults, random.Random(rng.random()))
         self._rng = random.Random(rng.random())
         self.sticks_until = 0.0  # its hooks hang until then
         self.is_started = False
         self.starting: asyncio.Task[None]
         self.manager = Manager(
-            world.config, self.client, world, strategy=world.strategy, clock=self.process.clock,
+            world.config, self.client, world, clock=self.process.clock,
             new_session=world.new_session, hooks=Hooks(on_assignment_changed=self._changed),
         )  # fmt: skip
 
@@ -108,8 +109,8 @@ class Worker:
 class World:
     """Everything of one run. It is also the partitions' source."""
 
-    def __init__(self, loop: SimLoop, seed: int, config: Config = CONFIG, strategy: Any = None) -> None:
-        self.loop, self.seed, self.config, self.strategy = loop, seed, config, strategy
+    def __init__(self, loop: SimLoop, seed: int, config: Config = CONFIG) -> None:
+        self.loop, self.seed, self.config = loop, seed, config
         self.rng = random.Random(f"crowd {seed}")
         self.faults = Faults()
         self.holders, self.leaders = SingleHolder(), SingleLeader()
@@ -146,9 +147,9 @@ class World:
 
     # --- workers
 
-    def add(self) -> Worker:
+    def add(self, rate: float | None = None) -> Worker:
         self._made += 1
-        worker = Worker(self, f"w{self._made}")
+        worker = Worker(self, f"w{self._made}", rate)
         self.workers = [each for each in self.workers if not each.process.is_dead]
         self.workers.append(worker)
         worker.starting = worker.process.start(worker.run)
@@ -349,12 +350,31 @@ async def rolling_restart(world: World) -> list[str]:
     return complaints
 
 
-def run_seed(seed: int, seconds: float = 40.0, workers_max: int = 5, strategy: Any = None) -> Report:
+async def only_its_clock_can_stop_it(world: World, seconds: float, workers_max: int) -> list[str]:
+    """Directed: the holder with the slowest clock hangs in its hook and is cut off right after a renewal that was
+    answered as late as can be, while all others' clocks run fast."""
+    for rate in (1 + DRIFT, 1 + DRIFT, 1 - DRIFT):
+        slow = world.add(rate)
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(8)
+    slow.sticks_until = world.loop.time() + 100
+    slow.client.answer_delay = 0.9
+    await asyncio.sleep(3 + world.rng.random())
+    slow.client.cuts_after_write = True
+    for _ in range(1000):
+        world.look()
+        await asyncio.sleep(0.01)
+    return world.complaints + verdict(world)
+
+
+def run_seed(
+    seed: int, seconds: float = 40.0, workers_max: int = 5, play: Callable[..., Any] = scenario
+) -> Report:  # fmt: skip
     loop = SimLoop(FakeClock())
     loop.set_task_factory(task_factory)
-    world = World(loop, seed, strategy=strategy)
+    world = World(loop, seed)
     try:
-        complaints = loop.run_until_complete(scenario(world, seconds, workers_max))
+        complaints = loop.run_until_complete(play(world, seconds, workers_max))
     finally:
         for worker in world.workers:
             worker.process.kill()
