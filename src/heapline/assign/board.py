@@ -6,9 +6,9 @@ Hooks, metrics and the log hear of it; nobody here waits for them, and nothing i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from heapline.assign.hooks import HookRunner
+from heapline.assign.metrics import MetricsCollector
 from heapline.assign.model import State
 from heapline.assign.states import is_allowed, reason
 from heapline.logs import Log
@@ -20,8 +20,9 @@ LEADERS_OWN = (State.SCALING, State.REBALANCING, State.EMERGENCY)
 
 
 class Board:
-    def __init__(self, hooks: HookRunner, metrics: Any, clock: Callable[[], float]) -> None:
-        self._hooks, self._metrics, self._clock = hooks, metrics, clock
+    def __init__(self, hooks: HookRunner, metrics: MetricsCollector, clock: Callable[[], float]) -> None:
+        self._hooks, self.metrics, self._clock = hooks, metrics, clock
+        self._leader, self._leader_since = "", clock()
         self.state, self._since = State.INIT, clock()
         self.has_assignment = False  # of its present session, and the hooks know it
         self.last_error: Exception | None = None
@@ -36,7 +37,8 @@ class Board:
         before, since = self.state, self._since
         reason(before, state)
         self.state, self._since = state, self._clock()
-        self.measure("record_state_transition", before, state, self._since - since)
+        self.metrics.record_state_duration(before, self._since - since)
+        self.metrics.record_state_transition(before, state, self._since - since)
         self._hooks.tell_state(before, state)
         log.info("assign.state", before=before.name, after=state.name)
 
@@ -62,6 +64,9 @@ class Board:
         self.last_error = error
         self._hooks.tell_error(error)
 
-    def measure(self, name: str, *values: Any) -> None:
-        if self._metrics is not None:
-            getattr(self._metrics, name)(*values)
+    def leads(self, worker: str) -> None:
+        """Somebody leads, as far as we have heard; "" = nobody."""
+        if worker != self._leader:
+            now = self._clock()
+            self.metrics.record_leadership_change(worker, now - self._leader_since)
+            self._leader, self._leader_since = worker, now

@@ -1,4 +1,4 @@
-"""Taking a worker id by compare-and-set: one that was released lately, or else the first that is free. So a worker
+"""Taking a worker id by compare-and-set: the one that was released last, or else the first that is free. So a worker
 that is restarted gets the place that is being kept for it, also if lower ids are free. One pass over all ids; whoever
 calls it waits and tries again.
 
@@ -40,7 +40,7 @@ class Claimer:
         found = {entry.key.removeprefix(WORKER_PREFIX): entry for entry in await self._kv.entries(WORKER_PREFIX)}
         if preferred is not None and (claim := await self._try(preferred, found.get(preferred), own=True)) is not None:
             return claim
-        ids = sorted(self._config.worker_ids(), key=lambda worker: not _is_released(found.get(worker)))
+        ids = sorted(self._config.worker_ids(), key=lambda worker: -_released_at(found.get(worker)))
         for worker in ids:
             if (claim := await self._try(worker, found.get(worker), own=False)) is not None:
                 return claim
@@ -77,6 +77,7 @@ class Claimer:
         return own or self._clock() >= seen_at + self._config.worker_id_ttl
 
 
-def _is_released(entry: Entry | None) -> bool:
+def _released_at(entry: Entry | None) -> int:
+    """The revision at which an id was released; 0 if it was not."""
     record = None if entry is None else decode(entry.value, WorkerRecord)
-    return record is not None and record.standing is Standing.RELEASED
+    return entry.revision if entry is not None and record is not None and record.standing is Standing.RELEASED else 0

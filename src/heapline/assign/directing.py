@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from heapline.assign.beating import patience, within
 from heapline.assign.config import Config
 from heapline.assign.document import Document
-from heapline.assign.errors import BadStrategy
 from heapline.assign.kv import KV, Conflict, Entry
 from heapline.assign.leading import Ask, Decision, Leading
 from heapline.assign.leases import Bar, Tombstone
-from heapline.assign.model import Partition
 from heapline.assign.records import ASSIGNMENT_KEY, WORKER_PREFIX, Standing, WorkerRecord, decode, encode, worker_key
+from heapline.assign.strategies import AssignmentStrategy, affinity, checked
 
+VIRTUAL_NODES = 150  # for each worker, as a rule
 IN_THREAD_FROM = 20_000  # partitions and virtual nodes: above, the strategy would hold up heartbeats
-
-
-class Strategy(Protocol):
-    def assign(
-        self, workers: Sequence[str], partitions: Sequence[Partition],
-        previous: Mapping[str, Sequence[Partition]] | None = None,
-    ) -> Mapping[str, Sequence[Partition]]: ...  # fmt: skip
 
 
 class Director:
     """One term of leading."""
 
     def __init__(
-        self, kv: KV, config: Config, clock: Callable[[], float], leading: Leading, strategy: Strategy,
+        self, kv: KV, config: Config, clock: Callable[[], float], leading: Leading, strategy: AssignmentStrategy,
         on_plan: Callable[[float, float], None],
     ) -> None:  # fmt: skip
         self._kv, self._config, self._clock, self._strategy = kv, config, clock, strategy
@@ -65,12 +57,14 @@ class Director:
         """Whether something changed, so that another look is worth it."""
         for write in decision.writes:
             await (self._bury(write) if isinstance(write, Tombstone) else self._bar(write))
+        if decision.writes:
+            return True  # the crowd may be another now
         if decision.publish is not None:
             return await self._publish(decision.publish)
         if decision.ask is not None:
             await self._plan(decision.ask)
             return True
-        return bool(decision.writes)
+        return False
 
     async def _bury(self, stone: Tombstone) -> None:
         confirmed = self.leading.sessions.confirmed(stone.worker, stone.session)
@@ -110,26 +104,10 @@ class Director:
 
     async def _plan(self, ask: Ask) -> None:
         began = time.perf_counter()
-        if len(ask.partitions) + 150 * len(ask.workers) > IN_THREAD_FROM:
-            targets = await asyncio.to_thread(self._strategy.assign, ask.workers, ask.partitions, ask.previous)
+        question = (self._strategy, ask.workers, ask.partitions, ask.previous)
+        if len(ask.partitions) + VIRTUAL_NODES * len(ask.workers) > IN_THREAD_FROM:
+            targets = await asyncio.to_thread(checked, *question)
         else:
-            targets = self._strategy.assign(ask.workers, ask.partitions, ask.previous)
-        self._check(ask, targets)
+            targets = checked(*question)
         self.leading.planned(ask, targets, self._clock())
-        self._on_plan(time.perf_counter() - began, _staying(ask, targets))
-
-    def _check(self, ask: Ask, targets: Mapping[str, Sequence[Partition]]) -> None:
-        name = type(self._strategy).__name__
-        if strangers := targets.keys() - set(ask.workers):
-            raise BadStrategy(name, f"names workers that are not there ({', '.join(sorted(strangers))})")
-        given = sorted(p.id for ps in targets.values() for p in ps)
-        if given != sorted(p.id for p in ask.partitions):
-            raise BadStrategy(name, "leaves partitions out, or gives some twice")
-
-
-def _staying(ask: Ask, targets: Mapping[str, Sequence[Partition]]) -> float:
-    """The share of the weight that is where it was."""
-    before = {p: worker for worker, ps in ask.previous.items() for p in ps}
-    total = sum(p.weight for ps in targets.values() for p in ps if p in before)
-    stays = sum(p.weight for worker, ps in targets.items() for p in ps if before.get(p) == worker)
-    return stays / total if total else 1.0
+        self._on_plan(time.perf_counter() - began, affinity(ask.previous, targets))

@@ -20,6 +20,7 @@ from heapline.assign.config import Config
 from heapline.assign.document import Document, Facts, Plan, advance, first
 from heapline.assign.leases import Bar, Sessions, Tombstone
 from heapline.assign.model import Lifecycle, Partition, State
+from heapline.assign.strategies import moved_share
 
 STARTUP_SHARE = 0.8  # of startup_timeout: no window may last so long that start() fails because of it
 
@@ -108,10 +109,10 @@ class Leading:
         self._is_changed = None
 
     def planned(self, ask: Ask, targets: Mapping[str, Sequence[Partition]], now: float) -> bool:
-        """The strategy's answer; False if too little would move for it."""
-        if self.document is None:
-            return False
+        """The strategy's answer; False if it is not used: too little would move, or the crowd is another by now."""
         live = self.sessions.live()
+        if self.document is None or set(ask.workers) - live.keys() - self.document.members.keys():
+            return False
         revisions = {(s.worker, s.session): s.revision for s in self.document.sessions}
         members = {w: live.get(w) or self._former(w, revisions) for w in ask.workers}
         worth = ask.cause is not Cause.PLANNED or self._is_worth_it(ask, targets)
@@ -130,9 +131,8 @@ class Leading:
             return True  # somebody must take those
         if any(ps and not ask.previous.get(worker) for worker, ps in targets.items()):
             return True  # somebody would else be left empty-handed
-        moved = sum(p.weight for worker, ps in targets.items() for p in ps if before[p] != worker)
-        total = sum(p.weight for p in ask.partitions)
-        return moved > 0 and moved >= self._config.assignment.min_rebalance_threshold * total
+        moved = moved_share(ask.previous, targets)
+        return moved > 0 and moved >= self._config.assignment.min_rebalance_threshold
 
     # --- what follows
 

@@ -12,13 +12,11 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
 
 from heapline.assign.beating import Heart, SessionLost, patience, within
 from heapline.assign.board import Board
 from heapline.assign.claiming import Claim, Claimer
 from heapline.assign.config import Config
-from heapline.assign.directing import Strategy
 from heapline.assign.document import Document
 from heapline.assign.election import ElectionAgent, KVElection
 from heapline.assign.errors import (
@@ -33,9 +31,12 @@ from heapline.assign.errors import (
 from heapline.assign.hooks import HookRunner, Hooks
 from heapline.assign.kv import KV, Entry
 from heapline.assign.member import Change, Member
+from heapline.assign.metrics import MetricsCollector, NoMetrics
 from heapline.assign.model import Assignment, Partition, State
-from heapline.assign.office import Office, Source
-from heapline.assign.records import ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX
+from heapline.assign.office import Office
+from heapline.assign.records import ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX, LeaderRecord, decode
+from heapline.assign.sources import PartitionSource
+from heapline.assign.strategies import AssignmentStrategy, WeightedConsistentHashStrategy
 from heapline.errors import HeaplineError
 from heapline.logs import Log
 
@@ -57,18 +58,18 @@ class Manager:
     """
 
     def __init__(
-        self, config: Config, kv: KV, source: Source, *, strategy: Strategy | None = None,
-        election: ElectionAgent | None = None, hooks: Hooks | None = None, metrics: Any = None,
+        self, config: Config, kv: KV, source: PartitionSource, *, strategy: AssignmentStrategy | None = None,
+        election: ElectionAgent | None = None, hooks: Hooks | None = None, metrics: MetricsCollector | None = None,
         clock: Callable[[], float] = boot_time, new_session: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:  # fmt: skip
         self._config, self._kv, self._clock = config, kv, clock
         self._hooks = HookRunner(hooks or Hooks(), config.retry)
-        self._board = Board(self._hooks, metrics, clock)
+        self._board = Board(self._hooks, metrics or NoMetrics(), clock)
         self._claimer = Claimer(kv, config, clock, new_session)
         self._look_wanted = asyncio.Event()
         self._office = Office(
-            config, kv, source, strategy or _default_strategy(), election or KVElection(kv, clock, new_session()),
-            clock, self._board, self._look_wanted,
+            config, kv, source, strategy or WeightedConsistentHashStrategy(),
+            election or KVElection(kv, clock, new_session()), clock, self._board, self._look_wanted,
         )  # fmt: skip
         self._patience = patience(config)
         self._member: Member | None = None
@@ -235,8 +236,8 @@ class Manager:
             tries += 1
 
     def _begin(self, claim: Claim) -> None:
-        leftover = () if self._member is None else self._member.undropped
-        self._member = Member(claim.worker, claim.session, float(self._config.heartbeat_ttl), leftover)
+        former = self._member
+        self._member = Member(claim.worker, claim.session, float(self._config.heartbeat_ttl), former)
         if self._is_closing:
             self._member.close()
         self._heart = Heart(self._kv, self._config, self._clock, self._member, claim)
@@ -269,7 +270,7 @@ class Manager:
                 raise
             except Exception as error:
                 self._board.tell(error)
-            self._board.measure("record_heartbeat", member.worker, entry is not None)
+            self._board.metrics.record_heartbeat(member.worker, entry is not None)
             if entry is None:
                 await asyncio.sleep(min(interval, self._config.heartbeat_ttl / 12))
                 continue
@@ -305,8 +306,8 @@ class Manager:
     def _finished(self, change: Change) -> None:
         member = self._member
         assert member is not None
-        member.finish(change)
-        self._board.measure("record_assignment_change", len(change.added), len(change.removed), member.version)
+        added, removed = member.finish(change)
+        self._board.metrics.record_assignment_change(added, removed, member.version)
         self._heed(member)
 
     # --- looking
@@ -341,6 +342,8 @@ class Manager:
             self._see(document)
         elif entry.key == LEADER_KEY:
             self._elect_wanted.set()
+            leader = decode(entry.value, LeaderRecord)
+            self._board.leads("" if leader is None or leader.released else leader.worker)
         else:
             self._office.see_worker(entry)
 
@@ -396,12 +399,6 @@ class Manager:
                 await asyncio.sleep(interval)
             else:
                 await _event(self._elect_wanted, interval)
-
-
-def _default_strategy() -> Strategy:
-    from heapline.assign.strategies import WeightedConsistentHashStrategy
-
-    return WeightedConsistentHashStrategy()
 
 
 async def _event(event: asyncio.Event, seconds: float) -> None:

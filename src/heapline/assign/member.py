@@ -7,7 +7,6 @@ back to an older one. It confirms a version only when it holds nothing that this
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from heapline.assign.document import Document
@@ -24,16 +23,17 @@ class Change:
 
 
 class Member:
-    """One session of one worker. `leftover` is what an earlier session of this process has not dropped yet."""
+    """One session of one worker. What an earlier session of this process (`former`) has not dropped yet, it drops."""
 
-    def __init__(self, worker: str, session: str, ttl: float, leftover: Iterable[Partition] = ()) -> None:
+    def __init__(self, worker: str, session: str, ttl: float, former: Member | None = None) -> None:
         self.worker, self.session = worker, session
         self.lease = Lease(ttl)
         self.document: Document | None = None
         self.held: dict[Partition, int] = {}  # with fences
-        self._leftover = set(leftover)
+        self._leftover: set[Partition] = set() if former is None else former.undropped
         self._grants: dict[Partition, int] = {}
-        self._told: set[Partition] = set()  # those whose adding hook has succeeded
+        # Those whose adding hook has succeeded.
+        self._told: set[Partition] = set() if former is None else set(former._told)
         self._awaited = 0  # the version that a leader waits for us to confirm
         self._confirmed = 0
         self._closing = False
@@ -64,13 +64,15 @@ class Member:
         for partition in change.added:
             self.held[partition] = self._grants[partition]
 
-    def finish(self, change: Change) -> None:
-        """The hook has succeeded."""
+    def finish(self, change: Change) -> tuple[int, int]:
+        """The hook has succeeded; how many more it works on now, and how many fewer."""
+        before = set(self._told)
         for partition in change.removed:
             self._leftover.discard(partition)
             self.held.pop(partition, None)
             self._told.discard(partition)
         self._told.update(partition for partition in change.added if partition in self.held)
+        return len(self._told - before), len(before - self._told)
 
     # --- what follows
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from heapline.assign.beating import patience, within
 from heapline.assign.board import Board
 from heapline.assign.config import Config
-from heapline.assign.directing import Director, Strategy
+from heapline.assign.directing import Director
 from heapline.assign.document import Document
 from heapline.assign.election import ElectionAgent, NumberedElection
 from heapline.assign.errors import ElectionFailed
@@ -24,6 +23,8 @@ from heapline.assign.leading import Leading
 from heapline.assign.leases import GUARD
 from heapline.assign.member import Member
 from heapline.assign.model import Partition
+from heapline.assign.sources import PartitionSource, listed
+from heapline.assign.strategies import AssignmentStrategy
 from heapline.errors import HeaplineError
 from heapline.logs import Log
 
@@ -32,15 +33,11 @@ log = Log("heapline.assign")
 ROUNDS_MAX = 20  # steps of leading without a pause
 
 
-class Source(Protocol):
-    async def list_partitions(self) -> Sequence[Partition]: ...
-
-
 class Office:
     """`news` is set when there may be something to do for whoever drives it."""
 
     def __init__(
-        self, config: Config, kv: KV, source: Source, strategy: Strategy, election: ElectionAgent,
+        self, config: Config, kv: KV, source: PartitionSource, strategy: AssignmentStrategy, election: ElectionAgent,
         clock: Callable[[], float], board: Board, news: asyncio.Event,
     ) -> None:  # fmt: skip
         self._config, self._kv, self._source, self._strategy = config, kv, source, strategy
@@ -87,7 +84,7 @@ class Office:
             leading.see_partitions(self._partitions)
         self._director = Director(self._kv, self._config, self._clock, leading, self._strategy, self._planned)
         log.info("assign.leads", worker=member.worker)
-        self._board.measure("record_leadership_change", member.worker, 0.0)
+        self._board.leads(member.worker)
         self.taken.set()
         self.list_wanted.set()
         self._news.set()
@@ -98,6 +95,7 @@ class Office:
         self._director, self._until = None, -math.inf
         self.taken.clear()
         self._board.lead_no_more()
+        self._board.leads("")
         with contextlib.suppress(HeaplineError):
             await within(self._patience, self._election.release_leadership())
 
@@ -117,8 +115,7 @@ class Office:
             self._news.set()
 
     async def list_partitions(self) -> None:
-        listed = await within(float(self._config.operation_timeout), self._source.list_partitions())
-        self._partitions = tuple(listed)
+        self._partitions = listed(await within(float(self._config.operation_timeout), self._source.list_partitions()))
         if self._director is not None:
             self._director.leading.see_partitions(self._partitions)
             self._news.set()
@@ -163,5 +160,5 @@ class Office:
         return self._clock()
 
     def _planned(self, seconds: float, affinity: float) -> None:
-        self._board.measure("record_assignment_calculation_time", seconds)
-        self._board.measure("record_affinity_score", affinity)
+        self._board.metrics.record_assignment_calculation_time(seconds)
+        self._board.metrics.record_affinity_score(affinity)

@@ -58,6 +58,7 @@ class SingleLeader:
         self.epoch = 0
         self.version = 0
         self._writers: dict[int, str] = {}
+        self.last: Document | None = None
 
     def written(self, entry: Entry, at: float) -> None:
         if entry.key != ASSIGNMENT_KEY:
@@ -71,7 +72,7 @@ class SingleLeader:
         writer = self._writers.setdefault(document.epoch, document.writer)
         if writer != document.writer:
             self._complain(at, f"epoch {document.epoch} has two writers")
-        self.version, self.epoch = document.version, document.epoch
+        self.version, self.epoch, self.last = document.version, document.epoch, document
 
     def _complain(self, at: float, what: str) -> None:
         self.complaints.append(f"{at:.3f}: SingleLeader: {what}")

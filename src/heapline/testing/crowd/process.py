@@ -76,8 +76,8 @@ class _Steered:
                 if raised is None:
                     waits_for = self._work.send(None)
                 else:
-                    raised, error = None, raised
-                    waits_for = self._work.throw(error)
+                    thrown, raised = raised, None
+                    waits_for = self._work.throw(thrown)
             except StopIteration as stop:
                 return stop.value
             try:

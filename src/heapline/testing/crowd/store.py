@@ -97,16 +97,18 @@ class Client:
         self.is_cut = False
         self.lag = 0.0  # all reads are at least so old: it is connected to a node that was left behind
         self.is_deaf = False  # its watchers hear nothing
+        self.answer_delay = 0.0  # all answers take at least so long
+        self.cuts_after_write = False  # the next answer to a write is the last thing it hears
         store.clients.append(self)
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        return await self._call(lambda: self._store.write(key, value, None, ttl))
+        return await self._call(lambda: self._store.write(key, value, None, ttl), True)
 
     async def update(self, key: str, value: bytes, revision: int, *, ttl: float | None = None) -> int:
-        return await self._call(lambda: self._store.write(key, value, revision, ttl))
+        return await self._call(lambda: self._store.write(key, value, revision, ttl), True)
 
     async def delete(self, key: str, revision: int) -> None:
-        await self._call(lambda: self._store.write(key, None, revision, None))
+        await self._call(lambda: self._store.write(key, None, revision, None), True)
 
     async def get(self, key: str) -> Entry | None:
         return await self._call(lambda: self._store.find(key, self._past()))
@@ -136,30 +138,33 @@ class Client:
             return self._rng.uniform(0, self._faults.slow_max)
         return self._rng.expovariate(1 / self._faults.latency)
 
-    async def _call(self, operation: Callable[[], T]) -> T:
+    async def _call(self, operation: Callable[[], T], writes: bool = False) -> T:
         if self._process.is_dead:
             raise ConnectionLost("the process is dead")
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._rng.random() >= self._faults.lost_requests:
-            self._loop.call_later(self._delay(), self._arrive, operation, answer)
+            self._loop.call_later(self._delay(), self._arrive, operation, answer, writes)
         return await answer
 
-    def _arrive(self, operation: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+    def _arrive(self, operation: Callable[[], Any], answer: asyncio.Future[Any], writes: bool) -> None:
         if self.is_cut:
             # What was sent into a cut comes through afterwards, or never.
             if self._rng.random() < 0.5:
-                self._loop.call_later(self._rng.uniform(0.1, 3.0), self._arrive, operation, answer)
+                self._loop.call_later(self._rng.uniform(0.1, 3.0), self._arrive, operation, answer, writes)
             return
         try:
             result, error = operation(), None
         except Conflict as conflict:
             result, error = None, conflict
         if self._rng.random() >= self._faults.lost_answers:
-            self._loop.call_later(self._delay(), self._answer, answer, result, error)
+            delay = max(self._delay(), self.answer_delay)
+            self._loop.call_later(delay, self._answer, answer, result, error, writes)
 
-    def _answer(self, answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    def _answer(self, answer: asyncio.Future[Any], result: Any, error: Exception | None, writes: bool) -> None:
         if answer.done() or self.is_cut:
             return
+        if writes and self.cuts_after_write:
+            self.is_cut, self.cuts_after_write = True, False
         if error is None:
             answer.set_result(result)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,16 +57,18 @@ class Report:
 class Worker:
     """A process with a manager, and its user, who takes his time in hooks and fails at times."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, rate: float | None = None) -> None:
         rng = world.rng
         self.name, self._world = name, world
-        self.process = Process(name, world.loop, 1 + rng.uniform(-DRIFT, DRIFT), rng.uniform(0, 1000))
+        rate = rate or 1 + rng.uniform(-DRIFT, DRIFT)
+        self.process = Process(name, world.loop, rate, rng.uniform(0, 1000))
         self.client = Client(world.store, self.process, world.faults, random.Random(rng.random()))
         self._rng = random.Random(rng.random())
+        self.sticks_until = 0.0  # its hooks hang until then
         self.is_started = False
         self.starting: asyncio.Task[None]
         self.manager = Manager(
-            world.config, self.client, world, strategy=world.strategy, clock=self.process.clock,
+            world.config, self.client, world, clock=self.process.clock,
             new_session=world.new_session, hooks=Hooks(on_assignment_changed=self._changed),
         )  # fmt: skip
 
@@ -97,7 +99,7 @@ class Worker:
         self._world.look()
         self._world.moves += len(added)
         world, rng = self._world, self._rng
-        await asyncio.sleep(rng.choice((0, 0.01, 0.1, 0.5)))
+        await asyncio.sleep(max(self.sticks_until - world.loop.time(), rng.choice((0, 0.01, 0.1, 0.5))))
         if world.is_rough and rng.random() < 0.1:
             await asyncio.sleep(rng.uniform(0, 6))
         if world.is_rough and rng.random() < 0.1:
@@ -107,8 +109,8 @@ class Worker:
 class World:
     """Everything of one run. It is also the partitions' source."""
 
-    def __init__(self, loop: SimLoop, seed: int, config: Config = CONFIG, strategy: Any = None) -> None:
-        self.loop, self.seed, self.config, self.strategy = loop, seed, config, strategy
+    def __init__(self, loop: SimLoop, seed: int, config: Config = CONFIG) -> None:
+        self.loop, self.seed, self.config = loop, seed, config
         self.rng = random.Random(f"crowd {seed}")
         self.faults = Faults()
         self.holders, self.leaders = SingleHolder(), SingleLeader()
@@ -145,9 +147,9 @@ class World:
 
     # --- workers
 
-    def add(self) -> Worker:
+    def add(self, rate: float | None = None) -> Worker:
         self._made += 1
-        worker = Worker(self, f"w{self._made}")
+        worker = Worker(self, f"w{self._made}", rate)
         self.workers = [each for each in self.workers if not each.process.is_dead]
         self.workers.append(worker)
         worker.starting = worker.process.start(worker.run)
@@ -179,11 +181,12 @@ class Chaos:
         end = world.loop.time() + seconds
         world.is_rough = True
         faults = world.faults
-        faults.slow, faults.lost_answers = rng.choice((0.0, 0.02, 0.1)), rng.choice((0.0, 0.01, 0.05))
+        faults.slow, faults.slow_max = rng.choice((0.0, 0.02, 0.1, 0.6)), rng.choice((0.9, 4.0))
+        faults.lost_answers = rng.choice((0.0, 0.01, 0.05))
         faults.lost_requests, faults.lost_events = rng.choice((0.0, 0.01, 0.05)), rng.choice((0.0, 0.1, 1.0))
         faults.stale = rng.choice((0.0, 0.05, 0.3))
-        kinds = ("join", "join", "stop", "crash", "crash", "pause", "pause", "cut", "lag", "deaf", "leader", "split",
-                 "partitions")  # fmt: skip
+        kinds = ("join", "join", "stop", "restart", "crash", "crash", "pause", "pause", "cut", "cut", "lag", "deaf",
+                 "leader", "split", "partitions", "stick")  # fmt: skip
         async with asyncio.TaskGroup() as self._group:
             while world.loop.time() < end:
                 await asyncio.sleep(rng.expovariate(0.8))
@@ -204,6 +207,23 @@ class Chaos:
     async def _stop(self) -> None:
         if (worker := self._one()) is not None and worker.is_started:
             await self._world.stop(worker)
+
+    async def _restart(self) -> None:
+        if (worker := self._one()) is not None and worker.is_started:
+            await self._world.stop(worker)
+            self._world.add()
+
+    async def _stick(self) -> None:
+        """A worker's hooks hang, and it is cut off when a slow renewal has just been answered: only its own clock can
+        stop it."""
+        if (worker := self._one()) is not None:
+            worker.sticks_until = self._world.loop.time() + 12
+            worker.client.answer_delay = self._rng.choice((0.0, 0.9))
+            await asyncio.sleep(self._rng.uniform(0, 2))
+            worker.client.cuts_after_write = True
+            await asyncio.sleep(8)
+            worker.client.cuts_after_write = worker.client.is_cut = False
+            worker.client.answer_delay = 0.0
 
     async def _crash(self) -> None:
         if (worker := self._one()) is not None:
@@ -293,8 +313,6 @@ async def scenario(world: World, seconds: float, workers_max: int) -> list[str]:
 async def settle(world: World) -> None:
     """Quiet: nobody is paused or cut off any more; somebody is there; what is under way comes to its end."""
     config = world.config
-    while len(world.running()) < 2:
-        world.add()
     await asyncio.sleep(config.heartbeat_ttl)
     started = [worker for worker in world.running() if worker.is_started]
     for worker in started[:1]:
@@ -303,6 +321,8 @@ async def settle(world: World) -> None:
     end = world.loop.time() + 2 * config.startup_timeout + config.worker_id_ttl + config.cold_start_window
     good = 0
     while good < 8 and world.loop.time() < end:
+        while len(world.running()) < 2:
+            world.add()  # the last ones could not start because of what went wrong before
         await asyncio.sleep(0.5)
         good = 0 if verdict(world) else good + 1
 
@@ -310,6 +330,8 @@ async def settle(world: World) -> None:
 def verdict(world: World) -> list[str]:
     waiting = [worker.name for worker in world.running() if not worker.is_started]
     late = [f"EventuallyAssigned: {', '.join(waiting)} has no assignment yet"] if waiting else []
+    if world.leaders.last is not None and any(world.leaders.last.revoked):
+        late.append("EventuallyAssigned: moves are under way")
     return late + eventually_assigned(world.running(), world.partitions)
 
 
@@ -328,12 +350,31 @@ async def rolling_restart(world: World) -> list[str]:
     return complaints
 
 
-def run_seed(seed: int, seconds: float = 40.0, workers_max: int = 5, strategy: Any = None) -> Report:
+async def only_its_clock_can_stop_it(world: World, seconds: float, workers_max: int) -> list[str]:
+    """Directed: the holder with the slowest clock hangs in its hook and is cut off right after a renewal that was
+    answered as late as can be, while all others' clocks run fast."""
+    for rate in (1 + DRIFT, 1 + DRIFT, 1 - DRIFT):
+        slow = world.add(rate)
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(8)
+    slow.sticks_until = world.loop.time() + 100
+    slow.client.answer_delay = 0.9
+    await asyncio.sleep(3 + world.rng.random())
+    slow.client.cuts_after_write = True
+    for _ in range(1000):
+        world.look()
+        await asyncio.sleep(0.01)
+    return world.complaints + verdict(world)
+
+
+def run_seed(
+    seed: int, seconds: float = 40.0, workers_max: int = 5, play: Callable[..., Any] = scenario
+) -> Report:  # fmt: skip
     loop = SimLoop(FakeClock())
     loop.set_task_factory(task_factory)
-    world = World(loop, seed, strategy=strategy)
+    world = World(loop, seed)
     try:
-        complaints = loop.run_until_complete(scenario(world, seconds, workers_max))
+        complaints = loop.run_until_complete(play(world, seconds, workers_max))
     finally:
         for worker in world.workers:
             worker.process.kill()
