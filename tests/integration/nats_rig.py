@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -75,6 +76,9 @@ class Node:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def pause(self) -> None:
+        pause(self.process.pid)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -139,6 +143,12 @@ class Servers:
         if len(self.nodes) > 1:
             until(lambda: all(node.meta().get("cluster_size") == len(self.nodes) for node in self.nodes))
             until(lambda: all(node.meta().get("leader") for node in self.nodes))
+
+
+def pause(pid: int) -> None:
+    """Stop a process and wait until it stands: a signal is not obeyed at once."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(") ", 1)[1][0] == "T")
 
 
 def until(is_so: Callable[[], bool], patience: float = PATIENCE) -> None:
