@@ -19,7 +19,7 @@ from typer.main import get_command as build_command
 from heapline.errors import BadRequest, HeaplineError
 
 #: Subcommands in the order in which a newcomer meets them; `name` is the module `heapline.cli.name`.
-SUBCOMMANDS = ("demo", "serve", "worker", "journal", "backup", "keys", "users", "certs", "outbox")
+SUBCOMMANDS = ("demo", "serve", "worker", "journal", "backup", "keys", "users", "certs", "outbox", "assign")
 
 
 class Subcommands(TyperGroup):
