@@ -224,6 +224,49 @@ def test_partition_that_grew_too_heavy_drives_others_away_and_stays() -> None:
     assert {old for old, _ in moves(before, after).values()} == {worker}
 
 
+def test_of_two_giants_with_one_worker_the_heavier_stays() -> None:
+    big, bigger, small = Partition("big", 1000), Partition("bigger", 2000), made(30)
+    before = {"worker-0": [big, bigger], "worker-1": small[:15], "worker-2": small[15:]}
+    after = RING.assign(workers_named(3), [big, bigger, *small], before)
+    assert after["worker-0"] == [bigger]
+    assert sorted(map(len, after.values())) == [1, 1, 30]
+
+
+def test_new_giant_goes_to_a_worker_that_has_nothing() -> None:
+    small, giant = made(40), Partition("giant", 10**6)
+    before = RING.assign(workers_named(4), small)
+    after = RING.assign([*workers_named(4), "newcomer"], [*small, giant], before)
+    assert after == {**before, "newcomer": [giant]}
+
+
+def test_worker_with_one_heavy_partition_is_not_robbed_of_it_for_a_newcomer() -> None:
+    heavy, small = Partition("heavy", 105), made(1900)
+    before = {"worker-0": [heavy]} | {f"worker-{n}": small[100 * (n - 1) : 100 * n] for n in range(1, 20)}
+    after = RING.assign([*workers_named(20), "newcomer"], [heavy, *small], before)
+    assert after["worker-0"] == [heavy]
+    assert len(after["newcomer"]) >= 85
+
+
+def test_what_a_leaver_left_feeds_newcomers_before_others_give() -> None:
+    partitions, crowd = made(2000), workers_named(20)
+    before = RING.assign(crowd, partitions)
+    after = RING.assign([*crowd[1:], "one", "two"], partitions, before)
+    moved = moves(before, after)
+    assert {new for _, new in moved.values()} == {"one", "two"}
+    assert {partition.id for partition in before["worker-0"]} <= moved.keys()
+    assert len(moved) <= 2 * 2000 / 21 + 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_answer_is_at_rest_even_where_few_and_heavy_ones_do_not_fit(seed: int) -> None:
+    chance = random.Random(seed)
+    crowd = workers_named(chance.choice([2, 3, 5, 8, 16]))
+    partitions = [Partition(("p", str(n)), int(chance.paretovariate(1.1) * 10)) for n in range(chance.randint(0, 60))]
+    before = RING.assign(crowd[: chance.randint(1, len(crowd))], partitions)
+    shares = RING.assign(crowd, partitions, before)
+    assert RING.assign(crowd, partitions, shares) == shares
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
