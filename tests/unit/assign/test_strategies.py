@@ -232,11 +232,23 @@ def test_of_two_giants_with_one_worker_the_heavier_stays() -> None:
     assert sorted(map(len, after.values())) == [1, 1, 30]
 
 
-def test_new_giant_goes_to_a_worker_that_has_nothing() -> None:
-    small, giant = made(40), Partition("giant", 10**6)
+@pytest.mark.parametrize("name", ["giant", "Goliath", "Gargantua", "巨人", "Polyphemus"])
+def test_new_giant_goes_to_a_worker_that_has_nothing(name: str) -> None:
+    small, giant = made(40), Partition(name, 10**6)
     before = RING.assign(workers_named(4), small)
     after = RING.assign([*workers_named(4), "newcomer"], [*small, giant], before)
     assert after == {**before, "newcomer": [giant]}
+
+
+def test_newcomer_gets_something_where_the_fullest_have_nothing_to_spare() -> None:
+    """Thirty workers have one heavy partition each and cannot give it; the others have less to carry, but two."""
+    heavy = [Partition(("heavy", str(n)), 114) for n in range(30)]
+    light = [Partition(("light", str(n)), 49) for n in range(68)]
+    before = {f"worker-{n}": [heavy[n]] for n in range(30)}
+    before |= {f"worker-{30 + n}": light[2 * n : 2 * n + 2] for n in range(34)}
+    after = RING.assign([*workers_named(64), "newcomer"], heavy + light, before)
+    assert len(after["newcomer"]) >= 1
+    assert {new for _, new in moves(before, after).values()} == {"newcomer"}
 
 
 def test_worker_with_one_heavy_partition_is_not_robbed_of_it_for_a_newcomer() -> None:
@@ -255,6 +267,13 @@ def test_what_a_leaver_left_feeds_newcomers_before_others_give() -> None:
     assert {new for _, new in moved.values()} == {"one", "two"}
     assert {partition.id for partition in before["worker-0"]} <= moved.keys()
     assert len(moved) <= 2 * 2000 / 21 + 2
+
+
+def test_nothing_moves_where_another_answer_would_be_no_better() -> None:
+    """These can be laid out in more than one way, none of them within the bounds."""
+    partitions = [Partition(("p", str(n)), weight) for n, weight in enumerate([0, 0, 2, 1, 2, 2, 1, 1])]
+    shares = RING.assign(workers_named(5), partitions)
+    assert RING.assign(workers_named(5), partitions, shares) == shares
 
 
 @pytest.mark.parametrize("seed", range(40))
