@@ -262,6 +262,7 @@ class Manager:
         interval = float(self._config.heartbeat_interval)
         while True:
             next_at = self._clock() + interval
+            lapsed = self._clock() >= member.lease.stops_at
             self._beat_wanted.clear()
             entry: Entry | None = None
             try:
@@ -275,7 +276,8 @@ class Manager:
                 await asyncio.sleep(min(interval, self._config.heartbeat_ttl / 12))
                 continue
             self._feed(entry)
-            self._hooks.wake()
+            if lapsed:
+                self._hooks.wake()
             async with self._beaten:
                 self._beaten.notify_all()
             self._heed(member)
@@ -360,7 +362,7 @@ class Manager:
             self._look_wanted.clear()
             wake_at = poll_at
             try:
-                if self._clock() >= poll_at or self._poll_wanted:
+                if self._clock() >= poll_at or self._poll_wanted or self._office.is_new:
                     poll_at, self._poll_wanted = self._clock() + interval, False
                     await self._poll()
                 wake_at = min(poll_at, await self._office.lead())
@@ -395,7 +397,6 @@ class Manager:
                 self._board.tell(error if isinstance(error, AssignError) else ElectionFailed(type(error).__name__))
             await asyncio.sleep(min(COALESCE, interval))
             if self.is_leader:
-                self._poll_wanted = self._poll_wanted or self._office.document is None
                 await asyncio.sleep(interval)
             else:
                 await _event(self._elect_wanted, interval)
