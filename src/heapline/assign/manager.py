@@ -74,6 +74,7 @@ class Manager:
         self._patience = patience(config)
         self._member: Member | None = None
         self._heart: Heart | None = None
+        self._newest: tuple[int, Document | None] = (0, None)  # the newest assignment ever read, and its revision
         self._began_at = 0.0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -339,13 +340,17 @@ class Manager:
     def _feed(self, entry: Entry) -> None:
         """A key as somebody wrote it, now or a while ago."""
         if entry.key == ASSIGNMENT_KEY:
-            document = Document.decode(entry.value)
-            self._office.see_document(document, entry.revision)
-            self._see(document)
+            if entry.revision > self._newest[0]:
+                self._newest = (entry.revision, Document.decode(entry.value))
+            revision, document = self._newest
+            self._office.see_document(document, revision)
+            if document is not None:
+                self._see(document)
         elif entry.key == LEADER_KEY:
-            self._elect_wanted.set()
             leader = decode(entry.value, LeaderRecord)
             self._board.leads("" if leader is None or leader.released else leader.worker)
+            if leader is None or leader.released:
+                self._elect_wanted.set()
         else:
             self._office.see_worker(entry)
 
