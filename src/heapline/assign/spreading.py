@@ -3,11 +3,9 @@
 Everything is columns: partitions and workers are numbers, a partition has a hash and a weight, and a holder or -1. It
 knows nothing of names.
 
-Theory of operation. The *share* is what each worker would carry if weight could be cut anywhere. A partition that is
-heavier than that (a giant) gets a worker of its own, and the share of the others is what is left for the workers that
-are left; so one giant does not make the bounds of all others meaningless. Every other worker should carry at most
-`bound` × share, and at least (2 − bound) × share; one below that is *hungry*. It gets as much as brings it there, and
-a newcomer, who carries nothing, the whole share.
+Theory of operation. bounds.py says what a worker's *share* is, between what bounds its load should be, and which
+partitions are giants, each with a worker of its own. A worker below its lower bound is *hungry*: it gets as much as
+brings it there, and a newcomer, who carries nothing, the whole share.
 
 1. What is held stays, but for what is *shed*: by workers above the bound; and, if what lies around (partitions without
    holder) does not feed the hungry, by the fullest workers, all cut down to one level.
@@ -22,48 +20,16 @@ no holders at all, step 4 alone is a consistent hash with bounded load; then the
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from heapline.assign.bounds import TOLERANCE, ZEROS_SHARE, Weights, bounds_of, without_zeros
 from heapline.assign.ring import Flags, Hashes, Indexes, Ring
 
-Weights = npt.NDArray[np.float64]
-#: Sums of floats are compared with limits that they may reach exactly.
-TOLERANCE = 1 + 1e-9
-#: How much those that cost nothing count together, next to the others.
-ZEROS_SHARE = 0.001
 #: What nobody has taken after so many steps is too heavy for whoever is left.
 IDLE_STEPS_MAX = 4
-
-
-@dataclass(slots=True)
-class Shape:
-    """What the bounds are, for these weights and so many workers."""
-
-    share: float
-    low: float
-    high: float
-    giants: Indexes  # heaviest first
-
-
-def shape_of(weights: Weights, worker_count: int, bound: float) -> Shape:
-    """`weights` are sorted, heaviest first."""
-    # Summed up from the lightest, so that no giant swallows what comes after it.
-    left = np.cumsum(weights[::-1])[::-1]
-    workers, giants = worker_count, 0
-    while giants < len(weights) and workers > 1 and weights[giants] * workers > bound * left[giants] * TOLERANCE:
-        workers, giants = workers - 1, giants + 1
-    rest = weights[giants:]
-    share = float(left[giants]) / workers if len(rest) else 0.0
-    low, high = (2 - bound) * share, bound * share
-    if len(rest) and rest[0] == rest[-1]:
-        # All alike: nobody can carry a part of one, so the whole numbers next to the share are within bounds.
-        unit = float(rest[0])
-        whole = share / unit
-        low, high = min(low, np.floor(whole / TOLERANCE) * unit), max(high, np.ceil(whole / TOLERANCE) * unit)
-    return Shape(share, low, high, np.arange(giants))
+#: Few and heavy partitions may not fit at once; each round is better than the one before, and most need only one.
+ROUNDS_MAX = 5
 
 
 def spread(hashes: Hashes, weights: Weights, holders: Indexes, ring: Ring, worker_count: int, bound: float) -> Indexes:
@@ -72,23 +38,17 @@ def spread(hashes: Hashes, weights: Weights, holders: Indexes, ring: Ring, worke
     # Everything below works on partitions in this order: heaviest first, then by hash. It makes the answer the same
     # in whatever order they came, and lets the light ones fill what the heavy ones leave.
     order = np.lexsort((hashes, -weights))
-    crowd = Crowd(hashes[order], weights[order], holders[order], ring, worker_count, bound)
-    if not (crowd.holders >= 0).any():
-        crowd = Crowd(crowd.hashes, crowd.weights, crowd.placed_anew(), ring, worker_count, bound)
+    hashes, weights, now = hashes[order], weights[order], holders[order]
+    if not (now >= 0).any():
+        now = Crowd(hashes, weights, now, ring, worker_count, bound).placed_anew()
+    for _ in range(ROUNDS_MAX):
+        crowd = Crowd(hashes, weights, now, ring, worker_count, bound)
+        before, now = now, crowd.rebalanced()
+        if crowd.outside(now) == 0 or np.array_equal(before, now):
+            break
     result = np.empty_like(holders)
-    result[order] = crowd.rebalanced()
+    result[order] = now
     return result
-
-
-def without_zeros(weights: Weights) -> Weights:
-    """What costs nothing still goes somewhere, and evenly: all of it counts a thousandth of the others together."""
-    zero = weights == 0
-    if not zero.any():
-        return weights
-    if zero.all():
-        return np.ones_like(weights)
-    lightest, ratio = weights[~zero].min(), (len(zero) - zero.sum()) / zero.sum()
-    return np.where(zero, lightest * min(1.0, ZEROS_SHARE * ratio), weights)
 
 
 class Crowd:
@@ -100,7 +60,7 @@ class Crowd:
         self.hashes, self.weights, self.holders, self.ring, self.worker_count = (
             hashes, weights, holders, ring, worker_count,
         )  # fmt: skip
-        self.shape = shape_of(weights, worker_count, bound)
+        self.bounds = bounds_of(weights, worker_count, bound)
         self.result: Indexes = np.full(len(weights), -1, dtype=np.int64)
         self.loads: Weights = np.zeros(worker_count)
         self.open: Flags = np.ones(worker_count, dtype=np.bool_)  # False: has a giant, and takes nothing else
@@ -121,8 +81,8 @@ class Crowd:
         stays = (held >= 0) & self.open[held]
         around, kept = pending[~stays], pending[stays]
         self._give(kept, self.holders[kept])
-        hungry = self.open & (self.loads < self.shape.low / TOLERANCE)
-        wanted = np.where(self.loads > 0, self.shape.low, self.shape.share)
+        hungry = self.open & (self.loads < self.bounds.low / TOLERANCE)
+        wanted = np.where(self.loads > 0, self.bounds.low, self.bounds.share)
         missing = float((wanted - self.loads)[hungry].sum() - self.weights[around].sum())
         shed = self._shed(kept, self._level(missing, self.loads[self.open & ~hungry]))
         for candidates in (around, shed):
@@ -138,7 +98,7 @@ class Crowd:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _place_giants(self) -> None:
-        giants = self.shape.giants
+        giants = self.bounds.giants
         held = self.holders[giants]
         # Of two that one worker holds the heavier stays.
         first = np.zeros(len(giants), dtype=np.bool_)
@@ -171,7 +131,7 @@ class Crowd:
 
     def _shed(self, kept: Indexes, level: float) -> Indexes:
         """Take from those above the bound or the level, first what is not at home on the ring."""
-        limit = min(level, self.shape.high) * TOLERANCE
+        limit = min(level, self.bounds.high) * TOLERANCE
         over = self.loads > limit
         kept = kept[over[self.result[kept]]]
         if not len(kept):
@@ -185,7 +145,7 @@ class Crowd:
         # Each gives up to one partition too much: what the hungry do not take goes back.
         # But whoever has little else keeps its largest one, or it would itself go hungry.
         most = self.weights[kept] > self.loads[workers] / 2
-        shed = np.sort(kept[(sums > limit) & ~(most & (sums <= self.shape.high * TOLERANCE))])
+        shed = np.sort(kept[(sums > limit) & ~(most & (sums <= self.bounds.high * TOLERANCE))])
         np.subtract.at(self.loads, self.result[shed], self.weights[shed])
         self.result[shed] = -1
         return shed
@@ -224,7 +184,7 @@ class Crowd:
         """Nobody has room within the bound: the lightest load takes it, unless its holder's is not much above that."""
         heap = [(float(self.loads[worker]), int(worker)) for worker in np.flatnonzero(self.open)]
         heapq.heapify(heap)
-        slack = self.shape.high - self.shape.share
+        slack = self.bounds.high - self.bounds.share
         for item in items:
             holder = self.holders[item]
             while heap[0][0] < self.loads[heap[0][1]]:  # a holder's load has grown aside from the heap
@@ -259,7 +219,7 @@ class Crowd:
         return np.flatnonzero(self.result < 0)
 
     def _limits(self, who: Flags) -> Weights:
-        return np.where(who, self.shape.high, -1.0)
+        return np.where(who, self.bounds.high, -1.0)
 
     def _is_better(self) -> bool:
         """If everything has a holder, it moves only where that brings loads into their bounds, or feeds the empty."""
@@ -268,14 +228,14 @@ class Crowd:
         counts = np.bincount(self.holders, minlength=self.worker_count)
         if (counts == 0).any() and (counts > 1).any():
             return True
-        return self._outside(self.result) < self._outside(self.holders) / TOLERANCE
+        return self.outside(self.result) < self.outside(self.holders) / TOLERANCE
 
-    def _outside(self, holders: Indexes) -> float:
+    def outside(self, holders: Indexes) -> float:
         """How far loads are out of bounds, all together. A giant's worker should have the giant, and no more."""
         loads = np.bincount(holders, self.weights, self.worker_count)
-        limits = np.full(self.worker_count, self.shape.high)
-        np.maximum.at(limits, holders[self.shape.giants], self.weights[self.shape.giants])
-        return float(np.maximum(loads - limits, 0).sum() + np.maximum(self.shape.low - loads, 0).sum())
+        limits = np.full(self.worker_count, self.bounds.high)
+        np.maximum.at(limits, holders[self.bounds.giants], self.weights[self.bounds.giants])
+        return float(np.maximum(loads - limits, 0).sum() + np.maximum(self.bounds.low - loads, 0).sum())
 
 
 def has_room(loads: Weights, last: Weights | float, limits: Weights, wanted: Weights) -> Flags:

@@ -123,13 +123,16 @@ def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], part
 
 @given(workers=WORKERS, before=WORKERS, partitions=PARTITIONS)
 @settings(max_examples=60, deadline=None)
-def test_asked_again_and_again_it_comes_to_rest(
+def test_asked_again_it_comes_to_rest_at_once_or_soon(
     workers: list[str], before: list[str], partitions: list[Partition]
 ) -> None:
+    """Few and heavy partitions may need another round, in which loads come closer together."""
     shares = RING.assign(workers, partitions, RING.assign(before, partitions))
     for _ in range(5):
         last, shares = shares, RING.assign(workers, partitions, shares)
-    assert last == shares
+        if last == shares:
+            return
+    pytest.fail("it goes on moving")
 
 
 @given(workers=WORKERS, count=st.integers(0, 60))
@@ -219,6 +222,68 @@ def test_partition_that_grew_too_heavy_drives_others_away_and_stays() -> None:
     assert after[worker] == [first]
     assert max(loads({w: s for w, s in after.items() if w != worker})) <= 1.15 * 13
     assert {old for old, _ in moves(before, after).values()} == {worker}
+
+
+def test_of_two_giants_with_one_worker_the_heavier_stays() -> None:
+    big, bigger, small = Partition("big", 1000), Partition("bigger", 2000), made(30)
+    before = {"worker-0": [big, bigger], "worker-1": small[:15], "worker-2": small[15:]}
+    after = RING.assign(workers_named(3), [big, bigger, *small], before)
+    assert after["worker-0"] == [bigger]
+    assert sorted(map(len, after.values())) == [1, 1, 30]
+
+
+@pytest.mark.parametrize("name", ["giant", "Goliath", "Gargantua", "巨人", "Polyphemus"])
+def test_new_giant_goes_to_a_worker_that_has_nothing(name: str) -> None:
+    small, giant = made(40), Partition(name, 10**6)
+    before = RING.assign(workers_named(4), small)
+    after = RING.assign([*workers_named(4), "newcomer"], [*small, giant], before)
+    assert after == {**before, "newcomer": [giant]}
+
+
+def test_newcomer_gets_something_where_the_fullest_have_nothing_to_spare() -> None:
+    """Thirty workers have one heavy partition each and cannot give it; the others have less to carry, but two."""
+    heavy = [Partition(("heavy", str(n)), 114) for n in range(30)]
+    light = [Partition(("light", str(n)), 49) for n in range(68)]
+    before = {f"worker-{n}": [heavy[n]] for n in range(30)}
+    before |= {f"worker-{30 + n}": light[2 * n : 2 * n + 2] for n in range(34)}
+    after = RING.assign([*workers_named(64), "newcomer"], heavy + light, before)
+    assert len(after["newcomer"]) >= 1
+    assert {new for _, new in moves(before, after).values()} == {"newcomer"}
+
+
+def test_worker_with_one_heavy_partition_is_not_robbed_of_it_for_a_newcomer() -> None:
+    heavy, small = Partition("heavy", 105), made(1900)
+    before = {"worker-0": [heavy]} | {f"worker-{n}": small[100 * (n - 1) : 100 * n] for n in range(1, 20)}
+    after = RING.assign([*workers_named(20), "newcomer"], [heavy, *small], before)
+    assert after["worker-0"] == [heavy]
+    assert len(after["newcomer"]) >= 85
+
+
+def test_what_a_leaver_left_feeds_newcomers_before_others_give() -> None:
+    partitions, crowd = made(2000), workers_named(20)
+    before = RING.assign(crowd, partitions)
+    after = RING.assign([*crowd[1:], "one", "two"], partitions, before)
+    moved = moves(before, after)
+    assert {new for _, new in moved.values()} == {"one", "two"}
+    assert {partition.id for partition in before["worker-0"]} <= moved.keys()
+    assert len(moved) <= 2 * 2000 / 21 + 2
+
+
+def test_nothing_moves_where_another_answer_would_be_no_better() -> None:
+    """These can be laid out in more than one way, none of them within the bounds."""
+    partitions = [Partition(("p", str(n)), weight) for n, weight in enumerate([0, 0, 2, 1, 2, 2, 1, 1])]
+    shares = RING.assign(workers_named(5), partitions)
+    assert RING.assign(workers_named(5), partitions, shares) == shares
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_answer_is_at_rest_even_where_few_and_heavy_ones_do_not_fit(seed: int) -> None:
+    chance = random.Random(seed)
+    crowd = workers_named(chance.choice([2, 3, 5, 8, 16]))
+    partitions = [Partition(("p", str(n)), int(chance.paretovariate(1.1) * 10)) for n in range(chance.randint(0, 60))]
+    before = RING.assign(crowd[: chance.randint(1, len(crowd))], partitions)
+    shares = RING.assign(crowd, partitions, before)
+    assert RING.assign(crowd, partitions, shares) == shares
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
