@@ -77,6 +77,7 @@ class Leading:
         self._changed_since: float | None = None
         self._restart_since: float | None = None
         self._last_plan_at = -math.inf
+        self._tried: object = None  # the facts from which there was nothing to change
 
     # --- what happens
 
@@ -140,19 +141,34 @@ class Leading:
         if not self._is_read:
             return Decision()
         if self.document is None:
-            return Decision(State.SCALING, publish=first(self._term or 1, self._session))
+            return self._first_document(now)
         epoch = self._next_epoch(self.document)
         if epoch is None:
             return Decision(deposed=True)
         writes = self.sessions.due(now)
         ask, state, wake_at = self._windows(self.document, now)
-        facts = Facts(
-            self.sessions.live(), lambda worker, session: self.sessions.is_ended(worker, session, now),
-            self.sessions.confirmed,
-        )  # fmt: skip
-        publish = advance(self.document, facts, epoch, self._session, self._plan, self._lifecycle(self.document))
+        publish = self._advance(self.document, epoch, now)
         wake_at = min(wake_at, self.sessions.next_at())
         return Decision(state, writes, publish, None if publish else ask, self._has_refreshes(), False, wake_at)
+
+    def _first_document(self, now: float) -> Decision:
+        """Where a live worker has confirmed a version there was a document: either this is a reading from the past, or
+        somebody removed it, and then nothing may be granted before all of those have ended."""
+        if any(self.sessions.confirmed(worker, session) for worker, (session, _) in self.sessions.live().items()):
+            return Decision(State.SCALING, self.sessions.due(now), wake_at=self.sessions.next_at())
+        return Decision(State.SCALING, publish=first(self._term or 1, self._session))
+
+    def _advance(self, document: Document, epoch: int, now: float) -> Document | None:
+        """The next version, if the facts have changed since we last tried: for many partitions that takes a while."""
+        lifecycle, live = self._lifecycle(document), self.sessions.live()
+        facts = Facts(live, lambda w, session: self.sessions.is_ended(w, session, now), self.sessions.confirmed)
+        known = [(facts.is_ended(s.worker, s.session), facts.confirmed(s.worker, s.session)) for s in document.sessions]
+        tried = (document.version, lifecycle, known, {worker: session for worker, (session, _) in live.items()})
+        if self._plan is None and self._epoch is not None and tried == self._tried:
+            return None
+        after = advance(document, facts, epoch, self._session, self._plan, lifecycle)
+        self._tried = tried if after is None else None
+        return after
 
     def _next_epoch(self, document: Document) -> int | None:
         """The number for our documents; None if somebody has a higher one."""

@@ -74,6 +74,7 @@ class Manager:
         self._patience = patience(config)
         self._member: Member | None = None
         self._heart: Heart | None = None
+        self._newest: tuple[int, Document | None] = (0, None)  # the newest assignment ever read, and its revision
         self._began_at = 0.0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -262,6 +263,7 @@ class Manager:
         interval = float(self._config.heartbeat_interval)
         while True:
             next_at = self._clock() + interval
+            lapsed = self._clock() >= member.lease.stops_at
             self._beat_wanted.clear()
             entry: Entry | None = None
             try:
@@ -275,7 +277,8 @@ class Manager:
                 await asyncio.sleep(min(interval, self._config.heartbeat_ttl / 12))
                 continue
             self._feed(entry)
-            self._hooks.wake()
+            if lapsed:
+                self._hooks.wake()
             async with self._beaten:
                 self._beaten.notify_all()
             self._heed(member)
@@ -337,13 +340,17 @@ class Manager:
     def _feed(self, entry: Entry) -> None:
         """A key as somebody wrote it, now or a while ago."""
         if entry.key == ASSIGNMENT_KEY:
-            document = Document.decode(entry.value)
-            self._office.see_document(document, entry.revision)
-            self._see(document)
+            if entry.revision > self._newest[0]:
+                self._newest = (entry.revision, Document.decode(entry.value))
+            revision, document = self._newest
+            self._office.see_document(document, revision)
+            if document is not None:
+                self._see(document)
         elif entry.key == LEADER_KEY:
-            self._elect_wanted.set()
             leader = decode(entry.value, LeaderRecord)
             self._board.leads("" if leader is None or leader.released else leader.worker)
+            if leader is None or leader.released:
+                self._elect_wanted.set()
         else:
             self._office.see_worker(entry)
 
@@ -360,7 +367,7 @@ class Manager:
             self._look_wanted.clear()
             wake_at = poll_at
             try:
-                if self._clock() >= poll_at or self._poll_wanted:
+                if self._clock() >= poll_at or self._poll_wanted or self._office.is_new:
                     poll_at, self._poll_wanted = self._clock() + interval, False
                     await self._poll()
                 wake_at = min(poll_at, await self._office.lead())
@@ -395,7 +402,6 @@ class Manager:
                 self._board.tell(error if isinstance(error, AssignError) else ElectionFailed(type(error).__name__))
             await asyncio.sleep(min(COALESCE, interval))
             if self.is_leader:
-                self._poll_wanted = self._poll_wanted or self._office.document is None
                 await asyncio.sleep(interval)
             else:
                 await _event(self._elect_wanted, interval)

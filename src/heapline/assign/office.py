@@ -54,6 +54,11 @@ class Office:
         return self._director is not None and self._clock() < self._until
 
     @property
+    def is_new(self) -> bool:
+        """We have just begun to lead, and have read nothing yet."""
+        return self._director is not None and self._director.leading.document is None
+
+    @property
     def document(self) -> Document | None:
         return None if self._director is None else self._director.leading.document
 

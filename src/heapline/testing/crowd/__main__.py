@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 
-from heapline.testing.crowd.world import run_seed
+from heapline.testing.crowd.plays import run_seed
 
 
 def main() -> int:

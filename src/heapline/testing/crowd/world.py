@@ -8,11 +8,9 @@ an orchestrator would do. All that is random comes from the seed, so a run can b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from heapline.assign.config import AssignmentConfig, Config, RetryConfig
 from heapline.assign.errors import AssignError
@@ -20,11 +18,10 @@ from heapline.assign.hooks import Hooks
 from heapline.assign.kv import Entry
 from heapline.assign.manager import Manager
 from heapline.assign.model import Partition
-from heapline.testing.clock import FakeClock
-from heapline.testing.crowd.checkers import SingleHolder, SingleLeader, affinity_kept, eventually_assigned
-from heapline.testing.crowd.process import Process, task_factory
+from heapline.testing.crowd.checkers import SingleHolder, SingleLeader
+from heapline.testing.crowd.process import Process
 from heapline.testing.crowd.store import Client, Faults, Store
-from heapline.testing.loop import SimLoop, cancel_all
+from heapline.testing.loop import SimLoop
 
 DRIFT = 0.02  # clocks run faster or slower by up to this
 SAMPLE = 0.1  # seconds between two looks at who holds what
@@ -168,219 +165,3 @@ class World:
     @property
     def complaints(self) -> list[str]:
         return self.holders.complaints + self.leaders.complaints
-
-
-class Chaos:
-    """Draws what goes wrong, and when."""
-
-    def __init__(self, world: World, workers_max: int) -> None:
-        self._world, self._rng, self._max = world, random.Random(f"chaos {world.seed}"), workers_max
-
-    async def run(self, seconds: float) -> None:
-        world, rng = self._world, self._rng
-        end = world.loop.time() + seconds
-        world.is_rough = True
-        faults = world.faults
-        faults.slow, faults.slow_max = rng.choice((0.0, 0.02, 0.1, 0.6)), rng.choice((0.9, 4.0))
-        faults.lost_answers = rng.choice((0.0, 0.01, 0.05))
-        faults.lost_requests, faults.lost_events = rng.choice((0.0, 0.01, 0.05)), rng.choice((0.0, 0.1, 1.0))
-        faults.stale = rng.choice((0.0, 0.05, 0.3))
-        kinds = ("join", "join", "stop", "restart", "crash", "crash", "pause", "pause", "cut", "cut", "lag", "deaf",
-                 "leader", "split", "partitions", "stick")  # fmt: skip
-        async with asyncio.TaskGroup() as self._group:
-            while world.loop.time() < end:
-                await asyncio.sleep(rng.expovariate(0.8))
-                kind = rng.choice(kinds)
-                world.events[kind] = world.events.get(kind, 0) + 1
-                self._group.create_task(getattr(self, f"_{kind}")())
-        world.is_rough = False
-        faults.calm()
-
-    def _one(self) -> Worker | None:
-        running = self._world.running()
-        return self._rng.choice(running) if running else None
-
-    async def _join(self) -> None:
-        if len(self._world.running()) < self._max:
-            self._world.add()
-
-    async def _stop(self) -> None:
-        if (worker := self._one()) is not None and worker.is_started:
-            await self._world.stop(worker)
-
-    async def _restart(self) -> None:
-        if (worker := self._one()) is not None and worker.is_started:
-            await self._world.stop(worker)
-            self._world.add()
-
-    async def _stick(self) -> None:
-        """A worker's hooks hang, and it is cut off when a slow renewal has just been answered: only its own clock can
-        stop it."""
-        if (worker := self._one()) is not None:
-            worker.sticks_until = self._world.loop.time() + 12
-            worker.client.answer_delay = self._rng.choice((0.0, 0.9))
-            await asyncio.sleep(self._rng.uniform(0, 2))
-            worker.client.cuts_after_write = True
-            await asyncio.sleep(8)
-            worker.client.cuts_after_write = worker.client.is_cut = False
-            worker.client.answer_delay = 0.0
-
-    async def _crash(self) -> None:
-        if (worker := self._one()) is not None:
-            self._world.note(f"{worker.name} crashes")
-            worker.process.kill()
-
-    async def _pause(self) -> None:
-        if (worker := self._one()) is not None:
-            await self._pause_one(worker)
-
-    async def _leader(self) -> None:
-        """By chance alone a leader would be hit too rarely."""
-        leaders = [worker for worker in self._world.running() if worker.manager.is_leader]
-        if leaders:
-            await self._rng.choice((self._pause_one, self._cut_one))(leaders[0])
-
-    async def _pause_one(self, worker: Worker) -> None:
-        seconds = self._rng.choice((0.5, 2.0, 3.0, 5.0, 12.0))
-        self._world.note(f"{worker.name} is paused for {seconds} s")
-        worker.process.pause()
-        await asyncio.sleep(seconds)
-        worker.process.resume()
-        self._world.look()
-
-    async def _cut(self) -> None:
-        if (worker := self._one()) is not None:
-            await self._cut_one(worker)
-
-    async def _cut_one(self, worker: Worker) -> None:
-        seconds = self._rng.choice((1.0, 3.0, 6.0, 15.0))
-        self._world.note(f"{worker.name} is cut off for {seconds} s")
-        worker.client.is_cut = True
-        await asyncio.sleep(seconds)
-        worker.client.is_cut = False
-
-    async def _split(self) -> None:
-        """Half of the crowd cannot reach the store."""
-        running = self._world.running()
-        for worker in self._rng.sample(running, len(running) // 2):
-            self._group.create_task(self._cut_one(worker))
-
-    async def _lag(self) -> None:
-        if (worker := self._one()) is not None:
-            worker.client.lag = self._rng.choice((3.0, 8.0, 17.0))
-            self._world.note(f"{worker.name} reads what was {worker.client.lag} s ago")
-            await asyncio.sleep(self._rng.uniform(1, 10))
-            worker.client.lag = 0.0
-
-    async def _deaf(self) -> None:
-        if (worker := self._one()) is not None:
-            worker.client.is_deaf = True
-            await asyncio.sleep(self._rng.choice((2.0, 18.0)))
-            worker.client.is_deaf = False
-
-    async def _partitions(self) -> None:
-        world = self._world
-        if self._rng.random() < 0.5 and len(world.partitions) > 4:
-            world.partitions.remove(self._rng.choice(world.partitions))
-        else:
-            fresh = Partition(("q", f"{len(world.everything):02}"))
-            world.everything.append(fresh)
-            world.partitions.append(fresh)
-        if (worker := self._one()) is not None and worker.is_started:
-            await asyncio.wait([worker.process.start(lambda: _quietly(worker.manager.refresh_partitions()))])
-
-
-async def _quietly(work: Any) -> None:
-    with contextlib.suppress(AssignError):
-        await work
-
-
-async def scenario(world: World, seconds: float, workers_max: int) -> list[str]:
-    """Start, chaos, quiet, verdict; then a rolling restart, and a verdict on that."""
-    looking = world.loop.create_task(world.keep_looking())
-    for _ in range(world.rng.randint(1, workers_max)):
-        world.add()
-    await asyncio.sleep(world.rng.choice((0.5, 6.0)))
-    await Chaos(world, workers_max).run(seconds)
-    await settle(world)
-    complaints = verdict(world)
-    if not complaints:
-        complaints += await rolling_restart(world)
-    looking.cancel()
-    return world.complaints + complaints
-
-
-async def settle(world: World) -> None:
-    """Quiet: nobody is paused or cut off any more; somebody is there; what is under way comes to its end."""
-    config = world.config
-    await asyncio.sleep(config.heartbeat_ttl)
-    started = [worker for worker in world.running() if worker.is_started]
-    for worker in started[:1]:
-        # Whoever changed the partitions while nobody could hear it says it again.
-        await asyncio.wait([worker.process.start(lambda: _quietly(worker.manager.refresh_partitions()))])  # noqa: B023
-    end = world.loop.time() + 2 * config.startup_timeout + config.worker_id_ttl + config.cold_start_window
-    good = 0
-    while good < 8 and world.loop.time() < end:
-        while len(world.running()) < 2:
-            world.add()  # the last ones could not start because of what went wrong before
-        await asyncio.sleep(0.5)
-        good = 0 if verdict(world) else good + 1
-
-
-def verdict(world: World) -> list[str]:
-    waiting = [worker.name for worker in world.running() if not worker.is_started]
-    late = [f"EventuallyAssigned: {', '.join(waiting)} has no assignment yet"] if waiting else []
-    if world.leaders.last is not None and any(world.leaders.last.revoked):
-        late.append("EventuallyAssigned: moves are under way")
-    return late + eventually_assigned(world.running(), world.partitions)
-
-
-async def rolling_restart(world: World) -> list[str]:
-    """One after the other stops and is started anew at once: ids and partitions stay in place."""
-    before, ids = world.places(), {worker.manager.worker_id for worker in world.running()}
-    for worker in world.running():
-        await world.stop(worker)
-        fresh = world.add()
-        await asyncio.wait([fresh.starting])
-    await asyncio.sleep(1.0)
-    complaints = affinity_kept(before, world.places(), 0.95)
-    after = {worker.manager.worker_id for worker in world.running()}
-    if after != ids:
-        complaints.append(f"AffinityKept: the ids were {sorted(ids)} and are {sorted(after)}")
-    return complaints
-
-
-async def only_its_clock_can_stop_it(world: World, seconds: float, workers_max: int) -> list[str]:
-    """Directed: the holder with the slowest clock hangs in its hook and is cut off right after a renewal that was
-    answered as late as can be, while all others' clocks run fast."""
-    for rate in (1 + DRIFT, 1 + DRIFT, 1 - DRIFT):
-        slow = world.add(rate)
-        await asyncio.sleep(0.5)
-    await asyncio.sleep(8)
-    slow.sticks_until = world.loop.time() + 100
-    slow.client.answer_delay = 0.9
-    await asyncio.sleep(3 + world.rng.random())
-    slow.client.cuts_after_write = True
-    for _ in range(1000):
-        world.look()
-        await asyncio.sleep(0.01)
-    return world.complaints + verdict(world)
-
-
-def run_seed(
-    seed: int, seconds: float = 40.0, workers_max: int = 5, play: Callable[..., Any] = scenario
-) -> Report:  # fmt: skip
-    loop = SimLoop(FakeClock())
-    loop.set_task_factory(task_factory)
-    world = World(loop, seed)
-    try:
-        complaints = loop.run_until_complete(play(world, seconds, workers_max))
-    finally:
-        for worker in world.workers:
-            worker.process.kill()
-        cancel_all(loop)
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-    return Report(
-        seed, complaints, world.lines, world.events, world.leaders.documents, world.moves, loop.time()
-    )  # fmt: skip
