@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from heapline.assign.kv import KV
     from heapline.assign.overview import Look, Overview
 
+CONNECT_WITHIN = 5.0
 POLL = 1.0  # seconds between two looks when nothing is heard
 CALM = 0.1  # seconds in which what is heard becomes one look
 HELP = """Crowds of workers that share partitions (heapline.assign).
@@ -58,7 +59,7 @@ async def _watch(servers: list[str], bucket: str, once: bool, as_json: bool) -> 
         shown = JsonLines()
     elif console.is_terminal and not once:
         shown = LiveScreen(console, bucket, time.monotonic)
-    async with await NatsKV.connect(servers, bucket=bucket, create=False) as kv:
+    async with await NatsKV.connect(servers, bucket=bucket, create=False, connect_within=CONNECT_WITHIN) as kv:
         with shown:
             async with contextlib.aclosing(_looks(kv)) as looks:
                 async for look in looks:
