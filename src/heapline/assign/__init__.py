@@ -8,6 +8,8 @@ It knows nothing of queues: the engine may use it, it uses nothing of the engine
 """
 
 from heapline.assign.config import AssignmentConfig, Config, RetryConfig
+from heapline.assign.document import Document
+from heapline.assign.election import ElectionAgent, KVElection
 from heapline.assign.errors import (
     AssignError,
     AssignmentVersionMismatch,
@@ -16,9 +18,14 @@ from heapline.assign.errors import (
     BadStrategy,
     ConnectionLost,
     ElectionFailed,
+    ShutdownTimeout,
     StableIDExhausted,
     StartupTimeout,
 )
+from heapline.assign.hooks import Hooks
+from heapline.assign.kv import KV, Conflict, Entry
+from heapline.assign.manager import Manager
+from heapline.assign.memory_kv import MemoryKV
 from heapline.assign.metrics import MetricsCollector, NoMetrics, PrometheusMetrics
 from heapline.assign.model import Assignment, Lifecycle, Partition, State
 from heapline.assign.sources import CallableSource, PartitionSource, StaticSource
@@ -35,9 +42,18 @@ __all__ = [
     "BadStrategy",
     "CallableSource",
     "Config",
+    "Conflict",
     "ConnectionLost",
+    "Document",
+    "ElectionAgent",
     "ElectionFailed",
+    "Entry",
+    "Hooks",
+    "KV",
+    "KVElection",
     "Lifecycle",
+    "Manager",
+    "MemoryKV",
     "MetricsCollector",
     "NoMetrics",
     "Partition",
@@ -45,6 +61,7 @@ __all__ = [
     "PrometheusMetrics",
     "RetryConfig",
     "RoundRobinStrategy",
+    "ShutdownTimeout",
     "StableIDExhausted",
     "StartupTimeout",
     "State",

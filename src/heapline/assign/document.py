@@ -25,6 +25,7 @@ from heapline.errors import UnknownFormat
 
 FORMAT = b"\x01"
 NOBODY = -1
+ELSEWHERE = -2  # the number of no worker at all
 
 
 class Session(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +85,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         """Those that are to be assigned."""
         return [self.partition(i) for i, target in enumerate(self.targets) if target != NOBODY]
 
+    def loads(self) -> dict[str, int]:
+        """The same by their ids, with their weights; cheaper."""
+        columns = zip(self.ids, self.weights, self.targets, strict=True)
+        return {id: weight for id, weight, target in columns if target != NOBODY}
+
     def plan(self) -> dict[str, list[Partition]]:
         """Who shall hold what."""
         plan: dict[str, list[Partition]] = {worker: [] for worker in self.members}
@@ -110,16 +116,6 @@ class Facts:
     confirmed: Callable[[str, str], int]
 
 
-@dataclass(slots=True)
-class _Row:
-    id: str
-    weight: int
-    target: str | None
-    holder: Session | None = None
-    fence: int = 0
-    revoked: int = 0
-
-
 def first(epoch: int, writer: str) -> Document:
     return Document(version=1, epoch=epoch, writer=writer)
 
@@ -129,82 +125,107 @@ def advance(
     lifecycle: Lifecycle | None = None,
 ) -> Document | None:  # fmt: skip
     """The next version, or None if there is nothing to change."""
-    version = before.version + 1
-    rows = _rows(before, plan)
     members = _members(before, facts, plan)
-    changed = plan is not None or members != before.members or (before.epoch, before.writer) != (epoch, writer)
-    changed = changed or (lifecycle is not None and lifecycle != before.lifecycle)
-    step = _Step(version, facts, members)
-    kept = [row for row in rows if step.settle(row)]
-    if not (changed or step.changed):
+    lifecycle = lifecycle or before.lifecycle
+    table = _Table(before) if plan is None else _planned(before, plan)
+    changed = table.settle(before.version + 1, _Known(before, facts, members, table))
+    same = plan is None and members == before.members and lifecycle == before.lifecycle
+    if same and not changed and (before.epoch, before.writer) == (epoch, writer):
         return None
-    sessions = _sessions(before, facts, plan, members, kept)
-    return _pack(kept, sessions, members, version, epoch, writer, lifecycle or before.lifecycle)
+    sessions = table.sessions_of(members, _revisions(before, facts, plan))
+    return Document(
+        version=before.version + 1, epoch=epoch, writer=writer, lifecycle=lifecycle, members=members,
+        sessions=sessions, workers=table.workers, ids=table.ids, weights=table.weights, targets=table.targets,
+        holders=table.holders, fences=table.fences, revoked=table.revoked,
+    )  # fmt: skip
 
 
-class _Step:
-    """What happens to each partition from one version to the next."""
+class _Table:
+    """The columns, while they change. `sessions` has a name for every number in `holders`."""
 
-    def __init__(self, version: int, facts: Facts, members: Mapping[str, str]) -> None:
-        self.version = version
-        self.changed = False
-        self._facts = facts
-        self._ended: dict[tuple[str, str], bool] = {}
-        self._takers = {
-            worker: Session(worker, session, facts.live[worker][1])
-            for worker, session in members.items()
-            if worker in facts.live and facts.live[worker][0] == session
-        }
+    def __init__(self, before: Document) -> None:
+        self.workers, self.ids, self.weights, self.targets = before.workers, before.ids, before.weights, before.targets
+        self.holders, self.fences, self.revoked = list(before.holders), list(before.fences), list(before.revoked)
+        self.sessions = [(session.worker, session.session) for session in before.sessions]
 
-    def settle(self, row: _Row) -> bool:
-        """Change one row as far as the facts allow; False if the partition goes away."""
-        taker = self._takers.get(row.target) if row.target is not None else None
-        holder = row.holder
-        if holder is None:
-            return self._give(row, taker)
-        ended = self._is_ended(holder)
-        if not row.revoked and not ended:
-            if row.target != holder.worker:
-                row.revoked = self.version
-                self.changed = True
-            return True  # a former session of the target's itself need not be told: it can only end
-        if ended or self._facts.confirmed(holder.worker, holder.session) >= row.revoked:
-            if taker is None and row.target is not None and ended:
-                return True  # nobody is there to take it, and naming the last holder does no harm
-            return self._give(row, taker)
-        return True
+    def settle(self, version: int, known: _Known) -> bool:
+        """Change every row as far as the facts allow; whether any was."""
+        holders, fences, revoked, at_home, takers = self.holders, self.fences, self.revoked, known.at_home, known.takers
+        changed, gone = False, []
+        for i, target in enumerate(self.targets):
+            holder = holders[i]
+            if revoked[i] == 0 and at_home[holder] == target:
+                continue  # by far the most: who holds it shall hold it
+            taker = takers[target]
+            if holder != NOBODY and not known.ended[holder]:
+                if revoked[i] == 0:
+                    # A former session of the target's itself need not be told: it can only end.
+                    if known.places[holder] != target:
+                        revoked[i], changed = version, True
+                    continue
+                if known.confirmed[holder] < revoked[i]:
+                    continue
+            elif taker == NOBODY and target != NOBODY:
+                continue  # nobody is there to take it, and naming the last holder does no harm
+            changed = True
+            holders[i], revoked[i] = taker, 0
+            if taker != NOBODY:
+                fences[i] = version
+            elif target == NOBODY:
+                gone.append(i)
+        self._drop(gone)
+        return changed
 
-    def _give(self, row: _Row, taker: Session | None) -> bool:
-        if taker is None and row.target is not None and row.holder is None:
-            return True
-        self.changed = True
-        row.holder, row.revoked = taker, 0
-        if taker is not None:
-            row.fence = self.version
-        return row.target is not None
+    def _drop(self, gone: list[int]) -> None:
+        if gone:
+            drop = set(gone)
+            for name in ("ids", "weights", "targets", "holders", "fences", "revoked"):
+                setattr(self, name, [value for i, value in enumerate(getattr(self, name)) if i not in drop])
 
-    def _is_ended(self, session: Session) -> bool:
-        key = (session.worker, session.session)
-        if key not in self._ended:
-            self._ended[key] = self._facts.is_ended(*key)
-        return self._ended[key]
+    def sessions_of(self, members: Mapping[str, str], revisions: Mapping[tuple[str, str], int]) -> list[Session]:
+        """Name only those that hold something or are members, and number them anew."""
+        holding = {self.sessions[holder] for holder in set(self.holders) - {NOBODY}}
+        named = sorted(holding | members.items())
+        number_of = {key: n for n, key in enumerate(named)}
+        numbers = [number_of.get(key, NOBODY) for key in self.sessions] + [NOBODY]
+        self.holders = [numbers[holder] for holder in self.holders]
+        return [Session(*key, revisions.get(key, 0)) for key in named]
 
 
-def _rows(before: Document, plan: Plan | None) -> list[_Row]:
-    rows = [
-        _Row(id, weight, None if target == NOBODY else before.workers[target],
-             None if holder == NOBODY else before.sessions[holder], fence, revoked)
-        for id, weight, target, holder, fence, revoked in zip(
-            before.ids, before.weights, before.targets, before.holders, before.fences, before.revoked, strict=True)
-    ]  # fmt: skip
-    if plan is None:
-        return rows
-    wanted = {partition.id: (worker, partition.weight) for worker, ps in plan.targets.items() for partition in ps}
-    for row in rows:
-        target, row.weight = wanted.pop(row.id, (None, row.weight))
-        row.target = target
-    rows += [_Row(id, weight, worker) for id, (worker, weight) in wanted.items()]
-    return sorted(rows, key=lambda row: row.id)
+class _Known:
+    """The facts, by the numbers of sessions and of workers. The last entry of each list stands for nobody."""
+
+    def __init__(self, before: Document, facts: Facts, members: Mapping[str, str], table: _Table) -> None:
+        place_of = {worker: n for n, worker in enumerate(table.workers)}
+        number_of = {key: n for n, key in enumerate(table.sessions)}
+        self.takers = [NOBODY] * (len(table.workers) + 1)
+        for worker, session in members.items():
+            if worker in place_of and facts.live.get(worker, ("", 0))[0] == session:
+                number = number_of.setdefault((worker, session), len(number_of))
+                if number == len(table.sessions):
+                    table.sessions.append((worker, session))
+                self.takers[place_of[worker]] = number
+        self.ended = [facts.is_ended(*key) for key in table.sessions]
+        self.confirmed = [facts.confirmed(*key) for key in table.sessions]
+        self.places = [place_of.get(worker, ELSEWHERE) for worker, _ in table.sessions]
+        live = zip(self.places, self.ended, strict=True)
+        self.at_home = [*(ELSEWHERE if ended else place for place, ended in live), ELSEWHERE]
+
+
+def _planned(before: Document, plan: Plan) -> _Table:
+    """The columns with the targets of a new plan. What is no partition any more stays until its holder dropped it."""
+    table = _Table(before)
+    table.workers = sorted(worker for worker, partitions in plan.targets.items() if partitions)
+    wanted = {p.id: (p.weight, n) for n, worker in enumerate(table.workers) for p in plan.targets[worker]}
+    held = {id: i for i, id in enumerate(before.ids)}
+    table.ids = sorted(wanted.keys() | held.keys())
+    rows = [held.get(id, NOBODY) for id in table.ids]
+    old = [wanted.get(id) or (before.weights[held[id]], NOBODY) for id in table.ids]
+    table.weights, table.targets = [weight for weight, _ in old], [target for _, target in old]
+    table.holders = [NOBODY if row == NOBODY else before.holders[row] for row in rows]
+    table.fences = [0 if row == NOBODY else before.fences[row] for row in rows]
+    table.revoked = [0 if row == NOBODY else before.revoked[row] for row in rows]
+    return table
 
 
 def _members(before: Document, facts: Facts, plan: Plan | None) -> dict[str, str]:
@@ -214,37 +235,8 @@ def _members(before: Document, facts: Facts, plan: Plan | None) -> dict[str, str
     return {worker: facts.live.get(worker, (session, 0))[0] for worker, session in before.members.items()}
 
 
-def _sessions(
-    before: Document, facts: Facts, plan: Plan | None, members: Mapping[str, str], rows: list[_Row]
-) -> list[Session]:
-    """Every session that is named, each with a revision at which it was seen; any such revision says enough."""
-    found = {(s.worker, s.session): s for s in before.sessions}
+def _revisions(before: Document, facts: Facts, plan: Plan | None) -> dict[tuple[str, str], int]:
+    """A revision at which each session was seen; any such revision says enough."""
     seen = {**(plan.members if plan is not None else {}), **facts.live}
-    for worker, (session, revision) in seen.items():
-        found.setdefault((worker, session), Session(worker, session, revision))
-    named = {(row.holder.worker, row.holder.session) for row in rows if row.holder is not None} | members.items()
-    return [found[key] for key in sorted(named) if key in found]
-
-
-def _pack(
-    rows: list[_Row], sessions: list[Session], members: dict[str, str], version: int, epoch: int, writer: str,
-    lifecycle: Lifecycle,
-) -> Document:  # fmt: skip
-    workers = sorted({row.target for row in rows if row.target is not None})
-    number_of = {(s.worker, s.session): n for n, s in enumerate(sessions)}
-    place_of = {worker: n for n, worker in enumerate(workers)}
-    return Document(
-        version=version,
-        epoch=epoch,
-        writer=writer,
-        lifecycle=lifecycle,
-        members=members,
-        sessions=sessions,
-        workers=workers,
-        ids=[row.id for row in rows],
-        weights=[row.weight for row in rows],
-        targets=[NOBODY if row.target is None else place_of[row.target] for row in rows],
-        holders=[NOBODY if row.holder is None else number_of[row.holder.worker, row.holder.session] for row in rows],
-        fences=[row.fence for row in rows],
-        revoked=[row.revoked for row in rows],
-    )
+    revisions = {(worker, session): revision for worker, (session, revision) in seen.items()}
+    return revisions | {(session.worker, session.session): session.revision for session in before.sessions}

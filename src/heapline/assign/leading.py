@@ -216,7 +216,7 @@ class Leading:
         self._joined = {worker: self._joined.get(worker, now) for worker in crowd.joins}
         if self._is_changed is None:  # compared once for each document and each listing
             listed = self._partitions
-            self._is_changed = listed is not None and _weights(listed) != _weights(document.partitions())
+            self._is_changed = listed is not None and {p.id: p.weight for p in listed} != document.loads()
         self._changed_since = (self._changed_since or now) if self._is_changed else None
         settled = not (crowd.joins or crowd.crashed or crowd.released)
         if settled or not document.members:
@@ -265,10 +265,6 @@ class _Crowd:
                 self.unproved.add(worker)
         missing = len(self.released) + len(self.crashed)
         self.share = 1 - missing / len(document.members) if document.members else 0.0
-
-
-def _weights(partitions: Sequence[Partition]) -> dict[str, int]:
-    return {p.id: p.weight for p in partitions}
 
 
 def _as_before(ask: Ask) -> dict[str, list[Partition]]:
