@@ -34,7 +34,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.idle",
         "benchmarks.server.memory", "benchmarks.server.next_to_peers",
     ),
-    "assign": ("benchmarks.assign.strategies",),
+    "assign": ("benchmarks.assign.strategies", "benchmarks.assign.crowd"),
 }  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.

@@ -11,10 +11,6 @@ from typing import Any
 import nats
 
 from heapline import assign
-from heapline.assign.hooks import Hooks
-from heapline.assign.manager import Manager
-from heapline.assign.nats_kv import NatsKV
-from heapline.assign.subscribing import SubscriptionConfig, SubscriptionHelper
 
 PARTITIONS = [assign.Partition((f"tool{t}", f"chamber{c}")) for t in range(4) for c in range(3)]
 CONFIG = assign.Config(
@@ -25,13 +21,15 @@ CONFIG = assign.Config(
 
 
 class Worker:
-    def __init__(self, kv: NatsKV, client: Any, done: asyncio.Queue[str]) -> None:
+    def __init__(self, kv: assign.NatsKV, client: Any, done: asyncio.Queue[str]) -> None:
         self.done = done
-        self.subscriptions = SubscriptionHelper(
-            client, SubscriptionConfig(stream="work", subject_prefix="work"), holds=lambda p: self.manager.holds(p)
+        self.subscriptions = assign.SubscriptionHelper(
+            client,
+            assign.SubscriptionConfig(stream="work", subject_prefix="work"),
+            holds=lambda p: self.manager.holds(p),
         )
-        self.manager = Manager(
-            CONFIG, kv, assign.StaticSource(PARTITIONS), hooks=Hooks(on_assignment_changed=self.changed)
+        self.manager = assign.Manager(
+            CONFIG, kv, assign.StaticSource(PARTITIONS), hooks=assign.Hooks(on_assignment_changed=self.changed)
         )
 
     async def changed(self, added: Any, removed: Any) -> None:
@@ -62,7 +60,7 @@ async def main(url: str) -> None:
     client = await nats.connect(url)
     await client.jetstream().add_stream(name="work", subjects=["work.>"])
     done: asyncio.Queue[str] = asyncio.Queue()
-    async with await NatsKV.connect(url, bucket="workers") as kv:
+    async with await assign.NatsKV.connect(url, bucket="workers") as kv:
         workers = [Worker(kv, client, done) for _ in range(3)]
         await asyncio.gather(*(worker.manager.start() for worker in workers))
         print("workers:", *sorted(worker.manager.worker_id for worker in workers))

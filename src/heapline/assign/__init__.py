@@ -28,8 +28,10 @@ from heapline.assign.manager import Manager
 from heapline.assign.memory_kv import MemoryKV
 from heapline.assign.metrics import MetricsCollector, NoMetrics, PrometheusMetrics
 from heapline.assign.model import Assignment, Lifecycle, Partition, State
+from heapline.assign.nats_kv import NatsKV
 from heapline.assign.sources import CallableSource, PartitionSource, StaticSource
 from heapline.assign.strategies import AssignmentStrategy, RoundRobinStrategy, WeightedConsistentHashStrategy
+from heapline.assign.subscribing import SubscriptionConfig, SubscriptionHelper
 
 __all__ = [
     "AssignError",
@@ -55,6 +57,7 @@ __all__ = [
     "Manager",
     "MemoryKV",
     "MetricsCollector",
+    "NatsKV",
     "NoMetrics",
     "Partition",
     "PartitionSource",
@@ -66,5 +69,7 @@ __all__ = [
     "StartupTimeout",
     "State",
     "StaticSource",
+    "SubscriptionConfig",
+    "SubscriptionHelper",
     "WeightedConsistentHashStrategy",
 ]
