@@ -48,13 +48,13 @@ def free_ports(count: int) -> list[int]:
 
 
 class Node:
-    def __init__(self, directory: Path, name: str, ports: tuple[int, int, int], routes: list[int]) -> None:
+    def __init__(self, directory: Path, name: str, ports: tuple[int, int, int], routes: list[int], more: str) -> None:
         self.name, self._directory = name, directory
         self.port, self._http, self._route = ports
         self.url = f"nats://127.0.0.1:{self.port}"
         directory.mkdir(parents=True, exist_ok=True)
         self._config = directory / "nats.conf"
-        self._config.write_text(self._text(routes), encoding="utf-8")
+        self._config.write_text(self._text(routes) + more, encoding="utf-8")
         self.process: subprocess.Popen[bytes]
 
     def _text(self, routes: list[int]) -> str:
@@ -106,13 +106,14 @@ class Node:
 
 
 class Servers:
-    """Use as a context: `with Servers(tmp_path, 3) as servers: …`."""
+    """Use as a context: `with Servers(tmp_path, 3) as servers: …`. `more` goes into the servers' configuration."""
 
-    def __init__(self, directory: Path, count: int) -> None:
+    def __init__(self, directory: Path, count: int, more: str = "") -> None:
         ports = free_ports(3 * count)
         routes = ports[2 * count :]
         self.nodes = [
-            Node(directory / f"n{n}", f"n{n}", (ports[n], ports[count + n], routes[n]), routes) for n in range(count)
+            Node(directory / f"n{n}", f"n{n}", (ports[n], ports[count + n], routes[n]), routes, more)
+            for n in range(count)
         ]
         self._directory = directory
 

@@ -175,6 +175,27 @@ async def test_node_that_comes_back_is_found_again_and_watchers_are_told_to_look
                 assert await anext(events) == Entry("leader", b"bob", second)
 
 
+async def test_permissions_that_the_docs_name_are_enough(tmp_path: Path) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "assign.md").read_text(encoding="utf-8")
+    named = docs.split("```text permissions\n")[1].split("```")[0].replace("<bucket>", "crowd").split()
+    publish = ", ".join(f'"{subject}"' for subject in named)
+    subscribe = '"_INBOX.>", "heapline.assign.crowd.>"'
+    users = (
+        f"accounts {{ A {{ jetstream: enabled, users: [{{ user: w, password: w, permissions: "
+        f"{{ publish: [{publish}], subscribe: [{subscribe}] }} }}] }} }}\n"
+    )
+    with Servers(tmp_path, 1, users) as servers:
+        async with await NatsKV.connect(servers.urls, bucket="crowd", user="w", password="w") as kv:
+            async with contextlib.aclosing(kv.watch("")) as events, asyncio.timeout(30):
+                waiting = asyncio.ensure_future(anext(events))
+                await asyncio.sleep(0)
+                await kv.get("none")
+                revision = await kv.create("leader", b"1", ttl=5)
+                assert await waiting == Entry("leader", b"1", revision)
+            assert len(await kv.entries("")) == 1
+            await kv.delete("leader", revision)
+
+
 async def answered(kv: NatsKV, value: bytes) -> Entry:
     """Ask until the key has this value."""
     async with asyncio.timeout(60):

@@ -121,7 +121,7 @@ async def find_bucket(jetstream: JetStreamContext, bucket: str, within: float) -
 async def _insist(attempt: Callable[[], Awaitable[T]], bucket: str, within: float) -> T:
     """A cluster that is coming up, or has lost its leader, refuses for a while."""
     nats = require_nats()
-    last = "no answer"
+    last = "JetStream does not answer; is it enabled?"
     try:
         async with asyncio.timeout(within):
             while True:
