@@ -51,7 +51,6 @@ def test_run_of_one_seed_is_always_the_same() -> None:
 
 
 #: The first seed is one that is known to refute it; if the story of that seed has changed, the others are tried.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "play", "seed"),
     [

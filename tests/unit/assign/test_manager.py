@@ -12,6 +12,7 @@ import pytest
 from heapline.assign.config import Config, RetryConfig
 from heapline.assign.election import KVElection
 from heapline.assign.errors import (
+    AssignmentVersionMismatch,
     BadConfig,
     BadStrategy,
     ConnectionLost,
@@ -25,7 +26,7 @@ from heapline.assign.kv import Entry
 from heapline.assign.manager import Manager
 from heapline.assign.memory_kv import MemoryKV
 from heapline.assign.model import Assignment, Partition, State
-from heapline.assign.records import Standing, WorkerRecord, decode, encode, worker_key
+from heapline.assign.records import ASSIGNMENT_KEY, Standing, WorkerRecord, decode, encode, worker_key
 from tests.unit.assign.crowd_rig import Crowd, held, in_virtual_time, until
 
 QUICK = Config(
@@ -213,6 +214,30 @@ async def test_hook_that_hangs_makes_stop_fail_in_time_and_gives_nothing_back() 
     record = decode(entry.value, WorkerRecord)
     assert record is not None
     assert record.standing is Standing.LIVE
+
+
+@in_virtual_time
+async def test_manager_that_was_never_started_stops() -> None:
+    crowd = Crowd(config=QUICK)
+    manager = crowd.manager()
+    await manager.stop()
+    assert manager.state is State.SHUTDOWN
+    with pytest.raises(BadConfig):
+        await manager.start()
+
+
+@in_virtual_time
+async def test_removed_document_is_reported_and_nothing_is_granted_beside_it() -> None:
+    crowd = Crowd(partitions=4, config=QUICK)
+    [first] = await crowd.started(1)
+    entry = await crowd.kv.get(ASSIGNMENT_KEY)
+    assert entry is not None
+    await crowd.kv.delete(ASSIGNMENT_KEY, entry.revision)
+    second = crowd.manager()
+    with pytest.raises(StartupTimeout):
+        await second.start()
+    assert len(first.assignment.partitions) == 4
+    assert any(isinstance(error, AssignmentVersionMismatch) for error in crowd.errors)
 
 
 # --- hooks
