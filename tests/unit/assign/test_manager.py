@@ -41,8 +41,8 @@ class DeadKV(MemoryKV):
     is_dead = False
 
     async def _maybe(self) -> None:
-        if self.is_dead:
-            await asyncio.Event().wait()
+        while self.is_dead:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         await self._maybe()
@@ -395,6 +395,23 @@ async def test_worker_takes_its_partitions_up_again_when_nobody_ended_its_lease(
     await asyncio.sleep(5)
     assert len(manager.assignment.partitions) == 2
     assert manager.fence(Partition(("p", "00"))) == fence
+
+
+@in_virtual_time
+async def test_worker_that_let_go_while_its_renewal_was_under_way_takes_up_again() -> None:
+    crowd = Crowd(partitions=2, config=QUICK)
+    kv = DeadKV(crowd.now)
+    alone(crowd, kv)
+    [manager] = await crowd.started(1)
+    assert manager._member is not None
+    lease = manager._member.lease
+    renewed = lease.stops_at
+    await until(lambda: lease.stops_at > renewed)
+    kv.is_dead = True
+    await until(lambda: not manager.assignment.partitions)
+    kv.is_dead = False  # a renewal that was sent before is answered now
+    await asyncio.sleep(1)
+    assert len(manager.assignment.partitions) == 2
 
 
 @in_virtual_time
