@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from heapline.assign import leases
+from heapline.assign import document, leases
 from heapline.assign.beating import Heart
 from heapline.assign.directing import Director
 from heapline.assign.document import Document
+from heapline.assign.kv import Entry
 from heapline.assign.leases import Lease, Sessions, Tombstone
 from heapline.assign.manager import Manager
 from heapline.assign.member import Member
@@ -57,13 +58,24 @@ def counts_its_lease_from_the_answer() -> Iterator[None]:
 @contextmanager
 def grants_without_confirmation() -> Iterator[None]:
     """A leader grants what it has revoked without waiting for anybody."""
-    with patch.object(Sessions, "confirmed", lambda self, worker, session: 1 << 60):
+    original = document._Known.__init__
+
+    def init(self: document._Known, *args: Any) -> None:
+        original(self, *args)
+        self.confirmed = [1 << 60] * len(self.confirmed)
+
+    with patch.object(document._Known, "__init__", init):
         yield
 
 
 @contextmanager
 def goes_back_to_older_documents() -> Iterator[None]:
     """A worker believes whatever document it has read last."""
+    feed = Manager._feed
+
+    def feed_anything(self: Manager, entry: Entry) -> None:
+        self._newest = (0, None)
+        feed(self, entry)
 
     def see(self: Member, read: Document) -> bool:
         if read.version == self.version:
@@ -73,7 +85,7 @@ def goes_back_to_older_documents() -> Iterator[None]:
         self._awaited = read.waits_for(self.worker, self.session)
         return True
 
-    with patch.object(Member, "see", see):
+    with patch.object(Member, "see", see), patch.object(Manager, "_feed", feed_anything):
         yield
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from heapline.testing.crowd.plays import only_its_clock_can_stop_it, others_read_the_past, run_seed, scenario
+from heapline.testing.crowd.plays import (
+    holders_drop_slowly,
+    only_its_clock_can_stop_it,
+    others_read_the_past,
+    run_seed,
+    scenario,
+)
 from tests.simulation import crowd_mutants as mutants
 
 Play = Callable[..., Any]
@@ -32,6 +38,12 @@ def test_readings_from_the_past_end_and_begin_nothing(seed: int) -> None:
     assert not report.complaints, report.text()
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nothing_is_granted_before_it_was_dropped(seed: int) -> None:
+    report = run_seed(seed, play=holders_drop_slowly)
+    assert not report.complaints, report.text()
+
+
 def test_run_of_one_seed_is_always_the_same() -> None:
     first, second = run_seed(3, seconds=10), run_seed(3, seconds=10)
     assert first.lines == second.lines
@@ -39,14 +51,13 @@ def test_run_of_one_seed_is_always_the_same() -> None:
 
 
 #: The first seed is one that is known to refute it; if the story of that seed has changed, the others are tried.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "play", "seed"),
     [
-        (mutants.ends_leases_by_silence, scenario, 21),
-        (mutants.confirms_before_the_hook, scenario, 3),
+        (mutants.ends_leases_by_silence, others_read_the_past, 1),
+        (mutants.confirms_before_the_hook, holders_drop_slowly, 1),
         (mutants.counts_its_lease_from_the_answer, only_its_clock_can_stop_it, 1),
-        (mutants.grants_without_confirmation, scenario, 3),
+        (mutants.grants_without_confirmation, holders_drop_slowly, 1),
         (mutants.goes_back_to_older_documents, others_read_the_past, 1),
         (mutants.ignores_its_own_clock, only_its_clock_can_stop_it, 1),
         (mutants.leaves_no_guard_for_drift, only_its_clock_can_stop_it, 1),
@@ -56,7 +67,7 @@ def test_run_of_one_seed_is_always_the_same() -> None:
     ],
 )
 def test_rule_that_is_broken_is_noticed(mutant: mutants.Mutant, play: Play, seed: int) -> None:
-    for each in (seed, *range(1, 150)):
+    for each in (seed, *range(1, 100)):
         with mutant():
             complaints = run_seed(each, play=play).complaints
         if any("SingleHolder" in complaint for complaint in complaints):

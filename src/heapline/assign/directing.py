@@ -13,6 +13,7 @@ from collections.abc import Callable
 from heapline.assign.beating import patience, within
 from heapline.assign.config import Config
 from heapline.assign.document import Document
+from heapline.assign.errors import AssignmentVersionMismatch
 from heapline.assign.kv import KV, Conflict, Entry
 from heapline.assign.leading import Ask, Decision, Leading
 from heapline.assign.leases import Bar, Tombstone
@@ -95,9 +96,11 @@ class Director:
             revision = await within(self._patience, writing)
         except Conflict:
             entry = await within(self._patience, self._kv.get(ASSIGNMENT_KEY))
-            if entry is None or entry.revision <= over:
-                return False  # a reading from the past; try again later
-            self.leading.see_document(Document.decode(entry.value), entry.revision, self._clock())
+            found = None if entry is None else Document.decode(entry.value)
+            if entry is None or found is None or entry.revision <= over:
+                # A reading from the past, as a rule; if it stays so, somebody has removed the document.
+                raise AssignmentVersionMismatch(document.version - 1, 0 if found is None else found.version) from None
+            self.leading.see_document(found, entry.revision, self._clock())
             return True
         self.leading.published(document, revision, self._clock())
         return True

@@ -263,7 +263,7 @@ class Manager:
         interval = float(self._config.heartbeat_interval)
         while True:
             next_at = self._clock() + interval
-            lapsed = self._clock() >= member.lease.stops_at
+            stops_at = member.lease.stops_at
             self._beat_wanted.clear()
             entry: Entry | None = None
             try:
@@ -277,8 +277,8 @@ class Manager:
                 await asyncio.sleep(min(interval, self._config.heartbeat_ttl / 12))
                 continue
             self._feed(entry)
-            if lapsed:
-                self._hooks.wake()
+            if self._clock() >= stops_at:
+                self._hooks.wake()  # they have been told to let go, meanwhile or before
             async with self._beaten:
                 self._beaten.notify_all()
             self._heed(member)

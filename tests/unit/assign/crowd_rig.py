@@ -104,3 +104,7 @@ def in_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> Callab
 
 def held(managers: Sequence[Manager]) -> dict[str, list[str]]:
     return {manager.worker_id: [p.id for p in manager.assignment.partitions] for manager in managers}
+
+
+def places(managers: Sequence[Manager]) -> dict[str, str]:
+    return {p: worker for worker, ps in held(managers).items() for p in ps}

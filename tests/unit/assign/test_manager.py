@@ -12,6 +12,7 @@ import pytest
 from heapline.assign.config import Config, RetryConfig
 from heapline.assign.election import KVElection
 from heapline.assign.errors import (
+    AssignmentVersionMismatch,
     BadConfig,
     BadStrategy,
     ConnectionLost,
@@ -25,7 +26,7 @@ from heapline.assign.kv import Entry
 from heapline.assign.manager import Manager
 from heapline.assign.memory_kv import MemoryKV
 from heapline.assign.model import Assignment, Partition, State
-from heapline.assign.records import Standing, WorkerRecord, decode, encode, worker_key
+from heapline.assign.records import ASSIGNMENT_KEY, Standing, WorkerRecord, decode, encode, worker_key
 from tests.unit.assign.crowd_rig import Crowd, held, in_virtual_time, until
 
 QUICK = Config(
@@ -40,8 +41,8 @@ class DeadKV(MemoryKV):
     is_dead = False
 
     async def _maybe(self) -> None:
-        if self.is_dead:
-            await asyncio.Event().wait()
+        while self.is_dead:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         await self._maybe()
@@ -215,6 +216,30 @@ async def test_hook_that_hangs_makes_stop_fail_in_time_and_gives_nothing_back() 
     assert record.standing is Standing.LIVE
 
 
+@in_virtual_time
+async def test_manager_that_was_never_started_stops() -> None:
+    crowd = Crowd(config=QUICK)
+    manager = crowd.manager()
+    await manager.stop()
+    assert manager.state is State.SHUTDOWN
+    with pytest.raises(BadConfig):
+        await manager.start()
+
+
+@in_virtual_time
+async def test_removed_document_is_reported_and_nothing_is_granted_beside_it() -> None:
+    crowd = Crowd(partitions=4, config=QUICK)
+    [first] = await crowd.started(1)
+    entry = await crowd.kv.get(ASSIGNMENT_KEY)
+    assert entry is not None
+    await crowd.kv.delete(ASSIGNMENT_KEY, entry.revision)
+    second = crowd.manager()
+    with pytest.raises(StartupTimeout):
+        await second.start()
+    assert len(first.assignment.partitions) == 4
+    assert any(isinstance(error, AssignmentVersionMismatch) for error in crowd.errors)
+
+
 # --- hooks
 
 
@@ -370,6 +395,23 @@ async def test_worker_takes_its_partitions_up_again_when_nobody_ended_its_lease(
     await asyncio.sleep(5)
     assert len(manager.assignment.partitions) == 2
     assert manager.fence(Partition(("p", "00"))) == fence
+
+
+@in_virtual_time
+async def test_worker_that_let_go_while_its_renewal_was_under_way_takes_up_again() -> None:
+    crowd = Crowd(partitions=2, config=QUICK)
+    kv = DeadKV(crowd.now)
+    alone(crowd, kv)
+    [manager] = await crowd.started(1)
+    assert manager._member is not None
+    lease = manager._member.lease
+    renewed = lease.stops_at
+    await until(lambda: lease.stops_at > renewed)
+    kv.is_dead = True
+    await until(lambda: not manager.assignment.partitions)
+    kv.is_dead = False  # a renewal that was sent before is answered now
+    await asyncio.sleep(1)
+    assert len(manager.assignment.partitions) == 2
 
 
 @in_virtual_time

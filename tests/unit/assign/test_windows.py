@@ -9,7 +9,7 @@ import pytest
 from heapline.assign.config import AssignmentConfig, Config
 from heapline.assign.manager import Manager
 from heapline.assign.model import Lifecycle, Partition, State
-from tests.unit.assign.crowd_rig import Crowd, crash, held, in_virtual_time
+from tests.unit.assign.crowd_rig import Crowd, crash, held, in_virtual_time, places
 
 #: The specification's defaults, and enough time for a start that waits through the cold start window.
 PATIENT = Config(startup_timeout=60.0)
@@ -274,3 +274,23 @@ async def test_leader_that_crashes_is_followed_after_its_lease() -> None:
     assert crowd.leader(others).is_leader
     await asyncio.sleep(8)
     assert sum(map(len, held(others).values())) == 12
+
+
+@in_virtual_time
+async def test_worker_that_joins_or_leaves_for_good_moves_few() -> None:
+    crowd = Crowd(partitions=160)
+    managers = await crowd.started(8)
+    await asyncio.sleep(30)
+    before = places(managers)
+    managers += await crowd.started(1)
+    await asyncio.sleep(5)
+    joined = places(managers)
+    assert len(joined) == 160
+    assert sum(joined[p] == worker for p, worker in before.items()) >= 0.85 * 160
+    gone = next(manager for manager in managers if manager.worker_id == "worker-3")
+    await gone.stop()
+    await asyncio.sleep(20)
+    left = places(managers)
+    assert len(left) == 160
+    kept = [p for p, worker in joined.items() if worker != "worker-3"]
+    assert sum(left[p] == joined[p] for p in kept) >= 0.95 * len(kept)

@@ -84,6 +84,20 @@ async def only_its_clock_can_stop_it(world: World, seconds: float, workers_max: 
     return world.complaints + verdict(world)
 
 
+async def holders_drop_slowly(world: World, seconds: float, workers_max: int) -> list[str]:
+    """Directed: partitions are to move to a worker that has just joined; those who have them hang in their hooks."""
+    others = [world.add(), world.add()]
+    await asyncio.sleep(8)
+    for worker in others:
+        worker.sticks_until = world.loop.time() + 8
+    world.add()
+    for _ in range(800):
+        world.look()
+        await asyncio.sleep(0.01)
+    await settle(world)
+    return world.complaints + verdict(world)
+
+
 async def others_read_the_past(world: World, seconds: float, workers_max: int) -> list[str]:
     """Directed: a worker has just joined and been given partitions; then all others, the leader too, hear nothing and
     read what was before that."""
