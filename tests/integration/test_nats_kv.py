@@ -102,6 +102,17 @@ async def test_value_above_the_servers_limit_is_refused_and_the_connection_lives
         assert await kv.get("assignment") == Entry("assignment", big, revision)
 
 
+async def test_large_value_that_has_not_changed_is_not_sent_again(servers: Servers, bucket: str) -> None:
+    async with await NatsKV.connect(servers.urls, bucket=bucket) as kv:
+        revision = await kv.create("assignment", bytes(500_000))
+        received = [kv._client.stats["in_bytes"]]
+        for _ in range(3):
+            assert await kv.get("assignment") == Entry("assignment", bytes(500_000), revision)
+            received.append(kv._client.stats["in_bytes"])
+        assert received[1] - received[0] > 500_000
+        assert received[3] - received[1] < 10_000
+
+
 async def test_connection_of_somebody_else_is_not_closed(servers: Servers, bucket: str) -> None:
     client = await nats.connect(servers.urls[0])
     async with await NatsKV.open(client, bucket=bucket) as kv:

@@ -3,7 +3,9 @@
 A revision is the bucket's stream sequence. Every write carries the revision that it expects of its key, so a writer
 that is late, cut off or woken up changes nothing. `10071` is `Conflict`; a timeout, a lost connection and a stream
 without a leader are `ConnectionLost`: the write may have been carried out, or may be yet (the client sends what it has
-buffered after a reconnection). Reads ask the stream's leader, which may be a former one; listings ask any replica.
+buffered after a reconnection). Reads ask the stream's leader, which may be a former one; listings ask any replica. A
+large value is only sent again when it has changed: a crowd that looks every two seconds would else be most of a
+cluster's traffic.
 
 A key whose ttl has ended, or that was deleted, leaves a marker for a while. `get` does not show it, `create` writes
 over it by its revision, and every other revision conflicts with it: also that of the value which expired.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +37,8 @@ MARKER = "Nats-Marker-Reason"
 WRONG_REVISION = (10071, 10164)
 NO_MESSAGE = 10037
 HEADERS_MAX = 64 << 10  # kept free below max_payload: a message over it makes the server drop the connection
+LARGE = 4096  # bytes from which on a value that we know is not read again
+REREAD = 30.0  # seconds after which it is all the same, lest a bucket that was made anew goes unnoticed
 PAGE = 500  # keys in one answer of a listing
 NEWS_MAX = 4096  # that a watcher has not looked at yet; above, it is told to look
 
@@ -52,6 +57,7 @@ class NatsKV:
         self._reconnect: Callable[[], Awaitable[Client]] | None = None  # if the connection is our own
         self._reconnecting, self._is_closing = asyncio.Lock(), False
         self._watchers: set[asyncio.Queue[Entry | None]] = set()
+        self._large: dict[str, tuple[Entry, float]] = {}  # large values as they were read last, and when
         self._use(client)
 
     def _use(self, client: Client) -> None:
@@ -135,10 +141,18 @@ class NatsKV:
         await self._write(key, b"", revision, nats_bucket.MARKER_SECONDS, {OPERATION: "DEL"})
 
     async def get(self, key: str) -> Entry | None:
-        message = await self._last(key)
+        known, read_at = self._large.get(key, (None, 0.0))
+        if known is None or time.monotonic() > read_at + REREAD:
+            message = await self._last(key)
+        elif (message := await self._last(key, known.revision)) is None:
+            return known  # nothing was written since
+        self._large.pop(key, None)
         if message is None or is_marker(message.headers):
             return None
-        return Entry(key, message.data or b"", int(message.seq))
+        entry = Entry(key, message.data or b"", int(message.seq))
+        if len(entry.value) >= LARGE:
+            self._large[key] = (entry, time.monotonic())
+        return entry
 
     async def entries(self, prefix: str) -> list[Entry]:
         found: dict[str, Entry] = {}
@@ -196,10 +210,14 @@ class NatsKV:
         ack = await self._ask(self._jetstream.publish(self._prefix + key, value, headers=headers), key)
         return int(ack.seq)
 
-    async def _last(self, key: str) -> Any:
-        """The last message of a key, which may be a marker; None if there is none."""
+    async def _last(self, key: str, newer_than: int | None = None) -> Any:
+        """The last message of a key, which may be a marker; None if there is none (that is newer)."""
         await self._open_again()
-        return await self._ask(self._jetstream.get_msg(f"KV_{self.bucket}", subject=self._prefix + key))
+        stream, subject = f"KV_{self.bucket}", self._prefix + key
+        if newer_than is None:
+            return await self._ask(self._jetstream.get_msg(stream, subject=subject))
+        # There is one message for each key, so the next one after a revision is the last one.
+        return await self._ask(self._jetstream.get_msg(stream, seq=newer_than + 1, subject=subject, next=True))
 
     async def _page(self, subject: str, start: int) -> tuple[list[tuple[str, int, Entry | None]], bool]:
         """The next keys from a sequence on, each as it stands or None for a marker, and whether there are no more."""

@@ -110,6 +110,24 @@ async def test_delete_takes_exactly_the_newest_revision(kv: KV) -> None:
         await kv.delete("other", 1)
 
 
+async def test_large_value_is_read_as_it_is_now(kv: KV, ended: Ended) -> None:
+    first = await kv.create("assignment", bytes(10_000))
+    for _ in range(2):
+        assert await kv.get("assignment") == Entry("assignment", bytes(10_000), first)
+    second = await kv.update("assignment", b"x" * 10_000, first)
+    for _ in range(2):
+        assert await kv.get("assignment") == Entry("assignment", b"x" * 10_000, second)
+    third = await kv.update("assignment", b"small", second, ttl=1)
+    assert await kv.get("assignment") == Entry("assignment", b"small", third)
+    fourth = await kv.update("assignment", bytes(10_000), third, ttl=1)
+    assert await kv.get("assignment") == Entry("assignment", bytes(10_000), fourth)
+    await ended("assignment")
+    fifth = await kv.create("assignment", bytes(20_000))
+    assert await kv.get("assignment") == Entry("assignment", bytes(20_000), fifth)
+    await kv.delete("assignment", fifth)
+    assert await kv.get("assignment") is None
+
+
 async def test_key_whose_ttl_has_ended_is_gone_conflicts_and_can_be_created(kv: KV, ended: Ended) -> None:
     first = await kv.create("worker.w-1", b"1", ttl=1)
     await ended("worker.w-1")
