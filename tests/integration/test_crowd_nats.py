@@ -22,7 +22,7 @@ from tests.integration.nats_rig import Node, Servers
 
 BRISK: dict[str, Any] = {  # leases shorter than an election of NATS: all of them end in one, and nobody may overlap
     "heartbeat_interval": "500ms", "heartbeat_ttl": "3s", "worker_id_ttl": "20s", "cold_start_window": "3s",
-    "planned_scale_window": "8s", "startup_timeout": "60s", "shutdown_timeout": "20s", "operation_timeout": "5s",
+    "planned_scale_window": "12s", "startup_timeout": "60s", "shutdown_timeout": "20s", "operation_timeout": "5s",
     "assignment": {"rebalance_cooldown": "1s", "min_rebalance_threshold": 0.0},
     "retry": {"initial_delay": "200ms", "max_delay": "1s"},
 }  # fmt: skip
