@@ -218,6 +218,20 @@ async def answered(kv: NatsKV, value: bytes) -> Entry:
             await asyncio.sleep(0.05)
 
 
+async def test_same_trouble_is_logged_once_in_a_while_and_tells_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    complaints = nats_bucket.Complaints(lambda: now)
+    for _ in range(20):
+        await complaints.hear(OSError("cannot reach nats://u:secret@host"))
+    await complaints.hear(nats.errors.Error('permissions violation for publish to "$kv.x.leader"'))
+    now = 11.0
+    await complaints.hear(OSError("cannot reach nats://u:secret@host"))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert "secret" not in "".join(said)
+    assert "$kv.x.leader" in said[1]
+
+
 def test_assign_costs_no_import_of_nats() -> None:
     program = (
         "import sys; from heapline import assign; sys.exit(any(name.split('.')[0] == 'nats' for name in sys.modules))"

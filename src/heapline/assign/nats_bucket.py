@@ -11,7 +11,9 @@ so none can be lost with its node.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +35,7 @@ BUCKET_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 MARKER_SECONDS = 5.0  # how long it stays visible that a key expired
 NO_PEERS = 10005  # too few nodes are up for so many replicas
 HOPELESS = (10074,)  # replicas without a cluster: no waiting helps
+QUIET = 10.0  # seconds in which the same trouble is told once
 PAUSE = 0.2  # between two tries to reach a cluster that is just coming up
 
 #: What a lease of a few seconds needs. Whoever brings a connection of his own is wise to set the same.
@@ -66,10 +69,7 @@ async def connect(
         if on_reconnect is not None:
             on_reconnect()
 
-    async def failed(error: Exception) -> None:
-        log.info("assign.nats_error", error=type(error).__name__)
-
-    given = {**CONNECTION_OPTIONS, "reconnected_cb": reconnected, "error_cb": failed, **options}
+    given = {**CONNECTION_OPTIONS, "reconnected_cb": reconnected, "error_cb": Complaints().hear, **options}
     try:
         async with asyncio.timeout(within):
             client: Client = await nats.connect(servers if isinstance(servers, str) else list(servers), **given)
@@ -82,6 +82,24 @@ async def connect(
         await client.close()
         raise
     return client
+
+
+class Complaints:
+    """What the client says went wrong, to the log: it says the same twenty times a second while a server is away."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, float] = {}
+
+    async def hear(self, error: Exception) -> None:
+        # Only what a server says about permissions is told in its own words: others may hold an address.
+        detail = str(error) if "permissions" in str(error).lower() else type(error).__name__
+        now = self._clock()
+        if now >= self._told.get(detail, -math.inf) + QUIET:
+            if len(self._told) >= 100:
+                self._told.clear()
+            self._told[detail] = now
+            log.warning("assign.nats_error", detail=detail)
 
 
 def check_version(client: Client) -> None:
