@@ -7,6 +7,7 @@ over each other. The short run is in `make test`, the long ones in `make soak`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
@@ -18,7 +19,7 @@ import pytest
 
 from heapline.assign.manager import boot_time
 from tests.integration.crowd_processes import Crowd, Worker
-from tests.integration.nats_rig import Node, Servers
+from tests.integration.nats_rig import Node, Servers, until
 
 BRISK: dict[str, Any] = {  # leases shorter than an election of NATS: all of them end in one, and nobody may overlap
     "heartbeat_interval": "500ms", "heartbeat_ttl": "3s", "worker_id_ttl": "20s", "cold_start_window": "3s",
@@ -35,16 +36,27 @@ STAYS = 0.95
 
 
 def bucket_leader(servers: Servers) -> Node:
-    """The node that leads the crowd's bucket."""
+    """The node that leads the crowd's bucket; there may be none for a while."""
 
     async def ask() -> str:
-        client = await nats.connect(servers.urls)
-        info = await client.jetstream().stream_info("KV_crowd")
-        await client.close()
+        async with asyncio.timeout(5):
+            client = await nats.connect(servers.urls, max_reconnect_attempts=2)
+            try:
+                info = await client.jetstream(timeout=2).stream_info("KV_crowd")
+            finally:
+                await client.close()
         return "" if info.cluster is None else str(info.cluster.leader)
 
-    found = asyncio.run(ask())
-    return next(node for node in servers.nodes if node.name == found)
+    found: list[Node] = []
+
+    def is_found() -> bool:
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            name = asyncio.run(ask())
+            found[:] = [node for node in servers.nodes if node.name == name]
+        return bool(found)
+
+    until(is_found)
+    return found[0]
 
 
 def share_that_stays(before: dict[str, str], after: dict[str, str]) -> float:
