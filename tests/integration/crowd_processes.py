@@ -86,7 +86,12 @@ class Crowd:
     def __enter__(self) -> Crowd:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        there = [worker for worker in self.all if worker.process.poll() is None]
+        if kind is not None and there:  # something went wrong: have them tell what they wait for
+            for worker in there:
+                worker.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
         for worker in self.all:
             if worker.process.poll() is None:
                 worker.kill()

@@ -73,12 +73,19 @@ class Recorder(NoMetrics):
             await asyncio.sleep(GLANCE)
 
 
+def tell_tasks() -> None:
+    """What everything here waits for, to the log: for a test that waits in vain."""
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
 async def main(settings: dict[str, Any]) -> None:
     recorder = Recorder(settings["record"])
     partitions = [Partition((f"tool{n // 4}", f"chamber{n % 4}")) for n in range(settings["partitions"])]
     hooks = Hooks(on_assignment_changed=recorder.changed, on_state_changed=recorder.state, on_error=recorder.error)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell_tasks)
     async with await NatsKV.connect(settings["servers"], bucket="crowd", replicas=settings["replicas"]) as kv:
         config = Config.from_dict(settings["config"])
         recorder.manager = manager = Manager(config, kv, StaticSource(partitions), hooks=hooks, metrics=recorder)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from heapline.assign.claiming import Claim
 from heapline.assign.config import Config
 from heapline.assign.errors import ConnectionLost
+from heapline.assign.heeding import heeding
 from heapline.assign.kv import KV, Conflict, Entry
 from heapline.assign.member import Member
 from heapline.assign.records import Standing, WorkerRecord, decode, encode, worker_key
@@ -29,7 +30,7 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
     """An operation on the store with a deadline; after that its outcome is unknown."""
     try:
         async with asyncio.timeout(seconds):
-            return await operation
+            return await heeding(operation)
     except TimeoutError:
         raise ConnectionLost(f"no answer within {seconds:g} s") from None
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from heapline.assign import nats_bucket
 from heapline.assign.errors import BadConfig, ConnectionLost
+from heapline.assign.heeding import heeding
 from heapline.assign.kv import Conflict, Entry
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ class NatsKV:
         from nats.js import errors as js_errors
 
         try:
-            return await asking
+            return await heeding(asking)
         except js_errors.APIError as error:
             if error.err_code in WRONG_REVISION:
                 raise Conflict(key) from None

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from heapline.assign.errors import ConnectionLost
+from heapline.assign.heeding import heeding
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -36,7 +37,7 @@ class Pull:
         async def hear(message: Msg) -> None:
             self._arrived.put_nowait(message)
 
-        self._subscription = await self._client.subscribe(self._inbox, cb=hear)
+        self._subscription = await heeding(self._client.subscribe(self._inbox, cb=hear))
 
     async def next(self) -> Msg:
         """The next message, however long that takes. ConnectionLost if nobody answers for the consumer any more."""
@@ -57,7 +58,7 @@ class Pull:
 
     async def _request(self) -> None:
         request = {"batch": self._batch, "expires": int(EXPIRES * 1e9)}
-        await self._client.publish(self._subject, json.dumps(request).encode(), reply=self._inbox)
+        await heeding(self._client.publish(self._subject, json.dumps(request).encode(), reply=self._inbox))
         self._owed = self._batch
 
     async def close(self) -> list[Msg]:

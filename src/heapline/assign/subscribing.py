@@ -29,6 +29,7 @@ import xxhash
 from heapline.assign.config import RetryConfig
 from heapline.assign.durations import Duration
 from heapline.assign.errors import BadConfig
+from heapline.assign.heeding import heeding
 from heapline.assign.model import Partition
 from heapline.assign.nats_bucket import require_nats
 from heapline.assign.pulling import Pull
@@ -171,7 +172,8 @@ class SubscriptionHelper:
     async def _exists(self, partition: Partition) -> bool:
         nats = require_nats()
         try:
-            await self._client.jetstream().consumer_info(self._config.stream, self._config.consumer(partition))
+            jetstream = self._client.jetstream()
+            await heeding(jetstream.consumer_info(self._config.stream, self._config.consumer(partition)))
         except nats.js.errors.NotFoundError:
             return False
         except (nats.errors.Error, TimeoutError, OSError):
@@ -248,17 +250,15 @@ class _Lane:
     async def _make_consumer(self) -> None:
         from nats.js import api
 
-        await self._helper._client.jetstream().add_consumer(
-            self._config.stream,
-            api.ConsumerConfig(
-                durable_name=self._config.consumer(self.partition),
-                filter_subject=self.partition.subject(self._config.subject_prefix, self._config.subject_suffix),
-                ack_policy=api.AckPolicy.EXPLICIT,
-                deliver_policy=api.DeliverPolicy.ALL,
-                ack_wait=float(self._config.ack_wait),
-                max_ack_pending=max(1000, self._config.batch),
-            ),
+        config = api.ConsumerConfig(
+            durable_name=self._config.consumer(self.partition),
+            filter_subject=self.partition.subject(self._config.subject_prefix, self._config.subject_suffix),
+            ack_policy=api.AckPolicy.EXPLICIT,
+            deliver_policy=api.DeliverPolicy.ALL,
+            ack_wait=float(self._config.ack_wait),
+            max_ack_pending=max(1000, self._config.batch),
         )
+        await heeding(self._helper._client.jetstream().add_consumer(self._config.stream, config))
 
     async def _pull(self) -> None:
         """Messages one after the other, as long as the partition is held."""
@@ -301,4 +301,4 @@ class _Lane:
         """An answer that is lost costs a redelivery. A handler may also have answered itself."""
         nats = require_nats()
         with contextlib.suppress(nats.errors.Error, OSError, HeaplineError):
-            await answering
+            await heeding(answering)
