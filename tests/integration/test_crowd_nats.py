@@ -22,7 +22,7 @@ from tests.integration.crowd_processes import Crowd, Worker
 from tests.integration.nats_rig import Node, Servers, until
 
 BRISK: dict[str, Any] = {  # leases shorter than an election of NATS: all of them end in one, and nobody may overlap
-    "heartbeat_interval": "500ms", "heartbeat_ttl": "3s", "worker_id_ttl": "20s", "cold_start_window": "3s",
+    "heartbeat_interval": "500ms", "heartbeat_ttl": "4s", "worker_id_ttl": "20s", "cold_start_window": "3s",
     "planned_scale_window": "12s", "startup_timeout": "60s", "shutdown_timeout": "20s", "operation_timeout": "5s",
     "assignment": {"rebalance_cooldown": "1s", "min_rebalance_threshold": 0.0},
     "retry": {"initial_delay": "200ms", "max_delay": "1s"},
@@ -31,7 +31,7 @@ CALM: dict[str, Any] = {  # leases that ride an election out: nothing moves beca
     **BRISK, "heartbeat_interval": "1500ms", "heartbeat_ttl": "18s", "worker_id_ttl": "40s", "cold_start_window": "8s",
     "planned_scale_window": "15s",
 }  # fmt: skip
-HASTY: dict[str, Any] = {**BRISK, "worker_id_ttl": "4s"}  # keys expire while their workers stand still
+HASTY: dict[str, Any] = {**BRISK, "worker_id_ttl": "5s"}  # keys expire while their workers stand still
 STAYS = 0.95
 
 
