@@ -211,3 +211,30 @@ async def test_stopped_server_is_waited_for(tmp_path: Path) -> None:
         await messages.aclose()
         assert (await hl.stats("jobs")).ready == 19
     await rig.stop()
+
+
+async def test_headers_are_those_of_the_call_though_the_caller_changes_them_while_it_waits(
+    hl: ConnectedBroker,
+) -> None:
+    headers: dict[str, Any] = {"n": "1"}
+    calls = [asyncio.ensure_future(hl.enqueue("jobs", b"first"))]
+    await asyncio.sleep(0)
+    calls.append(asyncio.ensure_future(hl.enqueue("jobs", b"second", headers=headers)))
+    await asyncio.sleep(0)
+    headers["n"] = 2  # no header at all: neither this call nor the next one may hear of it
+    calls.append(asyncio.ensure_future(hl.enqueue("jobs", b"third")))
+    await asyncio.gather(*calls)
+    assert [m.headers for m in await hl.pop("jobs", 3)] == [{}, {"n": "1"}, {}]
+
+
+async def test_messages_of_a_batch_have_headers_of_their_own(hl: ConnectedBroker) -> None:
+    same = {"a": "1"}
+    headers = [same, same, None, {}, {"a": "2"}, {"b": "1", "a": "1"}, {"a": "1", "b": "1"}, same]
+    await hl.enqueue_batch("jobs", [Outgoing(b"x", headers=h) for h in headers])
+    popped = await hl.pop("jobs", len(headers))
+    assert [m.headers for m in popped] == [h or {} for h in headers]
+    with_some = [m for m in popped if m.headers]
+    for i, message in enumerate(with_some):
+        message.headers["mine"] = str(i)
+    assert [m.headers["mine"] for m in with_some] == [*"012345"]
+    assert same == {"a": "1"}

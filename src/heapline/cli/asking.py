@@ -4,6 +4,7 @@ that Ctrl-C ends it also while it waits for input."""
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -17,16 +18,25 @@ def ask(question: str, yes: bool) -> None:
     """Returns if it is meant; otherwise the command ends, with exit code 1. Output stays free of the question."""
     if yes:
         return
-    try:
-        with interruptible():
-            meant = typer.confirm(question, err=True)
-    except typer.Abort:
+    answer = _answer(question)
+    if answer is None:
         typer.echo(err=True)
         typer.echo("nobody answered, so nothing was changed: with --yes it does not ask", err=True)
-        raise typer.Exit(1) from None
-    if not meant:
+        raise typer.Exit(1)
+    if answer not in ("y", "yes"):
         typer.echo("nothing was changed", err=True)
         raise typer.Exit(1)
+
+
+def _answer(question: str) -> str | None:
+    """What was typed; None if nobody did. (`typer.confirm` would leave a blank in the output.)"""
+    typer.echo(f"{question} [y/N]: ", nl=False, err=True)
+    try:
+        with interruptible():
+            line = sys.stdin.readline()
+    except (KeyboardInterrupt, UnicodeDecodeError):
+        return None
+    return line.strip().lower() if line else None
 
 
 @contextmanager

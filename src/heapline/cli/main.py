@@ -7,7 +7,10 @@ typer app called `app` (a group of commands) or a function of the subcommand's o
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -27,8 +30,16 @@ SUBCOMMANDS = (
 WITH_SERVER = ("serve", "keys", "users", "certs")
 
 
+#: What becomes of output, and of the files that a command writes: said in one line.
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 class Subcommands(TyperGroup):
     """Finds subcommands by name; a module that is not there is a command that does not exist."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        _prepare_streams()
+        return super().main(*args, **options)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in SUBCOMMANDS if find_spec(f"heapline.cli.{name}")]
@@ -58,6 +69,21 @@ class Subcommands(TyperGroup):
         except HeaplineError as error:
             typer.secho(f"{type(error).__name__}: {error}", err=True, fg="red")
             raise typer.Exit(1) from error
+        except OSError as error:
+            if error.errno not in NOT_WRITTEN:
+                raise
+            typer.secho(f"the output could not be written, so it is not complete: {error.strerror}", err=True, fg="red")
+            raise typer.Exit(1) from error
+
+
+def _prepare_streams() -> None:
+    """What was closed is empty, or goes nowhere; a terminal that cannot show a character gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
 
 
 def _needs_extra(name: str, missing: str) -> Any:

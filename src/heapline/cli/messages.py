@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.box import ROUNDED
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heapline.cli.present import count, size
+from heapline.cli.present import count, json_line, size
 from heapline.cli.units import span
 from heapline.model import Message, MessageInfo
 from heapline.wire.json_shapes import PoppedTold, shown, tell_message
@@ -26,8 +25,6 @@ from heapline.wire.json_shapes import PoppedTold, shown, tell_message
 PREVIEW = 100  # characters of a payload in a table
 HEX_BYTES = 16
 REASON_WIDTH = 20
-#: Control characters that JSON leaves as they are, and that some terminals obey.
-_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 JsonOption = Annotated[
     bool, typer.Option(
@@ -43,7 +40,7 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic: 
 
 def print_json(value: Any) -> None:
     """A struct or plain values, on one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode().translate(_CONTROLS) + "\n")
+    sys.stdout.write(json_line(value) + "\n")
 
 
 def print_infos(infos: Iterable[MessageInfo]) -> None:

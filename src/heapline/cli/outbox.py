@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from heapline.errors import BadRequest
 
+T = TypeVar("T")
 REFUSED_SHOWN = 20
 HELP = """Messages written in a database transaction, and the relay that brings them to the broker.
 
@@ -62,14 +63,9 @@ def relay(
 def init(database: Database) -> None:
     """Make the outbox's two tables, where they are not there yet."""
     _need_sqlalchemy()
-    from sqlalchemy import create_engine
-
     from heapline.client.outbox import create_tables
 
-    with _database_errors():
-        engine = create_engine(database)
-        create_tables(engine)
-        engine.dispose()
+    _transact(database, create_tables)
     typer.echo("tables heapline_outbox and heapline_outbox_lane are there")
 
 
@@ -77,22 +73,18 @@ def init(database: Database) -> None:
 def status(database: Database) -> None:
     """How many rows wait, are under way, or were refused, and why."""
     _need_sqlalchemy()
-    from sqlalchemy import case, create_engine, func, select
+    from heapline.client.outbox.sql import counts, refused
 
-    from heapline.client.outbox.sql import OUTBOX
+    def look(connection: Any) -> tuple[list[tuple[str, int]], list[tuple[int, str, str]]]:
+        return counts(connection), refused(connection, REFUSED_SHOWN)
 
-    state = case(
-        (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "under way"), else_="waiting"
-    )
-    refused = select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.error).where(OUTBOX.c.failed_ms.is_not(None))
-    with _database_errors():
-        engine = create_engine(database)
-        with engine.connect() as connection:
-            for name, count in connection.execute(select(state, func.count()).group_by(state).order_by(state)):
-                typer.echo(f"{name}: {count}")
-            for id, topic, error in connection.execute(refused.order_by(OUTBOX.c.id).limit(REFUSED_SHOWN)):
-                typer.echo(f"row {id} for {topic}: {error}")
-        engine.dispose()
+    states, rows = _transact(database, look)
+    for name, count in states:
+        typer.echo(f"{name}: {count}")
+    for id, topic, error in rows:
+        typer.echo(f"row {id} for {topic}: {error}")
+    if not states:
+        typer.echo("nothing waits")
 
 
 @app.command()
@@ -111,16 +103,26 @@ def retry(
     _need_sqlalchemy()
     if bool(rows) == every:
         raise BadRequest("say which rows: their ids, as `heapline outbox status` shows them, or --all")
-    from sqlalchemy import create_engine
-
     from heapline.client.outbox.sql import retry_refused
 
-    with _database_errors():
-        engine = create_engine(database)
-        with engine.begin() as connection:
-            count = retry_refused(connection, rows or (), topic)
-        engine.dispose()
+    count = _transact(database, lambda connection: retry_refused(connection, rows or (), topic))
     typer.echo(f"{count} rows will be sent again")
+
+
+def _transact(database: str, work: Callable[[Any], T]) -> T:
+    """On the database of any URL that the relay takes too, also that of an async driver."""
+
+    async def transact() -> T:
+        from heapline.client.outbox.sql import SqlStore
+
+        store = SqlStore(database)
+        try:
+            return await store.run(work)
+        finally:
+            await store.close()
+
+    with _database_errors():
+        return asyncio.run(transact())
 
 
 @contextmanager

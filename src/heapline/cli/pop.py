@@ -58,11 +58,15 @@ async def pop(
         messages = await hl.pop(topic, wanted, visibility=visibility, wait=0.0 if taken else wait, holder=holder)
         if not messages:
             break
-        if as_json:
-            print_popped(messages)
-        else:
-            show_popped(console, messages)
-        sys.stdout.flush()
+        try:
+            if as_json:
+                print_popped(messages)
+            else:
+                show_popped(console, messages)
+            sys.stdout.flush()
+        except (OSError, SystemExit):  # a pipe that broke, a full disk: nobody has them, so others may
+            await hl.release(messages)
+            raise
         if ack:
             await hl.ack(messages)
         taken, last = taken + len(messages), messages[-1]

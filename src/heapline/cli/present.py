@@ -1,4 +1,5 @@
-"""How the command line shows things to people: numbers, sizes, times and tables that look alike in every command.
+"""How the command line shows things to people: numbers, sizes, times and tables that look alike in every command; and
+JSON to programs, on one line.
 
 Knows nothing of queues. Whether there is a terminal is rich's to find out; without one the same words come as plain
 lines, and no table is ever cut to a guessed width.
@@ -6,11 +7,14 @@ lines, and no table is ever cut to a guessed width.
 
 from __future__ import annotations
 
+import codecs
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import (
@@ -27,12 +31,28 @@ from rich.table import Table
 from rich.text import Text
 
 PLAIN_WIDTH = 160  # of output that goes to a file or a pipe
+#: Control characters that JSON leaves as they are, and that some terminals obey.
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def make_console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def json_line(value: Any) -> str:
+    """A struct or plain values; spelled in ASCII where the output is not UTF-8, so that it is JSON all the same."""
+    line = msgspec.json.encode(value).decode().translate(_CONTROLS)
+    if codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8":
+        return line
+    return _NOT_ASCII.sub(_escaped, line)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    pairs = found[0].encode("utf-16-be").hex()
+    return "".join(f"\\u{pairs[i : i + 4]}" for i in range(0, len(pairs), 4))
 
 
 def count(number: int) -> str:

@@ -41,8 +41,9 @@ def worker(
 
     Example:  [cyan]heapline worker proj.tasks:app --concurrency 16 --processes 4[/cyan]
 
-    Stops on SIGTERM or Ctrl-C: takes no more and finishes what runs; a second one ends it at once. SIGUSR1 makes it
-    tell what it has done. [bold]kill -9[/bold] is safe too: what it held comes back when its leases end.
+    Stops on SIGTERM or Ctrl-C: takes no more and finishes what runs; a second
+    one ends it at once. SIGUSR1 makes it tell what it has done. [bold]kill -9[/bold] is
+    safe too: what it held comes back when its leases end.
     """
     _log_to_stderr()
     if processes > 1 or reload:

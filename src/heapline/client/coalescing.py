@@ -17,6 +17,7 @@ from typing import Any
 
 COUNT_MAX = 1000  # messages or leases in one batch
 FEW = 2  # times as many make a crowd
+MOMENT = 0.05  # seconds that a few wait for a crowd at most: some round trips, and nothing against a lease
 BYTES_MAX = 1 << 20  # of payloads in one batch; a larger one goes alone
 
 
@@ -75,7 +76,8 @@ class Crowd:
 
     Of hundreds that enqueue, take and ack, a few are always ahead. By themselves they would cost as many calls as all
     the others, for ever. So a few wait for an answer that is under way, and the others catch up. Where no more than a
-    few were seen lately, nobody waits.
+    few were seen lately, nobody waits. Nor does anybody wait long: a call that the server holds back, or that is
+    repeated until its deadline, says nothing about the others.
     """
 
     def __init__(self) -> None:
@@ -86,9 +88,14 @@ class Crowd:
     async def gathered(self, count: int) -> None:
         """So many would go now."""
         if 0 < count * FEW < self._size and self._under_way:
-            waiting = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            waiting = loop.create_future()
             self._waiting.append(waiting)
-            await waiting
+            timer = loop.call_later(MOMENT, _end, waiting)
+            try:
+                await waiting
+            finally:
+                timer.cancel()
 
     def left(self, count: int) -> None:
         self._size = max(count, self._size // 2)
@@ -97,9 +104,13 @@ class Crowd:
     def came_back(self) -> None:
         self._under_way -= 1
         for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+            _end(waiting)
         self._waiting.clear()
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 class Lane:

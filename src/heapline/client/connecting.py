@@ -23,6 +23,8 @@ TARGET = "localhost:7400"
 URL, KEY_FILE, CA_FILE, DATA = "HEAPLINE_URL", "HEAPLINE_API_KEY_FILE", "HEAPLINE_CA_FILE", "HEAPLINE_DATA"
 ADMIN_KEY_FILE = "admin.key"
 KEY_BYTES_MAX = 4096
+KEY_BEGINS = "hl_"
+_NO_KEY = f"{KEY_FILE} or {ADMIN_KEY_FILE}: the file must hold one API key and nothing else"
 
 
 def connect(
@@ -100,9 +102,16 @@ def local_key(endpoints: Sequence[str]) -> str | None:
     if not all(is_loopback(endpoint) for endpoint in endpoints):
         return None
     try:
-        return read_key(local_key_file())
+        key = read_key(local_key_file())
+        if not key.startswith(KEY_BEGINS):
+            raise BadRequest(_NO_KEY)
+        return key
     except OSError:
         return None  # there may be none, or it is another user's
+    except BadRequest:
+        if os.environ.get(DATA):
+            raise
+        return None  # a `data` that nobody called ours: another program's secret is not shown to anybody
 
 
 def read_key(file: Path) -> str:
@@ -110,7 +119,7 @@ def read_key(file: Path) -> str:
         text = opened.read(KEY_BYTES_MAX + 1)
     key = text.decode("ascii", "replace").strip()
     if not key or len(text) > KEY_BYTES_MAX or not key.isprintable() or not key.isascii():
-        raise BadRequest(f"{KEY_FILE} or {ADMIN_KEY_FILE}: the file must hold one API key and nothing else")
+        raise BadRequest(_NO_KEY)
     return key
 
 

@@ -62,10 +62,10 @@ class RetryingCalls:
         """The answer, and whether an earlier try of the same call may have been carried out."""
         loop = asyncio.get_running_loop()
         until = self.until() if until is None else until
-        waits_until = None
+        waits, waits_until = 0.0, None
         if name == "Pop" and request.wait:
-            waits_until = loop.time() + request.wait
-            until += request.wait
+            waits, waits_until = request.wait, loop.time() + request.wait
+            until += waits
         doubt = False
         if loop.time() >= until:
             raise self.out_of_time(name, UNSENT)
@@ -73,7 +73,7 @@ class RetryingCalls:
             try:
                 return await self._try(name, request, until - loop.time()), doubt
             except DeadlineExceeded:
-                raise self.out_of_time(name, IN_DOUBT) from None
+                raise self.out_of_time(name, IN_DOUBT, waits) from None
             except HeaplineError as error:
                 if not passes_by_itself(error):
                     error.repeated = doubt
@@ -85,7 +85,7 @@ class RetryingCalls:
                     raise not_again(name, error) from None
                 if loop.time() + pause >= until:
                     known = f"{IN_DOUBT} (last: {error})" if doubt else unreached(self._endpoints)
-                    late = self.out_of_time(name, known)
+                    late = self.out_of_time(name, known, waits)
                     late.reached = doubt
                     raise late from None
             await asyncio.sleep(pause)
@@ -143,9 +143,9 @@ class RetryingCalls:
             self._link = None
             self._turn += 1
 
-    def out_of_time(self, name: str, known: str) -> DeadlineExceeded:
+    def out_of_time(self, name: str, known: str, waited: float = 0.0) -> DeadlineExceeded:
         seconds = SECONDS.get()
-        return out_of_time(name, self._deadline if seconds is None else seconds, known)
+        return out_of_time(name, (self._deadline if seconds is None else seconds) + waited, known)
 
     async def close(self) -> None:
         self._closed = True

@@ -18,6 +18,8 @@ from itertools import count
 from typing import Any, cast
 from weakref import WeakSet
 
+import msgspec
+
 from heapline.broker import Held, MessageId
 from heapline.client.calls import Calls
 from heapline.client.checks import check_outgoing
@@ -122,8 +124,8 @@ class ConnectedBroker(WireBroker):
         self._lanes = Lanes(self._retrying, self._returns.own, self._deadline)
 
     def _make_calls(self, endpoint: str) -> Calls:
-        if self._credential is None:  # a server that is only starting leaves its key just before it listens
-            self._credential = self._find_credential()
+        # A server that is only starting leaves its key just before it listens; one on a new directory, another key.
+        self._credential = self._find_credential() or self._credential
         return Calls(endpoint, self._credential, None, late=self._late, tls=self._tls)
 
     def forget(self) -> Any:
@@ -179,6 +181,8 @@ class ConnectedBroker(WireBroker):
             None, fairness_key,
         )  # fmt: skip
         check_outgoing(message, topic)
+        if headers:  # as they are now: the message may wait behind a call, and what was not checked could fail others
+            message = msgspec.structs.replace(message, headers=dict(headers))
         if SECONDS.get() is None:
             return await self.lanes.enqueue(topic, message)
         (result,) = await self.lanes.send(topic, [message], False)  # with a deadline of its own it goes by itself

@@ -17,11 +17,12 @@ class Cli:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
         self.columns = 160
+        self.charset = "utf-8"  # of the terminal
 
     def __call__(self, *arguments: str, typed: str | bytes = "", code: int = 0) -> Any:
         """Run a command, which must end with this exit code."""
         environment = {"COLUMNS": str(self.columns)}
-        result = CliRunner().invoke(main.app, list(arguments), input=typed, env=environment)
+        result = CliRunner(charset=self.charset).invoke(main.app, list(arguments), input=typed, env=environment)
         assert result.exit_code == code, result.output + repr(result.exception)
         return result
 

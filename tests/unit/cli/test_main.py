@@ -94,3 +94,25 @@ def test_every_subcommand_teaches_itself() -> None:
 def test_python_m_heapline_is_the_command() -> None:
     result = subprocess.run([sys.executable, "-m", "heapline", "--help"], capture_output=True, text=True, check=True)
     assert "Usage: heapline" in result.stdout
+
+
+def test_closed_streams_are_no_error() -> None:
+    """As in cron jobs and under supervisors that close what they do not read."""
+    command = f"'{sys.executable}' -m heapline demo --help <&- >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_closed_input_is_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    main._prepare_streams()
+    with sys.stdin, sys.stdout, sys.stderr:
+        print("goes nowhere")
+        assert sys.stdin.read() == ""
+
+
+def test_help_is_shown_where_there_is_no_utf8() -> None:
+    shown = CliRunner(charset="ascii").invoke(main.app, ["put", "--help"])
+    assert shown.exit_code == 0
+    assert "--priority" in shown.stdout

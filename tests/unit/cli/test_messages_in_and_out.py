@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
+import io
 import json
 import signal
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from heapline.cli import put_file
+from heapline.cli import messages, put_file
 from heapline.cli.asking import interruptible
 from heapline.errors import UnavailableError
 from heapline.testing import HandClock
@@ -319,7 +321,7 @@ def test_message_is_acked_only_after_it_was_shown(cli: Cli, monkeypatch: pytest.
 
     monkeypatch.setattr("heapline.cli.pop.print_popped", full)
     cli("pop", "jobs", "--ack", "--json", code=1)
-    assert [message.state for message in cli.broker.standing("jobs")] == ["leased"]
+    assert [message.state for message in cli.broker.standing("jobs")] == ["ready"], "still there, and given back"
 
 
 def test_pop_tells_programs_everything_with_names_of_the_http_api(cli: Cli) -> None:
@@ -436,3 +438,34 @@ def test_which_dead_letters_are_meant_must_be_said(cli: Cli, dead: list[str], ve
 
 def test_bad_rate_is_refused(cli: Cli, dead: list[str]) -> None:
     assert "rate is messages a second" in cli("dlq", "replay", "jobs", "--all", "--rate", "0", code=1).stderr
+
+
+# -- where the words go ------------------------------------------------------------------------------------------------
+
+
+def test_terminal_that_is_not_utf8_shows_what_it_can(cli: Cli) -> None:
+    cli("put", "jobs", "k\u00e4se \U0001f9c0 \u2026")
+    cli.charset = "ascii"
+    (told,) = cli.json("peek", "jobs")
+    assert told["payload_text"] == "k\u00e4se \U0001f9c0 \u2026", "JSON stays JSON, and the same"
+    assert "k\\xe4se" in cli("peek", "jobs").stdout
+    assert "k\\xe4se" in cli("pop", "jobs", "--ack").stdout
+    assert payloads(cli) == []
+
+
+class FullDisk(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_popped_messages_that_could_not_be_shown_go_back(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("put", "jobs", "a")
+    cli("put", "jobs", "b")
+    monkeypatch.setattr(messages, "print_json", FullDisk(io.BytesIO()).write)
+    result = cli("pop", "jobs", "-n", "2", "--ack", "--json", code=1)
+    assert "not complete: No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
+    monkeypatch.undo()
+    assert [(m.payload, m.state, m.attempts) for m in cli.broker.standing("jobs")] == [
+        (b"a", "ready", 0), (b"b", "ready", 0),
+    ]  # fmt: skip

@@ -67,6 +67,17 @@ def test_relay_once_brings_what_is_there_and_status_tells_of_the_rest(url: str, 
         assert sorted(m.payload for m in hl.pop("jobs", 10)) == [b"1", b"2"]
 
 
+def test_all_commands_take_the_url_of_an_async_driver(url: str, data: Path) -> None:
+    asynchronous = url.replace("sqlite:", "sqlite+aiosqlite:")
+    assert "are there" in run("init", "--database", asynchronous)
+    assert run("status", "--database", asynchronous) == "nothing waits\n"
+    write(url, b"1", bytes(11))
+    assert "1 messages relayed" in run("relay", "--database", asynchronous, "--data", data, "--once")
+    assert run("status", "--database", asynchronous).startswith("refused: 1\n")
+    told = run("retry", "--database", asynchronous, "--all", "--topic", "default/jobs")
+    assert told == "1 rows will be sent again\n"
+
+
 def test_relay_says_what_it_needs(url: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the key file cannot be read" in refused("relay", "--database", url, "--key-file", "no such file")
     both = refused("relay", "--database", url, "--data", data, "--to", "localhost:7400")
@@ -89,7 +100,7 @@ def test_refused_rows_are_sent_again_when_somebody_says_so(url: str, data: Path)
     assert "1 rows" in run("retry", "--database", url, "--all")
     assert "0 rows" in run("retry", "--database", url, "1"), "it is not refused any more"
     assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
-    assert run("status", "--database", url) == ""
+    assert run("status", "--database", url) == "nothing waits\n"
 
 
 def test_row_that_may_be_in_already_is_sent_again_only_by_its_name(url: str) -> None:

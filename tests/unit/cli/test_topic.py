@@ -197,3 +197,12 @@ def test_unknown_topic_is_told_with_those_that_there_are(cli: Cli, command: str)
     flags = ["--k", "2"] if command == "update" else []
     said = cli("topic", command, "jbos", *flags, code=1).stderr
     assert "TopicNotFound: there is no topic 'jbos'; there are jobs. Make it with: heapline topic create jbos" in said
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("x\n", 1), ("", 1)])
+def test_question_leaves_no_trace_in_the_output(cli: Cli, typed: str, code: int) -> None:
+    cli("topic", "create", "old")
+    result = cli("topic", "delete", "old", typed=typed, code=code)
+    assert "for good" in result.stderr
+    assert result.stdout == ("topic old is deleted\n" if code == 0 else "")
+    assert cli("topic", "show", "old", code=1 - code)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.client.coalescing import Crowd, Gathering, Lane, Single, answer, refuse
+from heapline.client.coalescing import MOMENT, Crowd, Gathering, Lane, Single, answer, refuse
 from heapline.errors import HeaplineError, TopicNotFound, UnavailableError
 from heapline.testing.loop import run
 
@@ -146,6 +146,25 @@ async def test_few_that_wait_for_a_crowd_go_on_if_it_fails_and_are_told_in_time_
     assert await few == "done few"
     assert enqueues.batches == [["few"]]
     assert all(isinstance(error, UnavailableError) for error in await asyncio.gather(*many, return_exceptions=True))
+
+
+def test_few_wait_only_a_moment_for_a_crowd_whose_call_takes_long() -> None:
+    """A batch that waits for a decision, or is repeated until its deadline, must not keep acks until leases end."""
+
+    async def go() -> float:
+        crowd = Crowd()
+        enqueues, acks = Road(crowd), Road(crowd)
+        enqueues.open.clear()
+        many = [enqueues.lane.put(what, FAR) for what in "abcde"]
+        await steps()
+        assert await acks.lane.put("ack", FAR) == "done ack"
+        at = asyncio.get_running_loop().time()
+        assert await acks.lane.put("again", FAR) == "done again"
+        enqueues.open.set()
+        await asyncio.gather(*many)
+        return at
+
+    assert run(go()) <= MOMENT
 
 
 async def test_one_that_is_refused_fails_only_its_own_caller() -> None:

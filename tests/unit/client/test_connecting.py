@@ -99,6 +99,36 @@ def test_key_of_a_server_on_this_machine_is_found_by_itself(monkeypatch: pytest.
     assert settings(connect_from_env())[1] == "hl_other"
 
 
+@pytest.mark.parametrize("foreign", ["s3cret-of-another-program\n", "-----BEGIN PRIVATE KEY-----\nabc\n", ""])
+def test_admin_key_of_another_program_is_neither_sent_nor_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, foreign: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "admin.key").write_text(foreign)
+    assert settings(heapline.connect())[1] is None
+    assert settings(connect_from_env())[1] is None
+    monkeypatch.setenv("HEAPLINE_DATA", str(tmp_path / "data"))
+    with pytest.raises(BadRequest, match="the file must hold one API key and nothing else"):
+        heapline.connect()  # somebody has said that it is ours
+
+
+async def test_new_key_of_a_server_on_this_machine_is_found_at_the_next_connection(tmp_path: Path) -> None:
+    """As after a server was started on a new directory, while workers go on."""
+    file = tmp_path / "data" / "admin.key"
+    file.parent.mkdir()
+    file.write_text("hl_first\n")
+    hl, named = heapline.connect(), heapline.connect(api_key="hl_mine")
+    file.write_text("hl_second\n")
+
+    async def key_of_the_next(client: ConnectedBroker) -> str | None:
+        await client._make_calls("localhost:7400").close()
+        return client._credential
+
+    assert (await key_of_the_next(hl), await key_of_the_next(named)) == ("hl_second", "hl_mine")
+    file.unlink()
+    assert await key_of_the_next(hl) == "hl_second", "the last that is known"
+
+
 @pytest.mark.parametrize("url", ["queue.internal:7400", "localhost:7400,queue.internal:7400", "10.0.0.1"])
 def test_local_key_is_never_sent_to_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str) -> None:
     (tmp_path / "data").mkdir()

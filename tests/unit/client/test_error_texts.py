@@ -262,6 +262,8 @@ CASES: list[tuple[str, Cause]] = [
      "serve` and name it in HEAPLINE_URL, or use --processes 1", Environment.many_processes),
     # -- outbox
     ("the outbox writes through a SQLAlchemy session or connection, not str", lambda e: outbox.enqueue("x", "t", b"")),
+    ("key of a row of the outbox is at most 1024 characters, without NUL: not every database would keep it as it is",
+     lambda e: outbox.enqueue(None, "t", b"", key="a\0b")),
     ("enqueue_call takes a call of a task, as send.item(…) makes it, not str", lambda e: fields_of("send")),
     ("a row of the outbox is enqueued once by itself: leave idempotency_key out",
      lambda e: fields_of(task(plain).item(1, idempotency_key="k"))),

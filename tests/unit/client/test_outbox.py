@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, update
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
 import heapline
@@ -100,14 +100,51 @@ async def test_async_sessions_and_connections_write_too(engine: Engine, hl: Memo
         await outbox.enqueue(session, "jobs", b"async session")
     async with asynchronous.begin() as connection:
         await outbox.enqueue(connection, "jobs", b"async connection")
+    scoped = async_scoped_session(async_sessionmaker(asynchronous), scopefunc=asyncio.current_task)
+    await outbox.enqueue(scoped, "jobs", b"scoped session")
+    await scoped.commit()
+    await scoped.remove()
     with engine.begin() as plain:
         outbox.enqueue(plain, "jobs", b"connection")
     async with OutboxRelay(asynchronous, hl) as relay:
-        assert await relay.run_once() == 3
+        assert await relay.run_once() == 4
     await asynchronous.dispose()
     async with OutboxRelay(f"sqlite+aiosqlite:///{tmp_path}/app.db", hl) as relay:
         assert await relay.run_once() == 0
-    assert sorted(payloads(hl)) == [b"async connection", b"async session", b"connection"]
+    assert sorted(payloads(hl)) == [b"async connection", b"async session", b"connection", b"scoped session"]
+
+
+async def test_two_spellings_of_a_topic_are_one_line_of_numbers(engine: Engine, hl: MemoryBroker) -> None:
+    """Two would open epochs against each other, and after a crash nobody would know what went in."""
+    write(engine, b"a", b"b", topic="jobs")
+    write(engine, b"c", b"d", topic="default/jobs")
+    opened: list[str] = []
+
+    class Opening(FaultyBroker):
+        async def open_producer(self, topic: str, producer_id: str) -> int:
+            opened.append(topic)
+            return await super().open_producer(topic, producer_id)
+
+    async with OutboxRelay(engine, Opening(hl, random.Random(0), 0.0)) as relay:  # type: ignore[arg-type]
+        assert await relay.run_once() == 4
+    assert opened == ["jobs"]
+    assert sorted(payloads(hl)) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_topics_are_opened_together(engine: Engine, hl: MemoryBroker) -> None:
+    """With the server away each takes its whole deadline: one after the other they would outlast the relay's lease."""
+    for topic in ("one", "two", "three"):
+        await hl.create_topic(topic)
+        write(engine, b"x", topic=topic)
+    asked = asyncio.Barrier(3)
+
+    class Together(FaultyBroker):
+        async def open_producer(self, topic: str, producer_id: str) -> int:
+            await asked.wait()
+            return await super().open_producer(topic, producer_id)
+
+    async with OutboxRelay(engine, Together(hl, random.Random(0), 0.0)) as relay, asyncio.timeout(10):  # type: ignore[arg-type]
+        assert await relay.run_once() == 3
 
 
 @pytest.mark.parametrize(
@@ -118,6 +155,8 @@ async def test_async_sessions_and_connections_write_too(engine: Engine, hl: Memo
         ({"delay": 1, "deliver_at": datetime.now(UTC)}, "not both"),
         ({"headers": {"a": 1}}, "header"),
         ({"priority": 1.5}, "priority"),
+        ({"key": "k" * 1025}, "^key of a row of the outbox is at most 1024 characters"),
+        ({"fairness_key": "a\0b"}, "^fairness_key of a row .* without NUL"),
         ({"session": None}, "a SQLAlchemy session or connection, not NoneType"),
     ],
 )

@@ -68,8 +68,9 @@ def bench(
 
     The engine alone, on a disk of your choice:  [cyan]heapline bench --data /mnt/fast[/cyan]
 
-    It uses a topic of its own, which must not exist, and deletes it. Whatever else the server does meanwhile is slowed
-    down, and slows this down: the figures are of this machine now, not of Heapline in general.
+    It uses a topic of its own, which must not exist, and deletes it. Whatever
+    else the server does meanwhile is slowed down, and slows this down: the
+    figures are of this machine now, not of Heapline in general.
     """
     wanted = Wanted(seconds, size, concurrency, topic, scratch if data is None else data, data is None)
     if data is not None and not data.is_dir():

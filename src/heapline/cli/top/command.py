@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from heapline.broker import Broker
 from heapline.cli.advice import advised
@@ -45,8 +45,9 @@ def top(
     For a script:  [cyan]heapline top --once --json[/cyan]
 
     Keys: [bold]q[/bold] quit, [bold]s[/bold] sort, [bold]r[/bold] reverse, [bold]/[/bold] filter, arrows and Enter to
-    look into a topic, Esc back, [bold]p[/bold] hold. If the server goes away, the view stays and goes on when it is
-    back. Without a terminal it shows one look, as with [bold]--once[/bold].
+    look into a topic, Esc back, [bold]p[/bold] hold. If the server goes away, the view
+    stays and goes on when it is back. Without a terminal, or on a dumb one,
+    it shows one look, as with [bold]--once[/bold].
     """
     if sort not in SORTS:
         raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}", param_hint="--sort")
@@ -55,8 +56,13 @@ def top(
         topic = name if namespace == "default" else topic
     settings = settle(to, key_file, ca, CALL_SECONDS)
     screen = Screen(settings.where.servers, interval, sort, only=only, topic=topic)
-    is_live = not (once or json) and sys.stdout.isatty()
+    is_live = not (once or json) and can_be_drawn_on(make_console())
     asyncio.run(_run(settings, screen, is_live=is_live, as_lines=json, once=once))
+
+
+def can_be_drawn_on(console: Console) -> bool:
+    """A dumb terminal (TERM=dumb, as in an editor's shell) cannot move its cursor: a live view would show nothing."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 async def _run(settings: Settings, screen: Screen, *, is_live: bool, as_lines: bool, once: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from heapline.cli.present import json_line
 from heapline.cli.top.model import TopicWatch, Watch
 
 FIGURES = ("ready", "delayed", "leased", "dead", "paused", "oldest_ready_age", "lease_ends_in", "journal_bytes",
@@ -21,11 +22,11 @@ def as_json(watch: Watch, rows: Sequence[TopicWatch], server: str, *, in_full: b
         "at": _now(), "server": server, "totals": totals._asdict(),
         "topics": [_topic(row, in_full) for row in rows],
     }  # fmt: skip
-    return _line(told)
+    return json_line(told)
 
 
 def trouble_as_json(server: str, error: Exception) -> str:
-    return _line({"at": _now(), "server": server, "error": type(error).__name__, "detail": str(error)})
+    return json_line({"at": _now(), "server": server, "error": type(error).__name__, "detail": str(error)})
 
 
 def _topic(topic: TopicWatch, in_full: bool) -> dict[str, Any]:
@@ -47,7 +48,3 @@ def _topic(topic: TopicWatch, in_full: bool) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _line(told: dict[str, Any]) -> str:
-    return msgspec.json.encode(told).decode()

@@ -171,8 +171,7 @@ class OutboxRelay:
         self.failed += len(turn.failed)
         lane.result = Sent()
         lane.groups.update(_groups(claimed.rows, tried=False))
-        for topic in claimed.unknown:
-            await self._open(lane, topic)
+        await asyncio.gather(*(self._open(lane, topic) for topic in claimed.unknown))
         await self._send_groups(lane)
         moved = len(lane.result.sent) + len(lane.result.failed) + len(lane.result.returned)
         if not lane.is_own and not lane.groups and not moved:

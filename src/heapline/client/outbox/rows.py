@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from heapline.client.checks import check_outgoing
+from heapline.client.numbering import one_name
 from heapline.client.tasks.task import Item
-from heapline.config import parse_topic
 from heapline.engine.columns import to_ms
 from heapline.errors import BadRequest
 from heapline.model import Outgoing
@@ -69,11 +69,17 @@ def new_row(
     headers: Mapping[str, str] | None, ttl: float | None, max_retries: int | None, fairness_key: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The columns of a new row; refuses what no topic would take."""
-    parse_topic(topic)
+    topic = one_name(topic)  # a relay opens an epoch for each name, and one topic must not have two
     message = Outgoing(
         payload, priority, key, delay, deliver_at, headers, ttl, max_retries, fairness_key=fairness_key
     )  # fmt: skip
     check_outgoing(message, topic)
+    for name, text in (("key", key), ("fairness_key", fairness_key)):
+        if text is not None and (len(text) > KEY_CHARACTERS or "\0" in text):
+            raise BadRequest(
+                f"{name} of a row of the outbox is at most {KEY_CHARACTERS} characters, without NUL: "
+                "not every database would keep it as it is"
+            )
     now = time.time_ns() // 1_000_000
     moment = None if deliver_at is None else to_ms(deliver_at)
     if delay is not None:

@@ -8,8 +8,9 @@ elsewhere rows are taken with SKIP LOCKED, so that relays do not wait for each o
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -38,6 +39,7 @@ from sqlalchemy import (
 from sqlalchemy import insert as insert_into
 from sqlalchemy.engine import CursorResult
 
+from heapline.client.numbering import one_name
 from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, MESSAGE_COLUMNS, TOPIC_CHARACTERS, Row
 from heapline.client.outbox.sending import IN_DOUBT_BEGINS
 from heapline.client.outbox.store import Claimed, Turn, cut, number
@@ -81,14 +83,12 @@ def insert(session: Any, row: dict[str, Any]) -> Any:
     """Write a row in the caller's transaction: the new id, or what is to be awaited for it."""
     if not hasattr(session, "execute"):
         raise BadRequest(f"the outbox writes through a SQLAlchemy session or connection, not {type(session).__name__}")
-    statement = insert_into(OUTBOX).values(row)
-    if hasattr(session, "run_sync"):
+    done = session.execute(insert_into(OUTBOX).values(row))
+    return _id_later(done) if inspect.isawaitable(done) else done.inserted_primary_key[0]
 
-        async def execute() -> Any:
-            return (await session.execute(statement)).inserted_primary_key[0]
 
-        return execute()
-    return session.execute(statement).inserted_primary_key[0]
+async def _id_later(done: Awaitable[Any]) -> Any:
+    return (await done).inserted_primary_key[0]
 
 
 class SqlStore:
@@ -98,7 +98,8 @@ class SqlStore:
         self._owns = isinstance(database, str) or not (hasattr(database, "connect") and hasattr(database, "begin"))
         self._engine: Any = _engine_of(database) if self._owns else database
 
-    async def _run(self, work: Callable[..., T], *args: Any) -> T:
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """`work(connection, *args)` as one transaction."""
         if hasattr(self._engine, "sync_engine"):
             async with self._engine.begin() as connection:
                 result: T = await connection.run_sync(work, *args)
@@ -106,22 +107,22 @@ class SqlStore:
         return await asyncio.to_thread(_transact, self._engine, work, args)
 
     async def take_lane(self, owner: str, now_ms: int, stale_ms: int) -> str:
-        return await self._run(_take_lane, owner, now_ms, stale_ms)
+        return await self.run(_take_lane, owner, now_ms, stale_ms)
 
     async def abandoned_lanes(self, stale_ms: int) -> list[str]:
-        return await self._run(_abandoned_lanes, stale_ms)
+        return await self.run(_abandoned_lanes, stale_ms)
 
     async def adopt(self, lane: str, owner: str, now_ms: int, stale_ms: int) -> bool:
-        return await self._run(_adopt, lane, owner, now_ms, stale_ms)
+        return await self.run(_adopt, lane, owner, now_ms, stale_ms)
 
     async def held(self, lane: str) -> list[Row]:
-        return await self._run(_held, lane)
+        return await self.run(_held, lane)
 
     async def turn(self, turn: Turn) -> Claimed | None:
-        return await self._run(_turn, turn)
+        return await self.run(_turn, turn)
 
     async def give_back(self, lane: str, owner: str) -> None:
-        await self._run(_give_back, lane, owner)
+        await self.run(_give_back, lane, owner)
 
     async def close(self) -> None:
         if self._owns:
@@ -180,7 +181,22 @@ def _give_back(connection: Connection, lane: str, owner: str) -> None:
     connection.execute(update(LANES).where(LANES.c.name == lane, LANES.c.owner == owner).values(owner=None))
 
 
-# -- refused rows ------------------------------------------------------------------------------------------------------
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def counts(connection: Connection) -> list[tuple[str, int]]:
+    """How many rows are in which state."""
+    state = case(
+        (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "under way"), else_="waiting"
+    )
+    rows = connection.execute(select(state, func.count()).group_by(state).order_by(state))
+    return [(name, count) for name, count in rows]
+
+
+def refused(connection: Connection, limit: int) -> list[tuple[int, str, str]]:
+    """(id, topic, why) of the oldest refused rows."""
+    look = select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.error).where(OUTBOX.c.failed_ms.is_not(None))
+    return [(id, topic, error) for id, topic, error in connection.execute(look.order_by(OUTBOX.c.id).limit(limit))]
 
 
 def retry_refused(connection: Connection, ids: Sequence[int] = (), topic: str | None = None) -> int:
@@ -188,7 +204,7 @@ def retry_refused(connection: Connection, ids: Sequence[int] = (), topic: str | 
     which: list[ColumnElement[bool]] = [OUTBOX.c.failed_ms.is_not(None)]
     which.append(OUTBOX.c.id.in_(ids) if ids else OUTBOX.c.error.not_like(f"{IN_DOUBT_BEGINS}%"))
     if topic is not None:
-        which.append(OUTBOX.c.topic == topic)
+        which.append(OUTBOX.c.topic == one_name(topic))
     return _count(connection.execute(update(OUTBOX).where(*which).values(failed_ms=None, error=None)))
 
 

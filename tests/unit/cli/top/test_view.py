@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
+from heapline.cli.top.command import can_be_drawn_on
 from heapline.cli.top.detail import detail_frame
 from heapline.cli.top.model import Look, Watch
 from heapline.cli.top.once import lines_of
@@ -149,6 +150,13 @@ def test_once_shows_every_topic_and_every_partition() -> None:
     of.add(Look(0.0, {f"t{n:02d}": stats(f"t{n:02d}", 100) for n in range(60)}))
     assert sum(line.startswith("t") for line in shown(lines_of(of, screen(), 160))) == 60
     assert any(line.startswith("   99") for line in shown(lines_of(of, screen(topic="t01"), 160)))
+
+
+@pytest.mark.parametrize(("term", "live"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_dumb_terminal_gets_one_look_and_not_an_empty_screen(term: str, live: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
+    assert can_be_drawn_on(console) is live
+    assert not can_be_drawn_on(Console(file=io.StringIO(), force_terminal=False, _environ={"TERM": term}))
 
 
 def test_terminal_that_knows_only_ascii_gets_nothing_else() -> None:
