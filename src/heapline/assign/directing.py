@@ -44,13 +44,13 @@ class Director:
             self.feed(entry)
         self.leading.sessions.listed({entry.key.removeprefix(WORKER_PREFIX) for entry in entries}, self._clock())
 
-    def feed(self, entry: Entry) -> bool:
+    def feed(self, entry: Entry, seen_at: float | None = None) -> bool:
         """A worker's key, from wherever; whether that was news that may need action."""
         record = decode(entry.value, WorkerRecord)
         if record is None:
             return False
         worker = entry.key.removeprefix(WORKER_PREFIX)
-        return self.leading.sessions.see(worker, record, entry.revision, self._clock())
+        return self.leading.sessions.see(worker, record, entry.revision, self._clock() if seen_at is None else seen_at)
 
     # --- carrying out
 

@@ -71,6 +71,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
             if holder == mine and not self.revoked[i]
         }
 
+    def written_by(self) -> str | None:
+        """The worker that led when this was written, if it is named here."""
+        return next((worker for worker, session in self.members.items() if session == self.writer), None)
+
     def waits_for(self, worker: str, session: str) -> int:
         """The highest version that a leader waits for this session to confirm, or 0."""
         mine = next((n for n, s in enumerate(self.sessions) if (s.worker, s.session) == (worker, session)), None)

@@ -385,7 +385,7 @@ class Manager:
             self._office.see_document(None, 0)
         else:
             self._feed(entry)
-        await self._office.read_workers()
+        await self._office.read_workers(None if self._member is None else self._member.document)
 
     async def _electing(self) -> None:
         assert self._member is not None

@@ -14,6 +14,7 @@ over it by its revision, and every other revision conflicts with it: also that o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import time
@@ -41,7 +42,7 @@ HEADERS_MAX = 64 << 10  # kept free below max_payload: a message over it makes t
 LARGE = 4096  # bytes from which on a value that we know is not read again
 REREAD = 30.0  # seconds after which it is all the same, lest a bucket that was made anew goes unnoticed
 PAGE = 500  # keys in one answer of a listing
-NEWS_MAX = 4096  # that a watcher has not looked at yet; above, it is told to look
+NEWS_MAX = 256  # that a watcher has not looked at yet; above, it is told to look
 
 
 class NatsKV:
@@ -173,24 +174,25 @@ class NatsKV:
         news: asyncio.Queue[Entry | None] = asyncio.Queue(NEWS_MAX)
 
         async def hear(message: Msg) -> None:
-            put(news, self._entry_of(message))
+            if news in self._watchers:  # the client may go on after its subscriber was cancelled
+                put(news, self._entry_of(message))
 
         await self._open_again()
         client = self._client
-        subscription = await self._ask(client.subscribe(self._news + pattern(prefix), cb=hear))
         self._watchers.add(news)
         try:
-            while not client.is_closed:
-                try:
-                    async with asyncio.timeout(1.0):
-                        entry = await news.get()
-                except TimeoutError:
-                    continue  # a client that was closed tells nobody
-                yield entry
+            subscription = await self._ask(client.subscribe(self._news + pattern(prefix), cb=hear))
+            try:
+                while not client.is_closed:
+                    with contextlib.suppress(TimeoutError):  # a client that was closed tells nobody: look now and then
+                        async with asyncio.timeout(1.0):
+                            entry = await news.get()
+                        yield entry
+            finally:
+                if not client.is_closed:
+                    await self._ask(subscription.unsubscribe())
         finally:
             self._watchers.discard(news)
-            if not client.is_closed:
-                await self._ask(subscription.unsubscribe())
         raise ConnectionLost("the connection is closed")
 
     # --- how NATS is asked
@@ -234,10 +236,8 @@ class NatsKV:
                 headers = message.headers or {}
                 match headers.get("Status"):
                     case None:
-                        key, revision = (
-                            headers["Nats-Subject"].removeprefix(self._prefix),
-                            int(headers["Nats-Sequence"]),
-                        )
+                        key = headers["Nats-Subject"].removeprefix(self._prefix)
+                        revision = int(headers["Nats-Sequence"])
                         page.append((key, revision, None if is_marker(headers) else Entry(key, message.data, revision)))
                     case "204":
                         return page, int(headers.get("Nats-Num-Pending", 0)) == 0
@@ -280,7 +280,7 @@ class NatsKV:
 
     def _look(self) -> None:
         """Events may have been lost."""
-        for news in self._watchers:
+        for news in tuple(self._watchers):
             put(news, None)
 
     def _entry_of(self, message: Msg) -> Entry | None:

@@ -23,6 +23,7 @@ from heapline.assign.leading import Leading
 from heapline.assign.leases import GUARD
 from heapline.assign.member import Member
 from heapline.assign.model import Partition
+from heapline.assign.records import worker_key
 from heapline.assign.sources import PartitionSource, listed
 from heapline.assign.strategies import AssignmentStrategy
 from heapline.errors import HeaplineError
@@ -46,6 +47,7 @@ class Office:
         self._until = -math.inf
         self._partitions: tuple[Partition, ...] | None = None
         self._director: Director | None = None
+        self._eyed: tuple[Entry, float] | None = None  # a leader's key as worker, and when it was seen so first
         self.taken = asyncio.Event()  # we lead
         self.list_wanted = asyncio.Event()
 
@@ -88,6 +90,9 @@ class Office:
         if self._partitions is not None:
             leading.see_partitions(self._partitions)
         self._director = Director(self._kv, self._config, self._clock, leading, self._strategy, self._planned)
+        if self._eyed is not None:
+            self._director.feed(*self._eyed)
+            self._eyed = None
         log.info("assign.leads", worker=member.worker)
         self._board.leads(member.worker)
         self.taken.set()
@@ -106,9 +111,16 @@ class Office:
 
     # --- readings
 
-    async def read_workers(self) -> None:
+    async def read_workers(self, document: Document | None) -> None:
+        """A leader looks at all workers. The others keep an eye on the leader itself: whoever succeeds it then knows
+        already for how long it has been silent, and need not wait for another lease."""
         if self._director is not None:
             await self._director.list_workers()
+        elif document is not None and (leader := document.written_by()) is not None:
+            entry = await within(self._patience, self._kv.get(worker_key(leader)))
+            last = None if self._eyed is None else self._eyed[0]
+            if entry is not None and (last is None or last.key != entry.key or last.revision < entry.revision):
+                self._eyed = (entry, self._clock())
 
     def see_worker(self, entry: Entry) -> None:
         if self._director is not None and self._director.feed(entry):

@@ -277,6 +277,20 @@ async def test_leader_that_crashes_is_followed_after_its_lease() -> None:
 
 
 @in_virtual_time
+async def test_what_a_crashed_leader_held_does_not_wait_for_a_second_lease() -> None:
+    crowd = Crowd()
+    managers = await crowd.started(3)
+    await asyncio.sleep(30)
+    leader = crowd.leader(managers)
+    crash(leader)
+    others: list[Manager] = [m for m in managers if m is not leader]
+    lease_over = crowd.now() + 6
+    while sum(map(len, held(others).values())) < 12:
+        await asyncio.sleep(0.05)
+        assert crowd.now() < lease_over + 2 + 1  # the others look at it every two seconds
+
+
+@in_virtual_time
 async def test_worker_that_joins_or_leaves_for_good_moves_few() -> None:
     crowd = Crowd(partitions=160)
     managers = await crowd.started(8)
