@@ -99,6 +99,7 @@ class Heart:
             beats=self._beats,
             held=len(self._member.held),
             refreshes=self.refreshes,
+            ttl=float(self._config.heartbeat_ttl),
             follows=self._follows,
         )
 

@@ -54,7 +54,7 @@ class Claimer:
         follows = record.session if record is not None and over else ""
         session = self._new_session()
         self._own.add(session)
-        value = encode(WorkerRecord(session=session, follows=follows))
+        value = encode(WorkerRecord(session=session, follows=follows, ttl=float(self._config.heartbeat_ttl)))
         ttl = float(self._config.worker_id_ttl)
         sent_at = self._clock()
         with contextlib.suppress(Conflict):

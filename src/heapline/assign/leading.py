@@ -102,7 +102,7 @@ class Leading:
         self.document, self.revision = document, revision
         self._plan = self._cause = self._is_changed = None
         for each in document.sessions:
-            self.sessions.expect(each.worker, each.session, each.revision, now)
+            self.sessions.expect(each.worker, each.session, each.revision, now, each.ttl)
         self.sessions.keep_only((each.worker, each.session) for each in document.sessions)
 
     def see_partitions(self, partitions: Sequence[Partition]) -> None:
@@ -148,20 +148,21 @@ class Leading:
         writes = self.sessions.due(now)
         ask, state, wake_at = self._windows(self.document, now)
         publish = self._advance(self.document, epoch, now)
-        wake_at = min(wake_at, self.sessions.next_at())
+        wake_at = min(wake_at, self.sessions.next_at(now))
         return Decision(state, writes, publish, None if publish else ask, self._has_refreshes(), False, wake_at)
 
     def _first_document(self, now: float) -> Decision:
         """Where a live worker has confirmed a version there was a document: either this is a reading from the past, or
         somebody removed it, and then nothing may be granted before all of those have ended."""
         if any(self.sessions.confirmed(worker, session) for worker, (session, _) in self.sessions.live().items()):
-            return Decision(State.SCALING, self.sessions.due(now), wake_at=self.sessions.next_at())
+            return Decision(State.SCALING, self.sessions.due(now), wake_at=self.sessions.next_at(now))
         return Decision(State.SCALING, publish=first(self._term or 1, self._session))
 
     def _advance(self, document: Document, epoch: int, now: float) -> Document | None:
         """The next version, if the facts have changed since we last tried: for many partitions that takes a while."""
         lifecycle, live = self._lifecycle(document), self.sessions.live()
-        facts = Facts(live, lambda w, session: self.sessions.is_ended(w, session, now), self.sessions.confirmed)
+        sessions = self.sessions
+        facts = Facts(live, lambda w, session: sessions.is_ended(w, session, now), sessions.confirmed, sessions.ttl)
         known = [(facts.is_ended(s.worker, s.session), facts.confirmed(s.worker, s.session)) for s in document.sessions]
         tried = (document.version, lifecycle, known, {worker: session for worker, (session, _) in live.items()})
         if self._plan is None and self._epoch is not None and tried == self._tried:

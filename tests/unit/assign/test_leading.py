@@ -174,7 +174,7 @@ def test_join_is_planned_after_window_and_cooldown() -> None:
     live(leader, "c", "s9", 200, 31.0)
     decision = leader.look(31.0)
     assert decision.ask is None
-    assert decision.wake_at == pytest.approx(31.0)  # a and b are due to be looked at: they have not renewed for 6 s
+    assert decision.wake_at == pytest.approx(32.0)  # a and b have not renewed for 6 s: if they go on, it looks again
     assert leader.look(40.9).ask is None
     assert leader.look(41.0).ask is not None
 
