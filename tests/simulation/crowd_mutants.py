@@ -147,6 +147,13 @@ def trusts_a_gone_key() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def counts_everybodys_lease_by_its_own_setting() -> Iterator[None]:
+    """A leader ends leases after its own ttl, whatever their holders were set to."""
+    with patch.object(Sessions, "ttl", lambda self, worker, session: 0.0):
+        yield
+
+
 Mutant = Callable[[], Any]
 MUTANTS: tuple[Mutant, ...] = (
     ends_leases_by_silence,
@@ -159,4 +166,5 @@ MUTANTS: tuple[Mutant, ...] = (
     grants_to_workers_not_sessions,
     releases_before_it_has_dropped,
     trusts_a_gone_key,
+    counts_everybodys_lease_by_its_own_setting,
 )
