@@ -63,6 +63,7 @@ class Claimer:
             else:
                 revision = await self._kv.update(worker_key(worker), value, entry.revision, ttl=ttl)
             return Claim(worker, session, revision, sent_at, follows)
+        self._own.discard(session)  # it was not carried out, and never will be
         return None
 
     def _is_free(self, worker: str, entry: Entry, record: WorkerRecord, own: bool) -> bool:

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from heapline.assign.beating import Heart, SessionLost, patience, within
+from heapline.assign.beating import Heart, SessionLost, is_cancelled, patience, within
 from heapline.assign.board import Board
 from heapline.assign.claiming import Claim, Claimer
 from heapline.assign.config import Config
@@ -157,18 +157,24 @@ class Manager:
         except BaseException:
             await self._give_up()
             raise
+        if self._is_closing:
+            raise AssignError("stop() was called before the first assignment was there")
 
     def _startup_error(self) -> AssignError:
         last = self._board.last_error
         if self.state is State.CLAIMING_ID:
+            if last is not None:
+                return last if isinstance(last, ConnectionLost) else ConnectionLost(type(last).__name__)
             ids = list(self._config.worker_ids())
-            return last if isinstance(last, ConnectionLost) else StableIDExhausted(ids[0], ids[-1])
+            return StableIDExhausted(ids[0], ids[-1])
         if self.state is State.ELECTION:
             return ElectionFailed("no answer" if last is None else str(last))
         return StartupTimeout(float(self._config.startup_timeout), self.state.name)
 
     async def _give_up(self) -> None:
         """A start that failed gives back what it can at once; the rest ends by itself."""
+        if self._is_closing:
+            return  # stop() sees to it, and takes its time
         with contextlib.suppress(TimeoutError, HeaplineError):
             await self._shut_down(min(float(self._config.shutdown_timeout), float(self._config.heartbeat_interval)))
 
@@ -189,16 +195,27 @@ class Manager:
         if self._member is not None:
             self._member.close()
         self._hooks.wake()
+        self._ready.set()  # whoever waits in start() has waited in vain
         try:
             async with asyncio.timeout(seconds):
                 if self._member is not None and not self._member.is_empty:
                     await self._dropped.wait()
                 await self._release()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             self._heart = None
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        """A hook that does not let itself be cancelled is left alone: it holds nothing when the lease has ended."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            done, pending = await asyncio.wait(self._tasks, timeout=float(self._config.heartbeat_interval))
+            for task in pending:
+                log.warning("assign.task_goes_on", task=task.get_name())
+            for task in done:
+                if not task.cancelled():
+                    task.exception()
 
     async def _release(self) -> None:
         if self._heart is not None:
@@ -219,6 +236,11 @@ class Manager:
                         group.create_task(self._watching(prefix), name=f"assign watch {prefix}")
             except* SessionLost:
                 await self._lose()
+            except* Exception as errors:
+                # Nothing should come here. If it does, this session cannot be trusted: the next one begins anew.
+                self._board.tell(errors.exceptions[0])
+                await self._lose()
+                await asyncio.sleep(float(self._config.heartbeat_interval))
 
     async def _claim(self) -> Claim:
         self._board.to(State.CLAIMING_ID)
@@ -229,7 +251,7 @@ class Manager:
             try:
                 claim = await within(float(self._config.operation_timeout), self._claimer.claim(preferred))
                 self._board.last_error = None
-            except ConnectionLost as error:
+            except Exception as error:
                 self._board.tell(error)
             if claim is not None:
                 return claim
@@ -238,6 +260,9 @@ class Manager:
 
     def _begin(self, claim: Claim) -> None:
         former = self._member
+        if claim.revision <= self._newest[0]:  # revisions never fall: the store was made anew
+            log.warning("assign.store_is_new", worker=claim.worker)
+            self._newest = (0, None)
         self._member = Member(claim.worker, claim.session, float(self._config.heartbeat_ttl), former)
         if self._is_closing:
             self._member.close()
@@ -321,14 +346,24 @@ class Manager:
             if prefix == WORKER_PREFIX:
                 await self._office.taken.wait()
             try:
-                async with contextlib.aclosing(self._kv.watch(prefix)) as events:
-                    async for entry in events:
-                        self._hint(entry)
-                        if prefix == WORKER_PREFIX and not self._office.taken.is_set():
-                            break
+                await self._hear(prefix)
             except Exception as error:
                 self._board.tell(error)
-                await asyncio.sleep(float(self._config.heartbeat_interval))
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise
+                self._board.tell(ConnectionLost("a watch was given up from within"))
+            else:
+                continue
+            await asyncio.sleep(float(self._config.heartbeat_interval))
+
+    async def _hear(self, prefix: str) -> None:
+        async with contextlib.aclosing(self._kv.watch(prefix)) as events:
+            async for entry in events:
+                self._hint(entry)
+                if prefix == WORKER_PREFIX and not self._office.taken.is_set():
+                    return
+        raise ConnectionLost("a watch has ended")
 
     def _hint(self, entry: Entry | None) -> None:
         if entry is None:
