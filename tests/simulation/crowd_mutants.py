@@ -16,6 +16,7 @@ from heapline.assign.directing import Director
 from heapline.assign.document import Document
 from heapline.assign.kv import Entry
 from heapline.assign.leases import Lease, Sessions, Tombstone
+from heapline.assign.lookout import Lookout
 from heapline.assign.manager import Manager
 from heapline.assign.member import Member
 from heapline.assign.records import Standing, WorkerRecord
@@ -71,9 +72,9 @@ def grants_without_confirmation() -> Iterator[None]:
 @contextmanager
 def goes_back_to_older_documents() -> Iterator[None]:
     """A worker believes whatever document it has read last."""
-    feed = Manager._feed
+    feed = Lookout.feed
 
-    def feed_anything(self: Manager, entry: Entry) -> None:
+    def feed_anything(self: Lookout, entry: Entry) -> None:
         self._newest = (0, None)
         feed(self, entry)
 
@@ -85,7 +86,7 @@ def goes_back_to_older_documents() -> Iterator[None]:
         self._awaited = read.waits_for(self.worker, self.session)
         return True
 
-    with patch.object(Member, "see", see), patch.object(Manager, "_feed", feed_anything):
+    with patch.object(Member, "see", see), patch.object(Lookout, "feed", feed_anything):
         yield
 
 
@@ -147,6 +148,13 @@ def trusts_a_gone_key() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def counts_everybodys_lease_by_its_own_setting() -> Iterator[None]:
+    """A leader ends leases after its own ttl, whatever their holders were set to."""
+    with patch.object(Sessions, "ttl", lambda self, worker, session: 0.0):
+        yield
+
+
 Mutant = Callable[[], Any]
 MUTANTS: tuple[Mutant, ...] = (
     ends_leases_by_silence,
@@ -159,4 +167,5 @@ MUTANTS: tuple[Mutant, ...] = (
     grants_to_workers_not_sessions,
     releases_before_it_has_dropped,
     trusts_a_gone_key,
+    counts_everybodys_lease_by_its_own_setting,
 )

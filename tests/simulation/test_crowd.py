@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from heapline.testing.crowd.plays import (
+    holder_counts_longer,
     holders_drop_slowly,
     only_its_clock_can_stop_it,
     others_read_the_past,
     run_seed,
     scenario,
+    stops_slowly,
 )
 from tests.simulation import crowd_mutants as mutants
 
@@ -44,6 +46,18 @@ def test_nothing_is_granted_before_it_was_dropped(seed: int) -> None:
     assert not report.complaints, report.text()
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_worker_that_stops_gives_back_nothing_before_it_has_dropped_all(seed: int) -> None:
+    report = run_seed(seed, play=stops_slowly)
+    assert not report.complaints, report.text()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_holder_whose_lease_is_set_longer_than_the_leaders_is_waited_for(seed: int) -> None:
+    report = run_seed(seed, play=holder_counts_longer)
+    assert not report.complaints, report.text()
+
+
 def test_run_of_one_seed_is_always_the_same() -> None:
     first, second = run_seed(3, seconds=10), run_seed(3, seconds=10)
     assert first.lines == second.lines
@@ -62,8 +76,10 @@ def test_run_of_one_seed_is_always_the_same() -> None:
         (mutants.ignores_its_own_clock, only_its_clock_can_stop_it, 1),
         (mutants.leaves_no_guard_for_drift, only_its_clock_can_stop_it, 1),
         (mutants.grants_to_workers_not_sessions, scenario, 1),
-        (mutants.releases_before_it_has_dropped, scenario, 36),
+        (mutants.releases_before_it_has_dropped, stops_slowly, 1),
         (mutants.trusts_a_gone_key, others_read_the_past, 1),
+        (mutants.counts_everybodys_lease_by_its_own_setting, holder_counts_longer, 1),
+        (mutants.counts_everybodys_lease_by_its_own_setting, holder_counts_longer, 2),
     ],
 )
 def test_rule_that_is_broken_is_noticed(mutant: mutants.Mutant, play: Play, seed: int) -> None:

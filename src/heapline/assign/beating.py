@@ -7,7 +7,6 @@ that we do not know. It is read again; as long as it names our session we go on 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -18,6 +17,9 @@ from heapline.assign.heeding import heeding
 from heapline.assign.kv import KV, Conflict, Entry
 from heapline.assign.member import Member
 from heapline.assign.records import Standing, WorkerRecord, decode, encode, worker_key
+from heapline.logs import Log
+
+log = Log("heapline.assign")
 
 T = TypeVar("T")
 
@@ -33,6 +35,17 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
             return await heeding(operation)
     except TimeoutError:
         raise ConnectionLost(f"no answer within {seconds:g} s") from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise ConnectionLost("it was given up from within") from None
+
+
+def is_cancelled() -> bool:
+    """Whether it is our own task that shall end. Else a CancelledError came out of what we waited for (somebody's task
+    that was cancelled, a connection that was closed), and would end our task without a word."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def patience(config: Config) -> float:
@@ -58,9 +71,13 @@ class Heart:
         """Say that this session has dropped everything and will hold nothing any more."""
         self._is_released = True
         while True:
-            with contextlib.suppress(ConnectionLost):
+            try:
                 if await self._write(Standing.RELEASED) is not None:
                     return
+            except SessionLost:
+                raise
+            except Exception as error:
+                log.warning("assign.not_released", error=type(error).__name__, detail=str(error))
             await asyncio.sleep(self._config.heartbeat_ttl / 100)
 
     async def beat(self) -> Entry | None:
@@ -100,6 +117,7 @@ class Heart:
             beats=self._beats,
             held=len(self._member.held),
             refreshes=self.refreshes,
+            ttl=float(self._config.heartbeat_ttl),
             follows=self._follows,
         )
 

@@ -6,6 +6,7 @@ Hooks, metrics and the log hear of it; nobody here waits for them, and nothing i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from heapline.assign.hooks import HookRunner
 from heapline.assign.metrics import MetricsCollector
@@ -19,9 +20,28 @@ log = Log("heapline.assign")
 LEADERS_OWN = (State.SCALING, State.REBALANCING, State.EMERGENCY)
 
 
+class _Careful:
+    """A collector whose failures nobody else has to bear."""
+
+    def __init__(self, collector: MetricsCollector) -> None:
+        self._collector = collector
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        record = getattr(self._collector, name)
+
+        def call(*args: object) -> None:
+            try:
+                record(*args)
+            except Exception as error:
+                log.warning("assign.metrics_failed", error=type(error).__name__, detail=str(error))
+
+        return call
+
+
 class Board:
     def __init__(self, hooks: HookRunner, metrics: MetricsCollector, clock: Callable[[], float]) -> None:
-        self._hooks, self.metrics, self._clock = hooks, metrics, clock
+        self._hooks, self._clock = hooks, clock
+        self.metrics = cast(MetricsCollector, _Careful(metrics))
         self._leader, self._leader_since = "", clock()
         self.state, self._since = State.INIT, clock()
         self.has_assignment = False  # of its present session, and the hooks know it

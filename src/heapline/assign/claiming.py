@@ -54,7 +54,7 @@ class Claimer:
         follows = record.session if record is not None and over else ""
         session = self._new_session()
         self._own.add(session)
-        value = encode(WorkerRecord(session=session, follows=follows))
+        value = encode(WorkerRecord(session=session, follows=follows, ttl=float(self._config.heartbeat_ttl)))
         ttl = float(self._config.worker_id_ttl)
         sent_at = self._clock()
         with contextlib.suppress(Conflict):
@@ -63,6 +63,7 @@ class Claimer:
             else:
                 revision = await self._kv.update(worker_key(worker), value, entry.revision, ttl=ttl)
             return Claim(worker, session, revision, sent_at, follows)
+        self._own.discard(session)  # it was not carried out, and never will be
         return None
 
     def _is_free(self, worker: str, entry: Entry, record: WorkerRecord, own: bool) -> bool:

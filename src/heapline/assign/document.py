@@ -32,6 +32,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     worker: str
     session: str
     revision: int  # of the worker's key, where this session was seen
+    ttl: float = 0.0  # of its lease, as its holder counts it; 0 = not said
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +119,7 @@ class Facts:
     live: Mapping[str, tuple[str, int]]  # worker: session and revision
     is_ended: Callable[[str, str], bool]
     confirmed: Callable[[str, str], int]
+    ttl: Callable[[str, str], float] = lambda worker, session: 0.0
 
 
 def first(epoch: int, writer: str) -> Document:
@@ -136,7 +138,7 @@ def advance(
     same = plan is None and members == before.members and lifecycle == before.lifecycle
     if same and not changed and (before.epoch, before.writer) == (epoch, writer):
         return None
-    sessions = table.sessions_of(members, _revisions(before, facts, plan))
+    sessions = table.sessions_of(members, _seen(before, facts, plan))
     return Document(
         version=before.version + 1, epoch=epoch, writer=writer, lifecycle=lifecycle, members=members,
         sessions=sessions, workers=table.workers, ids=table.ids, weights=table.weights, targets=table.targets,
@@ -186,14 +188,14 @@ class _Table:
             for name in ("ids", "weights", "targets", "holders", "fences", "revoked"):
                 setattr(self, name, [value for i, value in enumerate(getattr(self, name)) if i not in drop])
 
-    def sessions_of(self, members: Mapping[str, str], revisions: Mapping[tuple[str, str], int]) -> list[Session]:
+    def sessions_of(self, members: Mapping[str, str], seen: Mapping[tuple[str, str], Session]) -> list[Session]:
         """Name only those that hold something or are members, and number them anew."""
         holding = {self.sessions[holder] for holder in set(self.holders) - {NOBODY}}
         named = sorted(holding | members.items())
         number_of = {key: n for n, key in enumerate(named)}
         numbers = [number_of.get(key, NOBODY) for key in self.sessions] + [NOBODY]
         self.holders = [numbers[holder] for holder in self.holders]
-        return [Session(*key, revisions.get(key, 0)) for key in named]
+        return [seen[key] for key in named]
 
 
 class _Known:
@@ -239,8 +241,9 @@ def _members(before: Document, facts: Facts, plan: Plan | None) -> dict[str, str
     return {worker: facts.live.get(worker, (session, 0))[0] for worker, session in before.members.items()}
 
 
-def _revisions(before: Document, facts: Facts, plan: Plan | None) -> dict[tuple[str, str], int]:
-    """A revision at which each session was seen; any such revision says enough."""
-    seen = {**(plan.members if plan is not None else {}), **facts.live}
-    revisions = {(worker, session): revision for worker, (session, revision) in seen.items()}
-    return revisions | {(session.worker, session.session): session.revision for session in before.sessions}
+def _seen(before: Document, facts: Facts, plan: Plan | None) -> dict[tuple[str, str], Session]:
+    """Each session with a revision at which it stood in its worker's key; any such revision says enough."""
+    # A plan may name a session that another one has followed since: both are named with their own revisions.
+    views = [facts.live.items()] if plan is None else [plan.members.items(), facts.live.items()]
+    seen = {(w, session): Session(w, session, at, facts.ttl(w, session)) for view in views for w, (session, at) in view}
+    return seen | {(session.worker, session.session): session for session in before.sessions}

@@ -62,6 +62,7 @@ class KVElection:
         self._revision = 0  # of our own record, while we lead
         self._until = float("-inf")
         self._seen: tuple[int, float] = (0, 0.0)  # the highest revision seen, and when first
+        self._past: tuple[int, float] = (0, 0.0)  # the same of the last reading that was older than that
 
     @property
     def epoch(self) -> int:
@@ -96,7 +97,10 @@ class KVElection:
         if entry.revision > self._seen[0]:
             self._seen = (entry.revision, now)
         if entry.revision < self._seen[0]:
-            return False  # a reading from the past
+            # A reading from the past; but if it stays so, the store was made anew. Trying costs nothing.
+            if entry.revision != self._past[0]:
+                self._past = (entry.revision, now)
+            return now >= self._past[1] + self._lease
         record = decode(entry.value, LeaderRecord)
         if record is None or record.released or record.session == self._token:
             return True  # our own: a write of ours that was not answered

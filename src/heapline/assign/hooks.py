@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heapline.assign.beating import is_cancelled
 from heapline.assign.config import RetryConfig
 from heapline.assign.member import Change
 from heapline.assign.model import Partition, State
@@ -105,6 +106,10 @@ class HookRunner:
             await _call(self._hooks.on_assignment_changed, change.added, change.removed)
         except Exception as error:
             return error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return RuntimeError("the hook was cancelled from within")
         return None
 
     async def _say(self) -> None:
@@ -114,6 +119,10 @@ class HookRunner:
                 await _call(hook, *args)
             except Exception as error:
                 log.warning("assign.hook_failed", error=type(error).__name__, detail=str(error))
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise
+                log.warning("assign.hook_failed", error="CancelledError", detail="")
 
 
 async def _call(hook: Callable[..., Any], *args: Any) -> None:

@@ -86,23 +86,27 @@ class Leading:
         if document is None or revision <= self.revision:
             self._is_read = True
             return
-        if self._plan is not None and document.writer == self._session:
-            self._last_plan_at = now  # a write of ours that was not answered
+        if document.writer == self._session:
+            self._carried_out(now)  # a write of ours that was not answered
         self._take(document, revision, now)
 
     def published(self, document: Document, revision: int, now: float) -> None:
         """Our document was written."""
-        if self._plan is not None:
-            self._last_plan_at = now
+        self._carried_out(now)
         self._epoch = document.epoch
         self._take(document, revision, now)
+
+    def _carried_out(self, now: float) -> None:
+        if self._plan is not None:
+            self._last_plan_at = now
+            self._restart_since = None  # whoever comes or leaves from now on has windows of his own
 
     def _take(self, document: Document, revision: int, now: float) -> None:
         self._is_read = True
         self.document, self.revision = document, revision
         self._plan = self._cause = self._is_changed = None
         for each in document.sessions:
-            self.sessions.expect(each.worker, each.session, each.revision, now)
+            self.sessions.expect(each.worker, each.session, each.revision, now, each.ttl)
         self.sessions.keep_only((each.worker, each.session) for each in document.sessions)
 
     def see_partitions(self, partitions: Sequence[Partition]) -> None:
@@ -148,20 +152,21 @@ class Leading:
         writes = self.sessions.due(now)
         ask, state, wake_at = self._windows(self.document, now)
         publish = self._advance(self.document, epoch, now)
-        wake_at = min(wake_at, self.sessions.next_at())
+        wake_at = min(wake_at, self.sessions.next_at(now))
         return Decision(state, writes, publish, None if publish else ask, self._has_refreshes(), False, wake_at)
 
     def _first_document(self, now: float) -> Decision:
         """Where a live worker has confirmed a version there was a document: either this is a reading from the past, or
         somebody removed it, and then nothing may be granted before all of those have ended."""
         if any(self.sessions.confirmed(worker, session) for worker, (session, _) in self.sessions.live().items()):
-            return Decision(State.SCALING, self.sessions.due(now), wake_at=self.sessions.next_at())
+            return Decision(State.SCALING, self.sessions.due(now), wake_at=self.sessions.next_at(now))
         return Decision(State.SCALING, publish=first(self._term or 1, self._session))
 
     def _advance(self, document: Document, epoch: int, now: float) -> Document | None:
         """The next version, if the facts have changed since we last tried: for many partitions that takes a while."""
         lifecycle, live = self._lifecycle(document), self.sessions.live()
-        facts = Facts(live, lambda w, session: self.sessions.is_ended(w, session, now), self.sessions.confirmed)
+        sessions = self.sessions
+        facts = Facts(live, lambda w, session: sessions.is_ended(w, session, now), sessions.confirmed, sessions.ttl)
         known = [(facts.is_ended(s.worker, s.session), facts.confirmed(s.worker, s.session)) for s in document.sessions]
         tried = (document.version, lifecycle, known, {worker: session for worker, (session, _) in live.items()})
         if self._plan is None and self._epoch is not None and tried == self._tried:
@@ -224,15 +229,22 @@ class Leading:
         elif self._restart_since is None and crowd.share < self._config.restart_detection_ratio:
             self._restart_since = now
 
+    def _latest(self, crowd: _Crowd) -> float:
+        """When no window and no cooldown may last any longer, lest a start() fails. We ourselves have waited since
+        before we led: the last leader's lease had to end."""
+        ours = [self._since for worker in crowd.joins if crowd.live[worker][0] == self._session]
+        return min([*self._joined.values(), *ours], default=math.inf) + self._cap
+
     def _cause_now(self, document: Document, crowd: _Crowd, now: float) -> tuple[Cause | None, float, set[str]]:
         """Why a plan is needed, from when on, and which of those that stopped still have their places kept."""
         config = self._config
         window = min(config.planned_scale_window, self._cap)
         cold_window = min(config.cold_start_window, self._cap)
+        latest = self._latest(crowd)
         if not document.members:
             return Cause.COLD_START, self._since + cold_window, set()
         if self._restart_since is not None:
-            return Cause.RESTART, self._restart_since + cold_window, set()
+            return Cause.RESTART, min(self._restart_since + cold_window, latest), set()
         stays = {worker for worker, at in crowd.released.items() if now < at + window}
         if crowd.crashed:
             return Cause.CRASH, now, stays
@@ -241,7 +253,7 @@ class Leading:
         if not moments:
             return None, math.inf, stays
         due = max(min(moments) + window, self._last_plan_at + config.assignment.rebalance_cooldown)
-        return Cause.PLANNED, due, stays
+        return Cause.PLANNED, min(due, latest), stays
 
 
 class _Crowd:

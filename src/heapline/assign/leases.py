@@ -7,6 +7,7 @@ than the full ttl, because clocks differ: `GUARD` covers clocks that drift apart
 tombstone over exactly that revision. If the write succeeds, there was no later renewal, so the holder's own clock has
 stopped it. If the key is gone or shows another session at a later revision, the old session cannot renew any more, and
 has ended a ttl after the leader learnt that. Readings from the past change nothing: only a higher revision counts.
+Workers may be set differently while a setting is rolled out: the ttl is the longer of the holder's and the leader's.
 """
 
 from __future__ import annotations
@@ -80,13 +81,15 @@ class Sessions:
         self._displaced: dict[tuple[str, str], float] = {}  # since when we know that it cannot renew any more
         self._ended: set[tuple[str, str]] = set()
         self._confirmed: dict[tuple[str, str], int] = {}
+        self._ttls: dict[tuple[str, str], float] = {}  # as their holders count
         self._missing: dict[str, float] = {}  # since when listings do not show it
         self._tried: dict[str, float] = {}
 
     # --- what was seen
 
-    def expect(self, worker: str, session: str, revision: int, now: float) -> None:
+    def expect(self, worker: str, session: str, revision: int, now: float, ttl: float = 0.0) -> None:
         """The assignment names this session; it stood in the worker's key at that revision."""
+        self._ttls.setdefault((worker, session), ttl)
         floors = self._floors.setdefault(worker, {})
         if session not in floors:
             floors[session] = revision
@@ -107,6 +110,8 @@ class Sessions:
         if record.session:
             self._floors.setdefault(worker, {}).setdefault(record.session, revision)
             self._confirmed[worker, record.session] = record.confirmed
+            if record.standing is Standing.LIVE:
+                self._ttls[worker, record.session] = record.ttl
         if record.standing in (Standing.RELEASED, Standing.ENDED):
             self._ended.add((worker, record.session))
         for session in self._floors.get(worker, ()):
@@ -134,7 +139,15 @@ class Sessions:
         if (worker, session) in self._ended:
             return True
         displaced = self._displaced.get((worker, session))
-        return displaced is not None and now >= displaced + self._ttl
+        return displaced is not None and now >= displaced + self._wait(worker, session)
+
+    def ttl(self, worker: str, session: str) -> float:
+        """How long its holder counts on a renewal; 0 if that is not known."""
+        return self._ttls.get((worker, session), 0.0)
+
+    def _wait(self, worker: str, session: str) -> float:
+        """How long after its last renewal its lease has surely ended."""
+        return max(self._ttl, self.ttl(worker, session))
 
     def confirmed(self, worker: str, session: str) -> int:
         return self._confirmed.get((worker, session), 0)
@@ -159,33 +172,46 @@ class Sessions:
         """What has to be written now to end leases that seem to be over."""
         doing: list[Tombstone | Bar] = []
         for worker in list(self._floors):
-            if self._tried.get(worker, -math.inf) + self._ttl / 6 > now:
-                continue
-            if (one := self._due(worker, now)) is not None:
+            if self._again_at(worker) <= now and (one := self._due(worker, now)) is not None:
                 self._tried[worker] = now
                 doing.append(one)
         return doing
 
     def _due(self, worker: str, now: float) -> Tombstone | Bar | None:
         known = self._known.get(worker)
-        if self._missing.get(worker, math.inf) + self._ttl <= now:
+        if self._missing_until(worker) <= now:
             if any(self._is_open(worker, session) for session in self._floors[worker]):
                 return Bar(worker)
             if known is not None:
                 known.gone = True
-        elif known is not None and known.record.standing is Standing.LIVE and now >= known.seen_at + self._ttl:
+        elif known is not None and self._silent_until(known, worker) <= now:
             return Tombstone(worker, known.record.session, known.revision)
         return None
+
+    def _missing_until(self, worker: str) -> float:
+        return self._missing.get(worker, math.inf) + self._ttl
+
+    def _silent_until(self, known: _Known, worker: str) -> float:
+        if known.record.standing is not Standing.LIVE:
+            return math.inf
+        return known.seen_at + self._wait(worker, known.record.session)
+
+    def _again_at(self, worker: str) -> float:
+        return self._tried.get(worker, -math.inf) + self._ttl / 6
 
     def _is_open(self, worker: str, session: str) -> bool:
         return (worker, session) not in self._ended and (worker, session) not in self._displaced
 
-    def next_at(self) -> float:
-        """When time alone will change something."""
-        moments = [at + self._ttl for at in self._missing.values()]
-        moments += [at + self._ttl for key, at in self._displaced.items() if key not in self._ended]
-        moments += [k.seen_at + self._ttl for k in self._known.values() if k.record.standing is Standing.LIVE]
-        return min(moments, default=math.inf)
+    def next_at(self, now: float) -> float:
+        """When time alone will change something; what is due already, and was tried, is tried again after a while."""
+        moments = [at + self._wait(*key) for key, at in self._displaced.items() if key not in self._ended]
+        for worker, floors in self._floors.items():
+            known = self._known.get(worker)
+            at = math.inf if known is None else self._silent_until(known, worker)
+            if (known is not None and not known.gone) or any(self._is_open(worker, session) for session in floors):
+                at = min(at, self._missing_until(worker))
+            moments.append(max(at, self._again_at(worker)))
+        return min((moment for moment in moments if moment > now), default=math.inf)
 
     def keep_only(self, named: Iterable[tuple[str, str]]) -> None:
         """Forget sessions that neither the assignment names nor a key shows."""
@@ -196,6 +222,7 @@ class Sessions:
                 self._ended.discard((worker, session))
                 self._displaced.pop((worker, session), None)
                 self._confirmed.pop((worker, session), None)
+                self._ttls.pop((worker, session), None)
             if not floors:
                 del self._floors[worker]
                 self._missing.pop(worker, None)

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from heapline.assign.beating import Heart, SessionLost, patience, within
+from heapline.assign.beating import Heart, SessionLost, within
 from heapline.assign.board import Board
 from heapline.assign.claiming import Claim, Claimer
 from heapline.assign.config import Config
@@ -30,19 +30,18 @@ from heapline.assign.errors import (
 )
 from heapline.assign.hooks import HookRunner, Hooks
 from heapline.assign.kv import KV, Entry
+from heapline.assign.lookout import COALESCE, Lookout, event_within
 from heapline.assign.member import Change, Member
 from heapline.assign.metrics import MetricsCollector, NoMetrics
 from heapline.assign.model import Assignment, Partition, State
 from heapline.assign.office import Office
-from heapline.assign.records import ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX, LeaderRecord, decode
+from heapline.assign.records import ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX
 from heapline.assign.sources import PartitionSource
 from heapline.assign.strategies import AssignmentStrategy, WeightedConsistentHashStrategy
 from heapline.errors import HeaplineError
 from heapline.logs import Log
 
 log = Log("heapline.assign")
-
-COALESCE = 0.02  # seconds: news that come together are answered together
 
 
 def boot_time() -> float:
@@ -66,15 +65,14 @@ class Manager:
         self._hooks = HookRunner(hooks or Hooks(), config.retry)
         self._board = Board(self._hooks, metrics or NoMetrics(), clock)
         self._claimer = Claimer(kv, config, clock, new_session)
-        self._look_wanted = asyncio.Event()
+        news = asyncio.Event()
         self._office = Office(
             config, kv, source, strategy or WeightedConsistentHashStrategy(),
-            election or KVElection(kv, clock, new_session()), clock, self._board, self._look_wanted,
+            election or KVElection(kv, clock, new_session()), clock, self._board, news,
         )  # fmt: skip
-        self._patience = patience(config)
+        self._lookout = Lookout(config, kv, clock, self._board, self._office, news, self._see)
         self._member: Member | None = None
         self._heart: Heart | None = None
-        self._newest: tuple[int, Document | None] = (0, None)  # the newest assignment ever read, and its revision
         self._began_at = 0.0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -82,8 +80,6 @@ class Manager:
         self._dropped = asyncio.Event()
         self._beat_wanted = asyncio.Event()
         self._beaten = asyncio.Condition()
-        self._poll_wanted = False
-        self._elect_wanted = asyncio.Event()
 
     # --- what users ask
 
@@ -157,18 +153,24 @@ class Manager:
         except BaseException:
             await self._give_up()
             raise
+        if self._is_closing:
+            raise AssignError("stop() was called before the first assignment was there")
 
     def _startup_error(self) -> AssignError:
         last = self._board.last_error
         if self.state is State.CLAIMING_ID:
+            if last is not None:
+                return last if isinstance(last, ConnectionLost) else ConnectionLost(type(last).__name__)
             ids = list(self._config.worker_ids())
-            return last if isinstance(last, ConnectionLost) else StableIDExhausted(ids[0], ids[-1])
+            return StableIDExhausted(ids[0], ids[-1])
         if self.state is State.ELECTION:
             return ElectionFailed("no answer" if last is None else str(last))
         return StartupTimeout(float(self._config.startup_timeout), self.state.name)
 
     async def _give_up(self) -> None:
         """A start that failed gives back what it can at once; the rest ends by itself."""
+        if self._is_closing:
+            return  # stop() sees to it, and takes its time
         with contextlib.suppress(TimeoutError, HeaplineError):
             await self._shut_down(min(float(self._config.shutdown_timeout), float(self._config.heartbeat_interval)))
 
@@ -189,16 +191,27 @@ class Manager:
         if self._member is not None:
             self._member.close()
         self._hooks.wake()
+        self._ready.set()  # whoever waits in start() has waited in vain
         try:
             async with asyncio.timeout(seconds):
                 if self._member is not None and not self._member.is_empty:
                     await self._dropped.wait()
                 await self._release()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             self._heart = None
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        """A hook that does not let itself be cancelled is left alone: it holds nothing when the lease has ended."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            done, pending = await asyncio.wait(self._tasks, timeout=float(self._config.heartbeat_interval))
+            for task in pending:
+                log.warning("assign.task_goes_on", task=task.get_name())
+            for task in done:
+                if not task.cancelled():
+                    task.exception()
 
     async def _release(self) -> None:
         if self._heart is not None:
@@ -213,12 +226,17 @@ class Manager:
             self._begin(await self._claim())
             try:
                 async with asyncio.TaskGroup() as group:
-                    for work in (self._beating, self._looking, self._electing, self._office.keep_listing):
+                    for work in (self._beating, self._lookout.looking, self._electing, self._office.keep_listing):
                         group.create_task(work(), name=f"assign {work.__name__}")
                     for prefix in (ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX):
-                        group.create_task(self._watching(prefix), name=f"assign watch {prefix}")
+                        group.create_task(self._lookout.watching(prefix), name=f"assign watch {prefix}")
             except* SessionLost:
                 await self._lose()
+            except* Exception as errors:
+                # Nothing should come here. If it does, this session cannot be trusted: the next one begins anew.
+                self._board.tell(errors.exceptions[0])
+                await self._lose()
+                await asyncio.sleep(float(self._config.heartbeat_interval))
 
     async def _claim(self) -> Claim:
         self._board.to(State.CLAIMING_ID)
@@ -229,7 +247,7 @@ class Manager:
             try:
                 claim = await within(float(self._config.operation_timeout), self._claimer.claim(preferred))
                 self._board.last_error = None
-            except ConnectionLost as error:
+            except Exception as error:
                 self._board.tell(error)
             if claim is not None:
                 return claim
@@ -238,6 +256,8 @@ class Manager:
 
     def _begin(self, claim: Claim) -> None:
         former = self._member
+        if not self._lookout.written(claim.revision):
+            log.warning("assign.store_is_new", worker=claim.worker)
         self._member = Member(claim.worker, claim.session, float(self._config.heartbeat_ttl), former)
         if self._is_closing:
             self._member.close()
@@ -276,13 +296,13 @@ class Manager:
             if entry is None:
                 await asyncio.sleep(min(interval, self._config.heartbeat_ttl / 12))
                 continue
-            self._feed(entry)
+            self._lookout.feed(entry)
             if self._clock() >= stops_at:
                 self._hooks.wake()  # they have been told to let go, meanwhile or before
             async with self._beaten:
                 self._beaten.notify_all()
             self._heed(member)
-            await _event(self._beat_wanted, next_at - self._clock())
+            await event_within(self._beat_wanted, next_at - self._clock())
 
     def _heed(self, member: Member) -> None:
         """If a leader waits for a confirmation that we can give, it shall not wait for the next heartbeat."""
@@ -313,85 +333,19 @@ class Manager:
         self._board.metrics.record_assignment_change(added, removed, member.version)
         self._heed(member)
 
-    # --- looking
-
-    async def _watching(self, prefix: str) -> None:
-        """Hints to look sooner. Other workers' keys are a leader's business."""
-        while True:
-            if prefix == WORKER_PREFIX:
-                await self._office.taken.wait()
-            try:
-                async with contextlib.aclosing(self._kv.watch(prefix)) as events:
-                    async for entry in events:
-                        self._hint(entry)
-                        if prefix == WORKER_PREFIX and not self._office.taken.is_set():
-                            break
-            except Exception as error:
-                self._board.tell(error)
-                await asyncio.sleep(float(self._config.heartbeat_interval))
-
-    def _hint(self, entry: Entry | None) -> None:
-        if entry is None:
-            self._poll_wanted = True
-            self._look_wanted.set()
-        else:
-            self._feed(entry)
-
-    def _feed(self, entry: Entry) -> None:
-        """A key as somebody wrote it, now or a while ago."""
-        if entry.key == ASSIGNMENT_KEY:
-            if entry.revision > self._newest[0]:
-                self._newest = (entry.revision, Document.decode(entry.value))
-            revision, document = self._newest
-            self._office.see_document(document, revision)
-            if document is not None:
-                self._see(document)
-        elif entry.key == LEADER_KEY:
-            leader = decode(entry.value, LeaderRecord)
-            self._board.leads("" if leader is None or leader.released else leader.worker)
-            if leader is None or leader.released:
-                self._elect_wanted.set()
-        else:
-            self._office.see_worker(entry)
-
     def _see(self, document: Document) -> None:
         assert self._member is not None
         if self._member.see(document):
             self._hooks.wake()
             self._heed(self._member)
 
-    async def _looking(self) -> None:
-        interval = float(self._config.heartbeat_interval)
-        poll_at = self._clock()
-        while True:
-            self._look_wanted.clear()
-            wake_at = poll_at
-            try:
-                if self._clock() >= poll_at or self._poll_wanted or self._office.is_new:
-                    poll_at, self._poll_wanted = self._clock() + interval, False
-                    await self._poll()
-                wake_at = min(poll_at, await self._office.lead())
-                if self._office.document is not None:
-                    self._see(self._office.document)
-            except Exception as error:
-                self._board.tell(error)
-                wake_at = min(poll_at, self._clock() + interval / 4)
-            await asyncio.sleep(COALESCE)
-            await _event(self._look_wanted, wake_at - self._clock())
-
-    async def _poll(self) -> None:
-        entry = await within(self._patience, self._kv.get(ASSIGNMENT_KEY))
-        if entry is None:
-            self._office.see_document(None, 0)
-        else:
-            self._feed(entry)
-        await self._office.read_workers(None if self._member is None else self._member.document)
+    # --- leading
 
     async def _electing(self) -> None:
         assert self._member is not None
         interval = float(self._config.heartbeat_interval)
         while True:
-            self._elect_wanted.clear()
+            self._lookout.elect_wanted.clear()
             try:
                 if not self._is_closing:
                     await within(float(self._config.election_timeout), self._office.elect(self._member, self._began_at))
@@ -404,11 +358,4 @@ class Manager:
             if self.is_leader:
                 await asyncio.sleep(interval)
             else:
-                await _event(self._elect_wanted, interval)
-
-
-async def _event(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, but no longer than this."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, seconds)):
-            await event.wait()
+                await event_within(self._lookout.elect_wanted, interval)

@@ -32,6 +32,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     beats: int = 0  # renewals so far
     held: int = 0  # how many partitions it holds, for whoever watches
     refreshes: int = 0  # how often this session asked for the partitions to be listed anew
+    ttl: float = 0.0  # how long its holder counts on a renewal, in seconds; 0 = not said
     follows: str = ""  # the session that stood here before and had surely ended when this one began
 
 

@@ -6,6 +6,7 @@ A source says what there is now. The leader asks it when it starts to lead and w
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, runtime_checkable
@@ -35,7 +36,8 @@ class StaticSource:
 
 
 class CallableSource:
-    """A function that gives the partitions, or a coroutine function that does.
+    """A function that gives the partitions, or a coroutine function that does. A plain function is called in a thread:
+    it may ask a database, and heartbeats must not wait for that.
 
     >>> source = CallableSource(lambda: [Partition(("tool001", "chamber1"), weight=100)])
     """
@@ -46,7 +48,8 @@ class CallableSource:
         self._function = function
 
     async def list_partitions(self) -> tuple[Partition, ...]:
-        answer = self._function()
+        function = self._function
+        answer = function() if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function)
         return listed(await answer if inspect.isawaitable(answer) else answer)
 
 

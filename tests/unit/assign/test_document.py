@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import zlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.assign.document import NOBODY, Document, Facts, Plan, advance, first
+from heapline.assign.document import FORMAT, NOBODY, Document, Facts, Plan, advance, first
 from heapline.assign.member import Member
 from heapline.assign.model import Lifecycle, Partition
 from heapline.errors import UnknownFormat
@@ -210,3 +212,32 @@ def test_no_partition_is_ever_held_by_two_whatever_is_late(rng: random.Random) -
             known.confirmed[member.worker, member.session] = member.confirmable()
         held = [p for each in members.values() for p in each.held]
         assert len(held) == len(set(held))
+
+
+def test_session_is_named_with_the_revision_at_which_it_stood_also_if_another_has_followed_since() -> None:
+    """With revision 0 a reading from before it came would be taken for its end."""
+    known = Known(w="s1")
+    plan = Plan({"w": [A]}, {"w": ("s1", 7)})
+    known.live["w"] = ("s2", 9)
+    document = step(first(1, "leader"), known, plan)
+    assert [(each.session, each.revision) for each in document.sessions] == [("s1", 7)]
+
+
+def test_document_says_how_long_each_holder_counts_on_its_lease() -> None:
+    """A later leader may never see the record of a session whose end it has to wait for."""
+    facts = Facts({"w": ("s1", 7)}, lambda *who: False, lambda *who: 0, lambda *who: 30.0)
+    document = advance(first(1, "leader"), facts, 1, "leader", Plan({"w": [A]}, {"w": ("s1", 7)}))
+    assert document is not None
+    assert [each.ttl for each in Document.decode(document.encode()).sessions] == [30.0]
+    later = advance(document, Facts({}, lambda *who: False, lambda *who: 0), 2, "other")
+    assert later is not None
+    assert [each.ttl for each in later.sessions] == [30.0]
+
+
+def test_document_from_before_sessions_told_their_ttl_is_read() -> None:
+    known = Known(w="s1")
+    document = start(known, w=[A])
+    plain = msgspec.msgpack.decode(zlib.decompress(document.encode()[1:]))
+    plain["sessions"] = [session[:3] for session in plain["sessions"]]
+    old = FORMAT + zlib.compress(msgspec.msgpack.encode(plain))
+    assert [each.ttl for each in Document.decode(old).sessions] == [0.0]

@@ -119,3 +119,20 @@ async def test_record_names_the_worker_that_leads() -> None:
     assert entry is not None
     record = decode(entry.value, LeaderRecord)
     assert record == LeaderRecord(worker="worker-7", session="a", epoch=1)
+
+
+async def test_lead_in_a_store_that_was_made_anew_is_taken_although_its_revisions_are_lower() -> None:
+    """A lower revision is a reading from the past, unless it stays for a lease; compare-and-set decides in the end."""
+    place = Place()
+    for n in range(9):
+        await place.kv.create(f"filler.{n}", b"")
+    assert await place.a.request_leadership("w-0", LEASE)
+    assert not await place.b.request_leadership("w-1", LEASE)
+    place.kv._kept.clear()
+    place.kv._revision = 0
+    assert await KVElection(place.kv, place.clock, "c").request_leadership("w-2", LEASE)  # and it crashes
+    assert not await place.b.request_leadership("w-1", LEASE)
+    place.now += LEASE - 0.1
+    assert not await place.b.request_leadership("w-1", LEASE)
+    place.now += 0.2
+    assert await place.b.request_leadership("w-1", LEASE)

@@ -169,12 +169,32 @@ def test_crash_leaves_the_place_of_one_that_is_being_restarted() -> None:
     assert ask.workers == ("b", "c", "d")
 
 
+def test_worker_that_comes_after_the_plan_of_a_restart_waits_for_the_planned_window() -> None:
+    leader = settled("a", "b", "c")
+    for n, worker in enumerate("bc", 1):
+        leader.sessions.see(worker, WorkerRecord(session=f"s{n}", standing=Standing.RELEASED), 200 + n, 31.0)
+    publish(leader, leader.look(31.0), 31.0)  # which says that a restart was detected
+    live(leader, "a", "s0", 300, 60.0)
+    decision = leader.look(61.0)
+    assert decision.ask is not None
+    assert decision.ask.cause is Cause.RESTART
+    leader.planned(decision.ask, spread(decision.ask), 61.0)
+    publish(leader, leader.look(61.0), 61.0)
+    live(leader, "d", "s9", 400, 61.0)
+    assert leader.look(61.0).ask is None
+    assert leader.look(70.9).ask is None
+    live(leader, "a", "s0", 401, 70.9)
+    ask = leader.look(71.0).ask
+    assert ask is not None
+    assert ask.cause is Cause.PLANNED
+
+
 def test_join_is_planned_after_window_and_cooldown() -> None:
     leader = settled("a", "b")
     live(leader, "c", "s9", 200, 31.0)
     decision = leader.look(31.0)
     assert decision.ask is None
-    assert decision.wake_at == pytest.approx(31.0)  # a and b are due to be looked at: they have not renewed for 6 s
+    assert decision.wake_at == pytest.approx(32.0)  # a and b have not renewed for 6 s: if they go on, it looks again
     assert leader.look(40.9).ask is None
     assert leader.look(41.0).ask is not None
 

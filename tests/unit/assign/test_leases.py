@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from heapline.assign.leases import Bar, Lease, Sessions, Tombstone
@@ -165,3 +167,47 @@ def test_only_what_the_document_names_or_a_key_shows_is_remembered() -> None:
     sessions.keep_only([("w", "b")])
     assert sessions.live() == {"w": ("b", 8), "x": ("c", 9)}
     assert not sessions.is_ended("w", "a", 1000.0)  # forgotten, so nothing is said about it
+
+
+def test_lease_that_its_holder_counts_longer_is_waited_for_that_long() -> None:
+    sessions = Sessions(6.0)
+    sessions.see("w", WorkerRecord(session="s", ttl=30.0), 5, 0.0)
+    assert sessions.due(29.9) == []
+    assert sessions.next_at(1.0) == 30.0
+    assert sessions.due(30.0) == [Tombstone("w", "s", 5)]
+
+
+def test_lease_that_its_holder_counts_shorter_is_waited_for_as_long_as_the_leader_counts() -> None:
+    sessions = Sessions(6.0)
+    sessions.see("w", WorkerRecord(session="s", ttl=2.0), 5, 0.0)
+    assert sessions.due(5.9) == []
+    assert sessions.due(6.0) == [Tombstone("w", "s", 5)]
+
+
+def test_session_that_was_displaced_is_waited_for_as_long_as_its_holder_counts() -> None:
+    sessions = Sessions(6.0)
+    sessions.expect("w", "s", 5, 0.0, ttl=30.0)
+    sessions.see("w", WorkerRecord(session="t", ttl=6.0), 9, 1.0)
+    assert not sessions.is_ended("w", "s", 30.9)
+    assert sessions.is_ended("w", "s", 31.0)
+
+
+def test_nothing_that_has_ended_long_ago_wakes_a_leader_up() -> None:
+    """Each wake-up is a look at everything: a moment that has passed must not be named for ever."""
+    sessions = Sessions(6.0)
+    sessions.see("released", WorkerRecord(session="s", standing=Standing.RELEASED), 5, 0.0)
+    sessions.see("displaced", WorkerRecord(session="s"), 6, 0.0)
+    sessions.see("displaced", WorkerRecord(session="t", standing=Standing.RELEASED), 7, 0.0)
+    sessions.listed({"displaced"}, 1.0)
+    assert sessions.next_at(1.0) == 6.0
+    assert sessions.next_at(6.0) == 7.0
+    assert sessions.due(7.0) == []
+    assert sessions.next_at(7.0) == math.inf
+
+
+def test_tombstone_that_could_not_be_written_wakes_a_leader_up_when_it_may_be_tried_again() -> None:
+    sessions = Sessions(6.0)
+    sessions.see("w", WorkerRecord(session="s"), 5, 0.0)
+    assert sessions.due(6.0) == [Tombstone("w", "s", 5)]
+    assert sessions.next_at(6.0) == 7.0
+    assert sessions.due(7.0) == [Tombstone("w", "s", 5)]

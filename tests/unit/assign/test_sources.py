@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from heapline.assign.errors import BadPartition
@@ -30,6 +32,17 @@ async def test_callable_source_awaits_a_coroutine_function() -> None:
         return [B, A]
 
     assert await CallableSource(ask).list_partitions() == (A, B)
+
+
+async def test_plain_function_does_not_hold_up_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def ask() -> list[Partition]:
+        threads.append(threading.current_thread())
+        return [A]
+
+    assert await CallableSource(ask).list_partitions() == (A,)
+    assert threads != [threading.current_thread()]
 
 
 async def test_error_of_the_function_passes_through() -> None:

@@ -150,6 +150,27 @@ async def test_planned_change_waits_for_the_cooldown() -> None:
 
 
 @in_virtual_time
+async def test_cooldown_never_makes_start_fail() -> None:
+    crowd = Crowd(config=Config(assignment=AssignmentConfig(rebalance_cooldown=300.0)))
+    await crowd.started(2)
+    began = crowd.now()
+    await crowd.started(1)
+    assert 20 < crowd.now() - began < 30
+
+
+@in_virtual_time
+async def test_crash_of_the_whole_crowd_never_makes_the_next_start_fail() -> None:
+    """The lead ends after a lease, what the crashed ones held after another one: then the window is almost over."""
+    crowd = Crowd()
+    managers = await crowd.started(3)
+    await asyncio.sleep(20)
+    for manager in managers:
+        crash(manager)
+    again = await crowd.started(3)
+    assert [len(ps) for ps in held(again).values()] == [4, 4, 4]
+
+
+@in_virtual_time
 async def test_restart_of_the_crowd_is_detected_and_given_the_cold_start_window() -> None:
     crowd = Crowd(config=PATIENT)
     managers = await crowd.started(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from heapline.assign.errors import AssignError
 from heapline.assign.model import Partition
@@ -26,9 +26,10 @@ class Chaos:
         faults.slow, faults.slow_max = rng.choice((0.0, 0.02, 0.1, 0.6)), rng.choice((0.9, 4.0))
         faults.lost_answers = rng.choice((0.0, 0.01, 0.05))
         faults.lost_requests, faults.lost_events = rng.choice((0.0, 0.01, 0.05)), rng.choice((0.0, 0.1, 1.0))
+        faults.late = rng.choice((0.0, 0.0, 0.02, 0.1))
         faults.stale = rng.choice((0.0, 0.05, 0.3))
         kinds = ("join", "join", "stop", "restart", "crash", "crash", "pause", "pause", "cut", "cut", "lag", "deaf",
-                 "leader", "split", "partitions", "stick")  # fmt: skip
+                 "leader", "split", "partitions", "partitions", "stick", "block")  # fmt: skip
         async with asyncio.TaskGroup() as self._group:
             while world.loop.time() < end:
                 await asyncio.sleep(rng.expovariate(0.8))
@@ -120,18 +121,32 @@ class Chaos:
             await asyncio.sleep(self._rng.choice((2.0, 18.0)))
             worker.client.is_deaf = False
 
+    async def _block(self) -> None:
+        """Somebody's code holds up a worker's event loop, while a thread of his goes on and asks what it holds."""
+        if (worker := self._one()) is not None:
+            seconds = self._rng.choice((1.0, 4.0, 9.0))
+            self._world.note(f"{worker.name}'s loop is blocked for {seconds} s")
+            worker.process.block()
+            await asyncio.sleep(seconds)
+            self._world.look()
+            worker.process.resume()
+
     async def _partitions(self) -> None:
         world = self._world
-        if self._rng.random() < 0.5 and len(world.partitions) > 4:
+        gone = [partition for partition in world.everything if partition not in world.partitions]
+        kind = self._rng.choice(("remove", "remove", "again", "add"))
+        if kind == "remove" and len(world.partitions) > 4:
             world.partitions.remove(self._rng.choice(world.partitions))
+        elif kind == "again" and gone:
+            world.partitions.append(self._rng.choice(gone))
         else:
             fresh = Partition(("q", f"{len(world.everything):02}"))
             world.everything.append(fresh)
             world.partitions.append(fresh)
         if (worker := self._one()) is not None and worker.is_started:
-            await asyncio.wait([worker.process.start(lambda: quietly(worker.manager.refresh_partitions()))])
+            await asyncio.wait([worker.process.start(lambda: quietly(worker.manager.refresh_partitions))])
 
 
-async def quietly(work: Any) -> None:
+async def quietly(work: Callable[[], Awaitable[object]]) -> None:
     with contextlib.suppress(AssignError):
-        await work
+        await work()

@@ -10,12 +10,14 @@ from heapline.testing.clock import FakeClock
 from heapline.testing.crowd.chaos import Chaos, quietly
 from heapline.testing.crowd.checkers import affinity_kept, eventually_assigned
 from heapline.testing.crowd.process import task_factory
-from heapline.testing.crowd.world import DRIFT, Report, World
+from heapline.testing.crowd.world import DRIFT, LONG, Report, World
 from heapline.testing.loop import SimLoop, cancel_all
 
 
 async def scenario(world: World, seconds: float, workers_max: int) -> list[str]:
     """Start, chaos, quiet, verdict; then a rolling restart, and a verdict on that."""
+    if world.rng.random() < 0.3:
+        world.configs.append(LONG)
     for _ in range(world.rng.randint(1, workers_max)):
         world.add()
     await asyncio.sleep(world.rng.choice((0.5, 6.0)))
@@ -34,7 +36,7 @@ async def settle(world: World) -> None:
     started = [worker for worker in world.running() if worker.is_started]
     for worker in started[:1]:
         # Whoever changed the partitions while nobody could hear it says it again.
-        await asyncio.wait([worker.process.start(lambda: quietly(worker.manager.refresh_partitions()))])  # noqa: B023
+        await asyncio.wait([worker.process.start(lambda: quietly(worker.manager.refresh_partitions))])  # noqa: B023
     end = world.loop.time() + 2 * config.startup_timeout + config.worker_id_ttl + config.cold_start_window
     good = 0
     while good < 8 and world.loop.time() < end:
@@ -84,6 +86,26 @@ async def only_its_clock_can_stop_it(world: World, seconds: float, workers_max: 
     return world.complaints + verdict(world)
 
 
+async def holder_counts_longer(world: World, seconds: float, workers_max: int) -> list[str]:
+    """Directed: a worker whose lease is set longer than the leader's has its event loop blocked, or is cut off while
+    its hooks hang; only the wait for the end of its own lease keeps others from what it holds."""
+    world.add()
+    await asyncio.sleep(2)
+    longer = world.add(config=LONG)
+    await asyncio.sleep(10)
+    assert longer.held()
+    if world.seed % 2:
+        longer.process.block()
+    else:
+        longer.sticks_until = world.loop.time() + 100
+        longer.client.is_cut = True
+    for _ in range(1500):
+        world.look()
+        await asyncio.sleep(0.01)
+    complaints = eventually_assigned(set(world.running()) - {longer}, world.partitions)
+    return world.complaints + complaints
+
+
 async def holders_drop_slowly(world: World, seconds: float, workers_max: int) -> list[str]:
     """Directed: partitions are to move to a worker that has just joined; those who have them hang in their hooks."""
     others = [world.add(), world.add()]
@@ -94,6 +116,23 @@ async def holders_drop_slowly(world: World, seconds: float, workers_max: int) ->
     for _ in range(800):
         world.look()
         await asyncio.sleep(0.01)
+    await settle(world)
+    return world.complaints + verdict(world)
+
+
+async def stops_slowly(world: World, seconds: float, workers_max: int) -> list[str]:
+    """Directed: a worker is stopped, takes its time to drop what it has; another is started in its place at once."""
+    for _ in range(2):
+        world.add()
+    await asyncio.sleep(8)
+    slow = world.running()[world.seed % 2]
+    slow.sticks_until = world.loop.time() + 2.5
+    stopping = asyncio.create_task(world.stop(slow))
+    world.add()
+    for _ in range(400):
+        world.look()
+        await asyncio.sleep(0.01)
+    await stopping
     await settle(world)
     return world.complaints + verdict(world)
 

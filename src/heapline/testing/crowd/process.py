@@ -1,4 +1,5 @@
-"""A process in the simulated crowd: it can be paused, as by SIGSTOP, and killed, and its clock drifts.
+"""A process in the simulated crowd: it can be paused, as by SIGSTOP, and killed, and its clock drifts. Its event loop
+can be blocked, too: then no task takes a step either, but its threads run, and may ask what it holds.
 
 Every task that is started within a process is steered: while the process is paused, none of its tasks takes a step,
 whatever it waited for; afterwards each goes on where it was. Requests that were sent before are under way all the same.
@@ -21,6 +22,7 @@ class Process:
         self.name = name
         self._loop, self._rate, self._offset = loop, rate, offset
         self.is_paused = False
+        self.is_blocked = False
         self.is_dead = False
         self._gates: list[asyncio.Future[None]] = []
         self.tasks: list[asyncio.Task[Any]] = []
@@ -28,6 +30,11 @@ class Process:
     @property
     def is_running(self) -> bool:
         return not self.is_paused and not self.is_dead
+
+    @property
+    def stands_still(self) -> bool:
+        """None of its tasks takes a step."""
+        return self.is_paused or self.is_blocked
 
     def clock(self) -> float:
         return self._offset + self._rate * self._loop.time()
@@ -40,8 +47,11 @@ class Process:
     def pause(self) -> None:
         self.is_paused = True
 
+    def block(self) -> None:
+        self.is_blocked = True
+
     def resume(self) -> None:
-        self.is_paused = False
+        self.is_paused = self.is_blocked = False
         gates, self._gates = self._gates, []
         for gate in gates:
             if not gate.done():
@@ -67,7 +77,7 @@ class _Steered:
     def __await__(self) -> Generator[Any, None, Any]:
         raised: BaseException | None = None
         while True:
-            while self._process.is_paused:
+            while self._process.stands_still:
                 try:
                     yield from self._process.gate()
                 except asyncio.CancelledError as error:

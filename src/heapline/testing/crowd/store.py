@@ -29,6 +29,8 @@ class Faults:
     latency: float = 0.002  # mean seconds of one way
     slow: float = 0.0  # share of messages that take up to `slow_max` seconds
     slow_max: float = 4.0
+    late: float = 0.0  # share of requests that are carried out up to `late_max` seconds later, when all have given up
+    late_max: float = 25.0
     lost_requests: float = 0.0
     lost_answers: float = 0.0
     lost_events: float = 0.0
@@ -36,7 +38,7 @@ class Faults:
     stale_max: float = 17.0
 
     def calm(self) -> None:
-        self.slow = self.lost_requests = self.lost_answers = self.lost_events = self.stale = 0.0
+        self.slow = self.late = self.lost_requests = self.lost_answers = self.lost_events = self.stale = 0.0
 
 
 @dataclass
@@ -143,7 +145,8 @@ class Client:
             raise ConnectionLost("the process is dead")
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._rng.random() >= self._faults.lost_requests:
-            self._loop.call_later(self._delay(), self._arrive, operation, answer, writes)
+            late = self._rng.uniform(0, self._faults.late_max) if self._rng.random() < self._faults.late else 0.0
+            self._loop.call_later(late + self._delay(), self._arrive, operation, answer, writes)
         return await answer
 
     def _arrive(self, operation: Callable[[], Any], answer: asyncio.Future[Any], writes: bool) -> None:

@@ -8,6 +8,7 @@ an orchestrator would do. All that is random comes from the seed, so a run can b
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ CONFIG = Config(
 )  # fmt: skip
 
 
+#: The same with a lease of another length.
+LONG = dataclasses.replace(CONFIG, heartbeat_ttl=7.0)
+
+
 @dataclass
 class Report:
     seed: int
@@ -54,7 +59,7 @@ class Report:
 class Worker:
     """A process with a manager, and its user, who takes his time in hooks and fails at times."""
 
-    def __init__(self, world: World, name: str, rate: float | None = None) -> None:
+    def __init__(self, world: World, name: str, rate: float | None = None, config: Config | None = None) -> None:
         rng = world.rng
         self.name, self._world = name, world
         rate = rate or 1 + rng.uniform(-DRIFT, DRIFT)
@@ -65,7 +70,7 @@ class Worker:
         self.is_started = False
         self.starting: asyncio.Task[None]
         self.manager = Manager(
-            world.config, self.client, world, clock=self.process.clock,
+            config or world.config, self.client, world, clock=self.process.clock,
             new_session=world.new_session, hooks=Hooks(on_assignment_changed=self._changed),
         )  # fmt: skip
 
@@ -108,6 +113,7 @@ class World:
 
     def __init__(self, loop: SimLoop, seed: int, config: Config = CONFIG) -> None:
         self.loop, self.seed, self.config = loop, seed, config
+        self.configs = [config]  # as workers are set, each as it happens: a new setting is rolled out
         self.rng = random.Random(f"crowd {seed}")
         self.faults = Faults()
         self.holders, self.leaders = SingleHolder(), SingleLeader()
@@ -144,9 +150,9 @@ class World:
 
     # --- workers
 
-    def add(self, rate: float | None = None) -> Worker:
+    def add(self, rate: float | None = None, config: Config | None = None) -> Worker:
         self._made += 1
-        worker = Worker(self, f"w{self._made}", rate)
+        worker = Worker(self, f"w{self._made}", rate, config or self.rng.choice(self.configs))
         self.workers = [each for each in self.workers if not each.process.is_dead]
         self.workers.append(worker)
         worker.starting = worker.process.start(worker.run)
