@@ -126,15 +126,15 @@ async def test_lease_that_ends_between_two_messages_keeps_the_rest_for_the_next_
     helper = world.helper()
     await world.publish(ONE, "1", "2", "3")
     await helper.update_subscriptions([ONE], [], lose)
-    await until(lambda: helper.health().given_back == 2)
-    assert world.got == [(ONE.id, "1")]
+    await until(lambda: len(world.got) > 0)
 
     # The first was not acked either: whoever holds the partition now may already be at it.
     async def are_back() -> bool:
         waiting, unread = await world.unanswered(helper, ONE)
         return waiting + unread == 3
 
-    await until(are_back)
+    await until(are_back)  # given back, or never fetched: that depends on how many came at once
+    assert world.got == [(ONE.id, "1")]
 
 
 async def test_removal_waits_for_the_running_handler_and_gives_the_rest_back_at_once(world: World) -> None:
