@@ -35,6 +35,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.server.memory", "benchmarks.server.next_to_peers",
     ),
     "sdk": ("benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.tasks"),
+    "assign": ("benchmarks.assign.strategies", "benchmarks.assign.crowd"),
 }  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.nats_rig import Servers
 from tests.integration.server_process import Process
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +27,8 @@ SAID = {
 ON_A_SERVER = ("outbox_sqlalchemy.py", "django_outbox.py")
 
 
-def run(name: str, directory: Path, **settings: str) -> list[str]:
-    program = [sys.executable, "-W", "error", str(EXAMPLES / name)]
+def run(name: str, directory: Path, *arguments: str, **settings: str) -> list[str]:
+    program = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **settings}
     result = subprocess.run(
         program, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
@@ -81,5 +82,16 @@ async def test_fastapi_app_takes_orders_and_packs_them(tmp_path: Path, monkeypat
         assert sorted(module.packed) == sorted(items)
 
 
+def test_nats_workers_share_the_work_and_take_over(tmp_path: Path) -> None:
+    with Servers(tmp_path / "nats", 1) as servers:
+        assert run("nats_workers.py", tmp_path, servers.urls[0]) == [
+            "workers: worker-0 worker-1 worker-2",
+            "held: 12",
+            "morning: 12 messages handled",
+            "one has stopped",
+            "evening: 12 messages handled",
+        ]
+
+
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAID, "fastapi_app.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAID, "fastapi_app.py", "nats_workers.py"}

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from heapline.assign import Config
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
@@ -56,6 +58,13 @@ def test_wheel_holds_the_package_its_marker_and_its_licence_only(wheel: Path) ->
     assert [name for name in names if name.endswith(".pyc")] == []
     [told] = [name for name in names if name.endswith("entry_points.txt")]
     assert b"[pytest11]\nheapline_pytest = heapline_pytest" in zipfile.ZipFile(wheel).read(told)
+
+
+def test_example_configs_of_assign_are_in_the_wheel(wheel: Path) -> None:
+    held = zipfile.ZipFile(wheel)
+    for name in ("development", "production", "high_churn"):
+        inside = held.read(f"heapline/assign/examples/{name}.yaml").decode()
+        assert Config.from_yaml(inside) == Config.example(name)
 
 
 def test_import_works_without_extras_and_loads_nothing_heavy(installed: Path, tmp_path: Path) -> None:
