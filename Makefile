@@ -89,6 +89,10 @@ bench-quick: $(READY) ## The same in under 45 seconds, on smaller sizes
 bench-server: $(READY) ## Measure the server next to its peers, which install themselves
 	$(BIN)/python -m benchmarks server --peers beanstalkd,redis,postgres,awa,procrastinate
 
+.PHONY: bench-sdk
+bench-sdk: $(READY) ## Measure the client, tasks and the import next to their peers
+	$(BIN)/python -m benchmarks sdk --peers awa,procrastinate,celery,celery-everysec
+
 .PHONY: docs-test
 docs-test: $(READY) ## Run the code that README and docs show
 	$(PYTEST) tests/acceptance/test_docs.py
