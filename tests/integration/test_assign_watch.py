@@ -80,13 +80,17 @@ async def test_live_screen_of_80_by_24_ends_with_ctrl_c(url: str) -> None:
     )  # fmt: skip
     os.close(theirs)
     seen = b""
-    async with asyncio.timeout(60):
-        while b"2 workers, 6 partitions" not in seen or b"worker-1" not in seen:
-            seen += await asyncio.to_thread(os.read, ours, 65536)
-        process.send_signal(signal.SIGINT)
-        reading = asyncio.create_task(asyncio.to_thread(drain, ours))
-        assert await process.wait() == 0
-        rest = await reading
+    try:
+        async with asyncio.timeout(60):
+            while b"2 workers, 6 partitions" not in seen or b"worker-1" not in seen:
+                seen += await asyncio.to_thread(os.read, ours, 65536)
+            process.send_signal(signal.SIGINT)
+            reading = asyncio.create_task(asyncio.to_thread(drain, ours))
+            assert await process.wait() == 0
+            rest = await reading
+    finally:
+        if process.returncode is None:
+            process.kill()  # else a thread would wait for its words for ever
     os.close(ours)
     assert b"Traceback" not in seen + rest
     assert b"\x1b[?1049l" in rest, "the terminal's own screen comes back"

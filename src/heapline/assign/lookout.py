@@ -53,6 +53,8 @@ class Lookout:
             try:
                 await self._hear(prefix)
             except Exception as error:
+                if is_cancelled():  # whatever was raised on the way out hides it
+                    raise asyncio.CancelledError from error
                 self._board.tell(error)
             except asyncio.CancelledError:
                 if is_cancelled():

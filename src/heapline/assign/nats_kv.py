@@ -190,7 +190,8 @@ class NatsKV:
                         yield entry
             finally:
                 if not client.is_closed:
-                    await self._ask(subscription.unsubscribe())
+                    with contextlib.suppress(ConnectionLost):  # else it would hide why we end: a cancellation
+                        await self._ask(subscription.unsubscribe())
         finally:
             self._watchers.discard(news)
         raise ConnectionLost("the connection is closed")

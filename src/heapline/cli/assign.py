@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncGenerator, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CONNECT_WITHIN = 5.0
 POLL = 1.0  # seconds between two looks when nothing is heard
+CANCEL_AGAIN = 2.0  # seconds until what was cancelled and goes on is cancelled again
 CALM = 0.1  # seconds in which what is heard becomes one look
 HELP = """Crowds of workers that share partitions (heapline.assign).
 
@@ -44,8 +46,22 @@ def watch(
 
     What is shown may be a few seconds old: it is for people, not for programs that decide.
     """
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_watch(nats.split(","), bucket, once, as_json))
+    asyncio.run(_until_stopped(_watch(nats.split(","), bucket, once, as_json)))
+
+
+async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Ctrl-C ends it, also if a library on the way swallows a cancellation: then it is cancelled again."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    while not working.done():
+        working.cancel()
+        await asyncio.wait({working}, timeout=CANCEL_AGAIN)
+    if not working.cancelled():
+        working.result()
 
 
 async def _watch(servers: list[str], bucket: str, once: bool, as_json: bool) -> None:
@@ -91,8 +107,9 @@ async def _looks(kv: KV) -> AsyncGenerator[Look, None]:
                     await heard.wait()
             await asyncio.sleep(CALM)
     finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        while not listening.done():
+            listening.cancel()
+            await asyncio.wait({listening}, timeout=CANCEL_AGAIN)
 
 
 async def _listen(kv: KV, heard: asyncio.Event) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import os
+import signal
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from heapline.assign.overview import Look, Move, Overview, Seat
+from heapline.cli import assign as assign_cli
 from heapline.cli.crowd_view import JsonLines, LiveScreen, PlainLines, Screen
 from heapline.cli.main import app
 
@@ -114,3 +118,22 @@ def test_help_says_how() -> None:
     result = CliRunner().invoke(app, ["assign", "watch", "--help"], terminal_width=200)
     assert result.exit_code == 0
     assert "--bucket" in result.output
+
+
+def test_ctrl_c_ends_it_though_a_cancellation_is_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign_cli, "CANCEL_AGAIN", 0.01)
+    swallowed = 0
+
+    async def stubborn() -> None:
+        nonlocal swallowed
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                swallowed += 1
+                if swallowed == 3:
+                    raise
+
+    asyncio.run(assign_cli._until_stopped(stubborn()))
+    assert swallowed == 3
