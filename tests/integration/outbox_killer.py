@@ -25,7 +25,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_
 
 import heapline
 from heapline import outbox
-from heapline.client.outbox.sql import OUTBOX
+from heapline.client.outbox.sql import LANES, OUTBOX
 from heapline.server.app import Server
 from heapline.server.auth.principal import Everybody
 from heapline.server.settings import ServerSettings
@@ -167,14 +167,28 @@ def claimed(directory: Path) -> int:
         connection.close()
 
 
+async def relay_all(engine: Engine, broker: Any) -> int:
+    """Relay until nothing is left; how many rows are refused. What a try had to put off is tried again for a minute."""
+    until = time.monotonic() + 60
+    async with outbox.OutboxRelay(engine, broker, lease=-1) as relay:
+        while True:
+            await relay.run_once()
+            with engine.connect() as connection:
+                left = connection.execute(select(OUTBOX.c.id, OUTBOX.c.topic, OUTBOX.c.lane, OUTBOX.c.error)).all()
+                lanes = connection.execute(select(LANES)).all()
+            if len(left) == relay.failed or time.monotonic() > until:
+                return relay.failed
+            told = f"still there at {time.time_ns() // 1_000_000} ms: {left}, lanes {lanes}"
+            print(told, file=sys.stderr, flush=True)
+            await asyncio.sleep(0.2)
+
+
 async def finish(directory: Path, to: str | None) -> dict[str, Any]:
     engine = engine_of(directory)
     async with broker_of(directory, to) as broker:
         with engine.connect() as connection:
             waiting = connection.scalar(select(func.count()).select_from(OUTBOX))
-        async with outbox.OutboxRelay(engine, broker, lease=-1) as relay:
-            await relay.run_once()
-            failed = relay.failed
+        failed = await relay_all(engine, broker)
         enqueued: Counter[str] = Counter()
         for topic in TOPICS:
             while messages := await broker.pop(topic, 1000, visibility=600):

@@ -14,6 +14,7 @@ def killed(directory: Path, setting: str, kills: int, seed: int) -> dict[str, in
     command = [sys.executable, "-m", "tests.integration.outbox_killer", str(directory), setting, str(kills), str(seed)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert result.returncode == 0, result.stderr
+    print(result.stderr)  # shown when the counts are wrong
     counts: dict[str, int] = json.loads(result.stdout)
     return counts
 
