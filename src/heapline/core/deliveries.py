@@ -9,6 +9,7 @@ simply read again. Redeliveries stand in core/failed.py.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _NONE: I64 = np.zeros(0, dtype=np.int64)
 _GATHER_ROWS = 256  # smaller hand-outs share a chunk, so that there are never many
+_CHUNKS_MAX = 4  # above this, chunks that acks have gone through out of order are joined
 FAR = (1 << 63) - 1
 
 
@@ -68,8 +70,21 @@ class _Chunk:
         mask[which] = False
         self.left = int(np.count_nonzero(mask))
 
+    def lowest(self) -> int:
+        return self.first if self.out is None else int(self.rows.offsets[int(np.argmax(self.out))])
+
     def offsets(self) -> I64:
         return self.rows.offsets if self.out is None else self.rows.offsets[self.out]
+
+
+def _joined(chunks: list[_Chunk]) -> _Chunk:
+    """What is still out of several, as one. Out-of-order acks touch every chunk, so there had better be few."""
+    if len(chunks) == 1:
+        return chunks[0]
+    masks = [chunk.mask() for chunk in chunks]
+    rows = join_columns([chunk.rows.only(mask) for chunk, mask in zip(chunks, masks, strict=True)])
+    deadlines = [chunk.deadlines[mask] for chunk, mask in zip(chunks, masks, strict=True)]
+    return _Chunk(rows, np.concatenate(deadlines), np.ones(len(rows.offsets), dtype=np.bool_))
 
 
 class Deliveries:
@@ -113,7 +128,8 @@ class Deliveries:
         parts = []
         if len(offsets):
             for chunk in self._overlapping(int(offsets[0]), int(offsets[-1])):
-                at, hit = chunk.find(offsets)
+                low, high = np.searchsorted(offsets, (chunk.first, chunk.last + 1))
+                at, hit = chunk.find(offsets[low:high])
                 parts.append(chunk.rows.only(at[hit]))
         return join_columns(parts)
 
@@ -122,7 +138,7 @@ class Deliveries:
         for chunk in self._chunks:
             low, high = np.searchsorted(offsets, (chunk.first, chunk.last + 1))
             if low == high:
-                return int(chunk.offsets()[0])
+                return chunk.lowest()
             at, hit = chunk.find(offsets[low:high])
             if np.count_nonzero(hit) < chunk.left:
                 out = chunk.mask().copy()
@@ -137,7 +153,8 @@ class Deliveries:
     def end(self, offsets: I64) -> None:
         if len(offsets):
             for chunk in self._overlapping(int(offsets[0]), int(offsets[-1])):
-                at, hit = chunk.find(offsets)
+                low, high = np.searchsorted(offsets, (chunk.first, chunk.last + 1))
+                at, hit = chunk.find(offsets[low:high])
                 chunk.end(at[hit])
             self._sweep()
 
@@ -155,13 +172,18 @@ class Deliveries:
         if not len(starts):
             return
         for chunk in self._overlapping(int(starts[0]), int(ends[-1])):
-            at = np.searchsorted(starts, chunk.rows.offsets, side="right") - 1
-            chunk.end((at >= 0) & (chunk.rows.offsets < ends[at]))
+            low = int(np.searchsorted(ends, chunk.first, side="right"))
+            high = int(np.searchsorted(starts, chunk.last, side="right"))
+            if low < high:
+                chunk.end(_inside(chunk.rows.offsets, starts[low:high], ends[low:high]))
         self._sweep()
 
     def _sweep(self) -> None:
         self._chunks = [chunk for chunk in self._chunks if chunk.left]
         self.rows = sum(chunk.left for chunk in self._chunks)
+        if len(self._chunks) > _CHUNKS_MAX:
+            runs = groupby(self._chunks, key=lambda chunk: chunk.out is not None)
+            self._chunks = [chunk for partly, run in runs for chunk in ([_joined(list(run))] if partly else run)]
 
     def next_deadline(self) -> int:
         return min((chunk.wake for chunk in self._chunks), default=FAR)
@@ -192,6 +214,14 @@ class Deliveries:
 
     def clear(self) -> None:
         self._chunks, self.rows = [], 0
+
+
+def _inside(offsets: I64, starts: I64, ends: I64) -> Mask:
+    """Which of the sorted offsets lie in one of the disjoint ranges, which are fewer."""
+    edges = np.zeros(len(offsets) + 1, dtype=np.int8)
+    np.add.at(edges, np.searchsorted(offsets, starts), 1)
+    np.subtract.at(edges, np.searchsorted(offsets, ends), 1)
+    return np.cumsum(edges[:-1], dtype=np.int8) > 0
 
 
 def replaced(row_ids: I64, row_positions: I64, ids: I64, positions: I64) -> I64:

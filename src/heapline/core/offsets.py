@@ -241,15 +241,16 @@ class GroupOffsets:
         """Where the group stands when these pending rows (sorted, none a replayed dead letter) are done."""
         waiting = self.failed.in_stream()
         if len(waiting):
-            waiting = waiting[~np.isin(waiting, offsets)]
+            waiting = _without(waiting, offsets)
         edge = min(self.fresh.first_without(offsets), int(waiting[0]) if len(waiting) else FAR, self.cursor)
         below = int(np.searchsorted(offsets, edge))
         count = self.count + below + self.done.rows_below(edge)
         above = offsets[below:]
         if not len(above):
             return Progress(edge, count)
-        out = self.fresh.offsets()
-        pending = np.sort(np.concatenate((out[~np.isin(out, offsets)], waiting)))
+        pending = _without(self.fresh.offsets(), offsets)
+        if len(waiting):
+            pending = np.sort(np.concatenate((pending, waiting)))
         return Progress(edge, count, *self._ranges(above, pending))
 
     def _ranges(self, offsets: I64, pending: I64) -> tuple[I64, I64, I64]:
@@ -366,6 +367,16 @@ def _sorted(offsets: I64) -> I64:
     if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
         return np.unique(offsets)
     return offsets
+
+
+def _without(offsets: I64, some: I64) -> I64:
+    """Both sorted; `some` are few."""
+    if not len(offsets):
+        return offsets
+    at = np.minimum(np.searchsorted(offsets, some), len(offsets) - 1)
+    which = np.ones(len(offsets), dtype=np.bool_)
+    which[at[offsets[at] == some]] = False
+    return offsets[which]
 
 
 def _i64(values: Any) -> I64:

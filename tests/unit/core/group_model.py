@@ -19,7 +19,9 @@ def i64(values: Any) -> I64:
     return np.array(list(values), dtype=np.int64)
 
 
-def spread(members: Sequence[str], partitions: Sequence[int], before: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+def spread(
+    members: Sequence[str], partitions: Sequence[int], before: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
     """Everyone keeps what it has, up to its fair share; the rest goes to whoever has least."""
     most = -(-len(partitions) // len(members))
     shares = {m: [p for p in before.get(m, ()) if p in partitions][:most] for m in members}
