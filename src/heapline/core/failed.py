@@ -80,9 +80,8 @@ class FailedRows:
         """Where those stand that may be delivered again, the longest due first, at most `limit`."""
         if not len(self.offsets):
             return self.offsets
-        at = np.flatnonzero((self.deadlines == 0) & (self.dues <= now))
-        soonest: I64 = at[np.argsort(self.dues[at], kind="stable")[:limit]]
-        return soonest
+        at: I64 = np.flatnonzero((self.deadlines == 0) & (self.dues <= now))
+        return np.take(at, np.argsort(self.dues[at], kind="stable")[:limit])
 
     def hand_out(self, at: I64, deadline: int) -> None:
         self.deadlines[at] = deadline
@@ -92,13 +91,15 @@ class FailedRows:
         self.deadlines = np.zeros(len(self.offsets), dtype=np.int64)
 
     def overdue(self, now: int, limit: int) -> I64:
-        return self.offsets[(self.deadlines != 0) & (self.deadlines <= now)][:limit]
+        late: Mask = (self.deadlines != 0) & (self.deadlines <= now)
+        return np.compress(late, self.offsets)[:limit]
 
-    def next_deadline(self) -> int:
-        """When the first delivery ends, or the first row may go out again."""
+    def next_deadline(self, now: int) -> int:
+        """When the first delivery ends, or another row may go out again; those that may already wait for credits."""
         if not len(self.offsets):
             return FAR
-        return int(np.where(self.deadlines != 0, self.deadlines, self.dues).min())
+        later = np.where(self.dues > now, self.dues, FAR)
+        return int(np.where(self.deadlines != 0, self.deadlines, later).min())
 
     # -- what they hold --------------------------------------------------------------------------------------------
 

@@ -154,10 +154,11 @@ class Group:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def next_deadline(self) -> int | None:
-        """When time alone will change something: a timeout, a redelivery, a member's end, a hand-over."""
-        times = [offsets.next_deadline() for offsets in self.partitions.values()]
-        times += [self.members.next_deadline(), *(self._quiet.get(p) for p in self.members.revoking())]
+    def next_deadline(self, now: int) -> int | None:
+        """When time alone will change something more: a timeout, a redelivery, a member's end, a hand-over."""
+        times = [offsets.next_deadline(now) for offsets in self.partitions.values()]
+        quiet = (self._quiet.get(p, 0) for p in self.members.revoking())
+        times += [self.members.next_deadline(), *(until for until in quiet if until > now)]
         return min((time for time in times if time is not None), default=None)
 
     def in_use(self, now: int) -> bool:

@@ -85,8 +85,8 @@ class Groups:
         held = (group.holds(partition, now) for group in self)
         return join_columns([columns for columns in held if columns is not None])
 
-    def next_deadline(self) -> int | None:
-        times = (group.next_deadline() for group in self)
+    def next_deadline(self, now: int) -> int | None:
+        times = (group.next_deadline(now) for group in self)
         return min((time for time in times if time is not None), default=None)
 
     def to_state(self) -> dict[str, Any]:

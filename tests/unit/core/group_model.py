@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.deliveries import Columns
+from heapline.core.members import Shares
 from heapline.core.stream import StreamRows
 
 I64 = npt.NDArray[np.int64]
@@ -19,9 +20,7 @@ def i64(values: Any) -> I64:
     return np.array(list(values), dtype=np.int64)
 
 
-def spread(
-    members: Sequence[str], partitions: Sequence[int], before: Mapping[str, Sequence[int]]
-) -> dict[str, list[int]]:
+def spread(members: Sequence[str], partitions: Sequence[int], before: Shares) -> dict[str, list[int]]:
     """Everyone keeps what it has, up to its fair share; the rest goes to whoever has least."""
     most = -(-len(partitions) // len(members))
     shares = {m: [p for p in before.get(m, ()) if p in partitions][:most] for m in members}

@@ -6,12 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from heapline.config import Backoff, GroupConfig
-from heapline.core.deliveries import Columns
+from heapline.config import GroupConfig
 from heapline.core.entries import Replay
 from heapline.core.events import (
     KIND_NAMES,
-    AnyEvent,
     GroupAcked,
     GroupDead,
     GroupDeadReplayed,
@@ -19,68 +17,11 @@ from heapline.core.events import (
     decode_events,
     encode_event,
 )
-from heapline.core.group import Group, Share
 from heapline.core.groups import Groups
 from heapline.core.stream import StreamRows
 from heapline.errors import BadRequest, UnknownFormat
 from tests.unit.core.group_model import i64, spread
-
-NOW = 1_000_000
-DAY = 86_400_000
-FIRM = GroupConfig(ack_timeout=1.0, max_retries=1, backoff=Backoff(base=0.1, jitter=0.0))
-
-
-def page(*offsets: int, end: int | None = None) -> StreamRows:
-    columns = Columns(i64(offsets), i64(o + 100 for o in offsets), i64(o << 13 for o in offsets))
-    return StreamRows(columns, 0, max(offsets, default=-1) + 1 if end is None else end)
-
-
-class Rig:
-    """One group with one member on one partition."""
-
-    def __init__(self, config: GroupConfig = FIRM, partitions: int = 1, member: str | None = "m") -> None:
-        self.groups, self.log = Groups(), list[tuple[int, AnyEvent]]()
-        for p, event in Groups.decide_create("g", config, [(p, 0, 0) for p in range(partitions)], NOW):
-            self.record(p, event)
-        if member is not None:
-            self.record(0, self.group.decide_join(member, spread, NOW))
-
-    @property
-    def group(self) -> Group:
-        return self.groups.by_name["g"]
-
-    def record(self, partition: int, event: AnyEvent | None) -> None:
-        assert event is not None
-        self.log.append((partition, event))
-        self.groups.apply(partition, event)
-
-    def take(self, rows: StreamRows, credits: int = 100, now: int = NOW) -> list[tuple[int, int]]:
-        shares = self.group.take("m", credits, {0: rows}, now)
-        return [(o, a) for s in shares for o, a in zip(s.rows.offsets.tolist(), s.attempts.tolist(), strict=True)]
-
-    def ack(self, *offsets: int, now: int = NOW) -> list[int]:
-        event, lost = self.group.decide_ack("m", 0, i64(offsets), now)
-        if event is not None:
-            self.record(0, event)
-        return lost.tolist()
-
-    def nack(self, *offsets: int, now: int = NOW) -> list[AnyEvent]:
-        events, lost = self.group.decide_nack("m", 0, i64(offsets), np.full(len(offsets), 0.5), "boom", now)
-        assert not len(lost)
-        for event in events:
-            self.record(0, event)
-        return list(events)
-
-    def reopen(self, now: int = NOW) -> None:
-        self.groups = Groups()
-        for partition, event in self.log:
-            self.groups.apply(partition, event)
-        self.groups.opened(now)
-
-
-def offsets_of(rig: Rig) -> tuple[int, int]:
-    return rig.group.partitions[0].committed, rig.group.partitions[0].cursor
-
+from tests.unit.core.group_rig import DAY, FIRM, NOW, Rig, offsets_of, page
 
 # -- acks ----------------------------------------------------------------------------------------------------------
 
@@ -172,7 +113,7 @@ def test_nacked_row_comes_again_after_its_back_off_before_new_ones() -> None:
     (event,) = rig.nack(1)
     assert isinstance(event, GroupFailed)
     assert event.dues.tolist() == [NOW + 100]
-    assert rig.group.next_deadline() == NOW + 100
+    assert rig.groups.next_deadline(NOW) == NOW + 100
     assert rig.take(page(1, 2, 3, 4), credits=1, now=NOW + 99) == [(3, 1)]
     assert rig.take(page(1, 2, 3, 4), credits=2, now=NOW + 100) == [(1, 2), (4, 1)]
 
@@ -180,7 +121,7 @@ def test_nacked_row_comes_again_after_its_back_off_before_new_ones() -> None:
 def test_unacked_row_fails_at_its_deadline() -> None:
     rig = Rig()
     rig.take(page(1, 2))
-    assert rig.group.next_deadline() == NOW + 1000
+    assert rig.groups.next_deadline(NOW) == NOW + 1000
     assert not len(rig.group.overdue(0, NOW + 999, 10))
     late = rig.group.overdue(0, NOW + 1000, 10)
     assert late.tolist() == [1, 2]
@@ -395,120 +336,3 @@ def test_every_event_of_groups_is_read_back_as_it_was(kind: str) -> None:
         assert encode_event(again) == encode_event(event)
         assert again.rows() >= 1
         assert type(again) is type(event)
-
-
-# -- members -------------------------------------------------------------------------------------------------------
-
-
-def readers(rig: Rig) -> dict[str, list[int]]:
-    return {member: sorted(rig.group.members.reads(member)) for member in rig.group.members.leases}
-
-
-def take_as(rig: Rig, member: str, now: int = NOW) -> list[Share]:
-    return rig.group.take(member, 100, {p: page(1, 2, 3) for p in rig.group.partitions}, now)
-
-
-def test_partition_is_handed_over_only_when_nothing_of_it_is_out() -> None:
-    rig = Rig(partitions=2)
-    assert [share.partition for share in take_as(rig, "m")] == [0, 1]
-    rig.record(0, rig.group.decide_join("n", spread, NOW))
-    (moving,) = rig.group.members.revoking()
-    assert readers(rig) == {"m": [1 - moving], "n": []}
-    assert take_as(rig, "n") == []
-    assert rig.group.decide_hand_over(NOW) is None
-    event, _ = rig.group.decide_ack("m", moving, i64([1, 2, 3]), NOW)
-    rig.record(moving, event)
-    rig.record(0, rig.group.decide_hand_over(NOW))
-    assert readers(rig) == {"m": [1 - moving], "n": [moving]}
-    assert rig.group.partitions[moving].committed == 4, "with its offset"
-    assert take_as(rig, "n") == []
-
-
-def test_revoked_member_gets_nothing_more_of_the_partition() -> None:
-    rig = Rig(partitions=2)
-    rig.group.take("m", 2, {p: page(1, 2, 3) for p in (0, 1)}, NOW)
-    rig.record(0, rig.group.decide_join("n", spread, NOW))
-    moving = set(rig.group.members.revoking())
-    assert not moving & {share.partition for share in take_as(rig, "m")}
-
-
-def test_leaving_member_gives_back_at_once_and_that_is_no_failure() -> None:
-    rig = Rig(partitions=2)
-    take_as(rig, "m")
-    rig.record(0, rig.group.decide_join("n", spread, NOW))
-    rig.record(0, rig.group.decide_leave("m", spread, NOW))
-    assert readers(rig) == {"n": [0, 1]}
-    assert [share.attempts.tolist() for share in take_as(rig, "n")] == [[1, 1, 1]] * 2
-
-
-def test_dead_members_rows_must_time_out_before_others_get_them() -> None:
-    rig = Rig(GroupConfig(ack_timeout=60.0, member_lease=10.0, backoff=Backoff(base=0.0)))
-    take_as(rig, "m")
-    rig.record(0, rig.group.decide_join("n", spread, NOW))
-    assert rig.group.beat("n", NOW + 9000)
-    rig.record(0, rig.group.decide_expire(spread, NOW + 10_000))
-    assert list(rig.group.members.leases) == ["n"]
-    assert not rig.group.beat("m", NOW + 10_000)
-    assert rig.group.decide_hand_over(NOW + 59_999) is None
-    late = rig.group.overdue(0, NOW + 60_000, 10)
-    for event in rig.group.decide_time_out(0, late, np.zeros(3), NOW + 60_000):
-        rig.record(0, event)
-    rig.record(0, rig.group.decide_hand_over(NOW + 60_000))
-    (share,) = take_as(rig, "n", NOW + 60_000)
-    assert share.attempts.tolist() == [2, 2, 2]
-
-
-def test_after_a_restart_rows_wait_for_whoever_may_still_hold_them() -> None:
-    rig = Rig()
-    take_as(rig, "m")
-    rig.reopen(NOW + 10)
-
-    def to_n(members: object, partitions: list[int], before: object) -> dict[str, list[int]]:
-        return {"n": list(partitions)}
-
-    rig.record(0, rig.group.decide_join("n", to_n, NOW + 10))
-    assert take_as(rig, "n", NOW + 10) == []
-    assert rig.group.decide_hand_over(NOW + 1009) is None
-    assert rig.group.next_deadline() == NOW + 1010
-    rig.record(0, rig.group.decide_hand_over(NOW + 1010))
-    (share,) = take_as(rig, "n", NOW + 1010)
-    assert share.attempts.tolist() == [1, 1, 1]
-
-
-def test_member_that_restarts_gets_its_rows_again_at_once() -> None:
-    rig = Rig()
-    take_as(rig, "m")
-    assert rig.group.decide_join("m", spread, NOW) is None
-    rig.group.restarted("m", NOW)
-    (share,) = take_as(rig, "m")
-    assert share.attempts.tolist() == [1, 1, 1]
-
-
-def test_join_moves_as_few_partitions_as_the_assignment_asks() -> None:
-    rig = Rig(partitions=6)
-    rig.record(0, rig.group.decide_join("n", spread, NOW))
-    before = dict(rig.group.members.owners)
-    rig.record(0, rig.group.decide_join("o", spread, NOW))
-    moved = [p for p in before if before[p] != rig.group.members.owners[p]]
-    assert len(moved) == 2
-
-
-def test_grown_topic_is_spread_anew() -> None:
-    rig = Rig()
-    for p, event in Groups.decide_create("g", FIRM, [(1, 0, 0)], NOW):
-        rig.record(p, event)
-    rig.record(0, rig.group.decide_respread(spread, NOW))
-    assert readers(rig) == {"m": [0, 1]}
-
-
-def test_assignment_that_forgets_a_partition_is_refused() -> None:
-    rig = Rig(partitions=2, member=None)
-    with pytest.raises(ValueError, match="each partition"):
-        rig.group.decide_join("m", lambda members, partitions, before: {"m": [0]}, NOW)
-
-
-def test_partitions_take_turns_at_being_first() -> None:
-    rig = Rig(partitions=3)
-    pages = {p: page(*range(9)) for p in range(3)}
-    firsts = [rig.group.take("m", 1, pages, NOW)[0].partition for _ in range(6)]
-    assert firsts == [0, 1, 2, 0, 1, 2]

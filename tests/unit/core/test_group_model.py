@@ -164,7 +164,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 100, 160, 400, 1000]), silent=st.sets(st.sampled_from(NAMES)))
     def pass_time(self, ms: int, silent: set[str]) -> None:
-        before = self.group.next_deadline()
+        before = self.group.next_deadline(self.now)
         self.now += ms
         for member in set(NAMES) - silent:
             if self.group.beat(member, self.now):
@@ -182,6 +182,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.beats = {member: until for member, until in self.beats.items() if member not in gone}
         assert set(self.group.members.leases) == set(self.beats)
         self.change(self.group.decide_hand_over(self.now))
+        after = self.group.next_deadline(self.now)
+        assert after is None or after > self.now, "all that time brings was seen to"
 
     @rule(p=PARTITIONS, to=st.integers(0, 30))
     def reset(self, p: int, to: int) -> None:
