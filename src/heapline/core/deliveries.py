@@ -185,7 +185,10 @@ class Deliveries:
             runs = groupby(self._chunks, key=lambda chunk: chunk.out is not None)
             self._chunks = [chunk for partly, run in runs for chunk in ([_joined(list(run))] if partly else run)]
 
-    def next_deadline(self) -> int:
+    def next_deadline(self, now: int) -> int:
+        for chunk in self._chunks:
+            if chunk.wake <= now:  # of a delivery that has ended, perhaps
+                chunk.wake = int(chunk.deadlines[chunk.mask()].min())
         return min((chunk.wake for chunk in self._chunks), default=FAR)
 
     def last_deadline(self) -> int:
@@ -199,11 +202,8 @@ class Deliveries:
                 continue
             out = np.ones(len(chunk.deadlines), dtype=np.bool_) if chunk.out is None else chunk.out
             late = chunk.rows.offsets[out & (chunk.deadlines <= now)][:limit]
-            if len(late):
-                found.append(late)
-                limit -= len(late)
-            else:
-                chunk.wake = int(chunk.deadlines[out].min())
+            found.append(late)
+            limit -= len(late)
         return np.concatenate(found) if found else _NONE
 
     def replace_positions(self, ids: I64, positions: I64) -> None:

@@ -127,7 +127,7 @@ class OffsetState:
 
     def next_deadline(self, now: int) -> int | None:
         """When time alone will change something more."""
-        soonest = min(self.fresh.next_deadline(), self.failed.next_deadline(now))
+        soonest = min(self.fresh.next_deadline(now), self.failed.next_deadline(now))
         return None if soonest == FAR else soonest
 
     def last_deadline(self) -> int:

@@ -131,6 +131,17 @@ def test_unacked_row_fails_at_its_deadline() -> None:
     assert rig.take(page(1, 2), now=NOW + 1100) == [(1, 2), (2, 2)]
 
 
+def test_next_deadline_is_that_of_a_delivery_that_is_still_out() -> None:
+    rig = Rig()
+    rig.take(page(1, 2), credits=1)
+    rig.take(page(1, 2), credits=1, now=NOW + 50)
+    late = rig.group.overdue(0, NOW + 1000, 10)
+    assert late.tolist() == [1]
+    for event in rig.group.decide_time_out(0, late, np.zeros(1), NOW + 1000):
+        rig.record(0, event)
+    assert rig.groups.next_deadline(NOW + 1000) == NOW + 1050
+
+
 def test_time_outs_come_in_slices() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3))
