@@ -117,6 +117,24 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise BadRequest(f"aging({self.ordering.rate}): the rate must be over 0 and at most 1e6 units per second")
 
 
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one consumer group reads its topic; stored with the group."""
+
+    ack_timeout: float = 30.0  # seconds after which a delivery that was not acked counts as failed
+    max_retries: int = 16  # deliveries after the first before a row is one of the group's dead letters; 0 to 250
+    backoff: Backoff = Backoff()  # waits between deliveries of one row
+    member_lease: float = 30.0  # seconds without a sign of life after which a member counts as gone
+    unused_after: float = 7 * 86400.0  # seconds without members or acks after which it no longer holds the journal
+    observer: bool = False  # only shows its lag: has no members and never holds the journal
+
+    def validate(self) -> None:
+        self.backoff.validate()
+        _between("ack_timeout", self.ack_timeout, 0.001, 366 * 86400)
+        _between("max_retries", self.max_retries, 0, MAX_RETRIES_MAX)
+        _between("member_lease", self.member_lease, 0.001, 366 * 86400)
+        _between("unused_after", self.unused_after, 0, 100 * 366 * 86400)
+
+
 #: Fields that are settled when a topic is made: its keys, positions and log were laid out by them.
 FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "fairness")
 #: Fields that change when the topic's journal is opened again, which update_topic does by itself.

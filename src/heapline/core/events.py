@@ -289,11 +289,109 @@ class BatchAborted(Event, tag=0x191, gc=False):
     at: int
 
 
+class GroupCreated(Event, tag=0x1B1, gc=False):
+    """A consumer group starts reading this partition; stands in every partition of the topic."""
+
+    group: str
+    offset: int  # where it starts
+    count: int  # of stream rows below that
+    config: bytes  # JSON
+    at: int
+
+
+class GroupAcked(Event, tag=0x1C1, gc=False):
+    """A group is done with rows of the stream: all below `committed`, and all within the ranges above it."""
+
+    group: str
+    committed: int
+    count: int  # of stream rows below `committed`
+    starts: Column
+    ends: Column  # exclusive
+    counts: Column  # how many rows of each range are done by this event
+    again: Column  # offsets of replayed dead letters that were acked
+    at: int
+
+
+class GroupFailed(IdEvent, tag=0x1D1, gc=False):
+    """Deliveries to a group failed (nacked or timed out); each comes again when its back-off is over."""
+
+    group: str
+    offsets: Column
+    positions: Column
+    failures: Column  # deliveries that failed so far
+    dues: Column
+    reason: str
+    at: int
+
+
+class GroupDead(IdEvent, tag=0x1E1, gc=False):
+    """Rows that a group gave up. They count as done (as in GroupAcked), and go on holding their messages."""
+
+    group: str
+    offsets: Column
+    positions: Column
+    attempts: Column
+    reason: str
+    committed: int
+    count: int
+    starts: Column
+    ends: Column
+    counts: Column
+    at: int
+
+
+class GroupReset(Event, tag=0x1F1, gc=False):
+    """A group goes on from another place of this partition, whatever it had done."""
+
+    group: str
+    offset: int
+    count: int  # of stream rows below that
+    at: int
+
+
+class GroupDeleted(Event, tag=0x201, gc=False):
+    """A group is gone from this partition; stands in every partition of the topic."""
+
+    group: str
+    at: int
+
+
+class GroupMembers(Event, tag=0x211, gc=False):
+    """Who is in a group and who reads which partition, whole; stands in partition 0."""
+
+    group: str
+    generation: int
+    members: list[str]
+    readers: list[str]  # names that `owners` and `targets` point to: members, and some who have gone
+    partitions: Column
+    owners: Column  # who may hold rows of the partition; -1 = nobody
+    targets: Column  # who is to read it next, or still; -1 = nobody
+    at: int
+
+
+class GroupDeadDeleted(IdEvent, tag=0x221, gc=False):
+    """Dead letters of a group were dropped."""
+
+    group: str
+    offsets: Column
+    at: int
+
+
+class GroupDeadReplayed(IdEvent, tag=0x231, gc=False):
+    """Dead letters of a group are delivered to it once more, with no failures."""
+
+    group: str
+    offsets: Column
+    dues: Column
+    at: int
+
+
 AnyEvent = (
     Enqueued | Leased | LeaseExpired | Acked | Nacked | Released | Extended | Fired | FiredInTurn | FiredCount
     | DeadLettered | Replayed | ReplayedInTurn | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved
     | ProducerOpened | ConfigChanged | Paused | Resumed | Throttled | Grown | BatchPrepared | BatchCommitted
-    | BatchAborted
+    | BatchAborted | GroupCreated | GroupAcked | GroupFailed | GroupDead | GroupReset | GroupDeleted | GroupMembers
+    | GroupDeadDeleted | GroupDeadReplayed
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -307,6 +405,9 @@ KIND_NAMES: dict[type[Event], str] = {
     Throttled: "throttled",
     Grown: "grown",
     BatchPrepared: "batch_prepared", BatchCommitted: "batch_committed", BatchAborted: "batch_aborted",
+    GroupCreated: "group_created", GroupAcked: "group_acked", GroupFailed: "group_failed", GroupDead: "group_dead",
+    GroupReset: "group_reset", GroupDeleted: "group_deleted", GroupMembers: "group_members",
+    GroupDeadDeleted: "group_dead_deleted", GroupDeadReplayed: "group_dead_replayed",
 }  # fmt: skip
 
 

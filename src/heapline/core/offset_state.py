@@ -1,0 +1,238 @@
+"""How far one group has come in one partition: what is done, out, waiting to come again, and given up.
+
+Theory of operation. Two places matter. Everything below `committed` is done or no row of the stream. Rows below
+`cursor` were handed to somebody (or found done); of those, the ones not done are *pending*: out for the first time
+(`fresh`) or failed before (`failed`, waiting or out again). So the committed offset is the lowest pending one, and the
+cursor itself when nothing is pending.
+
+*Durable* is what events say: committed, the ranges done above it, failures, dead letters. A hand-out is not recorded.
+After a crash the cursor stands at `committed`, nothing is out, and the rows are read again, without those that are done
+or that wait as failed; a delivery that a crash cut short is no failure. `rewind` does the same to a living group.
+
+`count` is how many stream rows lie below `committed`; with the rows in the ranges it gives the lag, exactly, without
+looking at a row. The committed offset may run ahead of the recorded one, over rows that are not of the stream.
+
+What happens is decided in core/offsets.py. Who holds the rows is not known here (core/group.py): one member at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.core.deliveries import FAR, NO_COLUMNS, Columns, Deliveries, join_columns
+from heapline.core.done import DoneRanges
+from heapline.core.events import (
+    EMPTY,
+    Event,
+    GroupAcked,
+    GroupDead,
+    GroupDeadDeleted,
+    GroupDeadReplayed,
+    GroupFailed,
+    GroupReset,
+)
+from heapline.core.failed import FailedRows
+from heapline.core.stream import StreamRows
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Handed(NamedTuple):
+    """What a member gets: rows and the number of this delivery for each, 1 = the first."""
+
+    rows: Columns
+    attempts: I64
+
+
+class DeadRow(NamedTuple):
+    id: int
+    position: int
+    attempts: int
+    reason: str
+    at: int
+
+
+class OffsetState:
+    def __init__(self, group: str, offset: int, count: int) -> None:
+        self.group = group
+        self.committed = offset
+        self.count = count
+        self.done = DoneRanges()
+        self.failed = FailedRows()
+        self.dead: dict[int, DeadRow] = {}  # by offset
+        self.cursor = offset
+        self.fresh = Deliveries()
+
+    # -- handing out -----------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.fresh) + self.failed.out
+
+    def take(self, credits: int, page: StreamRows | None, now: int, deadline: int) -> Handed:
+        """At most `credits` rows: those that are due again, then the next of `page`, which must cover the cursor."""
+        again = self._take_again(credits, now, deadline)
+        left = credits - len(again.attempts)
+        if page is None or left <= 0:
+            return again
+        if not page.start <= self.cursor <= page.end:
+            raise ValueError(f"a page of [{page.start}, {page.end}) does not cover the cursor, {self.cursor}")
+        rows = self._next(page, left)
+        self.fresh.add(rows, deadline)
+        self._settle()
+        if not len(again.attempts):
+            return Handed(rows, np.ones(len(rows.offsets), dtype=np.int64))
+        attempts = np.concatenate((again.attempts, np.ones(len(rows.offsets), dtype=np.int64)))
+        return Handed(join_columns([again.rows, rows]), attempts)
+
+    def _take_again(self, credits: int, now: int, deadline: int) -> Handed:
+        at = self.failed.due(now, max(credits, 0))
+        if not len(at):
+            return Handed(NO_COLUMNS, EMPTY)
+        self.failed.hand_out(at, deadline)
+        return Handed(self.failed.columns(at), self.failed.failures[at] + 1)
+
+    def _next(self, page: StreamRows, limit: int) -> Columns:
+        """The next rows from the cursor on, which moves behind them."""
+        offsets = page.rows.offsets
+        first = int(np.searchsorted(offsets, self.cursor))
+        waiting = self.failed.offsets
+        if len(self.done) or (len(waiting) and int(waiting[-1]) >= self.cursor):
+            # Only after a rewind: some of what lies ahead was dealt with before it.
+            ahead = offsets[first:]
+            at = first + np.flatnonzero(~self.done.contains(ahead) & (self.failed.find(ahead) < 0))
+            rows, behind = page.rows.only(at[:limit]), offsets[at[limit : limit + 1]]
+        else:
+            rows, behind = page.rows.only(slice(first, first + limit)), offsets[first + limit : first + limit + 1]
+        self.cursor = self.done.end_at(int(behind[0]) if len(behind) else page.end)
+        return rows
+
+    def rewind(self) -> None:
+        """Nothing is out any more; what was and is not done is read again."""
+        self.fresh.clear()
+        self.failed.rest()
+        self.cursor = self.done.end_at(self.committed)
+
+    def overdue(self, now: int, limit: int) -> I64:
+        """Offsets of deliveries whose time is over: pass them to `decide_fail`."""
+        late = self.fresh.overdue(now, limit)
+        if len(self.failed) and len(late) < limit:
+            late = np.sort(np.concatenate((late, self.failed.overdue(now, limit - len(late)))))
+        return late
+
+    def next_deadline(self, now: int) -> int | None:
+        """When time alone will change something more."""
+        soonest = min(self.fresh.next_deadline(now), self.failed.next_deadline(now))
+        return None if soonest == FAR else soonest
+
+    def last_deadline(self) -> int:
+        """When the last delivery that is out ends; 0 if none is."""
+        return max(self.fresh.last_deadline(), int(self.failed.deadlines.max(initial=0)))
+
+    # -- applying --------------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, GroupAcked):
+            self.failed.drop(event.again)
+            self._progressed(event)
+        elif isinstance(event, GroupFailed):
+            self.fresh.end(event.offsets)
+            self.failed.put(Columns(event.offsets, event.ids, event.positions), event.failures, event.dues)
+        elif isinstance(event, GroupDead):
+            self._died(event)
+        elif isinstance(event, GroupReset):
+            self._reset(event)
+        elif isinstance(event, GroupDeadDeleted):
+            for offset in event.offsets.tolist():
+                del self.dead[offset]
+        elif isinstance(event, GroupDeadReplayed):
+            self._replayed(event)
+
+    def _progressed(self, event: GroupAcked | GroupDead) -> None:
+        self.done.add(event.starts, event.ends, event.counts)
+        self.done.cut(event.committed)
+        self.committed, self.count = event.committed, event.count
+        self.fresh.end_below(event.committed)
+        self.fresh.end_ranges(event.starts, event.ends)
+        if len(self.failed):
+            offsets = self.failed.offsets
+            passed = (offsets < event.committed) | self.done.contains(offsets)
+            self.failed.keep(~passed | (self.failed.back == 1))
+        self.cursor = self.done.end_at(max(self.cursor, event.committed))
+        self._settle()
+
+    def _settle(self) -> None:
+        """The committed offset follows the cursor over what is no row of the stream, or is done."""
+        waiting = self.failed.in_stream()
+        edge = min(self.fresh.first_without(EMPTY), int(waiting[0]) if len(waiting) else FAR, self.cursor)
+        if edge > self.committed:
+            self.count += self.done.cut(edge)
+            self.committed = edge
+
+    def _died(self, event: GroupDead) -> None:
+        self.failed.drop(event.offsets)
+        columns = (event.offsets, event.ids, event.positions, event.attempts)
+        for offset, id, position, attempts in zip(*(column.tolist() for column in columns), strict=True):
+            self.dead[offset] = DeadRow(id, position, attempts, event.reason, event.at)
+        self._progressed(event)
+
+    def _reset(self, event: GroupReset) -> None:
+        # Replayed dead letters are no part of the way through the stream, unless it leads over them again.
+        self.failed.keep((self.failed.back == 1) & (self.failed.offsets < event.offset))
+        self.done = DoneRanges()
+        self.committed, self.count = event.offset, event.count
+        self.rewind()
+
+    def _replayed(self, event: GroupDeadReplayed) -> None:
+        dead = [self.dead.pop(offset) for offset in event.offsets.tolist()]
+        rows = Columns(event.offsets, event.ids, i64([row.position for row in dead]))
+        self.failed.put(rows, np.zeros(len(dead), dtype=np.int64), event.dues, back=True)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def lag(self, total: int) -> int:
+        """Stream rows that are not done; `total` is how many the partition has had."""
+        back = int(self.failed.back.sum()) if len(self.failed) else 0
+        return total - self.count - self.done.rows + back
+
+    def holds(self) -> Columns:
+        """Messages that are needed although the committed offset has passed them, or may pass them."""
+        back = self.failed.columns(np.flatnonzero(self.failed.back))
+        dead = Columns(
+            i64(self.dead), i64([d.id for d in self.dead.values()]), i64([d.position for d in self.dead.values()])
+        )
+        return join_columns([back, dead])
+
+    def moved(self, ids: I64, positions: I64) -> None:
+        """Records lie elsewhere now (`Moved`); `ids` are sorted."""
+        self.fresh.replace_positions(ids, positions)
+        self.failed.replace_positions(ids, positions)
+        if self.dead:
+            by_id = dict(zip(ids.tolist(), positions.tolist(), strict=True))
+            for offset, row in self.dead.items():
+                if row.id in by_id:
+                    self.dead[offset] = row._replace(position=by_id[row.id])
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "committed": self.committed, "count": self.count, "done": self.done.to_state(),
+            "failed": self.failed.to_state(), "dead": [(offset, *row) for offset, row in self.dead.items()],
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, group: str, state: dict[str, Any]) -> Self:
+        offsets = cls(group, state["committed"], state["count"])
+        offsets.done = DoneRanges.from_state(state["done"])
+        offsets.failed = FailedRows.from_state(state["failed"])
+        offsets.dead = {offset: DeadRow(*row) for offset, *row in state["dead"]}
+        offsets.rewind()
+        return offsets
+
+
+def i64(values: Any) -> I64:
+    return np.fromiter(values, dtype=np.int64)

@@ -1,0 +1,111 @@
+"""Which rows of a partition's journal make up its stream, and how many there are below an offset.
+
+A message takes its place in the stream once, when it first falls due; the place is the offset of the row that made it
+ready. It is told from the event alone, so that whoever reads the journal later sees the same stream:
+
+    enqueued, batch_committed   rows without a delay
+    fired                       rows with no attempts; one with attempts is a worker's retry
+    rescheduled                 rows with no attempts that were delayed and are ready at once now
+    all others                  none
+
+`replayed` is none: a dead letter of the work queue was in the stream when it first fell due, and what an operator does
+for workers is no affair of groups. Nor are released, nacked and expired leases. What is cancelled or purged before it
+fires never has a row. A topic without streams records `fired_count`, which does not tell which: it can have no groups.
+
+Known gap: a dead letter that is replayed with a delay, and a ready message that is rescheduled to later, fire with no
+attempts and so stand in the stream twice. `shown` leaves them out where the partition knows them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.core.deliveries import NO_COLUMNS, Columns
+from heapline.core.events import AnyEvent, BatchCommitted, Enqueued, Fired, FiredInTurn, Rescheduled
+from heapline.core.position import attempts_of
+
+I64 = npt.NDArray[np.int64]
+MARK_ROWS = 4096
+
+
+class StreamRows(NamedTuple):
+    """All stream rows of a partition in [start, end). All groups share the columns: nobody changes them."""
+
+    rows: Columns
+    start: int
+    end: int
+
+
+def stream_of(
+    event: AnyEvent, offset: int, rows: Any = None, positions: I64 | None = None, shown: Collection[int] = ()
+) -> Columns:
+    """The stream rows of an event whose first row is `offset`. `rows` and `positions` are the records that an enqueue
+    or a commit brings, in the order of its rows; ids in `shown` have had their place."""
+    if isinstance(event, Enqueued | BatchCommitted):
+        if rows is None or positions is None:
+            return NO_COLUMNS
+        return _chosen(offset, rows["id"], positions, rows["due"] == 0)
+    if isinstance(event, Fired | FiredInTurn):
+        first = attempts_of(event.positions) == 0
+        if shown:
+            first &= ~np.isin(event.ids, np.fromiter(shown, dtype=np.int64))
+        return _chosen(offset, event.ids, event.positions, first)
+    if isinstance(event, Rescheduled):
+        was_delayed = np.frombuffer(event.delayed, dtype=np.uint8) == 1
+        first = was_delayed & (event.dues == 0) & (attempts_of(event.positions) == 0)
+        if shown:
+            first &= ~np.isin(event.ids, np.fromiter(shown, dtype=np.int64))
+        return _chosen(offset, event.ids, event.positions, first)
+    return NO_COLUMNS
+
+
+def _chosen(offset: int, ids: Any, positions: I64, which: npt.NDArray[np.bool_]) -> Columns:
+    if which.all():
+        return Columns(np.arange(offset, offset + len(which)), np.ascontiguousarray(ids, dtype=np.int64), positions)
+    at = np.flatnonzero(which)
+    return Columns(offset + at, np.ascontiguousarray(ids[at], dtype=np.int64), positions[at])
+
+
+class StreamCount:
+    """How many stream rows a partition has had, with a mark every few thousand: what lag is counted from.
+
+    Exact at the end and at the marks; for an offset between, whoever asks reads on from the mark before it.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._offsets: list[int] = [0]
+        self._counts: list[int] = [0]
+
+    def add(self, offsets: I64) -> None:
+        """Stream rows that were just recorded."""
+        if not len(offsets):
+            return
+        if self.total - self._counts[-1] >= MARK_ROWS:
+            self._offsets.append(int(offsets[0]))
+            self._counts.append(self.total)
+        self.total += len(offsets)
+
+    def mark_before(self, offset: int) -> tuple[int, int]:
+        """(an offset at or before this one, the number of stream rows below it)."""
+        at = max(0, bisect_right(self._offsets, offset) - 1)
+        return self._offsets[at], self._counts[at]
+
+    def forget_below(self, offset: int) -> None:
+        """The journal starts there now. The last mark before it stays: its count still holds."""
+        keep = max(0, bisect_right(self._offsets, offset) - 1)
+        del self._offsets[:keep], self._counts[:keep]
+
+    def to_state(self) -> list[Any]:
+        return [self.total, list(self._offsets), list(self._counts)]
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> StreamCount:
+        count = cls()
+        count.total, count._offsets, count._counts = state[0], list(state[1]), list(state[2])
+        return count

@@ -1,0 +1,116 @@
+"""Which rows are of the stream, how they are counted, and ranges of what is done."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heapline.core.done import DoneRanges
+from heapline.core.events import (
+    AnyEvent,
+    BatchCommitted,
+    Enqueued,
+    Fired,
+    FiredCount,
+    FiredInTurn,
+    Leased,
+    Nacked,
+    Released,
+    Replayed,
+    Rescheduled,
+)
+from heapline.core.record import ROW
+from heapline.core.stream import MARK_ROWS, StreamCount, stream_of
+from tests.unit.core.group_model import i64
+
+NONE = i64([])
+FIRST, RETRY = 5 << 13, 5 << 13 | 2
+
+
+def records(*dues: int) -> np.ndarray:
+    rows = np.zeros(len(dues), dtype=ROW)
+    rows["id"], rows["due"] = np.arange(len(dues)) + 70, dues
+    return rows
+
+
+@pytest.mark.parametrize(
+    "event", [Enqueued(0, 0, 3, 1), BatchCommitted(i64([70, 71, 72]), "b", ["p"], 1, 0, False, NONE)]
+)
+def test_what_comes_without_delay_stands_in_the_stream_at_its_row(event: AnyEvent) -> None:
+    found = stream_of(event, 40, records(0, 9, 0), i64([1 << 13, 2 << 13, 3 << 13]))
+    assert [column.tolist() for column in found] == [[40, 42], [70, 72], [1 << 13, 3 << 13]]
+    at_once = stream_of(event, 40, records(0, 0, 0), i64([1, 2, 3]))
+    assert at_once.offsets.tolist() == [40, 41, 42]
+
+
+@pytest.mark.parametrize("kind", [Fired, FiredInTurn])
+def test_delayed_message_stands_where_it_fires_and_a_workers_retry_does_not(kind: type) -> None:
+    turns = (NONE,) if kind is FiredInTurn else ()
+    event = kind(i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), False, 1, *turns)
+    assert stream_of(event, 10).offsets.tolist() == [10, 12]
+    assert stream_of(event, 10, shown={9}).ids.tolist() == [7]
+
+
+def test_message_rescheduled_to_now_stands_where_that_was_recorded() -> None:
+    ids, nothing = i64([1, 2, 3, 4]), i64([0] * 4)
+    event = Rescheduled(
+        ids, i64([FIRST, FIRST, FIRST, RETRY]), bytes([1, 0, 1, 1]), nothing, nothing, i64([0, 0, 99, 0]), nothing,
+        False, 1, False,
+    )  # fmt: skip
+    found = stream_of(event, 20)
+    assert (found.offsets.tolist(), found.ids.tolist()) == ([20], [1])
+    assert not len(stream_of(event, 20, shown=[1]).ids)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Replayed(i64([1]), i64([0]), i64([0]), 1),
+        Released(i64([1]), i64([0]), 1),
+        Nacked(i64([1]), i64([0]), i64([0]), None),
+        Leased(i64([1]), b"\1", [], 0, 1),
+        FiredCount(3, False, 1),
+    ],
+)
+def test_what_workers_do_is_not_of_the_stream(event: AnyEvent) -> None:
+    assert not len(stream_of(event, 0).offsets)
+
+
+def test_stream_is_counted_exactly_from_the_mark_before() -> None:
+    count, offsets = StreamCount(), np.arange(0, 60_000, 3)
+    for start in range(0, len(offsets), 1000):
+        count.add(offsets[start : start + 1000])
+    again = StreamCount.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(count.to_state())))
+    assert again.total == 20_000
+    for offset in (0, 1, 29_999, 30_000, 59_999, 70_000):
+        mark, below = again.mark_before(offset)
+        assert mark <= offset
+        assert below == np.searchsorted(offsets, mark)
+        assert np.searchsorted(offsets, offset) - below <= MARK_ROWS + 1000
+    again.forget_below(30_000)
+    assert again.mark_before(30_000) == count.mark_before(30_000)
+    again.add(NONE)
+    assert again.total == 20_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), max_size=12), st.integers(0, 70))
+def test_done_ranges_are_what_a_set_says(ranges: list[tuple[int, int]], edge: int) -> None:
+    done, offsets = DoneRanges(), set[int]()
+    for start, length in ranges:
+        new = set(range(start, start + length)) - offsets
+        done.add(i64([start]), i64([start + length]), i64([len(new)]))
+        offsets |= new
+    every = np.arange(80)
+    assert done.contains(every).tolist() == [o in offsets for o in every.tolist()]
+    assert done.rows == len(offsets)
+    assert (done.starts[1:] > done.ends[:-1]).all(), "ranges that touch are one"
+    end = done.end_at(edge)
+    assert end not in offsets
+    assert set(range(edge, end)) <= offsets
+    assert done.rows_below(end) == len([o for o in offsets if o < end])
+    assert done.cut(end) == len([o for o in offsets if o < end])
+    assert done.rows == len([o for o in offsets if o > end])
+    assert DoneRanges.from_state(done.to_state()).ends.tolist() == done.ends.tolist()
