@@ -29,10 +29,11 @@ MOMENT_MS_MAX = 32_503_680_000_000  # the year 3000
 SCHEDULE, SCHEDULED_AT = "heapline-schedule", "heapline-scheduled-at"
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One schedule as it was asked for; make it with `make_schedule`, which checks it.
 
-    It is stored as it stands here. Fields may be added with a default; none may change its meaning.
+    It is stored as it stands here, defaults too: another default is for new schedules only. A field may be added if
+    its default means what was so before; none may change its meaning.
     """
 
     name: str  # namespace/name

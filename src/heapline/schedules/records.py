@@ -91,8 +91,9 @@ def decode_record(data: bytes, where: str) -> Record:
         return _records.decode(data)
     except msgspec.ValidationError as error:
         tag = _first(data)
-        newer = "unknown field" in str(error) or not any(kind.__struct_config__.tag == tag for kind in KINDS)
-        if newer and isinstance(tag, int):
+        known = any(kind.__struct_config__.tag == tag for kind in KINDS)
+        more = "unknown field" in str(error) or "at most length" in str(error)  # than this version writes
+        if isinstance(tag, int) and (more or not known):
             raise UnknownFormat(f"{where} (schedule record {tag:#x})", tag & 15) from error
         raise SnapshotCorrupt(where, f"a schedule record does not fit: {error}") from error
     except msgspec.DecodeError as error:

@@ -69,8 +69,8 @@ class Timetable:
         return None if at is None else at * 1000
 
     def _next_of_every(self, after: int) -> int:
-        rounds = (after - self._first) // self._every + 1
-        return self._first + max(0, rounds) * self._every
+        # Also before the first, in step with it: a schedule made by a clock that was ahead can be rewound.
+        return self._first + ((after - self._first) // self._every + 1) * self._every
 
     def _between(self, after: int, until: int) -> Iterator[int]:
         at = self.next_fire(after)
