@@ -10,6 +10,7 @@ The leaf says what happened, the branch says what the caller should do about it:
     │   ├── TopicNotFound
     │   ├── TopicExists             a topic of that name has another config
     │   ├── MessageNotFound
+    │   ├── ScheduleNotFound
     │   ├── UnknownPart             a commit names a part that is not prepared
     │   ├── Unauthenticated         the server does not know who is calling
     │   ├── PermissionDenied        it knows, and the caller's scopes do not allow the call
@@ -130,6 +131,14 @@ class MessageNotFound(RequestError, LookupError):
             f"topic {topic!r} holds no message {message_id}: it was acked, cancelled, expired or purged, "
             "or the id is of another topic"
         )
+
+
+class ScheduleNotFound(RequestError, LookupError):
+    fields = ("schedule",)
+
+    def __init__(self, schedule: str) -> None:
+        self.schedule = schedule
+        super().__init__(f"there is no schedule {schedule!r}: make it with create_schedule, or check its name")
 
 
 class UnknownPart(RequestError, LookupError):

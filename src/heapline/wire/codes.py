@@ -31,6 +31,7 @@ TABLE: dict[type[HeaplineError], Codes] = {
     errors.PayloadTooLarge: Codes("INVALID_ARGUMENT", 413),
     errors.TopicNotFound: Codes("NOT_FOUND", 404),
     errors.MessageNotFound: Codes("NOT_FOUND", 404),
+    errors.ScheduleNotFound: Codes("NOT_FOUND", 404),
     errors.UnknownPart: Codes("NOT_FOUND", 404),
     errors.TopicExists: Codes("ALREADY_EXISTS", 409),
     errors.Unauthenticated: Codes("UNAUTHENTICATED", 401),
