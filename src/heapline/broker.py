@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from heapline.model import (
     BatchInfo,
@@ -25,8 +25,168 @@ from heapline.model import (
 )  # fmt: skip
 from heapline.producer import Producer
 
+if TYPE_CHECKING:
+    from heapline.schedules import ScheduleInfo
+    from heapline.streams import (
+        Fetched,
+        GroupDeadLetter,
+        GroupEvents,
+        GroupInfo,
+        GroupOffset,
+        Offsets,
+        Place,
+        ReplayFilter,
+        ReplayInfo,
+        StreamBatch,
+        StreamMessage,
+    )  # fmt: skip
+
 Held = Message | LeaseRef | Iterable[Message | LeaseRef]
 MessageId = str | int
+
+
+class Subscription(Protocol):
+    """A member of a group: iterate for its rows, or their batches."""
+
+    topic: str
+    group: str
+    member: str
+
+    @property
+    def partitions(self) -> list[int]:
+        """That it reads now."""
+        ...
+
+    async def __aenter__(self) -> Subscription: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+    async def ack(self, rows: Any) -> None:
+        """Rows or batches, one or many, or {partition: offsets}."""
+        ...
+
+    async def nack(self, rows: Any, *, reason: str | None = None) -> None: ...
+
+    async def close(self) -> None:
+        """Leave: what is not acked goes to others."""
+        ...
+
+
+class GroupBroker(Protocol):
+    """Topics read as streams, by consumer groups."""
+
+    async def create_group(self, topic: str, group: str, *, start: Place = "earliest", **config: Any) -> GroupInfo:
+        """Make a consumer group that begins at `start`. Again with an equal config is fine (it stays where it is); with
+        another one raises GroupExists. `config` are the fields of GroupConfig."""
+        ...
+
+    async def get_group(self, topic: str, group: str) -> GroupInfo: ...
+
+    async def list_groups(self, topic: str) -> list[GroupInfo]: ...
+
+    async def delete_group(self, topic: str, group: str) -> None: ...
+
+    async def group_offsets(self, topic: str, group: str) -> list[GroupOffset]: ...
+
+    async def reset_offsets(
+        self, topic: str, group: str, *, to: Place, partitions: Sequence[int] | None = None
+    ) -> list[GroupOffset]:
+        """Let a group go on from elsewhere. An observer group is moved on by the same call."""
+        ...
+
+    def subscribe(
+        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
+        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
+        **config: Any,
+    ) -> Subscription:  # fmt: skip
+        """Read a topic as a member of a group, which is made if it is not there. Use it with `async with`, iterate.
+
+        At most `credits` rows are out at a time: more come as they are acked. `member` None: a name of its own, that
+        leaves the group when it is closed. Another subscription of the same member takes over from this one.
+        """
+        ...
+
+    async def group_fetch(
+        self, topic: str, group: str, member: str, *, session: str, max_messages: int = 1000,
+        max_bytes: int = 2 << 20, wait: float = 0.0, start: Place = "earliest", config: Mapping[str, Any] | None = None,
+    ) -> Fetched:  # fmt: skip
+        """One step of a subscription: join if need be (the group is made if it is not there), give a sign of life, and
+        take rows; waits up to `wait` seconds for the first, or for partitions to change hands."""
+        ...
+
+    async def group_ack(self, topic: str, group: str, member: str, offsets: Offsets, *, session: str) -> None:
+        """These rows are done. Acks all it can, then raises DeliveryLost if some were not the member's any more."""
+        ...
+
+    async def group_nack(
+        self, topic: str, group: str, member: str, offsets: Offsets, *, session: str, reason: str | None = None
+    ) -> None: ...
+
+    async def group_leave(self, topic: str, group: str, member: str, *, session: str) -> None:
+        """What the member holds goes to others at once."""
+        ...
+
+    async def group_dead_list(self, topic: str, group: str, limit: int = 100) -> list[GroupDeadLetter]: ...
+
+    async def group_dead_replay(self, topic: str, group: str, offsets: Offsets | None = None) -> int:
+        """Deliver dead letters of a group to it once more, all or these; returns how many."""
+        ...
+
+    async def group_dead_delete(self, topic: str, group: str, offsets: Offsets | None = None) -> int: ...
+
+
+class ReplayBroker(Protocol):
+    """What was, again."""
+
+    def replay(
+        self, topic: str, *, start: Place = "earliest", end: Place | None = None,
+        partitions: Sequence[int] | None = None, mode: str = "all", where: ReplayFilter | None = None,
+        rate: float | None = None, checkpoint: str | None = None, batches: bool = False,
+    ) -> AsyncIterator[StreamMessage | StreamBatch]:  # fmt: skip
+        """The stream from `start` to `end` (what is durable when it begins), to whoever iterates. mode="fast": only the
+        last state of each message, and only what is not gone. With `checkpoint`, a name, it goes on after a crash where
+        it was: a few rows before that may come twice, none is missing."""
+        ...
+
+    async def start_replay(
+        self, name: str, topic: str, *, into: str | None = None, start: Place = "earliest", end: Place | None = None,
+        partitions: Sequence[int] | None = None, mode: str = "all", where: ReplayFilter | None = None,
+        rate: float | None = None, priority: int | None = None, delay: float | None = None,
+        deliver_at: datetime | None = None, keep_due: bool = False,
+    ) -> ReplayInfo:  # fmt: skip
+        """Enqueue the stream's messages into a topic (the same, if none is given), each once, also over restarts."""
+        ...
+
+    async def get_replay(self, name: str) -> ReplayInfo: ...
+
+    async def list_replays(self) -> list[ReplayInfo]: ...
+
+    async def cancel_replay(self, name: str) -> ReplayInfo: ...
+
+
+class ScheduleBroker(Protocol):
+    """Messages that are enqueued by the calendar."""
+
+    async def create_schedule(
+        self, name: str, *, topic: str, payload: bytes = b"", cron: str | None = None,
+        every: float | None = None, tz: str = "UTC", **more: Any,
+    ) -> ScheduleInfo:  # fmt: skip
+        """Enqueue a message at each of these times, once each. Again under the same name changes the schedule. `more`:
+        starts, ends, misfire, grace, makeup_max, and the message's priority, key, headers, ttl, max_retries,
+        fairness_key."""
+        ...
+
+    async def get_schedule(self, name: str) -> ScheduleInfo: ...
+
+    async def list_schedules(self) -> list[ScheduleInfo]: ...
+
+    async def pause_schedule(self, name: str) -> ScheduleInfo: ...
+
+    async def resume_schedule(self, name: str) -> ScheduleInfo: ...
+
+    async def delete_schedule(self, name: str) -> None: ...
 
 
 @runtime_checkable

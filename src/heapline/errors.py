@@ -11,6 +11,10 @@ The leaf says what happened, the branch says what the caller should do about it:
     │   ├── TopicExists             a topic of that name has another config
     │   ├── MessageNotFound
     │   ├── ScheduleNotFound
+    │   ├── GroupNotFound
+    │   ├── GroupExists             a group of that name has another config
+    │   ├── ReplayNotFound
+    │   ├── ReplayExists            a replay of that name was asked for otherwise
     │   ├── UnknownPart             a commit names a part that is not prepared
     │   ├── Unauthenticated         the server does not know who is calling
     │   ├── PermissionDenied        it knows, and the caller's scopes do not allow the call
@@ -18,6 +22,8 @@ The leaf says what happened, the branch says what the caller should do about it:
     │   └── Closed                  the broker was closed
     ├── ConflictError           somebody or something else got there first
     │   ├── LeaseLost               the lease ended before this call
+    │   ├── DeliveryLost            rows of a stream that the member of a group does not hold any more
+    │   ├── MemberReplaced          another subscription took the member's name
     │   ├── StaleEpoch              a newer producer of that name exists
     │   ├── StaleSequence           a sequence below answered_below, or older than the window
     │   ├── IdempotencyConflict     the same identity with another payload
@@ -187,6 +193,41 @@ class ConfirmationNeeded(RequestError):
         )
 
 
+class GroupNotFound(RequestError, LookupError):
+    fields = ("topic", "group")
+
+    def __init__(self, topic: str, group: str) -> None:
+        self.topic, self.group = topic, group
+        super().__init__(f"topic {topic!r} has no group {group!r}: make it with create_group, or subscribe to it")
+
+
+class GroupExists(RequestError):
+    fields = ("topic", "group", "differing")
+
+    def __init__(self, topic: str, group: str, differing: list[str]) -> None:
+        self.topic, self.group, self.differing = topic, group, differing
+        super().__init__(
+            f"group {group!r} of topic {topic!r} is there with other settings ({', '.join(differing)}): use those, or "
+            "delete the group first"
+        )
+
+
+class ReplayNotFound(RequestError, LookupError):
+    fields = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is no replay {name!r}: `heapline replay list` shows those that there are")
+
+
+class ReplayExists(RequestError):
+    fields = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"replay {name!r} is there and was asked for otherwise: give this one another name")
+
+
 class Closed(RequestError):
     def __init__(self) -> None:
         super().__init__("this broker is not open: use it inside `async with heapline.open(...)`, or open it again")
@@ -207,6 +248,32 @@ class LeaseLost(ConflictError):
         super().__init__(
             f"the lease of {len(lost)} message(s) of topic {topic!r} had ended ({shown}): they are or will be "
             "delivered again; extend leases in time, or pop with a longer visibility"
+        )
+
+
+class DeliveryLost(ConflictError):
+    """Some rows were not held by this member of a group any more. `lost` holds their offsets by partition; all others
+    were carried out."""
+
+    fields = ("lost", "topic", "group")
+
+    def __init__(self, lost: dict[int, list[int]], topic: str, group: str) -> None:
+        self.lost, self.topic, self.group = lost, topic, group
+        count = sum(len(offsets) for offsets in lost.values())
+        super().__init__(
+            f"{count} row(s) of topic {topic!r} were not held by this member of group {group!r} any more: they are or "
+            "will be delivered again; ack in time, or give the group a longer ack_timeout"
+        )
+
+
+class MemberReplaced(ConflictError):
+    fields = ("topic", "group", "member")
+
+    def __init__(self, topic: str, group: str, member: str) -> None:
+        self.topic, self.group, self.member = topic, group, member
+        super().__init__(
+            f"another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}: stop this "
+            "one, or give it a name of its own"
         )
 
 
