@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from heapline.client.consuming import consume
     from heapline.client.target import ClientTls
     from heapline.client.tasks import App, Bury, Retry
-    from heapline.config import Aging, Backoff, BrokerConfig, TopicConfig, aging
+    from heapline.config import Aging, Backoff, BrokerConfig, GroupConfig, TopicConfig, aging
     from heapline.engine import open, open_sync
     from heapline.errors import (
         BadName,
@@ -31,17 +31,23 @@ if TYPE_CHECKING:
         ConflictError,
         CorruptionError,
         DeadlineExceeded,
+        DeliveryLost,
         DirectoryLocked,
+        GroupExists,
+        GroupNotFound,
         HeaplineError,
         IdempotencyConflict,
         JournalCorrupt,
         LeaseLost,
+        MemberReplaced,
         MessageLeased,
         MessageNotFound,
         PayloadTooLarge,
         PermissionDenied,
         RateLimited,
         RecordCorrupt,
+        ReplayExists,
+        ReplayNotFound,
         RequestError,
         ResourceExhausted,
         ScheduleNotFound,
@@ -76,19 +82,31 @@ if TYPE_CHECKING:
         TopicStats,
     )  # fmt: skip
     from heapline.producer import Producer
+    from heapline.schedules import Schedule, ScheduleInfo
+    from heapline.streams import (
+        GroupDeadLetter,
+        GroupInfo,
+        GroupOffset,
+        ReplayFilter,
+        ReplayInfo,
+        StreamBatch,
+        StreamMessage,
+    )  # fmt: skip
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Aging", "App", "Backoff", "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "BatchInfo", "Broker",
     "BrokerConfig", "Bury", "ClientTls", "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError",
-    "DeadlineExceeded", "DepthBucket", "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued", "HeaplineError",
+    "DeadlineExceeded", "DeliveryLost", "DepthBucket", "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued",
+    "GroupConfig", "GroupDeadLetter", "GroupExists", "GroupInfo", "GroupNotFound", "GroupOffset", "HeaplineError",
     "IdempotencyConflict", "JournalCorrupt", "LatencyHistogram", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame",
-    "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats", "PayloadTooLarge",
-    "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt", "RequestError", "ResourceExhausted", "Retry",
-    "ScheduleNotFound", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull", "TopicConfig",
-    "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats", "Unauthenticated", "UnavailableError",
-    "UnknownFormat", "UnknownPart", "aging",
+    "MemberReplaced", "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats",
+    "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt", "ReplayExists", "ReplayFilter",
+    "ReplayInfo", "ReplayNotFound", "RequestError", "ResourceExhausted", "Retry", "Schedule", "ScheduleInfo",
+    "ScheduleNotFound", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull", "StreamBatch",
+    "StreamMessage", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats",
+    "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
     "connect", "connect_from_env", "connect_sync", "consume", "open", "open_sync",
 ]  # fmt: skip
 
@@ -99,24 +117,39 @@ _HOMES = {
     "heapline.client.consuming": ("consume",),
     "heapline.client.target": ("ClientTls",),
     "heapline.client.tasks": ("App", "Bury", "Retry"),
-    "heapline.config": ("Aging", "Backoff", "BrokerConfig", "TopicConfig", "aging"),
+    "heapline.config": ("Aging", "Backoff", "BrokerConfig", "GroupConfig", "TopicConfig", "aging"),
     "heapline.engine": ("open", "open_sync"),
     "heapline.errors": (
         "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "Closed", "ConfirmationNeeded", "ConflictError",
-        "CorruptionError", "DeadlineExceeded", "DirectoryLocked", "HeaplineError", "IdempotencyConflict",
-        "JournalCorrupt", "LeaseLost", "MessageLeased", "MessageNotFound", "PayloadTooLarge", "PermissionDenied",
-        "RateLimited", "RecordCorrupt", "RequestError", "ResourceExhausted", "ScheduleNotFound", "SnapshotCorrupt",
-        "StaleEpoch", "StaleSequence", "StorageFull", "TopicExists", "TopicNotFound", "TopicReloading",
-        "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart",
+        "CorruptionError", "DeadlineExceeded", "DeliveryLost", "DirectoryLocked", "GroupExists", "GroupNotFound",
+        "HeaplineError", "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "MemberReplaced", "MessageLeased",
+        "MessageNotFound", "PayloadTooLarge", "PermissionDenied", "RateLimited", "RecordCorrupt", "ReplayExists",
+        "ReplayNotFound", "RequestError", "ResourceExhausted", "ScheduleNotFound", "SnapshotCorrupt", "StaleEpoch",
+        "StaleSequence", "StorageFull", "TopicExists", "TopicNotFound", "TopicReloading", "Unauthenticated",
+        "UnavailableError", "UnknownFormat", "UnknownPart",
     ),
     "heapline.model": (
         "BatchInfo", "DepthBucket", "DlqFilter", "DueBucket", "Enqueued", "LatencyHistogram", "LeaseRef", "LogEvent",
         "LogFrame", "Message", "MessageInfo", "Outgoing", "PartitionStats", "SpineStats", "TopicInfo", "TopicStats",
     ),
     "heapline.producer": ("Producer",),
+    "heapline.schedules": ("Schedule", "ScheduleInfo"),
+    "heapline.streams": (
+        "GroupDeadLetter", "GroupInfo", "GroupOffset", "ReplayFilter", "ReplayInfo", "StreamBatch", "StreamMessage",
+    ),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("broker", "config", "engine", "errors", "model", "outbox", "producer")  # also by `import heapline` alone
+_ROOMS = (
+    "broker",
+    "config",
+    "engine",
+    "errors",
+    "model",
+    "outbox",
+    "producer",
+    "schedules",
+    "streams",
+)  # also by `import heapline` alone
 
 if not TYPE_CHECKING:  # else a type checker would find every name here, also those that are misspelled
 

@@ -252,17 +252,16 @@ class LeaseLost(ConflictError):
 
 
 class DeliveryLost(ConflictError):
-    """Some rows were not held by this member of a group any more. `lost` holds their offsets by partition; all others
+    """Some rows were not held by this member of a group any more: `offsets` of `partitions`, side by side. All others
     were carried out."""
 
-    fields = ("lost", "topic", "group")
+    fields = ("partitions", "offsets", "topic", "group")
 
-    def __init__(self, lost: dict[int, list[int]], topic: str, group: str) -> None:
-        self.lost, self.topic, self.group = lost, topic, group
-        count = sum(len(offsets) for offsets in lost.values())
+    def __init__(self, partitions: list[int], offsets: list[int], topic: str, group: str) -> None:
+        self.partitions, self.offsets, self.topic, self.group = partitions, offsets, topic, group
         super().__init__(
-            f"{count} row(s) of topic {topic!r} were not held by this member of group {group!r} any more: they are or "
-            "will be delivered again; ack in time, or give the group a longer ack_timeout"
+            f"{len(offsets)} row(s) of topic {topic!r} were not held by this member of group {group!r} any more: they "
+            "are or will be delivered again; ack in time, or give the group a longer ack_timeout"
         )
 
 
