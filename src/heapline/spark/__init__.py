@@ -1,0 +1,16 @@
+"""Spark reads the log: the format `heapline`, and a session that just works.
+
+    from heapline.spark import session
+
+    spark = session()
+    spark.read.format("heapline").option("path", "data").option("subscribe", "orders").load().show()
+
+`heapline[spark]` is the connector for a cluster that has Spark; `heapline[spark-local]` brings Spark too.
+"""
+
+from __future__ import annotations
+
+from heapline.spark.schema import SCHEMA_VERSION
+from heapline.spark.session import session
+
+__all__ = ["SCHEMA_VERSION", "session"]

@@ -1,0 +1,252 @@
+"""What can be set on a read: names, defaults and checks of the options, most of them those of Spark's Kafka source.
+
+Spark hands over every option as a string and does not care for the case of names. An option that is not known here is
+refused: one that is misspelt would otherwise silently do nothing. Only what may be written is decided here; what it
+means for a topic is in positions.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from heapline.errors import BadRequest
+from heapline.spark.schema import VIEWS, Column, columns_of
+
+EARLIEST, LATEST = "earliest", "latest"
+BEGIN, END = -2, -1  # the same in JSON, as Kafka has it
+
+_WHERE = ("subscribe", "subscribepattern", "assign")
+_STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
+_ENDS = ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp")
+#: As people write them, for messages; asked for in lower case.
+NAMES = (
+    "path", "heapline.url", "heapline.api_key", "heapline.api_key_file", "heapline.token", "view", "columns",
+    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxPartitionBytes",
+    "failOnDataLoss", "includeHeaders", "leaseSeconds",
+)  # fmt: skip
+_KNOWN = {name.lower(): name for name in NAMES}
+_SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|[a-z]*?)s?\s*", re.IGNORECASE)
+_SPANS = {
+    "ms": 0.001, "millisecond": 0.001, "": 1.0, "s": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0,
+    "h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where a read begins or ends: one word for all, or per topic and partition offsets or times (ms)."""
+
+    word: str | None = None
+    offsets: dict[str, dict[int, int]] | None = None
+    time: int | None = None
+    times: dict[str, dict[int, int]] | None = None
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which topics and partitions: exactly one of them is given."""
+
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    assign: dict[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the log is: a directory, or a server and how to find the key to it."""
+
+    path: str | None = None
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_key_file: str | None = None
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    target: Target
+    which: Which
+    view: str
+    columns: tuple[Column, ...]
+    start: Positions
+    end: Positions
+    start_late: str  # "error" or "latest": what a starting time means that nothing was written after
+    max_rows: int | None
+    min_rows: int | None
+    max_delay: float
+    pieces_min: int
+    piece_bytes: int
+    fail_on_loss: bool
+    lease_seconds: float
+
+
+def parse_columns(options: Mapping[str, str]) -> tuple[Column, ...]:
+    """Only the columns: Spark asks for these before it is known whether a batch or a stream is read."""
+    return _columns({name.lower(): value for name, value in options.items()})[1]
+
+
+def _columns(given: dict[str, str]) -> tuple[str, tuple[Column, ...]]:
+    view = given.get("view", "messages")
+    if view not in VIEWS:
+        raise BadRequest(f"view is one of {', '.join(VIEWS)}, not {view!r}")
+    wanted = given.get("columns")
+    names = None if wanted is None else tuple(name.strip() for name in wanted.split(","))
+    return view, columns_of(view, names, _flag(given, "includeheaders", False))
+
+
+def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    given = {name.lower(): value for name, value in options.items()}
+    for name in given:
+        if name not in _KNOWN:
+            raise BadRequest(f"there is no option {name!r} for reading; there are {', '.join(NAMES)}")
+    view, columns = _columns(given)
+    if streaming and (found := [name for name in _ENDS if name in given]):
+        raise BadRequest(f"a stream has no end: leave {_KNOWN[found[0]]} out")
+    default = LATEST if streaming else EARLIEST
+    return ReadOptions(
+        target=_target(given), which=_which(given), view=view, columns=columns,
+        start=_positions(given, _STARTS, default, LATEST if not streaming else None),
+        end=_positions(given, _ENDS, LATEST, EARLIEST),
+        start_late=_choice(given, "startingoffsetsbytimestampstrategy", ("error", "latest")),
+        max_rows=_count(given, "maxoffsetspertrigger"), min_rows=_count(given, "minoffsetspertrigger"),
+        max_delay=_span(given.get("maxtriggerdelay", "15m")), pieces_min=_count(given, "minpartitions") or 1,
+        piece_bytes=_count(given, "maxpartitionbytes") or PIECE_BYTES,
+        fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
+    )  # fmt: skip
+
+
+PIECE_BYTES = 16 << 20
+
+
+def _target(given: dict[str, str]) -> Target:
+    path, url = given.get("path"), given.get("heapline.url")
+    if path is not None and url is not None:
+        raise BadRequest("give path or heapline.url, not both: rows are read from a directory or from a server")
+    key = given.get("heapline.api_key", given.get("heapline.token"))
+    return Target(path, url, key, given.get("heapline.api_key_file"))
+
+
+def _which(given: dict[str, str]) -> Which:
+    found = [name for name in _WHERE if name in given]
+    if len(found) != 1:
+        raise BadRequest("say which topics: exactly one of subscribe, subscribePattern and assign")
+    value = given[found[0]]
+    if found[0] == "subscribe":
+        topics = tuple(dict.fromkeys(plain_topic(name.strip()) for name in value.split(",") if name.strip()))
+        if not topics:
+            raise BadRequest("subscribe names no topic")
+        return Which(topics=topics)
+    if found[0] == "subscribepattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise BadRequest(f"subscribePattern={value!r} is no regular expression: {error}") from None
+        return Which(pattern=value)
+    parsed = _json("assign", value)
+    form = 'assign is JSON such as {"orders": [0, 1]}'
+    if not isinstance(parsed, dict) or not parsed:
+        raise BadRequest(form)
+    for numbers in parsed.values():
+        if not isinstance(numbers, list) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
+            raise BadRequest(form)
+    return Which(assign={plain_topic(t): tuple(sorted(set(numbers))) for t, numbers in parsed.items()})
+
+
+def plain_topic(name: str) -> str:
+    return name.removeprefix("default/")
+
+
+def _positions(given: dict[str, str], names: tuple[str, ...], default: str, refused: str | None) -> Positions:
+    by_offset, by_time, by_times = names
+    found = [name for name in names if name in given]
+    # Of several, Kafka's source takes the one that says most for all: time, then times, then offsets.
+    if by_time in found:
+        return Positions(time=_ms(_KNOWN[by_time], given[by_time]))
+    if by_times in found:
+        return Positions(times=_by_partition(_KNOWN[by_times], given[by_times], low=0))
+    if by_offset not in found:
+        return Positions(word=default)
+    value, name = given[by_offset].strip(), _KNOWN[by_offset]
+    if value.lower() in (EARLIEST, LATEST):
+        if value.lower() == refused:
+            raise BadRequest(f"{name}={value} would read nothing; a batch reads from earliest to latest")
+        return Positions(word=value.lower())
+    offsets = _by_partition(name, value, low=BEGIN)
+    never = END if refused == LATEST else BEGIN if refused == EARLIEST else None
+    if any(offset == never for parts in offsets.values() for offset in parts.values()):
+        raise BadRequest(f"{name}: {never} stands for {refused}, which a batch cannot have there")
+    return Positions(offsets=offsets)
+
+
+def _by_partition(name: str, value: str, low: int) -> dict[str, dict[int, int]]:
+    parsed = _json(name, value)
+    form = f'{name} is "earliest", "latest" or JSON such as {{"orders": {{"0": 23, "1": {low}}}}}'
+    if not isinstance(parsed, dict):
+        raise BadRequest(form)
+    found: dict[str, dict[int, int]] = {}
+    for topic, parts in parsed.items():
+        if not isinstance(parts, dict):
+            raise BadRequest(form)
+        # A checkpoint's offsets can be given as they stand; which topic of that name was meant is not asked.
+        numbers = {p: o for p, o in parts.items() if p != INCARNATION}
+        for partition, offset in numbers.items():
+            if not partition.isdigit() or type(offset) is not int or offset < low:
+                raise BadRequest(form)
+        found[plain_topic(topic)] = {int(p): o for p, o in numbers.items()}
+    return found
+
+
+INCARNATION = "incarnation"
+
+
+def _json(name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise BadRequest(f"{name} is not JSON: {error}") from None
+
+
+def _ms(name: str, value: str) -> int:
+    if not value.strip().isdigit():
+        raise BadRequest(f"{name} is a number of milliseconds since 1970, not {value!r}")
+    return int(value)
+
+
+def _count(given: dict[str, str], name: str) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not value.strip().isdigit() or int(value) == 0:
+        raise BadRequest(f"{_KNOWN[name]} is a whole number over 0, not {value!r}")
+    return int(value)
+
+
+def _flag(given: dict[str, str], name: str, default: bool) -> bool:
+    value = given.get(name, str(default)).strip().lower()
+    if value not in ("true", "false"):
+        raise BadRequest(f"{_KNOWN[name]} is true or false, not {value!r}")
+    return value == "true"
+
+
+def _choice(given: dict[str, str], name: str, words: tuple[str, ...]) -> str:
+    value = given.get(name, words[0]).strip().lower()
+    if value not in words:
+        raise BadRequest(f"{_KNOWN[name]} is one of {', '.join(words)}, not {value!r}")
+    return value
+
+
+def _span(value: str) -> float:
+    """
+    >>> _span("15m"), _span("200ms"), _span("3 seconds")
+    (900.0, 0.2, 3.0)
+    """
+    match = _SPAN.fullmatch(value)
+    unit = match[2].lower() if match else None
+    if match is None or unit not in _SPANS:
+        raise BadRequest(f"maxTriggerDelay is a time such as 15m or 200ms, not {value!r}")
+    return float(match[1]) * _SPANS[unit]

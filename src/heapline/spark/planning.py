@@ -1,0 +1,95 @@
+"""From ranges of offsets to pieces that tasks read: which units, and what is to be done about rows that are gone.
+
+A piece is a run of units, for all partitions of a topic at once, because all of them share one journal: cut by
+partition, every task would read the whole of it. Rows outside the ranges are left out when a piece is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from heapline.journal.unit import Unit
+from heapline.logs import Log
+from heapline.spark.decoding import Decoder
+from heapline.spark.events import EventBatches
+from heapline.spark.log import DataLost, Source, TopicLog, TopicRef
+from heapline.spark.marks import Marks, Place
+from heapline.spark.messages import MessageBatches
+from heapline.spark.options import ReadOptions
+
+log_ = Log("heapline.spark")
+Range = dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one task reads."""
+
+    topic: TopicRef
+    ranges: Range
+    start: Place
+    end: int  # number of the unit to stop before
+    tolerant: frozenset[int]  # partitions of which messages are left out whose records are gone
+
+
+def plan(log: TopicLog, ranges: Range, options: ReadOptions) -> list[Work]:
+    """The pieces of one topic. DataLost if rows that were asked for are gone, unless that is allowed."""
+    starts, ends, marks = log.starts(), log.ends(), log.marks()
+    ranges = {p: _allowed(log, p, r, starts[p], ends[p], options.fail_on_loss) for p, r in ranges.items()}
+    found = marks.span(ranges, log.last_unit())
+    if found is None:
+        return []
+    start, end = found
+    log.hold(start)
+    tolerant = frozenset(p for p, (first, _) in ranges.items() if first <= starts[p] or not options.fail_on_loss)
+    pieces = marks.cut(start, end, options.piece_bytes, options.pieces_min)
+    return [Work(log.ref, ranges, first, last, tolerant) for first, last in pieces]
+
+
+def _allowed(
+    log: TopicLog, partition: int, asked: tuple[int, int], first: int, last: int, fail: bool
+) -> tuple[int, int]:
+    """The range as far as it is there."""
+    start, end = asked
+    if start >= end or (first <= start and end <= last):
+        return asked
+    lost = f"rows {start} to {min(first, end) - 1}" if start < first else f"rows {max(start, last)} to {end - 1}"
+    where = f"partition {partition} of topic {log.ref.topic!r}, which has {first} to {last - 1}"
+    if fail:
+        raise DataLost(
+            f"{lost} were asked for of {where}. What was reclaimed is gone: start at a later offset, or set "
+            "failOnDataLoss=false to go on with what is there"
+        )
+    log_.warning("rows are gone", topic=log.ref.topic, partition=partition, start=start, end=end, log_start=first)
+    return max(start, first), min(end, last)
+
+
+class LogRecords:
+    """Finds prepared records that lie before a piece (decoding.Recorded)."""
+
+    def __init__(self, log: TopicLog) -> None:
+        self._log = log
+        self._marks: Marks | None = None
+
+    def prepared_units(self, partition: int, first_id: int, before: int) -> Iterable[Unit]:
+        if self._marks is None:
+            self._log.look()
+            self._marks = self._log.marks()
+        return self._log.units(self._marks.before_id(partition, first_id), before, held=False)
+
+    def all_units(self) -> Iterable[Unit]:
+        self._log.look()
+        return self._log.units(None, self._log.last_unit() + 1, held=False)
+
+
+def read(source: Source, work: Work, options: ReadOptions) -> Iterator[Any]:
+    """The Arrow batches of a piece."""
+    log = source.open(work.topic)
+    try:
+        make = MessageBatches if options.view == "messages" else EventBatches
+        decoder = Decoder(work.ranges, LogRecords(log), work.tolerant, make(work.topic.topic, options.columns))
+        yield from decoder.batches(log.units(work.start, work.end))
+    finally:
+        log.close()

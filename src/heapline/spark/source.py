@@ -1,0 +1,113 @@
+"""The format `heapline` as Spark sees it: a data source, its batch reader and its stream reader.
+
+Spark makes these objects in processes of its own and pickles them from one to the other, so they hold options and
+nothing that is open. Thin: what is read is decided in positions.py and planning.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from heapline.spark.following import Following
+from heapline.spark.options import ReadOptions, parse_columns, parse_options
+from heapline.spark.planning import Work, plan, read
+from heapline.spark.positions import Subscription
+from heapline.spark.schema import spark_ddl
+from heapline.spark.sources import source_of
+
+
+class Piece(InputPartition):
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+
+class HeaplineSource(DataSource):
+    """`spark.read.format("heapline")`, and `readStream`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "heapline"
+
+    def schema(self) -> str:
+        return spark_ddl(parse_columns(self.options))
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return BatchReader(parse_options(self.options, streaming=False))
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return StreamReader(parse_options(self.options, streaming=True))
+
+
+class BatchReader(DataSourceReader):
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        subscription = Subscription(source_of(options), options.which)
+        subscription.find()
+        starts = subscription.resolve(options.start, "startingOffsets", late=options.start_late)
+        ends = subscription.resolve(options.end, "endingOffsets", late="latest")
+        work: list[Work] = []
+        for topic, log in subscription.logs.items():
+            ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
+            work += plan(log, ranges, options)
+        # Not closed: tasks in other processes are to find what was planned. The leases end by themselves.
+        return [Piece(w) for w in work]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, Piece):
+            return iter(())  # Spark reads one empty partition where there is none
+        return read(source_of(self._options), partition.work, self._options)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._following: Following | None = None
+
+    def _opened(self) -> Following:
+        if self._following is None:
+            self._following = Following(source_of(self._options), self._options)
+        return self._following
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._opened().first()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        return ReadAllAvailable() if self._options.min_rows is None else ReadMinRows(self._options.min_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return self._opened().next_end(start, rows, not isinstance(limit, ReadAllAvailable), time.monotonic())
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._opened().last()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._opened().stop_here()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [Piece(work) for work in self._opened().plan(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, Piece):
+            return iter(())
+        return read(source_of(self._options), partition.work, self._options)
+
+    def stop(self) -> None:
+        if self._following is not None:
+            self._following.close()
