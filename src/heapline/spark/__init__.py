@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from heapline.spark.schema import SCHEMA_VERSION
 from heapline.spark.session import session
 
-__all__ = ["SCHEMA_VERSION", "session"]
+__all__ = ["session"]

@@ -6,21 +6,21 @@ heads of the units that are new (heads.py); of older segments the stored indexes
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import msgspec
 
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
 from heapline.errors import BadRequest, JournalCorrupt
-from heapline.journal.disk import RealDisk
+from heapline.journal.disk import Disk, RealDisk
 from heapline.journal.index import ENTRY_EVERY_BYTES, SegmentIndex
 from heapline.journal.reader import LogReader
 from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, segment_path
+from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.unit import Unit
 from heapline.journal.watermark import Watermark
@@ -29,6 +29,7 @@ from heapline.spark.holding import Hold
 from heapline.spark.log import DataLost, TopicRef
 from heapline.spark.marks import Marks, Place, first_place
 
+_LOOKS = 5  # tries, should segments go while they are looked at
 _FOLDER = re.compile(r"(?P<name>.+)\.(?P<incarnation>\d+)")
 
 
@@ -38,43 +39,44 @@ class DirectorySource:
 
     path: str
     lease_seconds: float = 600.0
+    disk: Disk = field(default_factory=RealDisk, compare=False)
 
     def topics(self) -> list[TopicRef]:
-        path = Path(self.path)
-        if not path.is_dir():
+        disk, path = self.disk, os.path.abspath(self.path)
+        if not disk.exists(path):
             raise BadRequest(f"there is no directory {self.path!r}: path is a data directory or the folder of a topic")
-        if (path / CATALOG).exists():
-            return _catalogued(path)
-        if not any(path.glob("*.seg")):
+        if disk.exists(f"{path}/{CATALOG}"):
+            return _catalogued(disk, path)
+        if not numbered(disk.listdir(path), ".seg"):
             raise BadRequest(f"{self.path!r} holds no queue: path is a data directory or the folder of a topic")
-        path = path.resolve()
-        if len(path.parents) > 2 and (path.parents[2] / CATALOG).exists():
-            return [ref for ref in _catalogued(path.parents[2]) if ref.folder == str(path)]
-        return [_lone(path)]
+        root = os.path.dirname(os.path.dirname(os.path.dirname(path)))
+        if disk.exists(f"{root}/{CATALOG}"):
+            return [ref for ref in _catalogued(disk, root) if ref.folder == path]
+        return [_lone(disk, path)]
 
     def open(self, topic: TopicRef) -> DirectoryLog:
-        return DirectoryLog(topic, self.lease_seconds)
+        return DirectoryLog(topic, self.lease_seconds, self.disk)
 
 
-def _catalogued(root: Path) -> list[TopicRef]:
-    entries = Catalog(RealDisk(), str(root)).entries.values()
+def _catalogued(disk: Disk, root: str) -> list[TopicRef]:
+    entries = Catalog(disk, root).entries.values()
     return [TopicRef(e.topic, e.incarnation, e.config.partitions, f"{root}/{e.folder}") for e in entries]
 
 
-def _lone(folder: Path) -> TopicRef:
+def _lone(disk: Disk, folder: str) -> TopicRef:
     """A topic's folder without its catalog: it speaks for itself."""
-    match = _FOLDER.fullmatch(folder.name)
-    header = read_header(RealDisk(), str(folder), list_segments(RealDisk(), str(folder))[0])
-    incarnation = header.incarnation if header is not None else 0
-    return TopicRef(match["name"] if match else folder.name, incarnation, 1, str(folder))
+    name = os.path.basename(folder)
+    match = _FOLDER.fullmatch(name)
+    header = read_header(disk, folder, list_segments(disk, folder)[0])
+    return TopicRef(match["name"] if match else name, header.incarnation if header is not None else 0, 1, folder)
 
 
 class DirectoryLog:
-    def __init__(self, ref: TopicRef, lease_seconds: float = 600.0) -> None:
+    def __init__(self, ref: TopicRef, lease_seconds: float, disk: Disk) -> None:
         self.ref = ref
-        self._disk, self._folder = RealDisk(), ref.folder
+        self._disk, self._folder = disk, ref.folder
         self._lease_seconds = lease_seconds
-        self._reader = LogReader(self._disk, ref.folder)
+        self._reader = LogReader(disk, ref.folder)
         self._headers: dict[int, SegmentHeader] = {}
         self._indexes: dict[int, SegmentIndex] = {}
         self._ends: dict[int, int] = {}
@@ -90,6 +92,17 @@ class DirectoryLog:
             return False
         if mark.incarnation != self.ref.incarnation:
             raise DataLost(f"topic {self.ref.topic!r} was deleted and made again: start a new query on it")
+        for _ in range(_LOOKS):
+            try:
+                self._look_up_to(mark)
+                return True
+            except FileNotFoundError:  # reclaimed under our eyes, or since we last looked: start over
+                self._mark = None
+                mark = self._reader.watermark()
+        raise DataLost(f"the journal of topic {self.ref.topic!r} is reclaimed faster than it can be looked at")
+
+    def _look_up_to(self, mark: Watermark) -> None:
+        before = self._mark
         if before is None:
             self._load(mark)
         else:
@@ -98,13 +111,12 @@ class DirectoryLog:
         self._walk(mark.segment, mark.byte_end)
         self._mark = mark
         if before is None:
-            self._find_silent(mark)
-        return True
+            self._find_silent()
 
     def _load(self, mark: Watermark) -> None:
-        for segment in list_segments(self._disk, self._folder):
-            if segment < mark.segment:
-                self._indexes[segment] = self._reader.index(segment)
+        self._ends, self._headers, self._at = {}, {}, FIRST_UNIT_AT
+        closed = [n for n in list_segments(self._disk, self._folder) if n < mark.segment]
+        self._indexes = {segment: self._reader.index(segment) for segment in closed}
 
     def _walk(self, segment: int, stop: int | None) -> None:
         """Note the units of a segment that are new. Without `stop` another segment follows, where the walk goes on."""
@@ -126,7 +138,7 @@ class DirectoryLog:
         self._headers[segment] = header
         return header
 
-    def _find_silent(self, mark: Watermark) -> None:
+    def _find_silent(self) -> None:
         """The ends of partitions of which the last segment has nothing."""
         for segment in sorted(self._indexes, reverse=True):
             entries = self._indexes[segment].entries()

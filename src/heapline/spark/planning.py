@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from heapline.errors import BadRequest
 from heapline.journal.unit import Unit
 from heapline.logs import Log
 from heapline.spark.decoding import Decoder
@@ -18,6 +19,7 @@ from heapline.spark.log import DataLost, Source, TopicLog, TopicRef
 from heapline.spark.marks import Marks, Place
 from heapline.spark.messages import MessageBatches
 from heapline.spark.options import ReadOptions
+from heapline.spark.positions import Subscription
 
 log_ = Log("heapline.spark")
 Range = dict[int, tuple[int, int]]
@@ -64,6 +66,23 @@ def _allowed(
         )
     log_.warning("rows are gone", topic=log.ref.topic, partition=partition, start=start, end=end, log_start=first)
     return max(start, first), min(end, last)
+
+
+def plan_batch(source: Source, options: ReadOptions) -> list[Work]:
+    """All that a batch reads, as it is now."""
+    subscription = Subscription(source, options.which)
+    subscription.find()
+    starts = subscription.resolve(options.start, "startingOffsets", late=options.start_late)
+    ends = subscription.resolve(options.end, "endingOffsets", late="latest")
+    work: list[Work] = []
+    for topic, log in subscription.logs.items():
+        ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
+        for partition, (start, end) in ranges.items():
+            if start > end:
+                raise BadRequest(f"partition {partition} of topic {topic!r} would start at {start} and end at {end}")
+        work += plan(log, ranges, options)
+    # Not closed: tasks in other processes are to find what was planned. The leases end by themselves.
+    return work
 
 
 class LogRecords:

