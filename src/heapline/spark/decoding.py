@@ -102,7 +102,7 @@ class Decoder:
     def _show_messages(self, unit: Unit, partition: int, event: AnyEvent, offset: int, low: int, high: int) -> None:
         assert isinstance(self._into, MessageBatches)
         if isinstance(event, Enqueued):
-            self._into.add(records_of(unit, event).take(slice(low, high)), partition, offset + low, unit)
+            self._into.add(records_of(unit, event).between(low, high), partition, offset + low, unit)
         elif isinstance(event, BatchCommitted) and len(event.ids):
             for first, records in self._committed(unit, partition, event, low, high):
                 self._into.add(records, partition, offset + first, unit, event.batch_id)
@@ -111,7 +111,7 @@ class Decoder:
         assert isinstance(self._into, EventBatches)
         records: list[Records] = []
         if isinstance(event, Enqueued | Moved):
-            records = [records_of(unit, event).take(slice(low, high))]
+            records = [records_of(unit, event).between(low, high)]
         elif isinstance(event, BatchCommitted) and len(event.ids):
             found = self._committed(unit, partition, event, low, high)
             # What is known of each message goes beside its row only if it is known of all: rows must not shift.

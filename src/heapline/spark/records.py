@@ -19,11 +19,12 @@ from heapline.spark.buffers import I64, Bytes, gather
 
 
 class Records:
-    __slots__ = ("at", "data", "rows")
+    """Rows that lie one after the other from byte `first` of `data`, or at the bytes `at`, wherever these are."""
 
-    def __init__(self, data: Bytes, rows: npt.NDArray[Any], at: I64) -> None:
-        self.data, self.rows = data, rows
-        self.at = at  # of each row's first byte in `data`
+    __slots__ = ("at", "data", "first", "rows")
+
+    def __init__(self, data: Bytes, rows: npt.NDArray[Any], first: int, at: I64 | None = None) -> None:
+        self.data, self.rows, self.first, self.at = data, rows, first, at
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -33,23 +34,43 @@ class Records:
         ids: I64 = self.rows["id"]
         return ids
 
-    def take(self, which: slice | npt.NDArray[Any]) -> Records:
-        return Records(self.data, self.rows[which], self.at[which])
+    def between(self, low: int, high: int) -> Records:
+        at = None if self.at is None else self.at[low:high]
+        return Records(self.data, self.rows[low:high], self.first + low * ROW.itemsize, at)
+
+    def take(self, which: npt.NDArray[Any]) -> Records:
+        """Any of the rows, in any order."""
+        return Records(self.data, self.rows[which], self.first, self._places()[which])
+
+    def _places(self) -> I64:
+        if self.at is not None:
+            return self.at
+        return self.first + np.arange(len(self.rows), dtype=np.int64) * ROW.itemsize
 
     def payloads(self) -> Any:
         """One after the other, as one buffer."""
-        return gather(self.data, self.at + self.rows["payload_at"], self.rows["payload_len"].astype(np.int64))
+        return self._parts("payload_at", "payload_len")
 
     def smalls(self) -> Any:
-        return gather(self.data, self.at + self.rows["small_at"], self.rows["small_len"].astype(np.int64))
+        return self._parts("small_at", "small_len")
+
+    def _parts(self, at: str, length: str) -> Any:
+        rows = self.rows
+        if self.at is not None:
+            return gather(self.data, self.at + rows[at], rows[length].astype(np.int64))
+        if not len(rows):
+            return b""
+        # As a block is laid out, they lie in the order of their rows, without gaps.
+        last = len(rows) - 1
+        start = self.first + rows[at].item(0)
+        return self.data[start : self.first + last * ROW.itemsize + rows[at].item(last) + rows[length].item(last)]
 
 
 def records_of(unit: Unit, event: Enqueued | Moved | BatchPrepared) -> Records:
     """The records that an event brings; they are views of the unit's bytes."""
-    block = unit.blocks[event.block]
-    rows = unit.rows(block)[event.start : event.start + event.count]
-    at = block.offset + np.arange(event.start, event.start + event.count, dtype=np.int64) * ROW.itemsize
-    return Records(np.frombuffer(unit.data, dtype=np.uint8), rows, at)
+    first = unit.blocks[event.block].offset + event.start * ROW.itemsize
+    rows = np.frombuffer(unit.data, ROW, event.count, first)
+    return Records(np.frombuffer(unit.data, dtype=np.uint8), rows, first)
 
 
 def own_records(unit: Unit, event: Moved | BatchPrepared) -> Records:
@@ -57,8 +78,8 @@ def own_records(unit: Unit, event: Moved | BatchPrepared) -> Records:
     block = unit.blocks[event.block]
     end = block.offset + block_nbytes(block.count, block.smalls_len, block.payloads_len)
     data = np.frombuffer(bytes(unit.data[block.offset : end]), dtype=np.uint8)
-    rows = np.frombuffer(data, ROW, event.count, event.start * ROW.itemsize)
-    return Records(data, rows, np.arange(event.start, event.start + event.count, dtype=np.int64) * ROW.itemsize)
+    first = event.start * ROW.itemsize
+    return Records(data, np.frombuffer(data, ROW, event.count, first), first)
 
 
 def in_order(found: Sequence[Records], ids: I64) -> list[Records] | None:

@@ -1,0 +1,47 @@
+"""One Spark session for all tests of a process: starting one takes as long as most of the tests together.
+
+All tests here go to one process of a parallel run, and none without pyspark or a Java.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from heapline.spark import session
+    from heapline.spark.java import NoJava
+
+    try:
+        found = session(master="local[2,4]", app="heapline-tests")
+    except NoJava as error:
+        pytest.skip(str(error))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def load(spark: Any, tmp_path: Path) -> Callable[..., Any]:
+    """`load(**options)`: a DataFrame of topic "jobs" in the data directory of the test."""
+
+    def loaded(stream: bool = False, **options: str) -> Any:
+        reader = (spark.readStream if stream else spark.read).format("heapline").option("path", str(tmp_path / "data"))
+        return reader.options(**{"subscribe": "jobs", **options}).load()
+
+    return loaded

@@ -1,0 +1,110 @@
+"""The format `heapline` in a real Spark: found by itself, read in pieces, the same again whatever the engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import heapline
+from heapline.model import Outgoing
+from heapline.spark.schema import VIEWS, arrow_schema, columns_of
+
+Load = Callable[..., Any]
+
+
+@pytest.fixture
+def hl(tmp_path: Path) -> Iterator[Any]:
+    with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0, reclaim_interval=3600.0) as broker:
+        broker.create_topic("jobs", partitions=3, segment_bytes=1 << 20, max_payload_bytes=1 << 18)
+        yield broker
+
+
+def fill(hl: Any, count: int, size: int = 200) -> None:
+    for first in range(0, count, 500):
+        numbers = range(first, min(first + 500, count))
+        hl.enqueue_batch("jobs", [Outgoing(b"%06d" % i + bytes(size), i % 7, key=f"k{i % 31}") for i in numbers])
+
+
+def exact(df: Any) -> pa.Table:
+    return df.orderBy("partition", "offset").toArrow()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_schema_of_a_view_is_what_spark_makes_of_it(load: Load, hl: Any, view: str) -> None:
+    df = load(view=view, includeHeaders="true")
+    assert to_arrow_schema(df.schema, timezone="UTC").equals(arrow_schema(columns_of(view, headers=True)))
+
+
+def test_range_reads_the_same_while_the_engine_writes_snapshots_reclaims_and_restarts(
+    load: Load, hl: Any, tmp_path: Path
+) -> None:
+    fill(hl, 6000, 400)
+    df = load(minPartitions="3")
+    before = exact(df)
+    assert before.num_rows == 6000
+    assert [v[:6] for v in sorted(before["value"].to_pylist())] == [b"%06d" % i for i in range(6000)]
+    while got := hl.pop("jobs", 1000):
+        hl.ack(got)
+    for _ in range(2):
+        fill(hl, 500, 400)
+        hl.snapshot("jobs")
+    assert exact(df).equals(before)
+    hl.close()
+    with heapline.open_sync(tmp_path / "data") as again:
+        fill(again, 500)
+        assert exact(df).equals(before)
+        assert load().count() == 7500
+
+
+def test_both_views_are_to_be_had_in_sql_and_fit_together(spark: Any, load: Load, hl: Any, tmp_path: Path) -> None:
+    fill(hl, 700)
+    hl.ack(hl.pop("jobs", 100))
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW happened USING heapline "
+        f"OPTIONS (path '{tmp_path}/data', subscribe 'jobs', view 'events')"
+    )
+    load().createOrReplaceTempView("sent")
+    kinds = spark.sql("SELECT kind, count(*) AS n, count(DISTINCT id) AS ids FROM happened GROUP BY kind").collect()
+    assert {row.kind: (row.n, row.ids) for row in kinds} == {
+        "enqueued": (700, 700), "leased": (100, 100), "acked": (100, 100),
+    }  # fmt: skip
+    left = spark.sql("SELECT sent.id FROM sent ANTI JOIN happened ON happened.id = sent.id AND happened.kind = 'acked'")
+    assert left.count() == 600
+
+
+def test_empty_topic_reads_as_no_rows_and_a_wrong_option_is_told(load: Load, hl: Any) -> None:
+    assert load().collect() == []
+    with pytest.raises(Exception, match="there is no option 'startingofsets' for reading"):
+        load(startingOfsets="earliest").collect()
+
+
+def test_stream_goes_on_where_its_checkpoint_says_and_gives_every_message_once(
+    load: Load, hl: Any, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    sizes: list[int] = []
+
+    def keep(batch: Any, number: int) -> None:
+        ids = [row.id for row in batch.select("id").collect()]
+        seen.extend(ids)
+        sizes.append(len(ids))
+
+    def run() -> None:
+        df = load(stream=True, startingOffsets="earliest", maxOffsetsPerTrigger="400", columns="id,value")
+        writing = df.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writing.trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        assert query.exception() is None
+
+    fill(hl, 1000)
+    run()
+    assert sizes == [400, 400, 200]
+    hl.ack(hl.pop("jobs", 50))
+    fill(hl, 300)
+    run()
+    assert len(seen) == len(set(seen)) == 1300
