@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from heapline.client.target import ClientTls, parse_target
 from heapline.errors import BadRequest
@@ -73,6 +73,20 @@ def connect_from_env(
     a file that holds the key; HEAPLINE_CA_FILE the authorities to trust over TLS. Without a key file the key of a
     server on this machine is found as `connect` finds it.
     """
+    named = named_in_env(url=url, key_file=key_file)
+    return connect(endpoints=named.endpoints, api_key=named.api_key, tls=named.tls, deadline=deadline)
+
+
+class Named(NamedTuple):
+    """A server and the key to it, as somebody named them."""
+
+    endpoints: list[str]
+    api_key: str | None
+    tls: ClientTls | None
+
+
+def named_in_env(*, url: str | None = None, key_file: str | os.PathLike[str] | None = None) -> Named:
+    """What `connect_from_env` connects to; a key that is only found, not named, is not in it."""
     named = os.environ.get(URL, TARGET) if url is None else url
     endpoints = [part.strip() for part in named.split(",") if part.strip()]
     if not endpoints:
@@ -83,7 +97,7 @@ def connect_from_env(
     elif from_env := os.environ.get(KEY_FILE):
         api_key = _read_named_key(from_env, KEY_FILE)
     ca = os.environ.get(CA_FILE)
-    return connect(endpoints=endpoints, api_key=api_key, tls=ClientTls(ca=ca) if ca else None, deadline=deadline)
+    return Named(endpoints, api_key, ClientTls(ca=ca) if ca else None)
 
 
 def _read_named_key(file: str | os.PathLike[str], named_by: str) -> str:

@@ -16,7 +16,7 @@ from heapline.broker import Held, MessageId
 from heapline.core.events import I64, Paused, Resumed, Throttled
 from heapline.core.leases import DEADLINE
 from heapline.core.partition import Partition
-from heapline.engine import deadletters, lookup
+from heapline.engine import deadletters, lookup, raw_log
 from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.columns import (
     Columns,
@@ -53,6 +53,7 @@ from heapline.errors import (
     LeaseLost,
     UnavailableError,
 )  # fmt: skip
+from heapline.journal.unit import Unit
 from heapline.model import (
     BatchInfo,
     DlqFilter,
@@ -528,6 +529,19 @@ class EmbeddedBroker(TopicKeeper):
                 yield frame
             if len(batch) < LOG_FRAMES:
                 return
+
+    async def log_index(self, topic: str, after_unit: int = 0, hold: raw_log.Hold | None = None) -> raw_log.LogIndex:
+        """How far the log goes and where in it things are; with `hold` it is kept from there on for a while."""
+        runner = self._runner(topic)
+        ends = await self.offsets(topic)
+        return await runner.io.run(raw_log.index_after, runner, after_unit, ends, hold)
+
+    async def read_units(self, topic: str, start_unit: int, end_unit: int) -> AsyncIterator[list[Unit]]:
+        """The durable units of these numbers, some at a time, as they lie in the journal."""
+        runner = self._runner(topic)
+        found = raw_log.units_between(runner.journal.reader(), start_unit, end_unit)
+        while units := await runner.io.run(raw_log.take_units, found):
+            yield units
 
 
 LOG_FRAMES = 16

@@ -34,7 +34,7 @@ ACTIONS: dict[str, Action | None] = {
     "Pop": CONSUME, "PopStream": None, "Ack": CONSUME, "Nack": CONSUME, "Release": CONSUME, "Extend": CONSUME,
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
-    "Offsets": CONSUME, "ReadLog": CONSUME, "Session": None,
+    "Offsets": CONSUME, "ReadLog": CONSUME, "LogIndex": CONSUME, "ReadUnits": CONSUME, "Session": None,
     "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
     "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 from heapline.engine.calls import Identity
 from heapline.engine.embedded import EmbeddedBroker
+from heapline.engine.raw_log import Hold
 from heapline.engine.requests import check_int, check_producer
 from heapline.errors import BadRequest, LeaseLost, MessageNotFound
 from heapline.model import Enqueued, LeaseRef, Message, Outgoing, Popped
@@ -346,6 +347,21 @@ class GrpcService:
             if self._front.stopping.is_set():
                 raise Stopping
             yield shapes.pack_frame(frame)
+
+    async def LogIndex(self, request: Any, caller: Caller) -> Any:
+        hold = Hold(request.hold.name, request.hold.segment, request.hold.seconds) if request.HasField("hold") else None
+        found = await self._broker.log_index(request.topic, request.after_unit, hold)
+        return pb.LogIndexResponse(
+            incarnation=found.incarnation, first_segment=found.first_segment, last_unit=found.last_unit,
+            segment_bytes=found.segment_bytes, starts=ints(found.starts), ends=ints(found.ends),
+            marks=found.marks.tobytes(), mark_segments=ints(found.mark_segments),
+        )  # fmt: skip
+
+    async def ReadUnits(self, request: Any, caller: Caller) -> AsyncIterator[Any]:
+        async for units in self._broker.read_units(request.topic, request.start_unit, request.end_unit):
+            if self._front.stopping.is_set():
+                raise Stopping
+            yield pb.RawUnits(units=[pb.RawUnit(segment=u.segment, at=u.offset, data=bytes(u.data)) for u in units])
 
 
 def pop_response(topic: str, popped: Popped | None, as_items: bool) -> Any:

@@ -228,6 +228,6 @@ class DirectoryLog:
             self._hold = Hold(self._disk, self._folder, self._lease_seconds)
         self._hold.keep(start.segment if start is not None else list_segments(self._disk, self._folder)[0])
 
-    def close(self) -> None:
-        if self._hold is not None:
+    def close(self, *, let_go: bool = True) -> None:
+        if self._hold is not None and let_go:
             self._hold.end()

@@ -53,7 +53,8 @@ class TopicLog(Protocol):
     def hold(self, start: Place | None) -> None:
         """Keep the log from here on for a while, also for other processes that are to read it."""
 
-    def close(self) -> None: ...
+    def close(self, *, let_go: bool = True) -> None:
+        """With let_go=False what is held stays held, until its time is over."""
 
 
 class Source(Protocol):

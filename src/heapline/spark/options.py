@@ -65,6 +65,7 @@ class Target:
     url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | None = None
+    ca_file: str | None = None  # whom to trust over TLS; from the environment
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def plan_batch(source: Source, options: ReadOptions) -> list[Work]:
             if start > end:
                 raise BadRequest(f"partition {partition} of topic {topic!r} would start at {start} and end at {end}")
         work += plan(log, ranges, options)
-    # Not closed: tasks in other processes are to find what was planned. The leases end by themselves.
+    subscription.close(let_go=False)  # tasks in other processes are to find what was planned
     return work
 
 

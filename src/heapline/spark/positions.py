@@ -110,9 +110,9 @@ class Subscription:
                 + f". {BEGIN} stands for earliest, {END} for latest"
             )
 
-    def close(self) -> None:
+    def close(self, *, let_go: bool = True) -> None:
         for log in self.logs.values():
-            log.close()
+            log.close(let_go=let_go)
 
 
 def _listed(places: list[tuple[str, int]]) -> str:

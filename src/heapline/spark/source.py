@@ -23,7 +23,7 @@ from heapline.spark.following import Following
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
 from heapline.spark.planning import Work, plan_batch, read
 from heapline.spark.schema import spark_ddl
-from heapline.spark.sources import source_of
+from heapline.spark.sources import settled, source_of
 
 
 class Piece(InputPartition):
@@ -42,10 +42,10 @@ class HeaplineSource(DataSource):
         return spark_ddl(parse_columns(self.options))
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return BatchReader(parse_options(self.options, streaming=False))
+        return BatchReader(settled(parse_options(self.options, streaming=False)))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return StreamReader(parse_options(self.options, streaming=True))
+        return StreamReader(settled(parse_options(self.options, streaming=True)))
 
 
 class BatchReader(DataSourceReader):

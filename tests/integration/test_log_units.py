@@ -1,0 +1,151 @@
+"""The log read through a server as it lies in the journal: the same rows as from the directory, whatever happens to the
+server meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+from heapline.client.log_calls import LogCalls  # noqa: E402
+from heapline.errors import BadName, BadRequest, JournalCorrupt, PermissionDenied, Unauthenticated  # noqa: E402
+from heapline.model import Outgoing  # noqa: E402
+from heapline.spark.directory import DirectorySource  # noqa: E402
+from heapline.spark.following import Following  # noqa: E402
+from heapline.spark.log import DataLost, Source  # noqa: E402
+from heapline.spark.options import parse_options  # noqa: E402
+from heapline.spark.planning import plan_batch, read  # noqa: E402
+from heapline.spark.remote import RemoteSource, _Checked  # noqa: E402
+from heapline.spark.schema import arrow_schema  # noqa: E402
+from heapline.wire.schema import pb  # noqa: E402
+from tests.integration.server_rig import Keys, Rig  # noqa: E402
+
+
+async def filled(rig: Rig, **config: Any) -> None:
+    config = {"partitions": 3, "segment_bytes": 1 << 20, "max_payload_bytes": 1 << 18, **config}
+    await rig.broker.create_topic("jobs", **config)
+    for i in range(30):
+        batch = [Outgoing(b"%d" % j * 500, j, key=f"k{j}", headers={"n": str(i)}) for j in range(60)]
+        await rig.broker.enqueue_batch("jobs", batch)
+        await rig.broker.ack(await rig.broker.pop("jobs", 30))
+        await rig.broker.prepare_batch(f"b{i}", "p", batch[:3], topic="jobs")
+        await rig.broker.commit_batch(f"b{i}", ["p"])
+
+
+def remote(rig: Rig, credential: str | None = None) -> RemoteSource:
+    return RemoteSource((rig.target,), credential)
+
+
+def table(source: Source, **options: str) -> Any:
+    asked = parse_options({"path": "-", "subscribe": "jobs", "includeHeaders": "true", **options}, streaming=False)
+    work = plan_batch(source, asked)
+    batches = [batch for piece in work for batch in read(source, piece, asked)]
+    found = pa.Table.from_batches(batches, arrow_schema(asked.columns))
+    return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+@pytest.mark.parametrize("view", ["messages", "events"])
+async def test_server_gives_the_rows_of_its_directory(tmp_path: Path, view: str) -> None:
+    async with Rig(tmp_path) as rig:
+        await filled(rig)
+        asked = {"view": view, "maxPartitionBytes": "200000"}
+        far = await asyncio.to_thread(table, remote(rig), **asked)
+        near = await asyncio.to_thread(table, DirectorySource(str(rig.directory)), **asked)
+        assert far.num_rows > 1800
+        assert far.equals(near)
+        time = str(int(near["timestamp"][near.num_rows // 2].as_py().timestamp() * 1000))
+        later = {**asked, "startingTimestamp": time, "startingOffsetsByTimestampStrategy": "latest"}
+        far = await asyncio.to_thread(table, remote(rig), **later)
+        assert far.equals(await asyncio.to_thread(table, DirectorySource(str(rig.directory)), **later))
+
+
+async def test_stream_through_a_server_gives_every_message_once(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await filled(rig)
+        options = parse_options({"path": "-", "subscribe": "jobs", "startingOffsets": "earliest"}, streaming=True)
+        source = remote(rig)
+        following = await asyncio.to_thread(Following, source, options)
+        at, seen = following.first(), []
+        for number in range(4):
+            await rig.broker.enqueue("jobs", b"%d" % number)
+            await asyncio.sleep(0.06)  # it asks the server no more often
+            end = await asyncio.to_thread(following.next_end, at, 800, True, 0.0)
+            work = await asyncio.to_thread(following.plan, at, end)
+            for piece in work:
+                for batch in await asyncio.to_thread(lambda w: list(read(source, w, options)), piece):
+                    seen += batch["id"].to_pylist()
+            at = end
+        assert len(seen) == len(set(seen)) > 1500
+        leases = list(tmp_path.rglob("*.lease"))
+        assert len(leases) == 1  # of the stream; those of its tasks have ended
+        await asyncio.to_thread(following.close)
+        assert not list(tmp_path.rglob("*.lease"))
+
+
+async def test_read_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    await rig.start()
+    await filled(rig)
+    source = remote(rig)
+    log = source.open((await asyncio.to_thread(source.topics))[0])
+    await asyncio.to_thread(log.look)
+    units = log.units(None, log.last_unit() + 1)
+    found = [await asyncio.to_thread(next, units)]
+    port = rig.server.grpc_port
+    await rig.stop()
+    again = Rig(tmp_path, grpc_port=port)
+    rest = asyncio.create_task(asyncio.to_thread(list, units))
+    await asyncio.sleep(0.1)
+    await again.start()
+    found += await rest
+    assert [unit.number for unit in found] == list(range(1, log.last_unit() + 1))
+    await again.stop()
+
+
+async def test_reader_needs_the_right_to_consume(tmp_path: Path) -> None:
+    keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
+    async with Rig(tmp_path, keys) as rig:
+        admin = LogCalls([rig.target], "admin")
+        await asyncio.to_thread(admin, "MakeHeap", pb.HeapConfig(topic="jobs", config_json="{}"))
+        assert (await asyncio.to_thread(table, remote(rig, "reader"))).num_rows == 0
+        with pytest.raises(PermissionDenied):
+            await asyncio.to_thread(table, remote(rig, "writer"))
+        with pytest.raises(Unauthenticated):
+            await asyncio.to_thread(table, remote(rig, "nobody"))
+
+
+async def test_nonsense_is_refused_and_gone_units_are_told(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await filled(rig)
+        calls = LogCalls([rig.target], None)
+        for hold in (pb.LogHold(name="x", segment=1, seconds=1e9), pb.LogHold(name="../x", segment=1, seconds=1)):
+            with pytest.raises((BadName, BadRequest)):
+                await asyncio.to_thread(calls, "LogIndex", pb.LogIndexRequest(topic="jobs", hold=hold))
+        log = remote(rig).open((await asyncio.to_thread(remote(rig).topics))[0])
+        with pytest.raises(JournalCorrupt, match="gave no unit"):
+            await asyncio.to_thread(list, log.units(None, 10_000))
+        await rig.broker.delete_topic("jobs")
+        await rig.broker.create_topic("jobs")
+        with pytest.raises(DataLost, match="made again"):
+            await asyncio.to_thread(log.look)
+
+
+async def test_bytes_that_are_not_what_was_written_are_noticed(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await filled(rig)
+        calls = LogCalls([rig.target], None)
+        ref = (await asyncio.to_thread(remote(rig).topics))[0]
+        request = pb.ReadUnitsRequest(topic="jobs", start_unit=1, end_unit=4)
+        answers = await asyncio.to_thread(list, calls.stream("ReadUnits", lambda: request))
+        first, second, third = [raw for answer in answers for raw in answer.units]
+        checked = _Checked(ref, 1)
+        checked.next(first)
+        with pytest.raises(JournalCorrupt, match="unit 2 must come here"):
+            checked.next(third)
+        second.data = second.data[:200] + bytes([second.data[200] ^ 1]) + second.data[201:]
+        with pytest.raises(JournalCorrupt, match="does not match its checksum"):
+            checked.next(second)
