@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 import heapline
 from heapline.model import Outgoing
 from heapline.spark.schema import VIEWS, arrow_schema, columns_of
+from tests.integration.server_process import Process
 
 Load = Callable[..., Any]
 
@@ -108,3 +110,31 @@ def test_stream_goes_on_where_its_checkpoint_says_and_gives_every_message_once(
     fill(hl, 300)
     run()
     assert len(seen) == len(set(seen)) == 1300
+
+
+async def test_server_gives_what_its_directory_gives_and_the_key_is_shown_nowhere(
+    spark: Any, load: Load, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    async with Process(data) as server:
+        key_file = data / "admin.key"
+        key = key_file.read_text().strip()
+        async with heapline.connect(server.target, api_key=key) as far:
+            await far.create_topic("jobs", partitions=2)
+            await far.enqueue_batch("jobs", [Outgoing(b"%d" % i, i, key=f"k{i}") for i in range(900)])
+            await far.ack(await far.pop("jobs", 100))
+
+        def there(**options: str) -> Any:
+            given = {"subscribe": "jobs", "heapline.url": server.target, "includeHeaders": "true", **options}
+            return spark.read.format("heapline").options(**given).load()
+
+        for view in VIEWS:
+            near = await asyncio.to_thread(lambda view=view: exact(load(view=view, includeHeaders="true")))
+            named = there(view=view, **{"heapline.api_key": key})
+            assert (await asyncio.to_thread(exact, named)).equals(near)
+        filed = there(**{"heapline.api_key_file": str(key_file)})
+        assert await asyncio.to_thread(filed.count) == 900
+        await asyncio.to_thread(named.explain, "extended")
+        with pytest.raises(Exception, match="Unauthenticated"):
+            await asyncio.to_thread(there(**{"heapline.api_key": f"{key[:-4]}0000"}).count)
+        assert key not in "".join(capfd.readouterr())

@@ -6,8 +6,10 @@ heads of the units that are new (heads.py); of older segments the stored indexes
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -202,19 +204,19 @@ class DirectoryLog:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def units(self, start: Place | None, end: int, held: bool = True) -> Iterator[Unit]:
+    def units(self, start: Place | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
         with Hold(self._disk, self._folder, self._lease_seconds) as hold:
             if start is None:
                 first = list_segments(self._disk, self._folder)[0]
                 start = first_place(self._header(first).first_unit, first)
-            if held:
+            if time.time() >= hold_from:
                 hold.keep(start.segment)
             expected = start.unit
             try:
                 for unit in self._reader.read_units(place=(start.segment, start.at)):
                     if unit.number >= end:
                         return
-                    if held:
+                    if time.time() >= hold_from:
                         hold.keep(unit.segment)
                     expected = unit.number + 1
                     yield unit
@@ -223,10 +225,10 @@ class DirectoryLog:
         if expected < end:
             raise JournalCorrupt(segment_path(self._folder, start.segment), start.at, f"unit {expected} is missing")
 
-    def hold(self, start: Place | None) -> None:
+    def hold(self, start: Place) -> float:
         if self._hold is None:
             self._hold = Hold(self._disk, self._folder, self._lease_seconds)
-        self._hold.keep(start.segment if start is not None else list_segments(self._disk, self._folder)[0])
+        return self._hold.keep(start.segment)
 
     def close(self, *, let_go: bool = True) -> None:
         if self._hold is not None and let_go:

@@ -25,16 +25,18 @@ class Hold:
         self._renew_at = 0.0
         self._taken = False
 
-    def keep(self, segment: int) -> None:
-        """Hold this segment and all after it for as long again. Cheap to call often."""
+    def keep(self, segment: int) -> float:
+        """Hold this segment and all after it for as long again; says when others who rely on it should begin to hold it
+        themselves. Cheap to call often."""
         now = time.time()
         if segment == self._segment and now < self._renew_at:
-            return
+            return self._renew_at
         lease = ReaderLease(self._name, os.getpid(), segment, int((now + self._seconds) * 1000))
         with contextlib.suppress(OSError):
             write_lease(self._disk, self._directory, lease)
             self._taken = True
         self._segment, self._renew_at = segment, now + self._seconds / 3
+        return self._renew_at
 
     def end(self) -> None:
         if self._taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -44,14 +45,16 @@ class TopicLog(Protocol):
     def offset_at(self, partition: int, time_ms: int) -> int | None:
         """The first offset whose row was committed at or after this time; None: there is none yet."""
 
-    def units(self, start: Place | None, end: int, held: bool = True) -> Iterator[Unit]:
+    def units(self, start: Place | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
         """All units from a place, or from the start of the log, to before number `end`. DataLost if some are gone.
 
-        `held`: see to it that nothing is reclaimed meanwhile.
+        From `hold_from` on (as time.time() counts) it sees to it by itself that nothing is reclaimed meanwhile: before
+        that somebody else does.
         """
 
-    def hold(self, start: Place | None) -> None:
-        """Keep the log from here on for a while, also for other processes that are to read it."""
+    def hold(self, start: Place) -> float:
+        """Keep the log from here on for a while, also for other processes that are to read it. Says from when on these
+        should hold it themselves."""
 
     def close(self, *, let_go: bool = True) -> None:
         """With let_go=False what is held stays held, until its time is over."""

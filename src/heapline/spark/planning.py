@@ -34,6 +34,7 @@ class Work:
     start: Place
     end: int  # number of the unit to stop before
     tolerant: frozenset[int]  # partitions of which messages are left out whose records are gone
+    hold_from: float  # until then (as time.time() counts) whoever planned it holds the log for it
 
 
 def plan(log: TopicLog, ranges: Range, options: ReadOptions) -> list[Work]:
@@ -44,10 +45,10 @@ def plan(log: TopicLog, ranges: Range, options: ReadOptions) -> list[Work]:
     if found is None:
         return []
     start, end = found
-    log.hold(start)
+    hold_from = log.hold(start)
     tolerant = frozenset(p for p, (first, _) in ranges.items() if first <= starts[p] or not options.fail_on_loss)
     pieces = marks.cut(start, end, options.piece_bytes, options.pieces_min)
-    return [Work(log.ref, ranges, first, last, tolerant) for first, last in pieces]
+    return [Work(log.ref, ranges, first, last, tolerant, hold_from) for first, last in pieces]
 
 
 def _allowed(
@@ -96,11 +97,11 @@ class LogRecords:
         if self._marks is None:
             self._log.look()
             self._marks = self._log.marks()
-        return self._log.units(self._marks.before_id(partition, first_id), before, held=False)
+        return self._log.units(self._marks.before_id(partition, first_id), before)
 
     def all_units(self) -> Iterable[Unit]:
         self._log.look()
-        return self._log.units(None, self._log.last_unit() + 1, held=False)
+        return self._log.units(None, self._log.last_unit() + 1)
 
 
 def read(source: Source, work: Work, options: ReadOptions) -> Iterator[Any]:
@@ -109,6 +110,6 @@ def read(source: Source, work: Work, options: ReadOptions) -> Iterator[Any]:
     try:
         make = MessageBatches if options.view == "messages" else EventBatches
         decoder = Decoder(work.ranges, LogRecords(log), work.tolerant, make(work.topic.topic, options.columns))
-        yield from decoder.batches(log.units(work.start, work.end))
+        yield from decoder.batches(log.units(work.start, work.end, work.hold_from))
     finally:
         log.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import time
@@ -112,7 +113,7 @@ class RemoteLog:
         mine, near = marks.of(partition), marks.before(partition, "time", time_ms, strictly=True)
         if near >= 0:
             place = place_of(mine[near])
-            for unit in self.units(place, self.last_unit() + 1, held=False):
+            for unit in self.units(place, self.last_unit() + 1):
                 if unit.segment != place.segment or unit.offset - place.at >= ENTRY_EVERY_BYTES:
                     break
                 for frame in unit.frames:
@@ -122,14 +123,14 @@ class RemoteLog:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def units(self, start: Place | None, end: int, held: bool = True) -> Iterator[Unit]:
+    def units(self, start: Place | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
         checked = _Checked(self.ref, 0 if start is None else start.unit)
         request = lambda: pb.ReadUnitsRequest(topic=self.ref.topic, start_unit=checked.number, end_unit=end)  # noqa: E731
         try:
             for answer in self._calls.stream("ReadUnits", request):
                 for raw in answer.units:
                     unit = checked.next(raw)
-                    if held:
+                    if time.time() >= hold_from:
                         self._keep(unit.segment)
                     yield unit
         except BadRequest as error:
@@ -137,13 +138,13 @@ class RemoteLog:
         if checked.number < end:
             raise JournalCorrupt(self.ref.topic, 0, f"the server gave no unit {checked.number}")
 
-    def hold(self, start: Place | None) -> None:
-        self._keep(start.segment if start is not None else 1)
+    def hold(self, start: Place) -> float:
+        return self._keep(start.segment)
 
-    def _keep(self, segment: int) -> None:
-        now = time.monotonic()
+    def _keep(self, segment: int) -> float:
+        now = time.time()
         if self._held == segment and now < self._renew_at:
-            return
+            return self._renew_at
         hold = pb.LogHold(name=self._name, segment=segment, seconds=self._lease_seconds)
         if self._told is None:  # a task that only reads: it need not know the marks
             request = pb.LogIndexRequest(topic=self.ref.topic, after_unit=_ALL_KNOWN, hold=hold)
@@ -151,6 +152,7 @@ class RemoteLog:
         else:
             self._ask(hold)
         self._held, self._renew_at = segment, now + self._lease_seconds / 3
+        return self._renew_at
 
     def close(self, *, let_go: bool = True) -> None:
         if self._held is not None and let_go:
