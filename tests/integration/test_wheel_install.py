@@ -54,7 +54,8 @@ def test_wheel_holds_the_package_its_marker_and_its_licence_only(wheel: Path) ->
     assert any(name.endswith("licenses/LICENSE") for name in names)
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert sources <= set(names)
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"heapline", "heapline_pytest.py"}
+    tops = {name.partition("/")[0].partition("-")[0] for name in names}
+    assert tops == {"heapline", "heapline_pytest.py", "pyspark_heapline"}
     assert [name for name in names if name.endswith(".pyc")] == []
     [told] = [name for name in names if name.endswith("entry_points.txt")]
     assert b"[pytest11]\nheapline_pytest = heapline_pytest" in zipfile.ZipFile(wheel).read(told)

@@ -89,6 +89,8 @@ class DirectoryLog:
     # -- how far it goes -------------------------------------------------------------------------------------------
 
     def look(self) -> bool:
+        if not self._disk.exists(self._folder):
+            raise DataLost(f"topic {self.ref.topic!r} was deleted")
         mark, before = self._reader.watermark(), self._mark
         if before is not None and (mark.segment, mark.byte_end) == (before.segment, before.byte_end):
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heapline.spark.log import Source
+from heapline.spark.log import DataLost, Source
 from heapline.spark.marks import Place, share_out
 from heapline.spark.options import EARLIEST, Positions, ReadOptions
 from heapline.spark.planning import Work, plan
@@ -21,7 +21,7 @@ TOPICS_EVERY = 1.0  # seconds between looks for new topics
 class Following:
     def __init__(self, source: Source, options: ReadOptions) -> None:
         self._options = options
-        self._subscription = Subscription(source, options.which)
+        self._subscription = Subscription(source, options.which, options.fail_on_loss)
         self._subscription.find()
         self._goal: Offsets | None = None  # where to stop for good
         self._batch_at: float | None = None  # when the last micro-batch was given
@@ -49,22 +49,28 @@ class Following:
         starts = self._with_new(starts, ends)
         places = [(topic, p) for topic, parts in ends.items() for p in parts]
         first = [starts[t][p] for t, p in places]
-        last = [max(starts[t][p], ends[t][p]) for t, p in places]
+        last = [self._not_before(t, p, starts[t][p], ends[t][p]) for t, p in places]
         rows = sum(last) - sum(first)
         if self._batch_at is None:
             self._batch_at = now
         if may_wait and self._goal is None and self._is_early(rows, now):
             return dict(told)
-        if limit is not None:
-            last = share_out(limit, first, last)
         if rows:
             self._batch_at = now
-        found: Offsets = {topic: {} for topic in starts}
+        if limit is not None:
+            last = share_out(limit, first, last)
+        found = {topic: dict(parts) for topic, parts in starts.items()}  # what is no longer there stays where it was
         for (topic, partition), offset in zip(places, last, strict=True):
             found[topic][partition] = offset
-        for topic, parts in starts.items():  # what is no longer there stays where it was
-            found[topic] = {**parts, **found[topic]}
         return self._pack(found, told)
+
+    def _not_before(self, topic: str, partition: int, start: int, end: int) -> int:
+        if end < start and self._goal is None and self._options.fail_on_loss:
+            raise DataLost(
+                f"partition {partition} of topic {topic!r} ends at {end}, but rows up to {start} were read of it: was it "
+                "restored from a backup? Start a new query, or set failOnDataLoss=false to go on when it gets there"
+            )
+        return max(start, end)
 
     def _look(self, now: float) -> None:
         if self._subscription.may_grow and now >= self._find_at:
@@ -73,7 +79,8 @@ class Following:
         if self._goal is None:
             self._subscription.look()
         for topic, place in self._held.items():
-            self._subscription.logs[topic].hold(place)
+            if topic in self._subscription.logs:
+                self._subscription.logs[topic].hold(place)
 
     def _is_early(self, rows: int, now: float) -> bool:
         least, since = self._options.min_rows, self._batch_at

@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from heapline.errors import BadRequest, TopicNotFound
+from heapline.logs import Log
 from heapline.spark.log import DataLost, Source, TopicLog, TopicRef
 from heapline.spark.options import BEGIN, EARLIEST, END, INCARNATION, Positions, Which
 
+log_ = Log("heapline.spark")
 Offsets = dict[str, dict[int, int]]  # topic -> partition -> offset
 
 
 class Subscription:
     """The logs of the topics that a read is about."""
 
-    def __init__(self, source: Source, which: Which) -> None:
-        self._source, self._which = source, which
+    def __init__(self, source: Source, which: Which, fail_on_loss: bool = True) -> None:
+        self._source, self._which, self._fail_on_loss = source, which, fail_on_loss
         self.logs: dict[str, TopicLog] = {}
 
     def find(self) -> None:
@@ -46,8 +48,16 @@ class Subscription:
         return self._which.pattern is not None
 
     def look(self) -> None:
-        for log in self.logs.values():
-            log.look()
+        """Look how far each goes. A topic that was deleted is a loss; where that is allowed, it is left out from then
+        on, and one that was made again under its name is not taken for it."""
+        for topic, log in list(self.logs.items()):
+            try:
+                log.look()
+            except DataLost as loss:
+                if self._fail_on_loss:
+                    raise
+                log_.warning("a topic is gone", topic=topic, told=str(loss))
+                del self.logs[topic]
 
     def only(self, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
         """Those of the partitions that were asked for."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from heapline.client.log_calls import LogCalls
 from heapline.client.target import ClientTls
-from heapline.errors import BadRequest, HeaplineError, JournalCorrupt
+from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
 from heapline.journal.index import ENTRY, ENTRY_EVERY_BYTES
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
 from heapline.spark.log import DataLost, TopicRef
@@ -79,7 +79,10 @@ class RemoteLog:
     def _ask(self, hold: Any) -> bool:
         before = self._told
         after = 0 if before is None else before.last_unit
-        told = self._calls("LogIndex", pb.LogIndexRequest(topic=self.ref.topic, after_unit=after, hold=hold))
+        try:
+            told = self._calls("LogIndex", pb.LogIndexRequest(topic=self.ref.topic, after_unit=after, hold=hold))
+        except TopicNotFound:
+            raise DataLost(f"topic {self.ref.topic!r} was deleted") from None
         self._looked_at = time.monotonic()
         if told.incarnation != self.ref.incarnation:
             raise DataLost(f"topic {self.ref.topic!r} was deleted and made again: start a new query on it")

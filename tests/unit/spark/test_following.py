@@ -169,3 +169,33 @@ async def test_checkpoint_can_be_given_as_starting_offsets() -> None:
 def test_stream_has_no_end() -> None:
     with pytest.raises(BadRequest, match="leave endingOffsets out"):
         parse_options({"path": "x", "subscribe": "jobs", "endingOffsets": "latest"}, streaming=True)
+
+
+async def test_deleted_topic_stops_the_stream_unless_losses_are_allowed() -> None:
+    async with opened() as rig:
+        await rig.topic("jobs-2")
+        await rig.hl.enqueue("jobs", b"a")
+        await rig.hl.enqueue("jobs-2", b"b")
+        with followed(rig, subscribe="jobs,jobs-2") as strict, followed(
+            rig, subscribe="jobs,jobs-2", failOnDataLoss="false"
+        ) as lenient:  # fmt: skip
+            assert strict.next() == lenient.next() == [b"a", b"b"]
+            await rig.hl.delete_topic("jobs-2")
+            await rig.hl.enqueue("jobs", b"c")
+            with pytest.raises(DataLost, match="'jobs-2' was deleted"):
+                strict.next()
+            assert lenient.next() == [b"c"]
+            assert lenient.next() is None
+
+
+async def test_log_that_ends_before_what_was_read_of_it_is_a_loss() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"a")
+        for told in ("true", "false"):
+            with followed(rig, failOnDataLoss=told) as stream:
+                stream.at["jobs"]["0"] = 7
+                if told == "false":
+                    assert stream.next() is None
+                    continue
+                with pytest.raises(DataLost, match="ends at 1, but rows up to 7 were read"):
+                    stream.next()

