@@ -67,8 +67,8 @@ class Following:
     def _not_before(self, topic: str, partition: int, start: int, end: int) -> int:
         if end < start and self._goal is None and self._options.fail_on_loss:
             raise DataLost(
-                f"partition {partition} of topic {topic!r} ends at {end}, but rows up to {start} were read of it: was it "
-                "restored from a backup? Start a new query, or set failOnDataLoss=false to go on when it gets there"
+                f"partition {partition} of topic {topic!r} ends at {end}, but rows up to {start} were read of it: was "
+                "it restored from a backup? Start a new query, or set failOnDataLoss=false to wait until it gets there"
             )
         return max(start, end)
 

@@ -1,13 +1,13 @@
 """A Spark session that just works on one machine: the right Python, a Java, loopback, little noise.
 
-Whatever is given, in Spark's own names, goes before what is set here; on a cluster nothing is needed but the format.
+Whatever is given, in Spark's own names, goes before what is set here. Where somebody else starts Spark (spark-submit, a
+notebook with a session, Spark Connect) nothing is set here but what is given: a job must run where it was sent.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +25,39 @@ CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
-_QUIET = """rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
-"""
+#: Of these, one is set where Spark was started, or is to be reached, by somebody else.
+_STARTED_ELSEWHERE = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 
 
 def session(*, master: str | None = None, app: str = "heapline", quiet: bool = True, **conf: Any) -> Any:
-    """The running session, or a new one. Keywords are Spark's settings, with `__` or `_` for dots where Python wants
-    a name: `spark_driver_memory="2g"`; names with dots go as `**{"spark.driver.memory": "2g"}`.
+    """The running session, or a new one. Keywords are Spark's settings with `_` for dots, `spark_driver_memory="2g"`,
+    or as they are: `**{"spark.driver.memory": "2g"}`.
     """
-    settings = CONF | {_setting(name): str(value) for name, value in conf.items()}
-    _prepare(quiet)
+    given = {setting_name(name): str(value) for name, value in conf.items()}
+    ours = not any(name in os.environ for name in _STARTED_ELSEWHERE)
+    if ours:
+        _prepare(quiet)
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise ImportError("pyspark is not here: install it with `pip install 'heapline[spark-local]'`") from None
     builder = SparkSession.builder.appName(app)
-    if SparkSession.getActiveSession() is None:
-        builder = builder.master(master or os.environ.get("SPARK_MASTER") or MASTER)
-    for name, value in settings.items():
+    if ours and SparkSession.getActiveSession() is None:
+        builder = builder.master(master or MASTER)
+        given = CONF | given
+    elif master is not None:
+        raise ValueError(f"master={master!r}: Spark runs already, or is started by somebody else, who chose one")
+    for name, value in given.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _setting(name: str) -> str:
-    return name if "." in name else name.replace("__", ".").replace("_", ".")
+def setting_name(name: str) -> str:
+    """
+    >>> setting_name("spark_driver_memory"), setting_name("spark.sql.shuffle.partitions")
+    ('spark.driver.memory', 'spark.sql.shuffle.partitions')
+    """
+    return name if "." in name else name.replace("_", ".")
 
 
 def _prepare(quiet: bool) -> None:
@@ -65,7 +68,5 @@ def _prepare(quiet: bool) -> None:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if (home := find_java_home()) is not None:
         os.environ["JAVA_HOME"] = home
-    if quiet and "SPARK_CONF_DIR" not in os.environ:
-        folder = Path(tempfile.mkdtemp(prefix="heapline-spark-"))
-        (folder / "log4j2.properties").write_text(_QUIET)
-        os.environ["SPARK_CONF_DIR"] = str(folder)
+    if quiet:
+        os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "quiet"))

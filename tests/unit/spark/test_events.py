@@ -6,13 +6,19 @@ import json
 from datetime import UTC, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from heapline.cli.places import Place
 from heapline.cli.rows import rows as dumped
 from heapline.config import Backoff
-from heapline.core.events import KIND_NAMES
+from heapline.core.events import KIND_NAMES, Enqueued, Event, Grant, Leased, Moved
+from heapline.core.record import ROW
+from heapline.journal.unit import Unit, UnitHeader
 from heapline.model import DlqFilter, Outgoing, from_ms
+from heapline.spark.events import EventBatches
+from heapline.spark.records import Records
+from heapline.spark.schema import columns_of
 from tests.unit.engine.rig import Rig, opened, settle
 from tests.unit.engine.test_upkeep import churn, reclaim
 from tests.unit.spark.log_rig import rows
@@ -123,3 +129,37 @@ async def test_nothing_is_told_that_only_the_engine_may_know(secret: str) -> Non
         details = [json.loads(row["details"]) for row in found if row["details"] is not None]
         assert details
         assert not any(secret in name for told in details for name in told)
+
+
+def of_type(annotation: Any, count: int) -> Any:
+    """Some value for a field of an event with so many rows."""
+    text = str(annotation)
+    if "Column" in text or "ndarray" in text:
+        return np.arange(count, dtype=np.int64) + 1
+    if "list" in text:
+        return []
+    found = {"int": 1, "bool": True, "str": "text", "bytes": b'{"a":1}', "None": None}
+    return next(value for name, value in found.items() if name in text)
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES, ids=lambda kind: kind.__name__)
+def test_event_of_any_kind_has_its_rows_in_the_view(kind: type[Event]) -> None:
+    hints = {name: kind.__annotations__.get(name, "Column") for name in kind.__struct_fields__}
+    fields = {name: of_type(hint, 3) for name, hint in hints.items()}
+    fields |= {name: bytes(3) for name in ("delayed", "attempts") if name in fields and hints[name] == "bytes"}
+    fields |= {name: 3 for name in ("count",) if name in fields}
+    fields |= {name: np.zeros(0, dtype=np.int64) for name in ("leased",) if name in fields}
+    fields |= {"grants": [Grant(3, 5, "ann", None)]} if kind is Leased else {}
+    event: Any = kind(**fields)
+    header = UnitHeader(0, 7, 6, 1000, 2000, 0, 1, 0, 0, 0)
+    into = EventBatches("jobs", columns_of("events"))
+    rows = np.zeros(3, dtype=ROW)
+    rows["id"] = [1, 2, 3]
+    brings = [Records(np.zeros(0, dtype=np.uint8), rows, 0)] if isinstance(event, Enqueued | Moved) else []
+    into.add(event, brings, 2, 40, Unit(1, 512, header, [], [], memoryview(b"")), 0, event.rows())
+    found = into.take().to_pylist()
+    assert [row["offset"] for row in found] == list(range(40, 40 + event.rows()))
+    assert {(row["kind"], row["partition"], row["unit"]) for row in found} == {(KIND_NAMES[kind], 2, 7)}
+    if event.rows() > 1:
+        assert [row["id"] for row in found] == [1, 2, 3]
+    assert not any("token" in (row["details"] or "") for row in found)
