@@ -69,7 +69,7 @@ async def test_stream_through_a_server_gives_every_message_once(tmp_path: Path) 
         options = parse_options({"path": "-", "subscribe": "jobs", "startingOffsets": "earliest"}, streaming=True)
         source = remote(rig)
         following = await asyncio.to_thread(Following, source, options)
-        at, seen = following.first(), []
+        at, seen = await asyncio.to_thread(following.first), []
         for number in range(4):
             await rig.broker.enqueue("jobs", b"%d" % number)
             await asyncio.sleep(0.06)  # it asks the server no more often

@@ -71,7 +71,9 @@ class LogCalls:
                 return act()
             except grpc.RpcError as error:
                 told = heapline_error(error)
-                if not isinstance(told, UnavailableError) or time.monotonic() + pause > until:
+                # Nobody here cancels what is still read: another call has left the connection meanwhile.
+                again = isinstance(told, UnavailableError) or error.code() is grpc.StatusCode.CANCELLED
+                if not again or time.monotonic() + pause > until:
                     raise told from None
             self._reconnect()
             time.sleep(pause)

@@ -28,7 +28,7 @@ from heapline.journal.unit import Unit
 from heapline.journal.watermark import Watermark
 from heapline.spark.heads import Head, heads
 from heapline.spark.holding import Hold
-from heapline.spark.log import DataLost, TopicRef
+from heapline.spark.log import DataLost, TopicRef, lost_since_planned
 from heapline.spark.marks import Marks, Place, first_place
 
 _LOOKS = 5  # tries, should segments go while they are looked at
@@ -176,7 +176,7 @@ class DirectoryLog:
         return {p: int(saved[p]["offset"]) for p in partitions if p < len(saved)}
 
     def ends(self) -> dict[int, int]:
-        count = max(self.ref.partitions, *(p + 1 for p in self._ends), 0) if self._ends else self.ref.partitions
+        count = max([self.ref.partitions, *(p + 1 for p in self._ends)])
         return {p: self._ends.get(p, 0) for p in range(count)}
 
     def starts(self) -> dict[int, int]:
@@ -223,14 +223,14 @@ class DirectoryLog:
                     expected = unit.number + 1
                     yield unit
             except BadRequest as error:
-                raise DataLost(str(error)) from None
+                raise lost_since_planned(error) from None
         if expected < end:
             raise JournalCorrupt(segment_path(self._folder, start.segment), start.at, f"unit {expected} is missing")
 
-    def hold(self, start: Place) -> float:
+    def hold(self, start: Place | None) -> float:
         if self._hold is None:
             self._hold = Hold(self._disk, self._folder, self._lease_seconds)
-        return self._hold.keep(start.segment)
+        return self._hold.keep(min(self._indexes) if start is None else start.segment)
 
     def close(self, *, let_go: bool = True) -> None:
         if self._hold is not None and let_go:

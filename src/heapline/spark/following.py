@@ -11,7 +11,7 @@ from typing import Any
 
 from heapline.spark.log import DataLost, Source
 from heapline.spark.marks import Place, share_out
-from heapline.spark.options import EARLIEST, Positions, ReadOptions
+from heapline.spark.options import EARLIEST, LATEST, Positions, ReadOptions
 from heapline.spark.planning import Work, plan
 from heapline.spark.positions import Offsets, Subscription, check_incarnations, pack_offsets, unpack_offsets
 
@@ -26,10 +26,13 @@ class Following:
         self._goal: Offsets | None = None  # where to stop for good
         self._batch_at: float | None = None  # when the last micro-batch was given
         self._find_at = 0.0
-        self._held: dict[str, Place] = {}
+        self._held: dict[str, Place | None] = {}  # by topic: from where; None: all of it
 
     def first(self) -> dict[str, Any]:
         options = self._options
+        if options.start.word != LATEST:
+            self._subscription.hold_all()
+            self._held = dict.fromkeys(self._subscription.logs)
         return self._pack(self._subscription.resolve(options.start, "startingOffsets", late=options.start_late))
 
     def last(self) -> dict[str, Any]:

@@ -15,6 +15,10 @@ class DataLost(BadRequest):
     """Rows that were asked for are no longer in the journal, or never were in this topic."""
 
 
+def lost_since_planned(told: BadRequest) -> DataLost:
+    return DataLost(f"{told}. What was planned to be read is gone: load it again, or hold it longer with leaseSeconds")
+
+
 class TopicRef(NamedTuple):
     """One topic, as tasks are told of it."""
 
@@ -52,9 +56,9 @@ class TopicLog(Protocol):
         that somebody else does.
         """
 
-    def hold(self, start: Place) -> float:
-        """Keep the log from here on for a while, also for other processes that are to read it. Says from when on these
-        should hold it themselves."""
+    def hold(self, start: Place | None) -> float:
+        """Keep the log from here, or from where it begins, for a while, also for other processes that are to read it.
+        Says from when on these should hold it themselves."""
 
     def close(self, *, let_go: bool = True) -> None:
         """With let_go=False what is held stays held, until its time is over."""

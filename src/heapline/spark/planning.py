@@ -72,18 +72,28 @@ def _allowed(
 def plan_batch(source: Source, options: ReadOptions) -> list[Work]:
     """All that a batch reads, as it is now."""
     subscription = Subscription(source, options.which)
-    subscription.find()
-    starts = subscription.resolve(options.start, "startingOffsets", late=options.start_late)
-    ends = subscription.resolve(options.end, "endingOffsets", late="latest")
     work: list[Work] = []
-    for topic, log in subscription.logs.items():
-        ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
-        for partition, (start, end) in ranges.items():
-            if start > end:
-                raise BadRequest(f"partition {partition} of topic {topic!r} would start at {start} and end at {end}")
-        work += plan(log, ranges, options)
-    subscription.close(let_go=False)  # tasks in other processes are to find what was planned
+    try:
+        subscription.find()
+        subscription.hold_all()
+        starts = subscription.resolve(options.start, "startingOffsets", late=options.start_late)
+        ends = subscription.resolve(options.end, "endingOffsets", late="latest")
+        for topic, log in subscription.logs.items():
+            ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
+            _check_forward(topic, ranges)
+            found = plan(log, ranges, options)
+            work += found
+            log.close(let_go=not found)  # tasks in other processes are to find what was planned
+    except BaseException:
+        subscription.close()
+        raise
     return work
+
+
+def _check_forward(topic: str, ranges: Range) -> None:
+    for partition, (start, end) in ranges.items():
+        if start > end:
+            raise BadRequest(f"partition {partition} of topic {topic!r} would start at {start} and end at {end}")
 
 
 class LogRecords:

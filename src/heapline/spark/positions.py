@@ -42,6 +42,12 @@ class Subscription:
             return [topic for topic in there if found.fullmatch(topic)]
         return list(self._which.topics or self._which.assign or ())
 
+    def hold_all(self) -> None:
+        """Nothing of them is reclaimed from now on, until what is needed of them is known and held instead. Otherwise
+        what is the earliest row might be gone before it is read."""
+        for log in self.logs.values():
+            log.hold(None)
+
     @property
     def may_grow(self) -> bool:
         """Whether topics that are made later belong to it."""

@@ -24,7 +24,7 @@ from heapline.client.target import ClientTls
 from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
 from heapline.journal.index import ENTRY, ENTRY_EVERY_BYTES
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
-from heapline.spark.log import DataLost, TopicRef
+from heapline.spark.log import DataLost, TopicRef, lost_since_planned
 from heapline.spark.marks import Marks, Place, place_of
 from heapline.wire.columns import read_ints
 from heapline.wire.schema import pb
@@ -137,12 +137,12 @@ class RemoteLog:
                         self._keep(unit.segment)
                     yield unit
         except BadRequest as error:
-            raise DataLost(str(error)) from None
+            raise lost_since_planned(error) from None
         if checked.number < end:
             raise JournalCorrupt(self.ref.topic, 0, f"the server gave no unit {checked.number}")
 
-    def hold(self, start: Place) -> float:
-        return self._keep(start.segment)
+    def hold(self, start: Place | None) -> float:
+        return self._keep(self._told.first_segment if start is None else start.segment)
 
     def _keep(self, segment: int) -> float:
         now = time.time()

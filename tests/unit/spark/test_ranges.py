@@ -259,3 +259,17 @@ def read_piece(rig: Rig, work: Any, asked: Any) -> Any:
     from heapline.spark.planning import read
 
     return list(read(source_of(rig), work, asked))
+
+
+async def test_only_what_was_planned_is_held_and_nothing_where_nothing_was() -> None:
+    async with opened() as rig:
+        planned(rig)
+        assert not rig.files(".lease")
+        await churn(rig)
+        with pytest.raises(BadRequest):
+            planned(rig, startingOffsets=offsets(p0=5), endingOffsets=offsets(p0=2))
+        assert not rig.files(".lease")
+        end = (await rig.hl.offsets("jobs"))[0][1]
+        planned(rig, startingOffsets=offsets(p0=end - 1))
+        (lease,) = rig.files(".lease")
+        assert json.loads(rig.disk.read_file(lease))["segment"] > 1

@@ -1,0 +1,1 @@
+"""`python -m benchmarks spark`: the log as data, on a Spark of two cores. Each module measures one direction."""
