@@ -16,6 +16,9 @@ from typing import Any
 from heapline.errors import BadRequest
 from heapline.spark.schema import VIEWS, Column, columns_of
 
+#: A task costs Spark some 50 ms, in which it could have read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of journal
+#: on two busy cores in 0.73, 0.49, 0.43 and 0.38 s (the same rows as Parquet: 0.40 s).
+PIECE_BYTES = 64 << 20
 EARLIEST, LATEST = "earliest", "latest"
 BEGIN, END = -2, -1  # the same in JSON, as Kafka has it
 
@@ -119,9 +122,6 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         piece_bytes=_count(given, "maxpartitionbytes") or PIECE_BYTES,
         fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
     )  # fmt: skip
-
-
-PIECE_BYTES = 16 << 20
 
 
 def _target(given: dict[str, str]) -> Target:
