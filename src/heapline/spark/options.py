@@ -16,7 +16,7 @@ from typing import Any
 from heapline.errors import BadRequest
 from heapline.spark.schema import VIEWS, Column, columns_of
 
-#: A task costs Spark some 50 ms, in which it could have read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of journal
+#: A task costs Spark some 50 ms, in which it could have read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of log
 #: on two busy cores in 0.73, 0.49, 0.43 and 0.38 s (the same rows as Parquet: 0.40 s).
 PIECE_BYTES = 64 << 20
 EARLIEST, LATEST = "earliest", "latest"
