@@ -1,4 +1,5 @@
-"""How every test runs: which Hypothesis profile is in force. Fixtures live beside the tests that use them.
+"""How every test runs: which Hypothesis profile is in force, and which tests share a process. Fixtures live beside the
+tests that use them.
 
 "check" is the default: few examples, the same ones on every machine, so that a red run is red for everybody.
 "soak" looks for new ones: `make soak`, or `pytest --hypothesis-profile=soak` on any test.
@@ -6,6 +7,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
@@ -27,3 +31,21 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
 )
 settings.load_profile("check")
+
+#: Tests that go to one process of a parallel run (`--dist loadgroup`), because starting what they need takes longest.
+TOGETHER = ("tests/spark/", "tests/integration/test_wheel_install.py", "tests/acceptance/test_docs.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file: xdist 3.8 marks its groups in a place where pytest 9.2 no longer looks, so marks alone do nothing."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Together(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            found: str = next((start for start in TOGETHER if nodeid.startswith(start)), super()._split_scope(nodeid))
+            return found
+
+    return Together(config, log)

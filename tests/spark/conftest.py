@@ -1,6 +1,7 @@
 """One Spark session for all tests of a process: starting one takes as long as most of the tests together.
 
-All tests here go to one process of a parallel run, and none without pyspark or a Java.
+Every module here says `pytestmark = MARKS`, so that all tests go to one process of a parallel run. Without pyspark or
+a Java there is nothing to run.
 """
 
 from __future__ import annotations
@@ -13,14 +14,7 @@ from typing import Any
 import pytest
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
+MARKS = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ import heapline
 from heapline.model import Outgoing
 from heapline.spark.schema import VIEWS, arrow_schema, columns_of
 from tests.integration.server_process import Process
+from tests.spark.conftest import MARKS
 
+pytestmark = MARKS
 Load = Callable[..., Any]
 
 
