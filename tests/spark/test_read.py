@@ -81,6 +81,18 @@ def test_both_views_are_to_be_had_in_sql_and_fit_together(spark: Any, load: Load
     assert left.count() == 600
 
 
+def test_filters_narrow_what_is_read_and_change_nothing_of_what_comes(load: Load, hl: Any) -> None:
+    fill(hl, 3000)
+    whole = load(columns="partition,offset,timestamp")
+    middle = whole.orderBy("timestamp").collect()[1500].timestamp
+    where = f"partition IN (0, 2) AND offset >= 100 AND offset < 700 AND timestamp >= TIMESTAMP'{middle}'"
+    found = load(columns="partition,offset,timestamp", pushdown="true").where(where)
+    assert exact(found).equals(exact(whole.where(where)))
+    assert 0 < found.count() < 1500
+    narrow = load(pushdown="true", maxPartitionBytes="200000").where("offset < 5")
+    assert narrow.rdd.getNumPartitions() < load(maxPartitionBytes="200000").rdd.getNumPartitions()
+
+
 def test_empty_topic_reads_as_no_rows_and_a_wrong_option_is_told(load: Load, hl: Any) -> None:
     assert load().collect() == []
     with pytest.raises(Exception, match="there is no option 'startingofsets' for reading"):

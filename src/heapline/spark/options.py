@@ -31,7 +31,7 @@ NAMES = (
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxPartitionBytes",
-    "failOnDataLoss", "includeHeaders", "leaseSeconds",
+    "failOnDataLoss", "includeHeaders", "leaseSeconds", "pushdown",
 )  # fmt: skip
 _KNOWN = {name.lower(): name for name in NAMES}
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|[a-z]*?)s?\s*", re.IGNORECASE)
@@ -87,6 +87,7 @@ class ReadOptions:
     piece_bytes: int
     fail_on_loss: bool
     lease_seconds: float
+    pushdown: bool
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[Column, ...]:
@@ -121,6 +122,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         max_delay=_span(given.get("maxtriggerdelay", "15m")), pieces_min=_count(given, "minpartitions") or 1,
         piece_bytes=_count(given, "maxpartitionbytes") or PIECE_BYTES,
         fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
+        pushdown=_flag(given, "pushdown", False),
     )  # fmt: skip
 
 

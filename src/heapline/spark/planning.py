@@ -18,6 +18,7 @@ from heapline.spark.events import EventBatches
 from heapline.spark.log import DataLost, Source, TopicLog, TopicRef
 from heapline.spark.marks import Marks, Place
 from heapline.spark.messages import MessageBatches
+from heapline.spark.narrowing import Narrowing
 from heapline.spark.options import ReadOptions
 from heapline.spark.positions import Subscription
 
@@ -69,7 +70,7 @@ def _allowed(
     return max(start, first), min(end, last)
 
 
-def plan_batch(source: Source, options: ReadOptions) -> list[Work]:
+def plan_batch(source: Source, options: ReadOptions, narrowing: Narrowing | None = None) -> list[Work]:
     """All that a batch reads, as it is now."""
     subscription = Subscription(source, options.which)
     work: list[Work] = []
@@ -81,6 +82,8 @@ def plan_batch(source: Source, options: ReadOptions) -> list[Work]:
         for topic, log in subscription.logs.items():
             ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
             _check_forward(topic, ranges)
+            if narrowing is not None:
+                ranges = narrowing.narrowed(log, ranges)
             found = plan(log, ranges, options)
             work += found
             log.close(let_go=not found)  # tasks in other processes are to find what was planned

@@ -23,6 +23,7 @@ CONF = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",  # 200 tasks for a few rows take seconds
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",  # what `pushdown=true` needs
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 #: Of these, one is set where Spark was started, or is to be reached, by somebody else.

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from heapline.spark.following import Following
+from heapline.spark.narrowing import Narrowing
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
 from heapline.spark.planning import Work, plan_batch, read
 from heapline.spark.schema import spark_ddl
@@ -42,7 +43,8 @@ class HeaplineSource(DataSource):
         return spark_ddl(parse_columns(self.options))
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return BatchReader(settled(parse_options(self.options, streaming=False)))
+        options = settled(parse_options(self.options, streaming=False))
+        return FilteringReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         return StreamReader(settled(parse_options(self.options, streaming=True)))
@@ -51,14 +53,29 @@ class HeaplineSource(DataSource):
 class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._narrowing: Narrowing | None = None
 
     def partitions(self) -> list[InputPartition]:
-        return [Piece(work) for work in plan_batch(source_of(self._options), self._options)]
+        return [Piece(work) for work in plan_batch(source_of(self._options), self._options, self._narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Piece):
             return iter(())  # Spark reads one empty partition where there is none
         return read(source_of(self._options), partition.work, self._options)
+
+
+class FilteringReader(BatchReader):
+    """A class of its own: that it has this method is what Spark goes by."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
+        self._narrowing = Narrowing()
+        for found in filters:
+            # Of one column, not of a field within: `column` is a path.
+            column: tuple[str, ...] = getattr(found, "attribute", ())
+            value = getattr(found, "value", None)
+            if len(column) == 1 and value is not None:
+                self._narrowing.take(column[0], type(found).__name__, value)
+            yield found  # Spark applies it once more
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
