@@ -83,13 +83,15 @@ def test_both_views_are_to_be_had_in_sql_and_fit_together(spark: Any, load: Load
 
 def test_filters_narrow_what_is_read_and_change_nothing_of_what_comes(load: Load, hl: Any) -> None:
     fill(hl, 3000)
-    whole = load(columns="partition,offset,timestamp")
-    middle = whole.orderBy("timestamp").collect()[1500].timestamp
+    whole = exact(load(columns="partition,offset,timestamp")).to_pylist()
+    middle = sorted(row["timestamp"] for row in whole)[1500]
     where = f"partition IN (0, 2) AND offset >= 100 AND offset < 700 AND timestamp >= TIMESTAMP'{middle}'"
-    found = load(columns="partition,offset,timestamp", pushdown="true").where(where)
-    assert exact(found).equals(exact(whole.where(where)))
-    assert 0 < found.count() < 1500
-    narrow = load(pushdown="true", maxPartitionBytes="200000").where("offset < 5")
+    narrow = load(columns="partition,offset,timestamp", pushdown="true", maxPartitionBytes="200000").where(where)
+    assert 0 < len(found := exact(narrow).to_pylist()) < 1500
+    assert found == [
+        row for row in whole
+        if row["partition"] in (0, 2) and 100 <= row["offset"] < 700 and row["timestamp"] >= middle
+    ]  # fmt: skip
     assert narrow.rdd.getNumPartitions() < load(maxPartitionBytes="200000").rdd.getNumPartitions()
 
 
