@@ -1,0 +1,53 @@
+"""Directories that earlier versions wrote are read for ever, without being opened by an engine first."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from heapline.cli.places import find_topics
+from heapline.cli.rows import rows as dumped
+from heapline.journal import RealDisk
+from heapline.spark.directory import DirectorySource
+from heapline.spark.options import parse_options
+from heapline.spark.planning import plan_batch, read
+from heapline.spark.schema import arrow_schema
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def table(path: Path, topic: str, view: str) -> list[dict[str, Any]]:
+    asked = parse_options({"path": str(path), "subscribe": topic, "view": view}, streaming=False)
+    source = DirectorySource(str(path))
+    batches = [batch for work in plan_batch(source, asked) for batch in read(source, work, asked)]
+    found = pa.Table.from_batches(batches, arrow_schema(asked.columns))
+    rows: list[dict[str, Any]] = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_log_of_an_earlier_version_is_read_as_the_engine_reads_it(version: str, tmp_path: Path) -> None:
+    with tarfile.open(FIXTURES / version / "data.tar.xz") as kept:
+        kept.extractall(tmp_path, filter="data")
+    (catalog,) = tmp_path.rglob("catalog.json")
+    places = find_topics(catalog.parent).topics
+    seen = 0
+    for place in places:
+        events = table(catalog.parent, place.topic, "events")
+        told = sorted(
+            dumped(
+                RealDisk(), place, running=True, partition=None, start=0, end=None, kinds=frozenset(), payloads=False
+            ),
+            key=lambda row: (row["partition"], row["offset"]),
+        )  # fmt: skip
+        assert [(e["partition"], e["offset"], e["kind"], e["id"]) for e in events] == [
+            (t["partition"], t["offset"], t["kind"], t.get("id")) for t in told
+        ]  # fmt: skip
+        seen += len(events)
+        new = sum(e["kind"] in ("enqueued", "batch_committed") and e["id"] is not None for e in events)
+        assert len(table(catalog.parent, place.topic, "messages")) == new
+    assert seen > 50
