@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from heapline.config import NAME
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
 from heapline.errors import BadRequest, JournalCorrupt
@@ -61,7 +62,8 @@ class DirectorySource:
 
 
 def _catalogued(disk: Disk, root: str) -> list[TopicRef]:
-    entries = Catalog(disk, root).entries.values()
+    # The broker's own journal is nobody's topic, and has a name that no user can give.
+    entries = [e for e in Catalog(disk, root).entries.values() if NAME.match(e.namespace)]
     return [TopicRef(e.topic, e.incarnation, e.config.partitions, f"{root}/{e.folder}") for e in entries]
 
 

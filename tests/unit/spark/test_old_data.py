@@ -34,7 +34,8 @@ def test_log_of_an_earlier_version_is_read_as_the_engine_reads_it(version: str, 
     with tarfile.open(FIXTURES / version / "data.tar.xz") as kept:
         kept.extractall(tmp_path, filter="data")
     (catalog,) = tmp_path.rglob("catalog.json")
-    places = find_topics(catalog.parent).topics
+    known = {ref.topic for ref in DirectorySource(str(catalog.parent)).topics()}
+    places = [place for place in find_topics(catalog.parent).topics if place.topic in known]
     seen = 0
     for place in places:
         events = table(catalog.parent, place.topic, "events")
