@@ -117,9 +117,10 @@ async def test_leases_that_arrive_when_nobody_waits_any_more_go_back(rig: Rig, m
     asking: list[asyncio.Task[Any]] = []
     answer = client_session._Line._answer
 
-    def answer_and_cancel(line: Any, told: Any) -> None:
-        answer(line, told)
+    def answer_and_cancel(line: Any, told: Any) -> int:
+        size = answer(line, told)
         asking.pop().cancel()
+        return size
 
     for before in (False, True):  # the answer is there first, or the cancellation is
         asking.append(asyncio.ensure_future(rig.broker.pop("jobs", wait=30)))
