@@ -69,7 +69,7 @@ class SubscribeStream:
                     task.cancel()
 
     def _watched(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
+        task: asyncio.Task[Any] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._changed.set())
         return task
 

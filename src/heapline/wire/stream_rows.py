@@ -26,6 +26,7 @@ from heapline.streams import (
     StreamBatch,
 )
 from heapline.wire.columns import from_us, headers_in, ints, pack_headers, read_ints, sizes_of, texts_in, to_us, unpack
+from heapline.wire.json_groups import read_group_settings
 from heapline.wire.json_shapes import config_json
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
@@ -172,7 +173,7 @@ def read_group_config(text: str) -> dict[str, Any]:
         raise BadRequest(f"config_json is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BadRequest("config_json is an object of settings")
-    return fields
+    return read_group_settings(fields)
 
 
 def pack_offset(offset: GroupOffset) -> Any:

@@ -47,9 +47,8 @@ async def create_group(topic: HeapPath, house: Here) -> Response:
     """It begins at `start`. Again with equal settings is fine, and leaves it where it is; with others it is refused."""
     async with house.asked("CreateGroup", shapes.NewGroup, topic) as (body, caller):
         caller.tell(about=f"group {body.group!r}")
-        info = await house.broker.create_group(
-            topic, body.group, start=shapes.place_in(body.start), **body.config or {}
-        )
+        config, start = shapes.read_group_settings(body.config or {}), shapes.place_in(body.start)
+        info = await house.broker.create_group(topic, body.group, start=start, **config)
         return say(shapes.tell_group(info), 201)
 
 
@@ -91,7 +90,8 @@ async def group_fetch(topic: HeapPath, group: GroupPath, house: Here) -> Respons
     async with house.asked("GroupFetch", shapes.FetchAsk, topic) as (body, caller):
         fetch = house.broker.group_fetch(
             topic, group, body.member, session=body.session, max_messages=body.max_messages, wait=body.wait,
-            max_bytes=min(body.max_bytes, FETCH_BYTES_MAX), start=shapes.place_in(body.start), config=body.config,
+            max_bytes=min(body.max_bytes, FETCH_BYTES_MAX), start=shapes.place_in(body.start),
+            config=shapes.read_group_settings(body.config or {}),
         )  # fmt: skip
         if body.wait:
             with caller.while_valid():
