@@ -1,4 +1,4 @@
-"""A small stand-in for a broker with groups: one group, one member, rows that a test puts in, and a list of all calls."""
+"""A small stand-in for a broker with groups: one member, rows that a test puts in, and a list of all calls."""
 
 from __future__ import annotations
 
