@@ -484,12 +484,25 @@ async def test_groups_survive_a_restart_where_they_were(world: World, topic: Mak
 async def test_bad_names_are_refused(jobs: Any, name: Any) -> None:
     calls = [
         lambda: jobs.create_group("jobs", name), lambda: jobs.group_fetch("jobs", name, "m", session="s"),
-        lambda: jobs.group_fetch("jobs", "g", name, session="s"),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(heapline.RequestError):
             await call()
     assert await jobs.list_groups("jobs") == []
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "\ud800", 5, None])
+async def test_bad_names_of_members_and_sessions_are_refused(jobs: Any, name: Any) -> None:
+    await jobs.create_group("jobs", "g")
+    for member, session in ((name, "s"), ("m", name)):
+        for call in (
+            lambda m, s: jobs.group_fetch("jobs", "g", m, session=s),
+            lambda m, s: jobs.group_ack("jobs", "g", m, {0: [1]}, session=s),
+            lambda m, s: jobs.group_leave("jobs", "g", m, session=s),
+        ):
+            with pytest.raises(heapline.BadRequest):
+                await call(member, session)
+    assert (await jobs.get_group("jobs", "g")).members == {}
 
 
 async def test_topic_without_streams_has_no_groups(world: World, topic: MakeTopic) -> None:

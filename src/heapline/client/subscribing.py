@@ -1,8 +1,8 @@
 """A member of a group whose rows are pushed: the calls that a subscription makes, on a Subscribe stream.
 
-A subscription (engine/streams) asks for rows and says how many it may have; here that becomes credits, and rows flow
-ahead of the asking as far as these reach. When the connection breaks, what had arrived stays good, and a new stream of
-the same session goes on, however long that takes. What was on its way then comes again when its time is over.
+A subscription (heapline.subscribing) asks for rows and says how many it may have; here that becomes credits, and rows
+flow ahead of the asking as far as these reach. When the connection breaks, what had arrived stays good, and a new
+stream of the same session goes on, however long that takes. What was on its way comes again when its time is over.
 
 Acks and nacks are calls of their own, which the client repeats until they are answered: an ack of rows that are done is
 no error.
@@ -18,11 +18,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from heapline.client.checks import checked_topic
-from heapline.client.group_checks import check_fetch, checked_place, rows_of, spelled
+from heapline.client.group_checks import check_fetch, checked_place, spelled
 from heapline.client.patience import log, pauses
-from heapline.client.row_acks import Columns, RowAcks
 from heapline.errors import HeaplineError, UnavailableError
-from heapline.streams import Fetched, Offsets, Place, StreamBatch
+from heapline.streams import Fetched, GroupInfo, Offsets, Place, StreamBatch
 from heapline.wire import stream_rows as rows
 from heapline.wire.schema import pb
 
@@ -41,9 +40,13 @@ class PushedMember:
         self._news = asyncio.Event()  # rows, other partitions, or an error
         self._partitions: list[int] = []
         self._generation = 0
+        self._opened = False  # the server has answered
         self._error: Exception | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._acks = RowAcks(self._ack)
+
+    async def get_group(self, topic: str, group: str) -> GroupInfo:
+        found: GroupInfo = await self._broker.get_group(topic, group)
+        return found
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -62,9 +65,9 @@ class PushedMember:
         if self._reader is None and self._error is None:
             self._reader = asyncio.ensure_future(self._read())
         self._grant()
-        if not self._news.is_set() and wait:
+        if not self._news.is_set() and (wait or not self._opened):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(wait if self._opened else None):  # what is wrong is told by the first call
                     await self._news.wait()
         return self._taken(max_messages)
 
@@ -121,6 +124,7 @@ class PushedMember:
             await asyncio.sleep(next(tries))
 
     def _arrived(self, answer: Any) -> None:
+        self._opened = True
         for columns in answer.batches:
             batch = rows.unpack_batch(None, self._open.topic, columns)
             self._batches.append(batch)
@@ -135,11 +139,7 @@ class PushedMember:
     # -- what is said of them --------------------------------------------------------------------------------------
 
     async def group_ack(self, topic: str, group: str, member: str, offsets: Offsets, *, session: str) -> None:
-        await self._acks.ack(rows_of(offsets))
-
-    async def _ack(self, columns: Columns) -> None:
-        o = self._open
-        await self._broker.group_ack(o.topic, o.group, o.member, columns, session=o.session)
+        await self._broker.group_ack(topic, group, member, offsets, session=session)
 
     async def group_nack(
         self, topic: str, group: str, member: str, offsets: Offsets, *, session: str, reason: str | None = None
@@ -147,7 +147,6 @@ class PushedMember:
         await self._broker.group_nack(topic, group, member, offsets, session=session, reason=reason)
 
     async def group_leave(self, topic: str, group: str, member: str, *, session: str) -> None:
-        await self._acks.settled()
         await self.stop()
         await self._broker.group_leave(topic, group, member, session=session)
 

@@ -64,10 +64,10 @@ class GroupCalls:
     # -- members ---------------------------------------------------------------------------------------------------
 
     async def GroupFetch(self, request: Any, caller: Caller) -> Any:
-        start = rows.unpack_place(request, "start")
+        start, limit = rows.unpack_place(request, "start"), given(request, "max_messages")
         fetch = self._broker.group_fetch(
             request.topic, request.group, request.member, session=request.session,
-            max_messages=request.max_messages or FETCH_DEFAULT, wait=request.wait,
+            max_messages=FETCH_DEFAULT if limit is None else limit, wait=request.wait,
             max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX),
             start="earliest" if start is None else start, config=rows.read_group_config(request.config_json),
         )  # fmt: skip

@@ -56,7 +56,7 @@ class OfMember(Ask, kw_only=True):
 
 
 class FetchAsk(OfMember, kw_only=True):
-    max_messages: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    max_messages: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 2 << 20
     wait: Annotated[Seconds, Meta(description="seconds to wait for the first row, or other partitions")] = 0.0
     start: Annotated[Where, Meta(description="of a group that is not there yet")] = "earliest"
