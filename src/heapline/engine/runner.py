@@ -99,6 +99,7 @@ class TopicRunner:
         self.upkeep = Upkeep(self)
         self.handover = Handover(self, broker)
         self.on_install: Callable[[TopicRunner, Now], None] | None = None  # runs before a loaded topic serves anybody
+        self.on_grown: Callable[[TopicRunner, Now], None] | None = None  # runs in the turn that adds partitions
         self.snapshot_unit = 0
         self.segment_sizes: dict[str, int] = {}  # as `stats` last found them, by file name
         self._bytes_at_snapshot = 0
@@ -155,6 +156,7 @@ class TopicRunner:
         self.snapshots = loaded.snapshots
         if not hasattr(self, "steady"):  # a reload must not make time jump: leases would end early, or last
             self.steady = SteadyClock(self._clock, loaded.time, loaded.wall)
+        self.topic.opened(self.steady.now())
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
         self.committer.latency = self.counters.commit
         self.note_snapshot(loaded.snapshot_unit)
@@ -165,8 +167,15 @@ class TopicRunner:
         self.firing = Firing(self.topic, self.config.fire_slice)
         if self.on_install is not None:
             self.on_install(self, self.steady.now())
+        self.complete_groups(self.steady.now())
         self._failure = None
         self._plan_turn()
+
+    def complete_groups(self, now: Now) -> None:
+        """Record what is missing of groups: the topic has grown, or a crash came in between."""
+        if self.topic.groups:
+            for number, event in self.topic.groups.decide_rest(len(self.topic.partitions), now.steady):
+                self.emit(self.topic.partitions[number], event, now)
 
     def _keep_totals(self) -> None:
         """Loaded again: totals go on."""
@@ -181,6 +190,8 @@ class TopicRunner:
         """The topic has more partitions than it had."""
         self.firing.wakes.grow(len(self.topic.partitions))
         self.admission.measure()
+        if self.on_grown is not None:
+            self.on_grown(self, self.steady.now())
 
     def note_snapshot(self, unit: int) -> None:
         self.snapshot_unit = unit
