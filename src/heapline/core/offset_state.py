@@ -78,8 +78,8 @@ class OffsetState:
     def take(
         self, credits: int, page: StreamRows | None, now: int, deadline: int, nbytes: int = FAR, least: int = 1
     ) -> Handed:
-        """At most `credits` rows of about `nbytes`, but `least` of them if there are any: those that are due again, then
-        the next of `page`, which must cover the cursor."""
+        """At most `credits` rows of at most `nbytes`, but `least` of them if there are any: those that are due again,
+        then the next of `page`, which must cover the cursor."""
         again = self._take_again(credits, now, deadline, nbytes, least)
         left = credits - len(again.attempts)
         if page is None or left <= 0:

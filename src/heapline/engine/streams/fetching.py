@@ -25,7 +25,7 @@ class FetchCall:
     """One fetch: what it wants."""
 
     __slots__ = (
-        "future", "group", "max_bytes", "max_messages", "member", "reading", "session", "timer", "told", "waits",
+        "future", "group", "max_bytes", "max_messages", "member", "reading", "session", "timer", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -37,7 +37,6 @@ class FetchCall:
         self.waits = waits
         self.timer: TimerHandle | None = None
         self.reading = False  # a page is being read that it waits for
-        self.told = -1  # the generation that its session was told last
 
 
 class SettleCall:
@@ -60,7 +59,8 @@ class Loose:
     __slots__ = ("attempts", "partition", "rows")
 
     def __init__(self, partition: int, rows: Columns, attempts: I64) -> None:
-        self.partition, self.rows, self.attempts = partition, rows, attempts
+        order = np.argsort(rows.offsets, kind="stable")
+        self.partition, self.rows, self.attempts = partition, rows.only(order), attempts[order]
 
 
 def split_share(share: Share, page: Page | None, topic: str) -> tuple[Loose | None, StreamBatch | None, I64]:
@@ -71,9 +71,8 @@ def split_share(share: Share, page: Page | None, topic: str) -> tuple[Loose | No
         return Loose(share.partition, share.rows, share.attempts), None, none
     own = page.rows.offsets
     first, count = int(np.searchsorted(own, offsets[0])), len(offsets)
-    if first + count <= len(own) and own[first] == offsets[0] and own[first + count - 1] == offsets[-1]:
-        if np.array_equal(own[first : first + count], offsets):  # the usual case: the next rows of the page
-            return None, *_batch(page, slice(first, first + count), share.attempts, topic)
+    if np.array_equal(own[first : first + count], offsets):  # the usual case: the next rows of the page
+        return None, *_batch(page, slice(first, first + count), share.attempts, topic)
     at = np.minimum(np.searchsorted(own, offsets), len(own) - 1)
     inside = own[at] == offsets
     loose = None
@@ -100,10 +99,12 @@ def _batch(page: Page, at: I64 | slice, attempts: I64, topic: str) -> tuple[Stre
 def only(batch: StreamBatch, which: npt.NDArray[np.bool_]) -> StreamBatch:
     """Some rows of a batch."""
     at = np.flatnonzero(which)
-    picked = [None if column is None else [column[i] for i in at.tolist()]
-              for column in (batch.payloads, batch.keys, batch.headers, batch.fairness_keys)]  # fmt: skip
-    payloads, keys, headers, fairness_keys = picked
+
+    def pick(column: Any) -> Any:
+        return None if column is None else [column[i] for i in at.tolist()]
+
     return StreamBatch(
-        batch._settles, batch.topic, batch.partition, batch.offsets[at], batch.ids[at], payloads or [],
-        batch.priorities[at], batch.attempts[at], batch.enqueued_ms[at], keys, headers, fairness_keys,
+        batch._settles, batch.topic, batch.partition, batch.offsets[at], batch.ids[at], pick(batch.payloads),
+        batch.priorities[at], batch.attempts[at], batch.enqueued_ms[at], pick(batch.keys), pick(batch.headers),
+        pick(batch.fairness_keys),
     )  # fmt: skip

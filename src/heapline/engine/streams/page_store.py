@@ -98,11 +98,26 @@ class PageStore:
 
     def read(self, partition: int, offset: int, then: Callable[[asyncio.Future[Page]], None]) -> None:
         """Have the page from `offset` on read. It is in the store when `then` is called, if it could be read."""
+        # One that begins a little before will hold the offset, most probably; if not, it is asked for again.
         near = [key for key in self._reads if key[0] == partition and 0 <= offset - key[1] < PAGE_ROWS]
-        if near:
-            future = self._reads[near[0]]  # it will hold the offset, most probably; if not, it is asked for again
-        else:
-            future = self._begin((partition, offset))
+        future = self._reads[near[0]] if near else self._begin((partition, offset))
+        future.add_done_callback(then)
+
+    def load(self, partition: int, rows: StreamRows, then: Callable[[asyncio.Future[Page]], None]) -> None:
+        """The same of rows that are in memory and perhaps not yet durable, whose records are not."""
+        runner = self._runner
+        journal = runner.journal
+
+        def work() -> Page:
+            return page_of(runner, partition, rows, journal.load(rows.rows.positions))
+
+        future = runner.read(work)
+
+        def done(_: asyncio.Future[Page]) -> None:
+            if journal is runner.journal and not future.cancelled() and future.exception() is None:
+                self.add(future.result())
+
+        future.add_done_callback(done)
         future.add_done_callback(then)
 
     def _begin(self, key: tuple[int, int]) -> asyncio.Future[Page]:

@@ -19,21 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.deliveries import Columns, join_columns
-from heapline.core.events import (
-    EMPTY,
-    AnyEvent,
-    BatchCommitted,
-    Enqueued,
-    Fired,
-    FiredInTurn,
-    Rescheduled,
-    decode_events,
-)  # fmt: skip
+from heapline.core.events import EMPTY, AnyEvent, Enqueued, Rescheduled, decode_events
 from heapline.core.position import PositionLayout, size_bound, size_class
 from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, ROW
-from heapline.core.stream import StreamRows, stream_of
+from heapline.core.stream import STREAM_KINDS, StreamRows, stream_of
 from heapline.engine.delivery import split_small
-from heapline.engine.streams.prepared import find_prepared
 from heapline.errors import BadRequest
 from heapline.journal.reader import LogReader, Place
 from heapline.journal.records import BadRecord, Records
@@ -45,7 +35,6 @@ Load = Callable[[I64], Records]
 PAGE_ROWS = 32768
 PAGE_BYTES = 8 << 20  # of payloads; about what one read of the disk brings
 _SMALL = FLAG_KEY | FLAG_HEADERS | FLAG_FAIRNESS
-_IN_STREAM = Enqueued | BatchCommitted | Fired | FiredInTurn | Rescheduled
 
 
 class Page(NamedTuple):
@@ -166,7 +155,7 @@ class PageBuilder:
                 self.first = max(frame.first_offset, self._asked)
             offset = frame.first_offset
             for event in decode_events(frame.events, f"unit {unit.number}"):
-                if isinstance(event, _IN_STREAM):
+                if type(event) in STREAM_KINDS:
                     self._add(unit, event, offset)
                 offset += event.rows()
             self.end = offset
@@ -174,9 +163,6 @@ class PageBuilder:
     def _add(self, unit: Unit, event: AnyEvent, offset: int) -> None:
         if isinstance(event, Enqueued):
             self._add_enqueued(unit, event, offset)
-        elif isinstance(event, BatchCommitted):
-            if len(event.ids):
-                self._add_committed(unit, event, offset)
         else:
             columns = stream_of(event, offset)
             if len(columns.offsets):
@@ -204,19 +190,6 @@ class PageBuilder:
             part.smalls = [bytes(unit.data[a : a + n]) for a, n in zip(small_at, lengths, strict=True)]
         self._fill(part, rows, unit.data[low:high], starts - low)
         self._append(part)
-
-    def _add_committed(self, unit: Unit, event: BatchCommitted, offset: int) -> None:
-        """A committed batch names its messages by id alone: their records were prepared before."""
-        assert self._reader is not None
-        positions = find_prepared(self._reader, self._layout, self._partition, event, unit.number)
-        records = self._load(positions)
-        lost = np.flatnonzero(positions < 0)
-        for index in lost.tolist():
-            records.bad[index] = BadRecord(int(event.ids[index]), "", 0, "its prepared record is not in the log")
-        # One that cannot be read counts as a row: it is set aside where somebody sees it.
-        columns = stream_of(event, offset, _with_ids(records.rows, event.ids), positions)
-        if len(columns.offsets):
-            self.add_records(columns, _only(records, columns.offsets - offset))
 
     # -- gathering -------------------------------------------------------------------------------------------------
 
@@ -256,7 +229,7 @@ class PageBuilder:
             start = 0
             for part in parts:
                 count = len(part.columns.offsets)
-                self._fill_from(part, _cut(records, start, start + count))
+                self._fill_from(part, cut_records(records, start, start + count))
                 start += count
 
     # -- the page --------------------------------------------------------------------------------------------------
@@ -301,18 +274,6 @@ class PageBuilder:
         )
 
 
-def _with_ids(rows: Any, ids: I64) -> Any:
-    rows = rows.copy()
-    rows["id"] = ids
-    return rows
-
-
-def _only(records: Records, at: I64) -> Records:
-    where = at.tolist()
-    bad = {new: records.bad[old] for new, old in enumerate(where) if old in records.bad}
-    return Records(records.rows[at], [records.payloads[i] for i in where], [records.smalls[i] for i in where], bad)
-
-
-def _cut(records: Records, start: int, end: int) -> Records:
+def cut_records(records: Records, start: int, end: int) -> Records:
     bad = {index - start: fact for index, fact in records.bad.items() if start <= index < end}
     return Records(records.rows[start:end], records.payloads[start:end], records.smalls[start:end], bad)

@@ -17,7 +17,7 @@ def assign(
     members: Sequence[str], partitions: Sequence[int], shares: Mapping[str, Sequence[int]]
 ) -> dict[str, list[int]]:
     """Each partition to one of the members."""
-    known = {number: Partition(str(number)) for number in partitions}
+    known = {number: Partition((str(number),)) for number in partitions}
     before = {member: [known[p] for p in share if p in known] for member, share in shares.items()}
     after = _strategy.assign(members, list(known.values()), before)
     return {member: sorted(int(partition.keys[0]) for partition in share) for member, share in after.items()}
