@@ -11,17 +11,21 @@ from typing import Any
 from heapline.client.checks import checked_topic
 from heapline.client.group_checks import check_fetch, checked_place, rows_of, spelled
 from heapline.engine.requests import check_int, check_reason
-from heapline.streams import Fetched, GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
+from heapline.streams import Fetched, GroupDeadLetter, GroupEvents, GroupInfo, GroupOffset, Offsets, Place
+from heapline.subscribing import Subscription
 from heapline.wire import stream_rows as rows
 from heapline.wire.schema import pb
 
 
 class WireGroups:
-    """`calls` and `_confirmed` are the wire client's."""
+    """`calls`, `_confirmed` and `_act` are the wire client's."""
 
     calls: Any
 
     async def _confirmed(self, method: str, request: Any) -> Any:
+        raise NotImplementedError
+
+    async def _act(self, method: str, request: Any) -> Any:
         raise NotImplementedError
 
     async def create_group(self, topic: str, group: str, *, start: Place = "earliest", **config: Any) -> GroupInfo:
@@ -55,6 +59,20 @@ class WireGroups:
 
     # -- members ---------------------------------------------------------------------------------------------------
 
+    def subscribe(
+        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
+        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
+        **config: Any,
+    ) -> Subscription:  # fmt: skip
+        return Subscription(
+            self._member(), topic, group=group, member=member, credits=credits, batches=batches, start=start,
+            on_assigned=on_assigned, on_revoked=on_revoked, config=config,
+        )  # fmt: skip
+
+    def _member(self) -> Any:
+        """Who makes the calls of a subscription: this client itself, rows being fetched."""
+        return self
+
     async def group_fetch(
         self, topic: str, group: str, member: str, *, session: str, max_messages: int = 1000,
         max_bytes: int = 2 << 20, wait: float = 0.0, start: Place = "earliest", config: Mapping[str, Any] | None = None,
@@ -84,7 +102,7 @@ class WireGroups:
             pb.GroupRowsRequest, topic=checked_topic(topic), group=group, member=member, session=session,
             rows=rows.pack_rows(rows_of(offsets)), reason=reason, tell_lost=True,
         )  # fmt: skip
-        lost = rows.unpack_lost((await self.calls(method, request)).lost, topic, group)
+        lost = rows.unpack_lost((await self._act(method, request)).lost, topic, group)
         if lost is not None:
             raise lost
 
