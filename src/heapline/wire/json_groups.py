@@ -47,7 +47,7 @@ class NewGroup(Ask, kw_only=True):
 
 class ResetAsk(Ask, kw_only=True):
     to: Where
-    partitions: Annotated[list[Natural] | None, Meta(max_length=100_000, description="all, if not given")] = None
+    partitions: Annotated[list[Natural], Meta(max_length=100_000, description="all, if not given")] | None = None
 
 
 class OfMember(Ask, kw_only=True):
