@@ -21,12 +21,12 @@ async def main(target: str, name: str, log: str, ack_timeout: float) -> None:
         os.write(file, (" ".join(map(str, (what, time.monotonic(), *facts))) + "\n").encode())
 
     async with heapline.connect(target) as hl:
-        config = {"ack_timeout": ack_timeout, "member_lease": 1.5, "backoff": {"base": 0.1, "factor": 1.0}}
+        config = {"ack_timeout": ack_timeout, "member_lease": 1.0, "backoff": {"base": 0.1, "factor": 1.0}}
         async with hl.subscribe("jobs", group="g", member=name, credits=40, **config) as rows:
             note("ready")
             async for row in rows:
                 note("got", row.partition, row.offset, row.attempts)
-                await asyncio.sleep(random.uniform(0, 0.004))
+                await asyncio.sleep(random.uniform(0, 0.02))
                 note("acking", row.partition, row.offset)
                 try:
                     await row.ack()
