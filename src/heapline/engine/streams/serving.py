@@ -298,6 +298,7 @@ class StreamServing:
             group.restarted(call.member, now.steady)
             self._answering.forget(group.name, call.member)
             self.look_again(group.name)
+            self._hand_over(group, now)
         group.beat(call.member, now.steady)
         return group
 

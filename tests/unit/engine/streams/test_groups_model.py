@@ -32,6 +32,7 @@ class World:
         self.clock = HandClock()
         self.hl = MemoryBroker(self.clock)
         self.sessions = dict.fromkeys(MEMBERS, 0)
+        self.used = dict.fromkeys(MEMBERS, 0)  # the session that was last heard of
         self.held: dict[Row, tuple[str, int]] = {}  # -> member, until
         self.acked: set[Row] = set()
         self.given: dict[str, set[Row]] = {member: set() for member in MEMBERS}  # and not settled, by this session
@@ -85,6 +86,9 @@ class World:
         self.note(member, await self.ask(member, n % 7 * 3))
 
     async def ask(self, member: str, count: int) -> Fetched:
+        if self.used[member] != self.sessions[member]:
+            self.forget(member)  # it says by that that it has begun anew
+            self.used[member] = self.sessions[member]
         return await self.hl.group_fetch("jobs", "g", member, session=self.session(member), max_messages=count)
 
     async def ack(self, n: int) -> None:
