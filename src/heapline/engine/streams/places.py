@@ -1,7 +1,7 @@
 """Places in a stream: which offset of each partition "earliest", a moment or a number means, and what lies below.
 
 How many rows do is counted from the nearest mark (core/stream.py): a look costs a few thousand of them. What is durable
-does not change, so what is found here holds when it is decided upon later, unless the log's start has moved on meanwhile.
+does not change, so what is found here holds when it is decided upon later, unless the log's start has moved on.
 """
 
 from __future__ import annotations
