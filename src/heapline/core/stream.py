@@ -96,14 +96,14 @@ class StreamCount:
         self._offsets: list[int] = [offset]
         self._counts: list[int] = [0]
 
-    def add(self, offsets: I64) -> None:
-        """Stream rows that were just recorded."""
-        if not len(offsets):
+    def add(self, offset: int, rows: int) -> None:
+        """So many stream rows were just recorded, by an event whose first row is `offset`."""
+        if not rows:
             return
         if self.total - self._counts[-1] >= MARK_ROWS:
-            self._offsets.append(int(offsets[0]))
+            self._offsets.append(offset)
             self._counts.append(self.total)
-        self.total += len(offsets)
+        self.total += rows
 
     def mark_before(self, offset: int) -> tuple[int, int]:
         """(an offset at or before this one, the number of stream rows below it)."""
