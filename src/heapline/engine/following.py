@@ -52,6 +52,7 @@ class Following:
         self.counts: list[StreamCount] = []
         self.pins: list[SegmentPins] = []
         self.tails: list[StreamTail | None] = []
+        self.floors: list[int] = []  # the journal starts there, or will when what is being deleted is gone; at least
         self._layout = layout
         self.extend(partitions)
 
@@ -61,6 +62,7 @@ class Following:
             self.counts.append(StreamCount())
             self.pins.append(SegmentPins())
             self.tails.append(None)
+            self.floors.append(0)
 
     def follow(self, partition: int, offset: int, event: AnyEvent, rows: Any, positions: I64 | None) -> None:
         """One of FOLLOWED is applied to a partition; `offset` is that of its first row."""
