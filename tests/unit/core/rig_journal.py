@@ -118,7 +118,7 @@ class JournalRig:
         self.log.append(Entry(encode_event(event), self.now.steady, rows, positions, fairness))
         ids = self._ids_of(event, rows)
         before = {id: self.state_of(id) for id in ids}
-        shown = stream_of(event, self.p.offset, rows, positions).ids.tolist()
+        shown = stream_of(event, self.p.offset, rows, positions).ids.tolist() if self.config.streams else []
         assert self.streamed.isdisjoint(shown), "a message takes its place in the stream once"
         self.streamed.update(shown)
         self.p.apply(event, self.now.steady, rows, positions, fairness)
