@@ -34,7 +34,7 @@ T = TypeVar("T")
 RETRY_MS = 5000  # what could not be enqueued is tried again after this
 PAUSE = 5.0  # seconds between tries to read the schedules
 CLOSE_SECONDS = 5.0  # that firings under way are given to end when the broker closes
-UNDER_WAY_MAX = 10_000
+UNDER_WAY_MAX = 256  # firings at a time: a topic takes them all in one step
 ROUNDS_MAX = 10  # of firings that a change brings in first
 
 
@@ -56,6 +56,7 @@ class Scheduler:
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._firings: set[asyncio.Task[None]] = set()  # of those
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
         self.fired = 0  # messages that went in
@@ -100,7 +101,8 @@ class Scheduler:
                 self._begin_due()
                 now = self._wall_ms()
                 wake = self._book.next_wake(now)
-                pause = None if wake is None else max(0, wake - now) / 1000
+                is_busy = len(self._firings) >= UNDER_WAY_MAX
+                pause = None if wake is None or is_busy else max(0, wake - now) / 1000
             except (HeaplineError, OSError) as error:
                 log.error("schedules cannot be read", error=str(error), retry_in=PAUSE)
                 pause = PAUSE
@@ -110,8 +112,6 @@ class Scheduler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._poked.wait()
-            while len(self._tasks) > UNDER_WAY_MAX:
-                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     # -- knowing and keeping ---------------------------------------------------------------------------------------
 
@@ -157,16 +157,19 @@ class Scheduler:
     async def fire_due(self) -> None:
         """Fire what is due by now, and wait for it; what cannot be enqueued is tried again later."""
         await self._know()
-        while tasks := self._begin_due():
-            await asyncio.gather(*tasks)
+        self._begin_due()
+        while self._firings:  # also those that the loop began
+            await asyncio.wait(self._firings, return_when=asyncio.FIRST_COMPLETED)
+            self._begin_due()
 
-    def _begin_due(self) -> list[asyncio.Task[None]]:
-        now, tasks = self._wall_ms(), []
-        while taken := self._book.take_due(now):
-            for one in taken:
-                self._book.postpone(one.name, now + RETRY_MS)  # unless it succeeds, which plans it anew
-                tasks.append(self._spawn(self._fire(one.name)))
-        return tasks
+    def _begin_due(self) -> None:
+        """As many as may be under way: each that ends pokes the loop, which begins more."""
+        now = self._wall_ms()
+        for one in self._book.take_due(now, UNDER_WAY_MAX - len(self._firings)):
+            self._book.postpone(one.name, now + RETRY_MS)  # unless it succeeds, which plans it anew
+            firing = self._spawn(self._fire(one.name))
+            self._firings.add(firing)
+            firing.add_done_callback(self._firings.discard)
 
     async def _fire(self, name: str) -> None:
         try:
