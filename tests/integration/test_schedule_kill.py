@@ -72,7 +72,9 @@ async def look(path: Path, clock: FastClock) -> tuple[dict[str, list[str]], dict
         owed = {info.name: moments(info) for info in await hl.list_schedules()}
         while messages := await hl.pop("jobs", 1000):
             for m in messages:
-                found[m.headers["heapline-schedule"].removeprefix("default/")].append(m.headers["heapline-scheduled-at"])
+                found[m.headers["heapline-schedule"].removeprefix("default/")].append(
+                    m.headers["heapline-scheduled-at"]
+                )
             await hl.ack(messages)
     return found, owed
 

@@ -1,7 +1,7 @@
 """`heapline backup --data DIR --to DIR`: a copy of a data directory, also of one that a server is using.
 
 Each topic's folder is copied so that it is whole at one moment (journal/backup.py); moments of different topics lie
-apart. Three orders matter. The catalog is read first and written last: so a copy that was cut off has none and cannot be
+apart. Three orders matter. The catalog is read first and written last: so a copy that was cut off has none and is not
 taken for a backup, a topic that grows meanwhile has a journal ahead of its catalog, which opening expects, and one that
 is deleted meanwhile is left out. The broker's own journal, which says what was decided on batches over several topics,
 is copied after all others: whatever they left undecided it has decided or will, and decisions are kept for days. The

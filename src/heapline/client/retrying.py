@@ -29,7 +29,7 @@ from heapline.client.patience import (
 from heapline.errors import Closed, DeadlineExceeded, HeaplineError, TopicReloading, UnavailableError
 
 #: Doing them twice is not doing them once: they would also hit what came in between.
-ONCE = frozenset({"Purge", "DeleteHeap", "DlqReplay", "DlqDelete"})
+ONCE = frozenset({"Purge", "DeleteHeap", "DlqReplay", "DlqDelete", "DeleteSchedule"})
 
 
 class _Link:

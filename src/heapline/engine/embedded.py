@@ -528,6 +528,11 @@ class EmbeddedBroker(TopicKeeper):
         self._catalog_or_fail()
         await self._schedules.delete(name)
 
+    async def schedules_page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        """`list_schedules`, a page at a time: those after this name, and after which name there are more."""
+        self._catalog_or_fail()
+        return await self._schedules.page(after, limit)
+
     async def fire_schedules(self) -> None:
         """Fire what is due by now, and wait for it: for clocks that are moved by hand."""
         self._catalog_or_fail()

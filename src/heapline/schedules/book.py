@@ -213,6 +213,9 @@ class Book:
         """All of them, or those of a namespace, by name."""
         return [self.get(name) for name in sorted(self._held) if namespace in (None, name.partition("/")[0])]
 
+    def names(self) -> list[str]:
+        return sorted(self._held)
+
     def ran_ahead(self, now: int, slack_ms: int = 60_000) -> list[str]:
         """Schedules that are done with times which have not come yet: the clock was ahead and has been set back."""
         return [name for name, held in sorted(self._held.items()) if held.state.done_ms > now + slack_ms]

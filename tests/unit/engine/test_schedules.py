@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import itertools
@@ -29,7 +30,7 @@ from heapline.errors import (
 from heapline.testing import FakeDisk
 from heapline.testing.memory import MemoryBroker
 from heapline.testing.node import Node
-from tests.unit.engine.rig import SMALL, Rig, opened, settle
+from tests.unit.engine.rig import SMALL, Rig, opened
 
 AT = "heapline-scheduled-at"
 STORE = "_system/schedules"
@@ -168,7 +169,9 @@ async def _refused(*args: Any) -> None:
 
 async def test_schedule_fires_at_its_times_and_tells_the_next() -> None:
     async with opened() as rig:
-        made = await rig.hl.create_schedule("a", cron="0 3 * * *", tz="Europe/Berlin", topic="jobs", payload=b"x", key="k")
+        made = await rig.hl.create_schedule(
+            "a", cron="0 3 * * *", tz="Europe/Berlin", topic="jobs", payload=b"x", key="k"
+        )  # fmt: skip
         assert (made.name, made.topic, made.tz, made.state) == ("a", "jobs", "Europe/Berlin", "active")
         assert str(made.next_at) == "2026-01-01 02:00:00+00:00"
         await pass_time(rig, 2 * 3600 - 1)
@@ -305,11 +308,14 @@ async def test_full_disk_refuses_a_schedule_and_keeps_none() -> None:
         runner = rig.hl._schedules.store.runner
         assert runner is not None
         rig.disk.capacity = rig.disk.used
-        with pytest.raises(StorageFull):
+        made = ["a"]
+        with contextlib.suppress(StorageFull):
             for n in range(100):
                 await rig.hl.create_schedule(f"large{n}", every=60, topic="jobs", payload=bytes(200 << 10))
+                made.append(f"large{n}")
+        assert len(made) < 100
         names = [info.name for info in await rig.hl.list_schedules()]
-        assert f"large{n}" not in names
+        assert names == sorted(made)
         rig.disk.capacity = None
         await rig.reopen()
         assert [info.name for info in await rig.hl.list_schedules()] == names
@@ -380,7 +386,7 @@ async def test_pause_outlasts_a_restart_and_makes_nothing_up() -> None:
 
 
 async def test_book_that_is_older_than_its_topics_goes_on_without_firing_twice() -> None:
-    """As after a restore: the schedules were copied first, then one was changed and fired, then its topic was copied."""
+    """As after a restore: schedules were copied first, then one was changed and fired, then its topic was copied."""
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0)
         store = rig.hl._schedules.store

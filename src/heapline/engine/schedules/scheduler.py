@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ RETRY_MS = 5000  # what could not be enqueued is tried again after this
 PAUSE = 5.0  # seconds between tries to read the schedules
 CLOSE_SECONDS = 5.0  # that firings under way are given to end when the broker closes
 UNDER_WAY_MAX = 256  # firings at a time: a topic takes them all in one step
+PAGE_BYTES = 4 << 20  # of payloads in one page, about
 ROUNDS_MAX = 10  # of firings that a change brings in first
 
 
@@ -279,7 +281,22 @@ class Scheduler:
         return await self._look(lambda: self._told(name))
 
     async def list_all(self) -> list[ScheduleInfo]:
-        return await self._look(lambda: [self._told(info.state.schedule.name) for info in self._book.list_all()])
+        return await self._look(lambda: [self._told(name) for name in self._book.names()])
+
+    async def page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        """Some of them, by name, and after which one there are more. Few if they are large."""
+        return await self._look(lambda: self._page(schedule_name(after) if after else "", limit))
+
+    def _page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        names = self._book.names()
+        found: list[ScheduleInfo] = []
+        size = 0
+        for name in names[bisect_right(names, after) :]:
+            if len(found) == limit or size > PAGE_BYTES:
+                return found, found[-1].name
+            found.append(self._told(name))
+            size += len(found[-1].payload)
+        return found, None
 
     def _told(self, name: str) -> ScheduleInfo:
         standing = self._book.get(name)
