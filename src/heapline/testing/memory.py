@@ -144,7 +144,7 @@ class MemoryBroker(EmbeddedBroker):
         return super()._runner(topic)
 
     def _catalog_or_fail(self) -> Catalog:
-        if self._catalog is None or self._runners:  # not while it is being opened
+        if self._catalog is None or self._all_runners():  # not while it is being opened
             self._open_here()
         return super()._catalog_or_fail()
 

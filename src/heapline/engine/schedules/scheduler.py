@@ -29,6 +29,7 @@ from heapline.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.logs import Log
 from heapline.schedules import Book, Schedule, ScheduleFired, ScheduleInfo, ScheduleState, Taken, tell
 from heapline.schedules.definition import schedule_name
+from heapline.schedules.telling import short
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -214,7 +215,7 @@ class Scheduler:
         if not taken.messages:  # all were skipped
             return Sent(0, 0)
         try:
-            return await send(self._topic(taken.topic), state, taken)
+            return await send(self._topic(short(taken.topic)), state, taken)
         except HeaplineError as error:  # no such topic, or it cannot be opened
             return Sent(0, 0, error)
 
@@ -258,7 +259,7 @@ class Scheduler:
 
     def _check_topic(self, schedule: Schedule) -> None:
         """Whether the topic takes such a message, as it is now."""
-        runner = self._topic(schedule.topic)
+        runner = self._topic(short(schedule.topic))
         message = schedule.message(1, self._wall_ms())
         check_one(message, runner.topic.config, runner.name)
 
