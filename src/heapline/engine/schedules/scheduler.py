@@ -70,6 +70,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._book)
 
+    @property
+    def failing(self) -> int:
+        """Schedules whose last firing could not be enqueued."""
+        return len(self._troubles)
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
