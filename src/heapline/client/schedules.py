@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from heapline.client.checks import check_outgoing
 from heapline.schedules import Schedule, ScheduleInfo, schedule_of
 from heapline.schedules.definition import schedule_name
+from heapline.schedules.telling import short
 from heapline.wire.schedules import pack_schedule, unpack_schedule_info
 from heapline.wire.schema import pb
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def checked_schedule(name: str, fields: dict[str, Any]) -> Schedule:
     schedule = schedule_of(name, **fields)
-    check_outgoing(schedule.message(1, 0), schedule.topic)
+    check_outgoing(schedule.message(1, 0), short(schedule.topic))
     return schedule
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from heapline.errors import BadRequest
 from heapline.model import from_ms
 from heapline.schedules import Schedule, ScheduleInfo
+from heapline.schedules.telling import short
 from heapline.wire.json_requests import Ask, Seconds
 from heapline.wire.json_shapes import Int64, Moment, Natural, PayloadAs, Shape, Text, Topic, shown
 
@@ -103,7 +104,7 @@ class SchedulesTold(Shape, kw_only=True):
 def ask_for(schedule: Schedule) -> ScheduleAsk:
     """To be asked for; it has been checked."""
     return ScheduleAsk(
-        name=schedule.name, topic=schedule.topic, cron=schedule.cron,
+        name=short(schedule.name), topic=short(schedule.topic), cron=schedule.cron,
         every=None if schedule.every_ms is None else schedule.every_ms / 1000,
         tz=None if schedule.cron is None else schedule.tz,
         starts=None if schedule.starts_ms is None else from_ms(schedule.starts_ms),

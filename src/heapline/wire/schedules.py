@@ -6,6 +6,7 @@ from typing import Any
 
 from heapline.model import from_ms
 from heapline.schedules import Schedule, ScheduleInfo
+from heapline.schedules.telling import short
 from heapline.wire.columns import to_us
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
@@ -17,7 +18,7 @@ _MOMENTS = ("next_at", "fired_at", "paused_at", "created_at", "changed_at")
 def pack_schedule(schedule: Schedule) -> Any:
     """To be asked for; it has been checked."""
     return pb.ScheduleSpec(
-        name=schedule.name, topic=schedule.topic, cron=schedule.cron,
+        name=short(schedule.name), topic=short(schedule.topic), cron=schedule.cron,
         every=None if schedule.every_ms is None else schedule.every_ms / 1000,
         tz=None if schedule.cron is None else schedule.tz, starts_us=_us(schedule.starts_ms),
         ends_us=_us(schedule.ends_ms), misfire=schedule.misfire, grace=schedule.grace_ms / 1000,
