@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from heapline.client.schedules import checked_schedule
+from heapline.client.schedule_checks import checked_schedule
 from heapline.schedules import ScheduleInfo
 from heapline.schedules.definition import schedule_name
 from heapline.wire.json_schedules import SchedulesTold, ScheduleTold, ask_for, read_schedule

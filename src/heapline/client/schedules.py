@@ -1,24 +1,17 @@
-"""Schedules over gRPC: a part of `WireBroker`. What is wrong with one is told here, before anything is sent."""
+"""Schedules over gRPC: a part of `WireBroker`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from heapline.client.checks import check_outgoing
-from heapline.schedules import Schedule, ScheduleInfo, schedule_of
+from heapline.client.schedule_checks import checked_schedule
+from heapline.schedules import ScheduleInfo
 from heapline.schedules.definition import schedule_name
-from heapline.schedules.telling import short
 from heapline.wire.schedules import pack_schedule, unpack_schedule_info
 from heapline.wire.schema import pb
 
 if TYPE_CHECKING:
     from heapline.client.calls import Calls
-
-
-def checked_schedule(name: str, fields: dict[str, Any]) -> Schedule:
-    schedule = schedule_of(name, **fields)
-    check_outgoing(schedule.message(1, 0), short(schedule.topic))
-    return schedule
 
 
 class WireSchedules:

@@ -57,6 +57,7 @@ class Scheduler:
         self._quiet = asyncio.Event()
         self._poked = asyncio.Event()
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._put_off: dict[str, int] = {}  # schedule -> when it is tried again, unless it succeeds first
         self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
         self._tasks: set[asyncio.Task[Any]] = set()
         self._firings: set[asyncio.Task[None]] = set()  # of those
@@ -137,6 +138,8 @@ class Scheduler:
                 await self._quiet.wait()
             state = await self.store.read()
             self._book, self._is_known = Book.from_state(state), True
+            for name, until in self._put_off.items():
+                self._book.postpone(name, until)
         self.poke()
 
     async def _keep(self, *names: str) -> None:
@@ -174,7 +177,7 @@ class Scheduler:
         """As many as may be under way: each that ends pokes the loop, which begins more."""
         now = self._wall_ms()
         for one in self._book.take_due(now, UNDER_WAY_MAX - len(self._firings)):
-            self._book.postpone(one.name, now + RETRY_MS)  # unless it succeeds, which plans it anew
+            self._postpone(one.name)  # unless it succeeds, which plans it anew
             firing = self._spawn(self._fire(one.name))
             self._firings.add(firing)
             firing.add_done_callback(self._firings.discard)
@@ -184,8 +187,8 @@ class Scheduler:
             async with self._alone(name):
                 await self._know()
                 await self._settle(name)
-        except ScheduleNotFound:
-            pass  # deleted meanwhile
+        except ScheduleNotFound:  # deleted meanwhile
+            self._put_off.pop(name, None)
         except (HeaplineError, OSError) as error:  # of the store: the mark is behind, and the topic knows
             if not self._closed:
                 log.warning("a schedule waits", schedule=name, error=str(error))
@@ -207,14 +210,21 @@ class Scheduler:
         if isinstance(sent.error, StaleEpoch):
             self._outdo(state, sent.error)
         elif record is None:
-            self._book.postpone(name, self._wall_ms() + RETRY_MS)
+            self._postpone(name)
             return False
         else:
             self._book.apply(record)
             if sent.error is not None:
-                self._book.postpone(name, self._wall_ms() + RETRY_MS)
+                self._postpone(name)
         await self._keep(name)
+        if sent.error is None:
+            self._put_off.pop(name, None)
         return sent.error is None
+
+    def _postpone(self, name: str) -> None:
+        """Also in the book that is read when this one cannot be kept: a store that fails is not tried all the time."""
+        self._put_off[name] = until = self._wall_ms() + RETRY_MS
+        self._book.postpone(name, until)
 
     async def _send(self, state: ScheduleState, taken: Taken) -> Sent:
         if not taken.messages:  # all were skipped
@@ -237,8 +247,8 @@ class Scheduler:
         now = self._wall_ms()
         for at in taken.times[sent.done - sent.new : sent.done]:
             self.delay.add(max(0, now - at) / 1000)
-        self.missed += taken.missed
         if sent.error is None or isinstance(sent.error, StaleEpoch):
+            self.missed += taken.missed and sent.error is None
             self._troubles.pop(name, None)
             return
         if isinstance(sent.error, Closed):
@@ -272,6 +282,7 @@ class Scheduler:
         return await self._to_its_end(self._change(schedule_name(name), lambda: self._pause(name)))
 
     def _pause(self, name: str) -> bool:
+        self._troubles.pop(schedule_name(name), None)  # what is owed is given up
         return self._book.pause(name, self._wall_ms()) is not None
 
     async def resume(self, name: str) -> ScheduleInfo:
@@ -322,6 +333,7 @@ class Scheduler:
             await self._know()
             self._book.delete(name)
             self._troubles.pop(name, None)
+            self._put_off.pop(name, None)
             await self._keep(name)
 
     async def _bring_in(self, name: str) -> None:
