@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 
 import heapline
+from heapline.cli import backup as backup_module
 from heapline.cli.backup import backup
 from heapline.cli.examine import examine
 from heapline.cli.places import find_topics
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
+from heapline.engine.catalog import Entry
 from heapline.errors import BadRequest
 from heapline.journal import RealDisk
 from heapline.journal.segment import segment_path
 from heapline.journal.watermark import read_watermark
 from heapline.model import Outgoing
 from heapline.server.auth import DirectoryGuard
+from heapline.testing import FakeClock
 from tests.conformance.worlds import UnsyncedDisk
 
 BUSY = BrokerConfig(reclaim_interval=0.01, snapshot_bytes=1 << 18, cache_bytes=0)
@@ -166,3 +169,39 @@ async def test_unit_that_is_being_written_is_left_out_whole(tmp_path: Path) -> N
     copied = (copy / segment.relative_to(data)).read_bytes()
     assert copied[mark.byte_end :].count(0) == len(copied) - mark.byte_end > 0
     check_every_byte(copy)
+
+
+async def test_schedules_are_in_the_copy_and_what_fired_while_it_was_taken_fires_no_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
+    copied: list[str] = []
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
+        await broker.create_topic("jobs", **SMALL)
+        await broker.create_schedule("tick", every=60, topic="jobs", misfire="all")
+        await broker.create_schedule("changed", every=60, topic="jobs", misfire="all")
+
+        async def fire() -> None:
+            await broker.create_schedule("changed", every=60, topic="jobs", misfire="all", payload=b"new")
+            clock.advance(60)
+            await broker.fire_schedules()
+
+        def copy_one(disk: object, source: Path, to: Path, entry: Entry) -> object:
+            if copied == ["_system/schedules"]:
+                asyncio.run_coroutine_threadsafe(fire(), loop).result()
+            copied.append(entry.topic)
+            return whole(disk, source, to, entry)  # type: ignore[arg-type]
+
+        whole = backup_module._copy_one
+        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        await asyncio.to_thread(backup, data, copy)
+    assert copied == ["_system/schedules", "jobs"]
+    check_every_byte(copy)
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
+        await broker.fire_schedules()
+        clock.advance(60)
+        await broker.fire_schedules()
+        assert [info.state for info in await broker.list_schedules()] == ["active", "active"]
+        names = ("heapline-schedule", "heapline-scheduled-at")
+        found = [tuple(m.headers[name] for name in names) for m in await broker.pop("jobs", 100)]
+        assert len(found) == len(set(found)) == 4

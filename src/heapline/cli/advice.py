@@ -21,6 +21,7 @@ from heapline.errors import (
     GroupExists,
     GroupNotFound,
     HeaplineError,
+    ScheduleNotFound,
     TopicExists,
     TopicNotFound,
     Unauthenticated,
@@ -60,6 +61,8 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
     """The error to show; the connection is still open, so the server can be asked what there is."""
     if isinstance(error, TopicNotFound):
         return _saying(error, await _missing_topic(error, hl))
+    if isinstance(error, ScheduleNotFound):
+        return _saying(error, await _missing_schedule(error, hl))
     if isinstance(error, TopicExists):
         return _saying(error, _other_settings(error))
     if isinstance(error, GroupNotFound):
@@ -73,6 +76,17 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
     if isinstance(error, DeadlineExceeded):
         return _saying(error, f"{error}. {await _late(where)}")
     return error
+
+
+async def _missing_schedule(error: ScheduleNotFound, hl: Broker) -> str:
+    text = f"there is no schedule {error.schedule!r}"
+    try:
+        names = [info.name for info in await hl.list_schedules()]
+    except HeaplineError:
+        names = []
+    if names:
+        return f"{text}; there are {some(names, TOPICS_SHOWN)}"
+    return f"{text}, and no other. Make one with: heapline schedule create NAME TOPIC --every 1h"
 
 
 async def _missing_topic(error: TopicNotFound, hl: Broker) -> str:

@@ -1,10 +1,11 @@
 """`heapline backup --data DIR --to DIR`: a copy of a data directory, also of one that a server is using.
 
 Each topic's folder is copied so that it is whole at one moment (journal/backup.py); moments of different topics lie
-apart. Two orders matter. The catalog is read first and written last: so a copy that was cut off has none and cannot be
+apart. Three orders matter. The catalog is read first and written last: so a copy that was cut off has none and is not
 taken for a backup, a topic that grows meanwhile has a journal ahead of its catalog, which opening expects, and one that
 is deleted meanwhile is left out. The broker's own journal, which says what was decided on batches over several topics,
-is copied after all others: whatever they left undecided it has decided or will, and decisions are kept for days.
+is copied after all others: whatever they left undecided it has decided or will, and decisions are kept for days. The
+journal of the schedules is copied before them: a firing that it does not know yet is recognised by its topic.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from heapline.clock import SystemClock
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.decisions import NAMESPACE as SYSTEM
+from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.errors import BadRequest, CorruptionError
 from heapline.journal import Disk, RealDisk
 from heapline.journal.backup import Copied, copy_topic
@@ -47,7 +49,7 @@ def backup(
     catalog = Catalog(disk, str(data))
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     total, kept = 0, {}
-    for entry in sorted(catalog.entries.values(), key=lambda e: e.namespace == SYSTEM):
+    for entry in sorted(catalog.entries.values(), key=_turn):
         copied = _copy_one(disk, data, to, entry)
         if copied is None:
             console.print(f"{escape(entry.topic)}: deleted meanwhile, left out")
@@ -59,6 +61,12 @@ def backup(
     catalog.write_copy(f"{to}/{CATALOG}", kept)
     disk.fsync_dir(str(to.resolve().parent))
     console.print(f"[green]{len(kept)} topics, {total} bytes[/green] in {escape(str(to))}")
+
+
+def _turn(entry: Entry) -> int:
+    if entry.namespace != SYSTEM:
+        return 1
+    return 0 if entry.name == SCHEDULES else 2
 
 
 def _copy_one(disk: Disk, data: Path, to: Path, entry: Entry) -> Copied | None:

@@ -58,17 +58,15 @@ class ConnectedBroker(WireBroker):
     - enqueue, enqueue_batch, prepare_batch, commit_batch, pop, ack, extend, cancel: made again, and counts once.
     - nack, release, bury: made again; a lease that is over by then is no error, but bury looks whether the message is
       dead, and raises LeaseLost if it is not.
-    - create_topic, update_topic, pause_topic, resume_topic, set_partition_throttled, snapshot, open_producer and all
-      that only read: made again, which is as good as once. abort_batch may then say that there were no parts left.
+    - create_topic, update_topic, pause_topic, resume_topic, set_partition_throttled, snapshot, open_producer,
+      create_schedule, pause_schedule, resume_schedule and all that only read: made again, which is as good as once.
+      abort_batch may then say that there were no parts left.
     - reschedule: made again; a `delay` counts from the last try.
     - group_ack, group_nack, group_leave and create_group: made again, which is as good as once. What a group_fetch took
       whose answer was lost comes again when its time is over; a subscription goes on by itself.
-    - purge, delete_topic, dlq_replay, dlq_delete, delete_group, reset_offsets, group_dead_replay, group_dead_delete:
-      not made again, since they would also hit what came in between. They raise UnavailableError, which says that they
-      may have been carried out.
-
-    The last kind is repeated as long as no connection was made. After its deadline a call raises DeadlineExceeded,
-    which says whether it was sent.
+    - purge, delete_topic, delete_schedule, dlq_replay, dlq_delete, delete_group, reset_offsets, group_dead_replay,
+      group_dead_delete: not made again, since they would also hit what came in between. They raise UnavailableError,
+      which says that they may have been carried out.
     """
 
     def __init__(

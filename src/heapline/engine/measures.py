@@ -13,6 +13,7 @@ from heapline.core.ids import unix_ms_of
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.latency import Tally
 from heapline.engine.runner import TopicRunner
+from heapline.engine.schedules.scheduler import Scheduler
 
 
 class PartitionMeasures(NamedTuple):
@@ -42,10 +43,21 @@ class TopicMeasures(NamedTuple):
     uncommitted_bytes: int
 
 
+class ScheduleMeasures(NamedTuple):
+    kept: int
+    failing: int  # schedules whose last firing could not be enqueued
+    fired: int  # since the process began, as the rest
+    missed: int
+    failed: int
+    delay: Tally
+    journal: TopicMeasures | None  # where they are kept, once there was one
+
+
 class Measures(NamedTuple):
     topics: list[TopicMeasures]  # in the order in which they were opened or made
     system: TopicMeasures | None  # the journal of decisions on batches
     refused: int  # topics that are not served because their files are damaged
+    schedules: ScheduleMeasures | None = None
 
 
 async def measure(broker: EmbeddedBroker) -> Measures:
@@ -56,7 +68,14 @@ async def measure(broker: EmbeddedBroker) -> Measures:
         told[runner] = _of_topic(runner, *used)
         await asyncio.sleep(0)  # half a millisecond each: with many topics others want their turn
     system = told.pop(broker._system, None) if broker._system is not None else None
-    return Measures(list(told.values()), system, len(broker._refused))
+    keeps = broker._schedules.store.runner
+    schedules = _of_schedules(broker._schedules, told.pop(keeps, None) if keeps is not None else None)
+    return Measures(list(told.values()), system, len(broker._refused), schedules)
+
+
+def _of_schedules(schedules: Scheduler, journal: TopicMeasures | None) -> ScheduleMeasures:
+    s = schedules
+    return ScheduleMeasures(len(s), s.failing, s.fired, s.missed, s.failed, s.delay.tally(), journal)
 
 
 def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) -> TopicMeasures:

@@ -24,6 +24,11 @@ EVERY_MS_MIN = 1000
 EVERY_MS_MAX = 366 * 86400 * 1000
 GRACE_MS_MAX = 3600 * 1000
 MAKEUP_MAX = 1000
+#: What people may say of one, besides its name.
+FIELDS = frozenset((
+    "topic", "payload", "cron", "every", "tz", "starts", "ends", "misfire", "grace", "makeup_max", "priority", "key",
+    "headers", "ttl", "max_retries", "fairness_key",
+))  # fmt: skip
 MOMENT_MS_MAX = 32_503_680_000_000  # the year 3000
 #: Headers that every firing carries: which schedule, and the moment that it was meant for.
 SCHEDULE, SCHEDULED_AT = "heapline-schedule", "heapline-scheduled-at"
@@ -105,6 +110,19 @@ def make_schedule(
         raise BadRequest(f"a schedule's settings do not fit: {error}") from None
     check_schedule(schedule)
     return schedule
+
+
+def schedule_of(name: str, **fields: Any) -> Schedule:
+    """`make_schedule` for keywords that came from elsewhere: one that it does not know is told like any other mistake.
+
+    >>> schedule_of("nightly", cron="0 3 * * *", topic="jobs", misfires="all")
+    Traceback (most recent call last):
+    heapline.errors.BadRequest: a schedule has no misfires: it has cron, ends, every, fairness_key, grace, headers, ...
+    """
+    unknown = sorted(fields.keys() - FIELDS)
+    if unknown:
+        raise BadRequest(f"a schedule has no {', '.join(unknown)}: it has {', '.join(sorted(FIELDS))}")
+    return make_schedule(name, **fields)
 
 
 def check_schedule(schedule: Schedule) -> None:

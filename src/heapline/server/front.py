@@ -38,6 +38,8 @@ ACTIONS: dict[str, Action | None] = {
     "CreateGroup": ADMIN, "GetGroup": CONSUME, "ListGroups": CONSUME, "DeleteGroup": ADMIN, "GroupOffsets": CONSUME,
     "ResetOffsets": ADMIN, "GroupFetch": CONSUME, "GroupAck": CONSUME, "GroupNack": CONSUME, "GroupLeave": CONSUME,
     "GroupDeadList": CONSUME, "GroupDeadReplay": ADMIN, "GroupDeadDelete": ADMIN, "Subscribe": None,
+    "CreateSchedule": None, "GetSchedule": None, "ListSchedules": None, "PauseSchedule": None, "ResumeSchedule": None,
+    "DeleteSchedule": None,
     "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
     "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip

@@ -54,6 +54,7 @@ async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Ri
         "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot",
         "DlqReplay", "DlqDelete", "CreateGroup", "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
         "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser",
+        "CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
     } == AUDITED  # fmt: skip
 
 

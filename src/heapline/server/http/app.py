@@ -30,6 +30,7 @@ from heapline.server.http import (
     metrics,
     mqueue,
     popping,
+    schedules,
 )  # fmt: skip
 from heapline.server.http.door import Door
 from heapline.server.http.openapi import make_document
@@ -49,6 +50,7 @@ ROUTERS = (
     groups.router,
     health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
     messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
+    schedules.router,
 )  # fmt: skip
 
 

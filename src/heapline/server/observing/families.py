@@ -48,6 +48,13 @@ FAMILIES = (
     Family("topic_paused", "gauge", T, "1 if the topic hands out nothing."),
     Family("topics", "gauge", (), "Topics that are open."),
     Family("topics_refused", "gauge", (), "Topics that are not served because their files are damaged."),
+    # -- schedules
+    Family("schedules", "gauge", (), "Schedules that are kept."),
+    Family("schedules_failing", "gauge", (), "Schedules whose last firing could not be enqueued."),
+    Family("schedule_fired_total", "counter", (), "Messages enqueued by schedules."),
+    Family("schedule_missed_total", "counter", (), "Times that a schedule was late, and its misfire policy decided."),
+    Family("schedule_failures_total", "counter", (), "Tries of firings that did not get in."),
+    Family("schedule_delay_ms", "histogram", (), "From the moment that a firing was meant for until it was durable."),
     # -- storage
     Family("commit_latency_ms", "histogram", T, "A unit, from being handed to the disk until it is durable."),
     Family("fsync_latency_ms", "histogram", (), "The disk's own part of that: fdatasync, all files of the directory."),

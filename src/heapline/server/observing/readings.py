@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 
 from heapline.engine.latency import Tally
-from heapline.engine.measures import Measures, TopicMeasures
+from heapline.engine.measures import Measures, ScheduleMeasures, TopicMeasures
 
 TOPICS_MAX = 100
 PARTITIONS_MAX = 32
@@ -58,6 +58,15 @@ def add_topics(rows: Rows, measures: Measures, topics_max: int = TOPICS_MAX) -> 
         _add_topic(rows, topic.name if index < topics_max else OTHER, topic)
     rows.add("topics", (), len(measures.topics))
     rows.add("topics_refused", (), measures.refused)
+
+
+def add_schedules(rows: Rows, schedules: ScheduleMeasures) -> None:
+    rows.add("schedules", (), schedules.kept)
+    rows.add("schedules_failing", (), schedules.failing)
+    rows.add("schedule_fired_total", (), schedules.fired)
+    rows.add("schedule_missed_total", (), schedules.missed)
+    rows.add("schedule_failures_total", (), schedules.failed)
+    rows.add("schedule_delay_ms", (), schedules.delay)
 
 
 def _add_topic(rows: Rows, name: str, topic: TopicMeasures) -> None:
