@@ -29,6 +29,7 @@ from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.growth import change, check_growth, grow
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loading import Loader
+from heapline.engine.replays.managing import ReplayJobs
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (
     BadRequest,
@@ -92,6 +93,10 @@ class TopicKeeper:
             decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
             serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
         )  # fmt: skip
+        self._replays = ReplayJobs(
+            self._disk, path, self._io_or_fail, self._clock, lambda topic: self._runner(topic),
+            lambda *args, **more: self.enqueue_batch(*args, **more),  # type: ignore[attr-defined]
+        )  # fmt: skip
         self._closed = False
 
     @property
@@ -133,6 +138,7 @@ class TopicKeeper:
         for entry in list(self._catalog.entries.values()):
             await self._line_up(entry)
         self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self._replays.open()
 
     # -- the system journal ----------------------------------------------------------------------------------------
 
@@ -284,6 +290,7 @@ class TopicKeeper:
             return
         self._closed = True
         try:
+            await self._replays.close()
             await self._close_topics()
         finally:
             # A thread does not stop when its caller is cancelled: the directory is given back after the last of them.

@@ -92,6 +92,7 @@ class MemoryBroker(EmbeddedBroker):
         for watch in self._batches._watches:
             if not watch.get_loop().is_closed():
                 watch.cancel()
+        self._replays.stop()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -130,6 +131,7 @@ class MemoryBroker(EmbeddedBroker):
         for entry in list(self._catalog.entries.values()):
             await self._load(entry)
         self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self._replays.open()
 
     def _runner(self, topic: str) -> TopicRunner:
         self._open_here()

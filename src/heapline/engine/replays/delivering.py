@@ -1,0 +1,77 @@
+"""A replay as somebody iterates over it, on whichever broker: rows one by one or in batches, and where it stands kept.
+
+A row counts as done when the next one is asked for. So the place that is kept is never past a row that nobody has seen
+to its end; after a crash the rows since the last keeping come once more. It is kept every so many rows or seconds,
+when the reader stops, and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
+
+from heapline.errors import HeaplineError
+from heapline.streams import StreamBatch, StreamMessage
+
+KEEP_ROWS = 1000
+KEEP_SECONDS = 1.0
+
+Keep = Callable[[dict[int, int]], Awaitable[None]]
+
+
+class Step(NamedTuple):
+    """Some rows in order, and where the replay stands after them."""
+
+    batches: list[StreamBatch]
+    positions: dict[int, int]
+    ends: dict[int, int]
+
+
+async def deliver(
+    steps: AsyncIterator[Step], keep: Keep | None, batches: bool
+) -> AsyncIterator[StreamMessage | StreamBatch]:
+    async with contextlib.aclosing(steps):  # type: ignore[type-var]
+        place = _Place(keep)
+        try:
+            async for step in steps:
+                for batch in step.batches:
+                    if batches:
+                        yield batch
+                    else:
+                        for message in batch.messages():
+                            yield message
+                            place.positions[batch.partition] = message.offset + 1
+                    place.done(batch)
+                place.positions.update(step.positions)
+                await place.keep_sometimes()
+        except BaseException:  # also of whoever stops reading
+            with contextlib.suppress(HeaplineError):  # what went wrong first is told
+                await place.keep_now()
+            raise
+        await place.keep_now()
+
+
+class _Place:
+    def __init__(self, keep: Keep | None) -> None:
+        self._keep = keep
+        self.positions: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
+        self._rows = 0
+        self._since = asyncio.get_running_loop().time()
+
+    def done(self, batch: StreamBatch) -> None:
+        self.positions[batch.partition] = int(batch.offsets[-1]) + 1
+        self._rows += len(batch)
+
+    async def keep_sometimes(self) -> None:
+        late = asyncio.get_running_loop().time() - self._since >= KEEP_SECONDS
+        if self._keep is not None and (self._rows >= KEEP_ROWS or late):
+            await self.keep_now()
+
+    async def keep_now(self) -> None:
+        if self._keep is not None and self.positions != self._kept:
+            self._kept = dict(self.positions)
+            self._rows, self._since = 0, asyncio.get_running_loop().time()
+            await self._keep(self._kept)
