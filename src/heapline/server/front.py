@@ -35,6 +35,8 @@ ACTIONS: dict[str, Action | None] = {
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
     "Offsets": CONSUME, "ReadLog": CONSUME, "Session": None,
+    "Replay": CONSUME, "KeepReplay": CONSUME, "StartReplay": ADMIN, "GetReplay": None, "ListReplays": None,
+    "CancelReplay": None,
     "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
     "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip

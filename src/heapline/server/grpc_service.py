@@ -22,6 +22,7 @@ from heapline.server.front import Caller, Front, Stopping
 from heapline.server.giving_back import give_back_leases, give_back_result
 from heapline.server.limiting import pop_within
 from heapline.server.pop_stream import PopStream
+from heapline.server.replaying import ReplayMethods
 from heapline.server.session import Session
 from heapline.wire import shapes
 from heapline.wire.columns import (
@@ -43,7 +44,7 @@ POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
 LIST_DEFAULT = {"Peek": 10, "DlqList": 100}
 
 
-class GrpcService:
+class GrpcService(ReplayMethods):
     def __init__(self, broker: EmbeddedBroker, front: Front) -> None:
         self._broker = broker
         self._front = front

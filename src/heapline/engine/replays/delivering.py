@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from heapline.engine.replays.asking import Request, check_name, request
 from heapline.errors import HeaplineError
-from heapline.streams import StreamBatch, StreamMessage
+from heapline.streams import Place, ReplayFilter, StreamBatch, StreamMessage
 
 KEEP_ROWS = 1000
 KEEP_SECONDS = 1.0
@@ -27,6 +28,37 @@ class Step(NamedTuple):
     batches: list[StreamBatch]
     positions: dict[int, int]
     ends: dict[int, int]
+
+
+class Replaying:
+    """`replay` of any broker that can give its steps and keep its place."""
+
+    def replay_steps(self, asked: Request, checkpoint: str | None = None) -> AsyncIterator[Step]:
+        """`replay` without keeping: that is for whoever knows what became of the rows. The first step has none, and
+        tells where it begins and ends."""
+        raise NotImplementedError
+
+    async def keep_replay(self, topic: str, checkpoint: str, positions: Mapping[int, int]) -> None:
+        """All rows below these offsets are done, for the replay that goes on under this name."""
+        raise NotImplementedError
+
+    def replay(
+        self, topic: str, *, start: Place = "earliest", end: Place | None = None,
+        partitions: Sequence[int] | None = None, mode: str = "all", where: ReplayFilter | None = None,
+        rate: float | None = None, checkpoint: str | None = None, batches: bool = False,
+    ) -> AsyncIterator[StreamMessage | StreamBatch]:  # fmt: skip
+        """The stream from `start` to `end` (what is durable when it begins), to whoever iterates. mode="fast": only the
+        last state of each message, and only what is not gone. With `checkpoint`, a name, it goes on after a crash where
+        it was: a few rows before that may come twice, none is missing."""
+        asked = request(topic, start, end, partitions, mode, where, rate)
+        if checkpoint is None:
+            return deliver(self.replay_steps(asked), None, batches)
+        check_name("checkpoint", checkpoint)
+
+        async def keep(positions: dict[int, int]) -> None:
+            await self.keep_replay(topic, checkpoint, positions)
+
+        return deliver(self.replay_steps(asked, checkpoint), keep, batches)
 
 
 async def deliver(

@@ -7,29 +7,14 @@ from datetime import datetime
 
 from heapline.engine.keeper import TopicKeeper
 from heapline.engine.replays import asking, checkpoints
-from heapline.engine.replays.delivering import Step, deliver
+from heapline.engine.replays.delivering import Replaying, Step
 from heapline.engine.replays.ranges import find_ranges
 from heapline.engine.replays.reading import Pace, Reading
-from heapline.streams import Place, ReplayFilter, ReplayInfo, StreamBatch, StreamMessage
+from heapline.streams import Place, ReplayFilter, ReplayInfo
 
 
-class ReplayFace(TopicKeeper):
-    def replay(
-        self, topic: str, *, start: Place = "earliest", end: Place | None = None,
-        partitions: Sequence[int] | None = None, mode: str = "all", where: ReplayFilter | None = None,
-        rate: float | None = None, checkpoint: str | None = None, batches: bool = False,
-    ) -> AsyncIterator[StreamMessage | StreamBatch]:  # fmt: skip
-        asked = asking.request(topic, start, end, partitions, mode, where, rate)
-
-        async def keep(positions: dict[int, int]) -> None:
-            assert checkpoint is not None
-            await self.keep_replay(topic, checkpoint, positions)
-
-        return deliver(self.replay_steps(asked, checkpoint), None if checkpoint is None else keep, batches)
-
+class ReplayFace(Replaying, TopicKeeper):
     async def replay_steps(self, asked: asking.Request, checkpoint: str | None = None) -> AsyncIterator[Step]:
-        """`replay` without keeping: that is for whoever knows what became of the rows. The first step has none, and
-        tells where it begins and ends."""
         runner = self._runner(asked.topic)
         kept = None if checkpoint is None else await checkpoints.find(runner, checkpoint)
         ranges = await find_ranges(runner, asked, kept)
@@ -45,7 +30,6 @@ class ReplayFace(TopicKeeper):
             yield Step([], portion.positions, ends)
 
     async def keep_replay(self, topic: str, checkpoint: str, positions: Mapping[int, int]) -> None:
-        """All rows below these offsets are done, for the replay that goes on under this name."""
         await checkpoints.keep(self._runner(topic), checkpoint, positions)
 
     async def start_replay(

@@ -52,7 +52,7 @@ from heapline.model import Now, Outgoing
 log = Log("heapline.replay")
 BATCH_ROWS = 1000
 BATCH_BYTES = 1 << 20
-PAUSE, PAUSE_MAX = 0.05, 10.0  # seconds between tries of what did not work
+PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between tries of what did not work
 SAVE_SECONDS = 1.0  # how often it is written down how far a job is that finds nothing to enqueue
 
 
@@ -66,6 +66,7 @@ class JobRun:
         self.job = job
         self._find, self._enqueue, self._save, self._clock = find, enqueue, save, clock
         self._rows_max = BATCH_ROWS
+        self._tried = 0  # rows of the batch that was last sent
         self._pause = PAUSE
         self._saved_at = 0.0
 
@@ -93,12 +94,13 @@ class JobRun:
             log.info("replay ended", replay=ended.name, state=state, replayed=ended.replayed, skipped=ended.skipped)
 
     async def _wait_out(self, error: Exception) -> None:
+        if isinstance(error, ResourceExhausted) and self._tried > 1:  # perhaps there is room for fewer
+            self._rows_max, self._tried = self._tried // 2, 0
+            return
         if self.job.error is None:
             log.warning("replay waits", replay=self.job.name, error=str(error))
         said = str(error) if isinstance(error, HeaplineError) else f"its place cannot be kept: {error.strerror}"  # type: ignore[attr-defined]
         self.job = self._changed(error=said)
-        if isinstance(error, ResourceExhausted):
-            self._rows_max = max(1, self._rows_max // 2)
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSE_MAX)
 
@@ -165,6 +167,7 @@ class JobRun:
         _check(messages, head, target)
         claimed = job.claiming(len(head), head.positions, job.skipped + head.skipped, seen)
         await self._keep(claimed)
+        self._tried = len(head)
         await self._enqueue(
             job.into, messages, producer_id=job.producer_id, epoch=job.epoch, answered_below=job.replayed
         )  # fmt: skip

@@ -29,6 +29,7 @@ from heapline.server.http import (
     metrics,
     mqueue,
     popping,
+    replays,
 )  # fmt: skip
 from heapline.server.http.door import Door
 from heapline.server.http.openapi import make_document
@@ -46,7 +47,8 @@ has the same shape: `error` (its class), `facts` (its data), `text` (what to do)
 # Verbs of a heap stand before the heap itself: its path would swallow them.
 ROUTERS = (
     health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
-    messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
+    messages.router, dead_letters.router, batches.router, log.router, replays.router, login.router, access.router,
+    docs_page.router,
 )  # fmt: skip
 
 
