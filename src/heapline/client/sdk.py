@@ -33,6 +33,8 @@ from heapline.client.subscribing import PushedMember
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.wire import WireBroker
 from heapline.engine.calls import Identity
+from heapline.engine.replays.asking import Mark, Request
+from heapline.engine.replays.delivering import Step
 from heapline.engine.requests import listed
 from heapline.errors import (
     BadRequest,
@@ -325,6 +327,28 @@ class ConnectedBroker(WireBroker):
                     raise
                 if loop.time() + pause >= until:
                     raise self.calls.out_of_time("ReadLog", f"the connection broke ({error})") from None
+            await asyncio.sleep(pause)
+
+    async def replay_steps(self, asked: Request, checkpoint: str | None = None) -> AsyncIterator[Step]:
+        """Goes on where it was when a connection breaks; gives up when a deadline passes without anything new."""
+        tries, until = pauses(), self.calls.until()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async for step in super().replay_steps(asked, checkpoint):
+                    yield step
+                    start, end = Mark(offsets=step.positions), Mark(offsets=step.ends)
+                    partitions = sorted(step.ends)
+                    asked = msgspec.structs.replace(asked, start=start, end=end, partitions=partitions)
+                    checkpoint = None
+                    tries, until = pauses(), self.calls.until()
+                return
+            except HeaplineError as error:
+                pause = next(tries)
+                if not passes_by_itself(error) or self._closed:
+                    raise
+                if loop.time() + pause >= until:
+                    raise self.calls.out_of_time("Replay", f"the connection broke ({error})") from None
             await asyncio.sleep(pause)
 
 

@@ -28,8 +28,8 @@ from heapline.engine.columns import (
     to_ms,
 )  # fmt: skip
 from heapline.engine.delivery import PopCall
-from heapline.engine.keeper import TopicKeeper
 from heapline.engine.log import first_offsets, frames
+from heapline.engine.replays.face import ReplayFace
 from heapline.engine.reporting import topic_stats
 from heapline.engine.requests import (
     by_topic,
@@ -77,7 +77,7 @@ PEEK_MAX = 10_000
 GROWING_SEGMENTS = 4  # at the journal's end: those that may still be filled
 
 
-class EmbeddedBroker(TopicKeeper, GroupCalls):
+class EmbeddedBroker(ReplayFace, GroupCalls):
     """Made by `heapline.open`; use it as an async context manager."""
 
     async def purge(self, topic: str) -> int:

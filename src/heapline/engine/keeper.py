@@ -29,6 +29,7 @@ from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.growth import change, check_growth, grow
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loading import Loader
+from heapline.engine.replays.managing import ReplayJobs
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules import store as schedules
 from heapline.engine.schedules.scheduler import Scheduler
@@ -97,6 +98,10 @@ class TopicKeeper:
         )  # fmt: skip
         self._schedules = Scheduler(
             schedules.ScheduleStore(self._make_schedules), topic=self._runner, wall_ms=self._clock.wall_ms
+        )
+        self._replays = ReplayJobs(
+            self._disk, path, self._io_or_fail, self._clock, lambda topic: self._runner(topic),
+            lambda *args, **more: self.enqueue_batch(*args, **more),  # type: ignore[attr-defined]
         )  # fmt: skip
         self._closed = False
 
@@ -143,6 +148,7 @@ class TopicKeeper:
             await self._line_up(entry)
         self._batches.start(self._config.batch_timeout, self._config.decision_retention)
         self._schedules.start()
+        self._replays.open()
 
     # -- the system journal ----------------------------------------------------------------------------------------
 
@@ -317,6 +323,7 @@ class TopicKeeper:
             return
         self._closed = True
         try:
+            await self._replays.close()
             await self._close_topics()
         finally:
             # A thread does not stop when its caller is cancelled: the directory is given back after the last of them.

@@ -17,6 +17,7 @@ from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.sync_streams import SyncSubscription
 from heapline.errors import Closed
 from heapline.model import LeaseRef, LogFrame, Message
+from heapline.streams import StreamBatch, StreamMessage
 
 T = TypeVar("T")
 
@@ -173,6 +174,31 @@ class SyncBroker:
 
         while (frame := self._run(following())) is not None:
             yield frame
+
+    def replay(
+        self, topic: str, *, checkpoint: str | None = None, batches: bool = False, **options: Any
+    ) -> Iterator[StreamMessage | StreamBatch]:
+        """As the broker's own, without `await`."""
+        if self._broker is None:
+            raise Closed
+        # A row is done when the next one is asked for; where nobody keeps count they are fetched by the batch.
+        whole = batches or checkpoint is None
+        rows = self._broker.replay(topic, checkpoint=checkpoint, batches=whole, **options)
+        return self._replayed(rows, whole and not batches)
+
+    def _replayed(self, rows: Any, unpack: bool) -> Iterator[StreamMessage | StreamBatch]:
+        async def following() -> StreamMessage | StreamBatch | None:
+            return await anext(rows, None)
+
+        try:
+            while (row := self._run(following())) is not None:
+                if unpack:
+                    yield from row.messages()  # type: ignore[union-attr]
+                else:
+                    yield row
+        finally:
+            if self._broker is not None and threading.current_thread() is not self._thread:
+                self._run(rows.aclose())
 
 
 async def _end_the_rest() -> None:

@@ -40,6 +40,8 @@ ACTIONS: dict[str, Action | None] = {
     "GroupDeadList": CONSUME, "GroupDeadReplay": ADMIN, "GroupDeadDelete": ADMIN, "Subscribe": None,
     "CreateSchedule": None, "GetSchedule": None, "ListSchedules": None, "PauseSchedule": None, "ResumeSchedule": None,
     "DeleteSchedule": None,
+    "Replay": CONSUME, "KeepReplay": CONSUME, "StartReplay": ADMIN, "GetReplay": None, "ListReplays": None,
+    "CancelReplay": None,
     "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
     "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip

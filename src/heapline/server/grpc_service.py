@@ -23,6 +23,7 @@ from heapline.server.giving_back import give_back_leases, give_back_result
 from heapline.server.grpc_groups import GroupCalls
 from heapline.server.limiting import pop_within
 from heapline.server.pop_stream import PopStream
+from heapline.server.replaying import ReplayMethods
 from heapline.server.schedules import ScheduleCalls
 from heapline.server.session import Session
 from heapline.wire import shapes
@@ -45,7 +46,7 @@ POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
 LIST_DEFAULT = {"Peek": 10, "DlqList": 100}
 
 
-class GrpcService(GroupCalls, ScheduleCalls):
+class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
     def __init__(self, broker: EmbeddedBroker, front: Front) -> None:
         self._broker = broker
         self._front = front

@@ -95,6 +95,7 @@ class MemoryBroker(EmbeddedBroker):
             if not watch.get_loop().is_closed():
                 watch.cancel()
         self._schedules.abandon()
+        self._replays.stop()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -138,6 +139,7 @@ class MemoryBroker(EmbeddedBroker):
             await self._load(entry)
         self._batches.start(self._config.batch_timeout, self._config.decision_retention)
         self._schedules.start()
+        self._replays.open()
 
     def _runner(self, topic: str) -> TopicRunner:
         self._open_here()

@@ -30,6 +30,7 @@ from heapline.server.http import (
     metrics,
     mqueue,
     popping,
+    replays,
     schedules,
 )  # fmt: skip
 from heapline.server.http.door import Door
@@ -50,7 +51,7 @@ ROUTERS = (
     groups.router,
     health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
     messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
-    schedules.router,
+    replays.router, schedules.router,
 )  # fmt: skip
 
 

@@ -1,0 +1,171 @@
+"""The replays into topics of one broker: started, told of, cancelled, and taken up again when the broker opens.
+
+A job is on disk before it is answered for, and runs as a task of its own. A name belongs to one request: the same again
+gets the same job. Of jobs that have ended the last thousand are remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from heapline.clock import Clock
+from heapline.engine.io import Io
+from heapline.engine.replays.asking import Change, Request, check_name
+from heapline.engine.replays.jobs import Job, JobFiles
+from heapline.engine.replays.ranges import find_ranges
+from heapline.engine.replays.running import JobRun
+from heapline.engine.runner import TopicRunner
+from heapline.errors import BadName, BadRequest, Closed, CorruptionError, HeaplineError, ReplayExists, ReplayNotFound
+from heapline.journal.disk import Disk
+from heapline.logs import Log
+from heapline.streams import ReplayInfo
+
+log = Log("heapline.replay")
+ENDED_MAX = 1000
+NAME_MAX = 120  # its producer's name is a little longer
+
+
+class ReplayJobs:
+    def __init__(
+        self, disk: Disk, directory: str, io: Callable[[], Io], clock: Clock, find: Callable[[str], TopicRunner],
+        enqueue: Callable[..., Any],
+    ) -> None:  # fmt: skip
+        self._files = JobFiles(disk, directory)
+        self._io, self._clock, self._find, self._enqueue = io, clock, find, enqueue
+        self._runs: dict[str, JobRun] = {}
+        self._damaged: dict[str, CorruptionError] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._opening: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take up what an earlier run of the process left; by and by, since nobody has asked yet."""
+        self._opening = asyncio.ensure_future(self._open())
+
+    async def _open(self) -> None:
+        jobs, self._damaged = await self._io().run(self._files.load_all)
+        for job in jobs:
+            self._add(job)
+
+    async def _opened(self) -> None:
+        if self._opening is None:
+            raise Closed
+        await asyncio.shield(self._opening)
+
+    def _add(self, job: Job) -> JobRun:
+        run = self._runs[job.name] = JobRun(job, self._find, self._enqueue, self._save, self._clock)
+        if job.state == "running":
+            self._tasks[job.name] = asyncio.ensure_future(self._run(run))
+        return run
+
+    async def _run(self, run: JobRun) -> None:
+        try:
+            await run.run()
+        except Closed:
+            pass  # it is taken up again when the broker opens
+        except Exception:
+            log.exception("a replay stopped", replay=run.job.name)
+            run.job = msgspec.structs.replace(run.job, error="it stopped for a reason that the log tells")
+
+    async def _save(self, job: Job) -> None:
+        await self._io().run(self._files.save, job)
+
+    def stop(self) -> None:
+        """What is under way is found again at the next open."""
+        for task in [*self._tasks.values(), *([self._opening] if self._opening is not None else [])]:
+            if not task.get_loop().is_closed():
+                task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        await asyncio.gather(
+            *self._tasks.values(), *([self._opening] if self._opening is not None else []), return_exceptions=True
+        )
+        self._opening = None
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def start(self, name: str, request: Request, into: str | None, change: Change) -> ReplayInfo:
+        check_name("replay", name)
+        if len(name) > NAME_MAX:
+            raise BadName("replay", name)
+        await self._opened()
+        return await asyncio.shield(asyncio.ensure_future(self._start(name, request, into, change)))
+
+    async def _start(self, name: str, request: Request, into: str | None, change: Change) -> ReplayInfo:
+        async with self._starting:
+            source = self._find(request.topic)
+            request = msgspec.structs.replace(request, topic=source.name)
+            known = self._known(name)
+            target = source if into is None else self._find(into)
+            if known is not None:
+                if (known.request, known.into, known.change) != (request, target.name, change):
+                    raise ReplayExists(name)
+                return known.info()
+            ranges = await find_ranges(source, request)
+            starts = {p: start for p, (start, _) in ranges.items()}
+            job = Job(
+                name=name, request=request, into=target.name, change=change,
+                source_incarnation=source.loader.incarnation, into_incarnation=target.loader.incarnation,
+                starts=starts, ends={p: end for p, (_, end) in ranges.items()}, positions=starts,
+                started_ms=self._clock.wall_ms(),
+            )  # fmt: skip
+            await self._save(job)
+            info = self._add(job).job.info()
+            await self._forget_old()
+            return info
+
+    def _known(self, name: str) -> Job | None:
+        if name in self._damaged:
+            raise self._damaged[name]
+        run = self._runs.get(name)
+        return None if run is None else run.job
+
+    async def _forget_old(self) -> None:
+        ended = sorted((r.job.started_ms, n) for n, r in self._runs.items() if r.job.state != "running")
+        for _, name in ended[:-ENDED_MAX]:
+            await self._io().run(self._files.forget, name)
+            del self._runs[name]
+
+    async def get(self, name: str) -> ReplayInfo:
+        check_name("replay", name)
+        await self._opened()
+        job = self._known(name)
+        if job is None:
+            raise ReplayNotFound(name)
+        return job.info()
+
+    async def listed(self) -> list[ReplayInfo]:
+        await self._opened()
+        jobs = sorted((run.job for run in self._runs.values()), key=lambda job: (job.started_ms, job.name))
+        return [job.info() for job in jobs]
+
+    async def cancel(self, name: str) -> ReplayInfo:
+        """What is in the topic stays. One that has ended stays as it is."""
+        await self.get(name)
+        return await asyncio.shield(asyncio.ensure_future(self._cancel(self._runs[name])))
+
+    async def _cancel(self, run: JobRun) -> ReplayInfo:
+        task = self._tasks.pop(run.job.name, None)
+        if run.job.state == "running":
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            with contextlib.suppress(HeaplineError):  # a target that is away need not be waited for
+                await run.settle()
+        if run.job.state == "running":
+            cancelled = msgspec.structs.replace(run.job, state="cancelled", error=None)
+            try:
+                await self._save(cancelled)
+            except OSError as error:
+                self._add(run.job)
+                raise BadRequest(f"the end of replay {cancelled.name!r} cannot be written: {error.strerror}") from None
+            run.job = cancelled
+        return run.job.info()
