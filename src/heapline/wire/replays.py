@@ -10,10 +10,7 @@ import numpy as np
 
 from heapline.streams import ReplayFilter, ReplayInfo, StreamBatch
 from heapline.wire.codes import without_paths
-from heapline.wire.columns import _headers as headers_of
-from heapline.wire.columns import _pack_headers as pack_headers
-from heapline.wire.columns import _texts as texts_of
-from heapline.wire.columns import cut, ints, read_ints, sizes_of
+from heapline.wire.columns import cut, headers_in, ints, pack_headers, read_ints, sizes_of, texts_in
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given
 
@@ -39,8 +36,8 @@ def unpack_batch(topic: str, columns: Any) -> StreamBatch:
     return StreamBatch(
         None, topic, columns.partition, read_ints(columns.offsets), read_ints(columns.ids),
         cut(columns.payloads, columns.payload_sizes, count), read_ints(columns.priorities),
-        np.ones(count, dtype=np.int64), read_ints(columns.enqueued_ms), texts_of(columns.keys, "keys", count),
-        headers_of(columns.headers, count), texts_of(columns.fairness_keys, "fairness_keys", count),
+        np.ones(count, dtype=np.int64), read_ints(columns.enqueued_ms), texts_in(columns.keys, "keys", count),
+        headers_in(columns.headers, count), texts_in(columns.fairness_keys, "fairness_keys", count),
     )  # fmt: skip
 
 
