@@ -436,7 +436,7 @@ async def test_book_that_is_older_than_its_topics_goes_on_without_firing_twice()
         rig.clock.advance(1)
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0, payload=b"new")
         await pass_time(rig, 120)
-        rig.hl._schedules._book = heapline.schedules.Book.from_state(old)
+        rig.hl._schedules._kept.book = heapline.schedules.Book.from_state(old)
         await pass_time(rig, 60)
         await pass_time(rig, 5)
         found = await fired(rig.hl)
@@ -564,7 +564,7 @@ def test_power_cut_at_every_step_of_a_change_leaves_it_made_or_not_and_no_firing
         pytest.fail("it never came to its end")
     payloads = [payload for payload, _ in world.found]
     assert payloads.count(b"old") == payloads.count(b"new") - 1 == 1, "paused, it fired once before and once after"
-    assert len(outcomes) > len(STEPS) + 2, "some were made and not answered"
+    assert any(stands[answered] != stood for answered, stood in outcomes), "some were made and not answered"
 
 
 @pytest.mark.parametrize("key", [None, "k"])
