@@ -8,6 +8,7 @@ import errno
 import functools
 import itertools
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -596,3 +597,12 @@ async def test_clock_that_is_set_back_fires_nothing_twice_and_is_told() -> None:
         await pass_time(rig, 3060)
         assert len(await fired(rig.hl)) == 1
         assert (await rig.hl.get_schedule("a")).problem is None
+
+
+def test_blocking_facade_has_schedules_too(tmp_path: Path) -> None:
+    with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs", **SMALL)
+        made = hl.create_schedule("a", every=timedelta(hours=1), topic="jobs", headers={"a": "b"})
+        assert hl.list_schedules() == [made]
+        assert hl.pause_schedule("a").state == "paused"
+        hl.delete_schedule("a")
