@@ -76,7 +76,7 @@ class SequenceWindow:
         producer = self._producers.get(producer_id)
         return 0 if producer is None else max(producer.answered_below, producer.forgotten_below)
 
-    def highest_of(self, producer_id: str) -> int:
+    def done_up_to(self, producer_id: str) -> int:
         """The highest sequence of the current epoch that was seen here or is done with; -1 if there is none."""
         producer = self._producers.get(producer_id)
         return -1 if producer is None else max(producer.highest, self.answered_below_of(producer_id) - 1)

@@ -203,8 +203,8 @@ class Scheduler:
         """The book is an older copy than the topic, which was written to by a later incarnation of the schedule."""
         name = state.schedule.name
         if name in self._book and self._book.get(name).state.incarnation == state.incarnation:
-            partitions = self._topic(short(state.schedule.topic)).topic.partitions
-            done = max(p.sequences.highest_of(producer_of(name)) for p in partitions)
+            partitions = self._topic(state.schedule.topic).topic.partitions
+            done = max(p.sequences.done_up_to(producer_of(name)) for p in partitions)
             self._book.outdo(name, error.current, done, self._wall_ms())
 
     def _tell(self, name: str, taken: Taken, sent: Sent) -> None:
