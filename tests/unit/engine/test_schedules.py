@@ -8,6 +8,7 @@ import errno
 import functools
 import itertools
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -436,7 +437,7 @@ async def test_book_that_is_older_than_its_topics_goes_on_without_firing_twice()
         rig.clock.advance(1)
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0, payload=b"new")
         await pass_time(rig, 120)
-        rig.hl._schedules._book = heapline.schedules.Book.from_state(old)
+        rig.hl._schedules._kept.book = heapline.schedules.Book.from_state(old)
         await pass_time(rig, 60)
         await pass_time(rig, 5)
         found = await fired(rig.hl)
@@ -500,3 +501,108 @@ def test_broker_in_memory_goes_on_in_another_loop() -> None:
     asyncio.run(make())
     assert [info.name for info in asyncio.run(hl.list_schedules())] == ["a"]
     hl.abandon()
+
+
+# -- changes that are cut off ------------------------------------------------------------------------------------------
+
+#: What is done one after the other, and how the schedule stands then: its payload and state, or None if it is gone.
+STEPS: list[tuple[str, dict[str, Any], tuple[bytes, str] | None]] = [
+    ("create_schedule", {"every": 10, "topic": "jobs", "payload": b"old", "misfire": "all"}, (b"old", "active")),
+    ("create_schedule", {"every": 10, "topic": "jobs", "payload": b"new", "misfire": "all"}, (b"new", "active")),
+    ("pause_schedule", {}, (b"new", "paused")),
+    ("resume_schedule", {}, (b"new", "active")),
+    ("delete_schedule", {}, None),
+    ("create_schedule", {"every": 10, "topic": "jobs", "payload": b"again", "misfire": "all"}, (b"again", "active")),
+]
+
+
+class Changing:
+    """Changes a schedule over and over while it fires, with the power cut at a given disk operation."""
+
+    def __init__(self, seed: int) -> None:
+        self.node = Node(seed, BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0))
+        self.node.disk = scheduled_on_disk().crash(self.node.rng)
+        self.answered = 0
+        self.found: list[tuple[bytes, str]] = []
+        self.stands: tuple[bytes, str] | None = None
+
+    def run(self, steps: int) -> bool:
+        self.node.disk.cut_power_in(steps)
+        cut = self.node.live(lambda: [self._work()]) == "crash"
+        self.node.clock.advance(30)
+        self.node.live(lambda: [self._look()])
+        return cut
+
+    async def _work(self) -> None:
+        await self.node.hl.delete_schedule("tick")
+        for call, fields, _ in STEPS:
+            await getattr(self.node.hl, call)("mine", **fields)
+            self.answered += 1
+            await asyncio.sleep(11)
+
+    async def _look(self) -> None:
+        hl = self.node.hl
+        await hl.fire_schedules()
+        infos = [info for info in await hl.list_schedules() if info.name == "mine"]
+        self.stands = (infos[0].payload, infos[0].state) if infos else None
+        messages = [m for m in await hl.pop("jobs", 1000) if m.headers["heapline-schedule"] == "default/mine"]
+        self.found = [(m.payload, m.headers[AT]) for m in messages]
+
+
+def test_power_cut_at_every_step_of_a_change_leaves_it_made_or_not_and_no_firing_twice() -> None:
+    outcomes = set()
+    for steps in range(0, 2000, 5):
+        world = Changing(steps)
+        cut = world.run(steps)
+        stands = [None, *(after for _, _, after in STEPS)]
+        assert world.stands in stands[world.answered : world.answered + 2], "what was answered is there"
+        assert len(set(world.found)) == len(world.found), "none twice"
+        assert len({at for _, at in world.found}) == len(world.found), "no moment for two of its states"
+        outcomes.add((world.answered, world.stands))
+        if not cut:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    payloads = [payload for payload, _ in world.found]
+    assert payloads.count(b"old") == payloads.count(b"new") - 1 == 1, "paused, it fired once before and once after"
+    assert any(stands[answered] != stood for answered, stood in outcomes), "some were made and not answered"
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_firing_is_recognised_after_its_topic_has_grown(
+    key: str | None, recognised: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as rig:
+        await rig.hl.create_schedule("tick", every=10, topic="jobs", misfire="all", key=key)
+        write = ScheduleStore.write
+        for partitions in (3, 8):
+            monkeypatch.setattr(ScheduleStore, "write", _refused)
+            await pass_time(rig, 10)
+            monkeypatch.setattr(ScheduleStore, "write", write)
+            await rig.hl.update_topic("jobs", partitions=partitions)
+            await pass_time(rig, 10)
+        found = await fired(rig.hl)
+        assert len(found) == len(set(found)) == 4
+        assert recognised == ["duplicate", "duplicate"]
+
+
+async def test_clock_that_is_set_back_fires_nothing_twice_and_is_told() -> None:
+    async with opened() as rig:
+        await rig.hl.create_schedule("a", every=60, topic="jobs")
+        await pass_time(rig, 120)
+        rig.clock.jump_wall(-3600)
+        await pass_time(rig, 600)
+        assert len(await fired(rig.hl)) == 2
+        assert "set back" in str((await rig.hl.get_schedule("a")).problem)
+        await pass_time(rig, 3060)
+        assert len(await fired(rig.hl)) == 1
+        assert (await rig.hl.get_schedule("a")).problem is None
+
+
+def test_blocking_facade_has_schedules_too(tmp_path: Path) -> None:
+    with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs", **SMALL)
+        made = hl.create_schedule("a", every=timedelta(hours=1), topic="jobs", headers={"a": "b"})
+        assert hl.list_schedules() == [made]
+        assert hl.pause_schedule("a").state == "paused"
+        hl.delete_schedule("a")

@@ -1,13 +1,10 @@
-"""Fires schedules in time, and changes them: one book, its store, and a loop that sleeps until something is due.
+"""Fires schedules in time, and changes them: a loop that sleeps until something is due.
 
 Each schedule is held by one task at a time (`_alone`): its firing, or a change that first brings in what it still owes
 (as well as that can be done: a topic that is full does not keep anybody from pausing or deleting). Different schedules
 do not wait for each other; their writes meet in group commit.
 
-*What is told is durable.* A change is made in the book and its write begins in the same step; looking asks the
-journal's turn too, so an answer waits for whatever it shows. If a write fails, nobody knows what is on disk: the book
-is thrown away and read again (`_know`) when all writes under way have ended. A done mark that is lost that way costs
-nothing, since the topic knows which firings it has (see firing.py).
+What is told is durable: kept.py sees to that. Why each firing goes in once is told in firing.py.
 
 The clock is the wall's. The loop looks at it at least every ten seconds, so that one that was set is noticed.
 """
@@ -24,6 +21,7 @@ from heapline.engine.columns import check_one
 from heapline.engine.latency import Latency
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.firing import Sent, producer_of, send
+from heapline.engine.schedules.kept import KeptBook
 from heapline.engine.schedules.store import ScheduleStore, check_size
 from heapline.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.logs import Log
@@ -50,14 +48,9 @@ class Scheduler:
         self.store = store
         self._topic = topic
         self._wall_ms = wall_ms
-        self._book = Book()
-        self._is_known = False  # whether the book is what is on disk
-        self._reading = asyncio.Lock()
-        self._writes = 0  # under way
-        self._quiet = asyncio.Event()
+        self._kept = KeptBook(store)
         self._poked = asyncio.Event()
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
-        self._put_off: dict[str, int] = {}  # schedule -> when it is tried again, unless it succeeds first
         self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
         self._tasks: set[asyncio.Task[Any]] = set()
         self._firings: set[asyncio.Task[None]] = set()  # of those
@@ -122,46 +115,20 @@ class Scheduler:
                 async with asyncio.timeout(pause):
                     await self._poked.wait()
 
-    # -- knowing and keeping ---------------------------------------------------------------------------------------
-
     async def _know(self) -> None:
-        """Have a book that is what is on disk, or raise."""
         if self._closed:
             raise Closed
-        if self._is_known:
-            return
-        async with self._reading:  # one reads for all who ask meanwhile
-            if self._is_known:
-                return
-            while self._writes:
-                self._quiet.clear()
-                await self._quiet.wait()
-            state = await self.store.read()
-            self._book, self._is_known = Book.from_state(state), True
-            for name, until in self._put_off.items():
-                self._book.postpone(name, until)
-        self.poke()
+        await self._kept.know()
 
-    async def _keep(self, *names: str) -> None:
-        """Make durable what was just changed in the book, in the same step as the change: a book that is read again
-        must not come between."""
-        self._writes += 1
+    async def _keep(self, name: str) -> None:
         try:
-            await self.store.write(self._book, names)
-        except BaseException:
-            self._is_known = False
-            raise
+            await self._kept.keep(name)
         finally:
-            self._writes -= 1
-            if not self._writes:
-                self._quiet.set()
             self.poke()
 
-    async def _look(self, look: Callable[[], T]) -> T:
-        """What stands in the book, once that is durable."""
-        await self._know()
-        runner = self.store.runner
-        return look() if runner is None else await runner.call(lambda now: look())
+    @property
+    def _book(self) -> Book:
+        return self._kept.book
 
     # -- firing ----------------------------------------------------------------------------------------------------
 
@@ -188,7 +155,7 @@ class Scheduler:
                 await self._know()
                 await self._settle(name)
         except ScheduleNotFound:  # deleted meanwhile
-            self._put_off.pop(name, None)
+            self._kept.has_succeeded(name)
         except (HeaplineError, OSError) as error:  # of the store: the mark is behind, and the topic knows
             if not self._closed:
                 log.warning("a schedule waits", schedule=name, error=str(error))
@@ -218,13 +185,11 @@ class Scheduler:
                 self._postpone(name)
         await self._keep(name)
         if sent.error is None:
-            self._put_off.pop(name, None)
+            self._kept.has_succeeded(name)
         return sent.error is None
 
     def _postpone(self, name: str) -> None:
-        """Also in the book that is read when this one cannot be kept: a store that fails is not tried all the time."""
-        self._put_off[name] = until = self._wall_ms() + RETRY_MS
-        self._book.postpone(name, until)
+        self._kept.postpone(name, self._wall_ms() + RETRY_MS)
 
     async def _send(self, state: ScheduleState, taken: Taken) -> Sent:
         if not taken.messages:  # all were skipped
@@ -295,28 +260,31 @@ class Scheduler:
         await self._to_its_end(self._delete(schedule_name(name)))
 
     async def get(self, name: str) -> ScheduleInfo:
-        return await self._look(lambda: self._told(name))
+        await self._know()
+        return await self._kept.look(lambda book: self._told(book, name))
 
     async def list_all(self) -> list[ScheduleInfo]:
-        return await self._look(lambda: [self._told(name) for name in self._book.names()])
+        await self._know()
+        return await self._kept.look(lambda book: [self._told(book, name) for name in book.names()])
 
     async def page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
         """Some of them, by name, and after which one there are more. Few if they are large."""
-        return await self._look(lambda: self._page(schedule_name(after) if after else "", limit))
+        await self._know()
+        return await self._kept.look(lambda book: self._page(book, schedule_name(after) if after else "", limit))
 
-    def _page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
-        names = self._book.names()
+    def _page(self, book: Book, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        names = book.names()
         found: list[ScheduleInfo] = []
         size = 0
         for name in names[bisect_right(names, after) :]:
             if len(found) == limit or size > PAGE_BYTES:
                 return found, found[-1].name
-            found.append(self._told(name))
+            found.append(self._told(book, name))
             size += len(found[-1].payload)
         return found, None
 
-    def _told(self, name: str) -> ScheduleInfo:
-        standing = self._book.get(name)
+    def _told(self, book: Book, name: str) -> ScheduleInfo:
+        standing = book.get(name)
         return tell(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
 
     async def _change(self, name: str, change: Callable[[], bool]) -> ScheduleInfo:
@@ -325,7 +293,7 @@ class Scheduler:
             await self._know()
             if change():
                 await self._keep(name)
-            return await self._look(lambda: self._told(name))
+            return await self._kept.look(lambda book: self._told(book, name))
 
     async def _delete(self, name: str) -> None:
         async with self._alone(name):
@@ -333,7 +301,7 @@ class Scheduler:
             await self._know()
             self._book.delete(name)
             self._troubles.pop(name, None)
-            self._put_off.pop(name, None)
+            self._kept.has_succeeded(name)
             await self._keep(name)
 
     async def _bring_in(self, name: str) -> None:
@@ -348,7 +316,13 @@ class Scheduler:
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """A change goes on when its caller is cancelled: half of one would leave a book that is not what is on disk."""
-        return await asyncio.shield(self._spawn(work))
+        task = self._spawn(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise Closed from None
+            raise
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
