@@ -21,7 +21,7 @@ brought stands nowhere, since those commits do not tell where the records lie.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +109,11 @@ class StreamCount:
         """(an offset at or before this one, the number of stream rows below it)."""
         at = max(0, bisect_right(self._offsets, offset) - 1)
         return self._offsets[at], self._counts[at]
+
+    def mark_after(self, offset: int) -> tuple[int, int] | None:
+        """The same at or after this offset: what lies before it may have been reclaimed. None: there is none yet."""
+        at = bisect_left(self._offsets, offset)
+        return (self._offsets[at], self._counts[at]) if at < len(self._offsets) else None
 
     def forget_below(self, offset: int) -> None:
         """The journal starts there now. The last mark before it stays: its count still holds."""
