@@ -12,7 +12,7 @@ import pytest
 
 import heapline
 from heapline.client.wire import WireBroker
-from heapline.errors import ConfirmationNeeded, GroupNotFound, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
 from heapline.model import Outgoing
 from heapline.wire.schema import pb
 from tests.integration.guarded_rig import GuardedRig
@@ -296,15 +296,3 @@ async def test_plain_iteration_with_the_blocking_client(tmp_path: Path) -> None:
 
         async with asyncio.timeout(30):
             assert await asyncio.to_thread(work) == (10, 0)
-
-
-async def test_deleted_group_ends_its_subscriptions(tmp_path: Path) -> None:
-    async with Rig(tmp_path) as rig:
-        await rig.behind.create_topic("jobs", **rig.small)
-        async with heapline.connect(rig.target) as hl:
-            async with hl.subscribe("jobs", group="g", member="m") as rows:
-                await hl.delete_group("jobs", "g")
-                with pytest.raises(GroupNotFound):
-                    async with asyncio.timeout(20):
-                        await anext(aiter(rows))
-            assert await hl.list_groups("jobs") == []

@@ -393,7 +393,7 @@ class TopicRunner:
             fired = self._tick(now)
             if self._pops:
                 self._serve(now)
-            if self.topic.groups or self.streams.inbox:
+            if self.topic.groups or self.streams.asked:
                 self.streams.turn(now)
             if self.topic.config.min_freshness:
                 self.delivery.heads.refresh(now.steady)  # they stand from now on, whether or not somebody looks
