@@ -214,7 +214,7 @@ CASES: list[tuple[str, Cause]] = [
      lambda e: run(lambda: heapline.connect("a:1").group_ack("t", "g", "m", {0: [-1]}, session="s"))),
     ("an argument does not fit: ",
      lambda e: run(lambda: heapline.connect("a:1").get_group("t", 5))),  # type: ignore[arg-type]
-    ("'a b' is not a group name", lambda e: run(lambda: HttpBroker("http://a:1").get_group("t", "a b"))),
+    ("'a b' is not a group name", lambda e: run(lambda: HttpBroker("http://a:1").create_group("t", "a b"))),
     # -- payloads
     ("the payload does not fit: Expected `int`, got `str`", lambda e: contents.decode(b'"a"', None, int)),
     ("the payload is 'image/png', which only you can read: take it from m.payload",
