@@ -166,7 +166,7 @@ class TopicRunner:
         rate = self.delivery.rate if hasattr(self, "delivery") else None  # a reload lets out no more than was left
         self.delivery: Delivery = Delivery(self.topic, self.journal, rate)
         self.delivery.retune(self.steady.now())
-        self.firing = Firing(self.topic, self.config.fire_slice)
+        self.firing = Firing(self.topic, self.config.fire_slice, self.counters.fired)
         self.streams.installed()
         if self.on_install is not None:
             self.on_install(self, self.steady.now())

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
-from heapline.errors import BadRequest, DeliveryLost, GroupExists, GroupNotFound, MemberReplaced
 from heapline.model import Outgoing
 from heapline.streams import Fetched, StreamMessage
-from heapline.testing import HandClock, MemoryBroker
+from heapline.testing import MemoryBroker
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
 
