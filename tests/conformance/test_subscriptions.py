@@ -240,3 +240,21 @@ async def test_deleted_group_ends_its_subscriptions_and_is_not_made_again_by_the
         with pytest.raises(heapline.GroupNotFound):
             await take(rows, 1)
     assert await jobs.list_groups("jobs") == []
+
+
+@pytest.mark.usefixtures("fake_time")
+async def test_member_that_waits_or_has_no_credits_stays_in_its_group(world: World, jobs: Any) -> None:
+    lease = {"member_lease": 5.0, "ack_timeout": 600.0}
+    async with jobs.subscribe("jobs", group="g", member="m", credits=2, **lease) as rows:
+        for _ in range(6):
+            await world.advance(2)
+            await asyncio.sleep(0.02)
+        assert await is_member(jobs, "m"), "it waits"
+        await put(jobs, *range(4))
+        found = await take(rows, 2)
+        for _ in range(6):
+            await world.advance(2)
+            await asyncio.sleep(0.02)
+        assert await is_member(jobs, "m"), "its consumer is slow"
+        await rows.ack(found)
+        assert [row.payload for row in await take(rows, 2)] == [b"2", b"3"]
