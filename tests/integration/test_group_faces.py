@@ -12,7 +12,7 @@ import pytest
 
 import heapline
 from heapline.client.wire import WireBroker
-from heapline.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.errors import ConfirmationNeeded, MemberReplaced, PermissionDenied, ResourceExhausted, Unauthenticated
 from heapline.model import Outgoing
 from heapline.wire.schema import pb
 from heapline.wire.stream_rows import pack_rows, unpack_batch, unpack_rows
@@ -194,6 +194,17 @@ async def test_acks_nacks_and_leaving_on_the_stream_itself(tmp_path: Path) -> No
         assert [answer async for answer in stream] == []
         info = await rig.behind.get_group("jobs", "g")
         assert (info.members, info.offsets[0].outstanding) == ({}, 0)
+
+
+async def test_member_that_leaves_by_a_call_does_not_join_again_by_its_stream(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.behind.create_topic("jobs", **rig.small)
+        stream = rig.wire.calls.stream("Subscribe", Requests(subscribe_open(10)))
+        await anext(stream)
+        await rig.wire.group_leave("jobs", "g", "m", session="s-m")
+        with pytest.raises(MemberReplaced):
+            await anext(stream)
+        assert (await rig.behind.get_group("jobs", "g")).members == {}
 
 
 # -- connections that break --------------------------------------------------------------------------------------------
