@@ -28,7 +28,7 @@ class _Many:
     def end(self, offsets: I64) -> int:
         """How many of them were out."""
         before = self.left
-        if offsets is self.offsets and self.out is None:
+        if np.array_equal(offsets, self.offsets):
             self.left = 0
             return before
         at = np.searchsorted(self.offsets, offsets)
@@ -64,10 +64,12 @@ class RowsOut:
         if not len(offsets):
             return
         if self._many.get(partition):
-            low, high = int(offsets.min()), int(offsets.max())
+            if not (offsets[1:] >= offsets[:-1]).all():
+                offsets = np.sort(offsets)
             for many in self._many[partition]:
-                if many.first <= high and many.last >= low:
-                    self.rows -= many.end(offsets)
+                low, high = np.searchsorted(offsets, (many.first, many.last + 1))
+                if low < high:
+                    self.rows -= many.end(offsets[low:high])
             self._many[partition] = [many for many in self._many[partition] if many.left]
         if self._few.get(partition):
             self._drop(partition, offsets.tolist())

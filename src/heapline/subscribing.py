@@ -122,7 +122,7 @@ class Subscription:
         """Join. What is wrong with the request is told here."""
         if self._pump is not None or self._closed:
             return
-        await self._heard(await self._patiently(lambda: self._fetch(min(self._credits, 1000), 0.0)))
+        await self._heard(await self._patiently(lambda: self._fetch(0, 0.0)))  # no rows before it is known how long
         info = await self._patiently(lambda: self._broker.get_group(self.topic, self.group))
         self._ack_timeout = info.config.ack_timeout
         self._beat_every = min(WAIT_MAX, info.config.member_lease / BEATS)

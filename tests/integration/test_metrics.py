@@ -78,6 +78,7 @@ async def test_every_family_of_the_table_is_exposed_with_its_labels_and_no_other
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
         rig.server.metrics.watch("fsync_latency_ms", rig.behind._runner("jobs").counters.commit.tally)  # a fake disk
+        await rig.behind.create_group("jobs", "followers")
         requests = Requests(pop_start(credits=1))
         stream = rig.wire.calls.stream("PopStream", requests)
         await anext(stream)

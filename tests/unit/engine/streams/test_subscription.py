@@ -130,6 +130,15 @@ async def test_a_slow_consumer_gives_signs_of_life() -> None:
         await subscription.ack(got)
 
 
+async def test_rows_that_were_forgotten_come_again_though_they_had_all_the_credits() -> None:
+    more: dict[str, Any] = {"credits": 2, "ack_timeout": 0.1, "backoff": {"base": 0.0, "jitter": 0.0}}
+    async with await world(3) as hl, hl.subscribe("jobs", group="g", member_lease=0.3, **more) as subscription:
+        first = await take(subscription, 2)
+        async with asyncio.timeout(10):
+            again = await take(subscription, 2)
+        assert {(row.offset, row.attempts) for row in again} == {(row.offset, 2) for row in first}
+
+
 async def test_members_are_told_of_partitions_that_come_and_go() -> None:
     told: list[tuple[str, list[int]]] = []
 
