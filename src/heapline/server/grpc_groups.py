@@ -13,7 +13,14 @@ from typing import Any
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import BadRequest, DeliveryLost
 from heapline.server.front import Caller, Front, Stopping
-from heapline.server.subscribe_stream import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, SubscribeStream
+from heapline.server.subscribe_stream import (
+    FETCH_BYTES_DEFAULT,
+    FETCH_BYTES_MAX,
+    FETCH_MAX,
+    Name,
+    SubscribeStream,
+    name_in,
+)  # fmt: skip
 from heapline.streams import Fetched
 from heapline.wire import stream_rows as rows
 from heapline.wire.schema import pb
@@ -29,6 +36,7 @@ class GroupCalls:
     _broker: EmbeddedBroker
     _front: Front
     _waiting: set[asyncio.Task[Any]]
+    _subscribed: dict[Name, SubscribeStream]
 
     async def CreateGroup(self, request: Any, caller: Caller) -> Any:
         caller.tell(about=_about(request))
@@ -67,7 +75,7 @@ class GroupCalls:
         start, limit = rows.unpack_place(request, "start"), given(request, "max_messages")
         fetch = self._broker.group_fetch(
             request.topic, request.group, request.member, session=request.session,
-            max_messages=FETCH_DEFAULT if limit is None else limit, wait=request.wait,
+            max_messages=FETCH_DEFAULT if limit is None else min(limit, FETCH_MAX), wait=request.wait,
             max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX),
             start="earliest" if start is None else start, config=rows.read_group_config(request.config_json),
         )  # fmt: skip
@@ -107,11 +115,13 @@ class GroupCalls:
         return pb.GroupRowsResponse()
 
     async def GroupLeave(self, request: Any, caller: Caller) -> Any:
+        if (stream := self._subscribed.get(name_in(request))) is not None:
+            stream.end()  # its next fetch would join again
         await self._broker.group_leave(request.topic, request.group, request.member, session=request.session)
         return pb.Done()
 
     def Subscribe(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
-        return SubscribeStream(self._broker, self._front, caller).run(requests)
+        return SubscribeStream(self._broker, self._front, caller, self._subscribed).run(requests)
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
         self._broker = broker
         self._front = front
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._subscribed = {}
         self._by_wait_id: dict[tuple[str, str], asyncio.Task[Any]] = {}  # of those, by subject and wait_id
 
     # -- heaps -----------------------------------------------------------------------------------------------------

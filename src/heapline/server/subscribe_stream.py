@@ -5,7 +5,8 @@ member does not read stays in the journal, and costs this process one batch at m
 whether the member reads or not; how many may wait for their answers is bounded, and then the stream is not read on.
 
 The membership is the broker's: a stream that breaks ends nothing but itself. What was handed to gRPC may have arrived,
-so it stays out until it is acked or its time is over; the member goes on with another stream of the same session.
+so it stays out until it is acked or its time is over; the member goes on with another stream of the same session. That
+one ends the former, of whose end this process may not have heard yet: it would take rows and send them nowhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from heapline.broker import GroupBroker
-from heapline.errors import BadRequest, DeliveryLost, HeaplineError
+from heapline.errors import BadRequest, DeliveryLost, HeaplineError, MemberReplaced
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Front, Stopping
 from heapline.streams import Fetched
@@ -30,9 +31,14 @@ WAIT = 10.0  # seconds of one fetch that finds nothing; then the caller's creden
 SETTLES_MAX = 1024  # under way, or carried out and not answered
 
 
+#: Topic, group, member, session.
+Name = tuple[str, str, str, str]
+
+
 class SubscribeStream:
-    def __init__(self, broker: GroupBroker, front: Front, caller: Caller) -> None:
+    def __init__(self, broker: GroupBroker, front: Front, caller: Caller, streams: dict[Name, SubscribeStream]) -> None:
         self._broker, self._front, self._caller = broker, front, caller
+        self._streams = streams  # all of this server that are open
         self._open: Any = None
         self._credits = 0
         self._changed = asyncio.Event()  # credits came, a fetch ended, something was settled, or the client is done
@@ -67,11 +73,22 @@ class SubscribeStream:
             for task in (stopping, reading, self._fetch, *self._settling):
                 if task is not None:
                     task.cancel()
+            if self._open is not None and self._streams.get(name_in(self._open)) is self:
+                del self._streams[name_in(self._open)]
 
     def _watched(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._changed.set())
         return task
+
+    def end(self) -> None:
+        """Another stream has taken its place, or its member leaves: it fetches nothing more."""
+        self._leaving = True
+        if self._fetch is not None:
+            self._fetch.cancel()
+        if self._problem is None:
+            self._problem = MemberReplaced(self._open.topic, self._open.group, self._open.member)
+        self._changed.set()
 
     def _is_over(self) -> bool:
         return self._ended and not self._settling and not self._settled and self._problem is None
@@ -148,6 +165,9 @@ class SubscribeStream:
             if request.open.max_messages < 0 or request.open.max_bytes < 0:
                 raise BadRequest("max_messages and max_bytes are not negative")
             self._open = request.open
+            former, self._streams[name_in(request.open)] = self._streams.get(name_in(request.open)), self
+            if former is not None:
+                former.end()
             self._changed.set()
 
     def _add(self, credits: int) -> None:
@@ -192,3 +212,7 @@ class SubscribeStream:
             fetch.cancel()  # it would join again
             await asyncio.wait({fetch})
         await self._broker.group_leave(opened.topic, opened.group, opened.member, session=opened.session)
+
+
+def name_in(request: Any) -> Name:
+    return request.topic, request.group, request.member, request.session

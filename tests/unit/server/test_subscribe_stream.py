@@ -36,12 +36,12 @@ class FakeCaller:
 class Client:
     """Says things on a stream, and reads what comes."""
 
-    def __init__(self, broker: FakeGroups, credits: int = 0, **options: Any) -> None:
+    def __init__(self, broker: FakeGroups, credits: int = 0, streams: Any = None, **options: Any) -> None:
         self.front = SimpleNamespace(stopping=asyncio.Event())
         self.caller = FakeCaller()
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self.say(open=pb.SubscribeOpen(topic="jobs", group="g", member="m", session="s", **options), credits=credits)
-        stream: Any = SubscribeStream(broker, self.front, self.caller)  # type: ignore[arg-type]
+        stream: Any = SubscribeStream(broker, self.front, self.caller, {} if streams is None else streams)  # type: ignore[arg-type]
         self.answers: AsyncIterator[Any] = stream.run(self._requests())
 
     def say(self, **what: Any) -> None:
@@ -216,3 +216,21 @@ async def test_bad_requests_end_the_stream(what: dict[str, Any]) -> None:
     client.say(**what)
     with pytest.raises(BadRequest):
         await client.next()
+
+
+async def test_another_stream_of_the_same_session_ends_the_former_which_takes_nothing_more() -> None:
+    broker = FakeGroups()
+    streams: dict[Any, SubscribeStream] = {}
+    former = Client(broker, credits=5, streams=streams)
+    await former.next()
+    waiting = asyncio.ensure_future(former.next())
+    await asyncio.sleep(0.01)
+    later = Client(broker, credits=5, streams=streams)
+    await later.next()
+    with pytest.raises(MemberReplaced):
+        await waiting
+    broker.put(batch(0, 0, [b"x"]))
+    assert [list(b.payloads) for b in await later.rows()] == [[b"x"]]
+    later.end()
+    assert await later.next() is None
+    assert streams == {}
