@@ -110,6 +110,11 @@ class StreamCount:
         at = max(0, bisect_right(self._offsets, offset) - 1)
         return self._offsets[at], self._counts[at]
 
+    def mark_after(self, offset: int) -> tuple[int, int] | None:
+        """The same at or after this offset: what lies before it may have been reclaimed. None: there is none yet."""
+        at = bisect_left(self._offsets, offset)
+        return (self._offsets[at], self._counts[at]) if at < len(self._offsets) else None
+
     def forget_below(self, offset: int, known: tuple[int, int]) -> None:
         """The journal starts there now: nobody can read on from the marks below it. `known` is an offset from there on
         and its count, to count back from if no mark is left."""

@@ -161,3 +161,15 @@ def test_done_ranges_are_what_a_set_says(ranges: list[tuple[int, int]], edge: in
     assert done.cut(end) == len([o for o in offsets if o < end])
     assert done.rows == len([o for o in offsets if o > end])
     assert DoneRanges.from_state(done.to_state()).ends.tolist() == done.ends.tolist()
+
+
+def test_a_mark_after_an_offset_has_the_rows_below_it() -> None:
+    count = StreamCount()
+    for start in range(0, 20_000, 1000):
+        count.add(start, 1000)
+    for offset in (0, 1, 5000, 9999):
+        mark = count.mark_after(offset)
+        assert mark is not None
+        assert mark[0] >= offset
+        assert mark[0] == mark[1], "each offset is a row here"
+    assert count.mark_after(19_999) is None
