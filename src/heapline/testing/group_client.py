@@ -13,7 +13,7 @@ from heapline.streams import Fetched, GroupOffset
 from heapline.testing.clients import Client
 
 GROUPS = ("g0", "g1")
-ROUNDS_MAX = 2000
+ROUNDS_MAX = 200
 HELD_MAX = 300
 
 
