@@ -10,7 +10,8 @@ After a crash the cursor stands at `committed`, nothing is out, and the rows are
 or that wait as failed; a delivery that a crash cut short is no failure. `rewind` does the same to a living group.
 
 `count` is how many stream rows lie below `committed`; with the rows in the ranges it gives the lag, exactly, without
-looking at a row. The committed offset may run ahead of the recorded one, over rows that are not of the stream.
+looking at a row. The committed offset may run ahead of the recorded one, over rows that are not of the stream; who is
+about to delete those records it first (`decide_record`), or a crash would put the group below the journal's start.
 
 What happens is decided in core/offsets.py. Who holds the rows is not known here (core/group.py): one member at a time.
 """
@@ -62,6 +63,7 @@ class OffsetState:
     def __init__(self, group: str, offset: int, count: int) -> None:
         self.group = group
         self.committed = offset
+        self.recorded = offset  # how far `committed` was when an event last said it
         self.count = count
         self.done = DoneRanges()
         self.failed = FailedRows()
@@ -169,6 +171,7 @@ class OffsetState:
         self.done.add(event.starts, event.ends, event.counts)
         self.done.cut(event.committed)
         self.committed, self.count = event.committed, event.count
+        self.recorded = event.committed
         self.fresh.end_below(event.committed)
         self.fresh.end_ranges(event.starts, event.ends)
         if len(self.failed):
@@ -198,6 +201,7 @@ class OffsetState:
         self.failed.keep((self.failed.back == 1) & (self.failed.offsets < event.offset))
         self.done = DoneRanges()
         self.committed, self.count = event.offset, event.count
+        self.recorded = event.offset
         self.rewind()
 
     def _replayed(self, event: GroupDeadReplayed) -> None:
@@ -206,6 +210,10 @@ class OffsetState:
         self.failed.put(rows, np.zeros(len(dead), dtype=np.int64), event.dues, back=True)
 
     # -- looking ---------------------------------------------------------------------------------------------------
+
+    def decide_record(self, at: int) -> GroupAcked:
+        """Say how far it is."""
+        return GroupAcked(self.group, self.committed, self.count, EMPTY, EMPTY, EMPTY, EMPTY, at)
 
     def lag(self, total: int) -> int:
         """Stream rows that are not done; `total` is how many the partition has had."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from heapline.core.events import I64, Moved
+from heapline.core.events import I64, GroupReset, Moved
 from heapline.core.ids import partition_of
 from heapline.core.position import ALIGN
 from heapline.core.record import ROW
@@ -60,6 +60,8 @@ class SegmentReclaimer:
     async def reclaim(self) -> None:
         """Give back segments that nothing needs; rewrite the few living messages of those that are mostly dead."""
         runner = self._runner
+        if not runner.snapshots.older_unit:
+            return  # then nothing can go
         survey = await self._survey()
         for index, segment in enumerate(survey.below(runner.snapshots.older_unit)):
             # Asked in a turn, so that the answer waits until what emptied the segment is durable: an ack that is
@@ -130,11 +132,12 @@ class SegmentReclaimer:
             return False
         for name, partition, event in decide_move_on(following, floors, counts):
             group = topic.groups.by_name[name]
-            log.warning(
-                "group moved on: the journal starts behind its place", topic=runner.name, group=name,
-                partition=partition, offset=event.offset, unread=group.partitions[partition].lag(event.count),
-            )  # fmt: skip
-            self.groups_moved_on_total += 1
+            if isinstance(event, GroupReset):
+                self.groups_moved_on_total += 1
+                log.warning(
+                    "group moved on: the journal starts behind its place", topic=runner.name, group=name,
+                    partition=partition, offset=event.offset, unread=group.partitions[partition].lag(event.count),
+                )  # fmt: skip
             runner.streams.emit(group, partition, event, now)
         for partition, floor in floors.items():
             following.floors[partition] = max(floor, following.floors[partition])

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heapline.core.events import EMPTY, I64, GroupReset
+from heapline.core.events import EMPTY, I64, GroupAcked, GroupReset
 from heapline.core.groups import Groups
 from heapline.engine.following import Following
 from heapline.engine.topic import Topic
@@ -150,13 +150,17 @@ def behind(groups: Groups, floors: dict[int, int]) -> set[int]:
 
 def decide_move_on(
     following: Following, floors: dict[int, int], counts: dict[int, int]
-) -> list[tuple[str, int, GroupReset]]:
-    """(group, partition, event) for each place below a floor; `counts` are the stream rows below the floors."""
-    events = []
+) -> list[tuple[str, int, GroupReset | GroupAcked]]:
+    """(group, partition, event) for each place that lies below a floor, or was recorded below it and has passed it
+    since; `counts` are the stream rows below the floors. All at the time of the group's last use: this is no use of it,
+    and must not make it hold the journal."""
+    events: list[tuple[str, int, GroupReset | GroupAcked]] = []
     for group in following.groups:
         for partition, floor in floors.items():
-            if partition in group.partitions and group.partitions[partition].committed < floor:
-                # At the time of its last use: being moved on is no use of it, and must not make it hold the journal.
+            place = group.partitions.get(partition)
+            if place is not None and place.committed < floor:
                 event = GroupReset(group.name, floor, counts[partition], group.used_at)
                 events.append((group.name, partition, event))
+            elif place is not None and place.recorded < floor:
+                events.append((group.name, partition, place.decide_record(group.used_at)))
     return events

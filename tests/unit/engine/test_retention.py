@@ -10,7 +10,7 @@ from heapline.errors import BadRequest
 from heapline.model import Outgoing
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.stream_rig import told
-from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.engine.test_upkeep import BULK, churn, reclaim
 
 DAY = 86400.0
 
@@ -118,6 +118,38 @@ async def test_fired_record_whose_segment_is_dead_but_for_it_stays_until_its_row
         assert b"later" in await read(rig)
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2
+
+
+async def test_place_that_was_reached_over_rows_of_no_stream_is_recorded_before_they_go() -> None:
+    """Or a crash would put the group below the journal's start, and it would be reset, without its failures."""
+    async with opened() as rig:
+        hl = rig.hl
+        await churn(rig, 40)
+        await hl.create_group("jobs", "g", backoff={"base": 0.0, "jitter": 0.0})
+        await read(rig)
+        for _ in range(3):  # rows that are of no stream
+            messages = await hl.enqueue_batch("jobs", [Outgoing(BULK, delay=DAY)] * 10)
+            for message in messages:
+                await hl.cancel("jobs", message.id)
+        for _ in range(2):
+            await hl.enqueue("jobs", b"once", delay=DAY)
+            await hl.snapshot("jobs")
+        await hl.enqueue("jobs", b"once")
+        (batch,) = (await hl.group_fetch("jobs", "g", "m", session="s")).batches
+        await hl.group_nack("jobs", "g", "m", {0: batch.offsets.tolist()}, session="s")
+        await hl.group_leave("jobs", "g", "m", session="s")
+        await hl.ack(await hl.pop("jobs"))
+        await rig.runner().upkeep.reclaim()
+        assert first_segment(rig) > 2
+        other = Rig(rig.disk.crash())
+        hl = await other.open()
+        try:
+            (place,) = await hl.group_offsets("jobs", "g")
+            assert place.committed >= (await hl.offsets("jobs"))[0][0]
+            (batch, *_) = (await hl.group_fetch("jobs", "g", "m", session="t")).batches
+            assert (batch.messages()[0].payload, batch.messages()[0].attempts) == (b"once", 2)
+        finally:
+            await hl.close()
 
 
 @pytest.mark.parametrize("alive", [True, False])
