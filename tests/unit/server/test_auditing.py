@@ -53,6 +53,7 @@ async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Ri
     assert {
         "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot",
         "DlqReplay", "DlqDelete", "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser",
+        "StartReplay", "CancelReplay",
     } == AUDITED  # fmt: skip
 
 
