@@ -121,8 +121,11 @@ class JobRun:
         ranges = {p: (job.positions[p], end) for p, end in job.ends.items()}
         reading = Reading(source, job.request, ranges, self._clock, job.seen)
         pace = Pace(job.request.rate, self._clock)
-        while not reading.is_done:
-            await self._pass_on(await reading.next(), pace, target)
+        try:
+            while not reading.is_done:
+                await self._pass_on(await reading.next(), pace, target)
+        finally:
+            await reading.close()
         await self._end("done")
 
     def _topic(self, name: str, incarnation: int) -> TopicRunner:

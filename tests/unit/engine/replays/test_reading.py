@@ -13,7 +13,7 @@ import heapline
 from heapline.engine.replays import delivering, ranges, reading, scan
 from heapline.streams import ReplayFilter, StreamBatch, StreamMessage
 from heapline.testing import FakeClock, HandClock, MemoryBroker
-from tests.unit.engine.rig import opened, settle
+from tests.unit.engine.rig import Rig, opened, settle
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
@@ -285,3 +285,59 @@ async def test_a_replay_goes_on_when_its_topic_was_loaded_again() -> None:
         await settle()
         seen += [row.payload async for row in rows]
         assert seen == [b"%d" % i for i in range(10)]
+
+
+# -- a journal that is reclaimed ---------------------------------------------------------------------------------------
+
+
+async def churn(rig: Rig, rounds: int = 6) -> None:
+    """Write and ack a few segments."""
+    for _ in range(rounds):
+        await rig.hl.enqueue_batch("jobs", [heapline.Outgoing(b"x" * 50_000, priority=-100)] * 10)
+        await rig.hl.ack(await rig.hl.pop("jobs", 10, max_bytes=1 << 30))
+
+
+async def reclaim(rig: Rig) -> None:
+    for _ in range(2):
+        await rig.hl.enqueue("jobs", b"mark", priority=-200)
+        await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.snapshot("jobs")
+    await rig.runner().upkeep.reclaim()
+
+
+@pytest.mark.parametrize("mode", ["all", "fast"])
+async def test_a_living_message_is_read_where_its_record_lies_by_now(mode: str) -> None:
+    async with opened(topic={"retention": 1000.0}) as rig:
+        await rig.hl.enqueue("jobs", b"kept", delay=900, key="k", headers={"h": "v"}, priority=7)
+        await churn(rig)
+        rig.clock.advance(901)
+        await settle()
+        await rig.hl.stats("jobs")
+        fired = (await rig.hl.offsets("jobs"))[0][1]
+        rig.clock.advance(200)
+        for _ in range(3):
+            await churn(rig, 2)
+            await reclaim(rig)
+        assert rig.runner().upkeep.records_moved_total, "the test is about nothing"
+        assert 0 < (await rig.hl.offsets("jobs"))[0][0] < fired, "the row is there, and its record was moved"
+        kept = [row for row in await read(rig.hl, mode=mode) if row.key]
+        assert [(r.payload, r.key, r.headers, r.priority) for r in kept] == [(b"kept", "k", {"h": "v"}, 7)]
+
+
+async def test_a_replay_that_lasts_keeps_its_part_of_the_journal_and_lets_go_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (1, 1))
+    async with opened() as rig:
+        for _ in range(3):
+            await churn(rig)
+        rows = rig.hl.replay("jobs")
+        seen = [await anext(rows)]
+        rig.clock.advance(5)
+        seen += [await anext(rows) for _ in range(10)]
+        await reclaim(rig)
+        seen += [row async for row in rows]
+        assert len(seen) == 180
+        assert rig.files(".lease") == []
+        await reclaim(rig)
+        assert (await rig.hl.offsets("jobs"))[0][0] > 0
