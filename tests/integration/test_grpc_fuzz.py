@@ -25,7 +25,8 @@ def nonsense(message: Any, chance: random.Random, depth: int = 0) -> Any:
         if chance.random() < 0.3 or (field.name == "wait") or depth > 3:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            getattr(message, field.name)[chance.choice(TEXTS)] = chance.choice(TEXTS)
+            entry = field.message_type.fields_by_name
+            getattr(message, field.name)[value(entry["key"], chance)] = value(entry["value"], chance)
         elif field.message_type is not None:
             inner = getattr(message, field.name)
             if field.is_repeated:

@@ -39,7 +39,8 @@ CHECKED = [
 ]  # fmt: skip
 NEEDED = {
     "topic", "messages", "batch_id", "part", "parts", "message_id", "lease_token", "leases", "producer_id", "seconds",
-    "partition", "force", "email", "key_id", "payload", "payload_text", "payload_json",
+    "partition", "force", "email", "key_id", "payload", "payload_text", "payload_json", "name", "checkpoint",
+    "positions",
 }  # fmt: skip
 INSIDE = re.compile(r"Traceback|File \"|\.py\b|site-packages|msgspec|pydantic|starlette|asyncio|object at 0x|/tmp/")
 
