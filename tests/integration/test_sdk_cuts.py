@@ -252,6 +252,7 @@ async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
     elsewhere = {
         "enqueue", "enqueue_batch", "pop", "ack", "extend", "nack", "release", "bury", "cancel", "reschedule", "get",
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close",
+        "replay", "start_replay", "get_replay", "list_replays", "cancel_replay",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}
     assert calls == set(STATE) | elsewhere
@@ -272,6 +273,27 @@ async def test_log_is_read_on_where_it_broke(cut: Cut) -> None:
     async for frame in cut.hl.read_log("jobs"):
         offsets += [row for e in frame.events for row in range(e.offset, e.offset + e.row_count)]
     assert offsets == list(range(40))
+
+
+async def test_replay_is_read_on_where_it_broke(cut: Cut) -> None:
+    for i in range(40):
+        await cut.rig.behind.enqueue("jobs", b"%d" % i + b"." * 5000)
+    cut.proxy.cut_after(50_000)
+    seen = [row.payload.rstrip(b".") async for row in cut.hl.replay("jobs", rate=1e6)]  # type: ignore[union-attr]
+    assert list(dict.fromkeys(seen)) == [b"%d" % i for i in range(40)]
+    assert len(seen) == 40
+
+
+async def test_replays_whose_answers_were_lost_are_the_same_replays(cut: Cut) -> None:
+    await cut.rig.behind.enqueue("jobs", b"x")
+    await cut.rig.behind.create_topic("more", **SMALL)
+    started = await cut.lose_answer(cut.hl.start_replay("r", "jobs", into="more", rate=0.001))
+    assert started.name == "r"
+    assert (await cut.lose_answer(cut.hl.get_replay("r"))).into == "more"
+    assert [info.name for info in await cut.lose_answer(cut.hl.list_replays())] == ["r"]
+    ended = await cut.lose_answer(cut.hl.cancel_replay("r"))
+    assert ended.state in ("cancelled", "done")
+    assert len(await cut.rig.behind.list_replays()) == 1
 
 
 async def test_next_endpoint_is_used_when_one_fails(cut: Cut) -> None:

@@ -258,13 +258,13 @@ def _state(info: ReplayInfo) -> str:
 
 
 def _facts(info: ReplayInfo) -> Any:
-    where = ", ".join(f"{p}: {info.positions[p]} of {start} to {info.ends[p]}" for p, start in info.starts.items())
+    where = ", ".join(f"{p} at {info.positions[p]} of {start}–{info.ends[p]}" for p, start in info.starts.items())
     return facts_table(f"replay {escape(info.name)}", [
         ("state", f"[bold]{_state(info)}[/bold], {info.done_share:.0%} of the log is read"),
         ("from", f"{escape(info.source)}" + (" (fast)" if info.mode == "fast" else "")), ("into", escape(info.into)),
-        ("replayed", f"{count(info.replayed)} messages"),
-        ("skipped", f"{count(info.skipped)} rows"),
-        ("offsets", where),
+        ("replayed", "1 message" if info.replayed == 1 else f"{count(info.replayed)} messages"),
+        ("skipped", "1 row" if info.skipped == 1 else f"{count(info.skipped)} rows"),
+        ("partitions", where),
         *([("rate", f"{info.rate:g} a second")] if info.rate is not None else []),
         *([("started", f"{clock(info.started_at)} ({ago(info.started_at)})")] if info.started_at else []),
         *([("waits for" if info.state == "running" else "because", harmless(info.error))] if info.error else []),

@@ -11,7 +11,7 @@ from typing import Any
 
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.replays.asking import request as make_request
-from heapline.errors import BadRequest
+from heapline.errors import BadRequest, ReplayNotFound
 from heapline.model import from_ms
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Front, Stopping
@@ -69,7 +69,8 @@ def start_checks(caller: Caller, topic: str, into: str | None, name: str) -> Non
 
 async def seen_replay(broker: EmbeddedBroker, caller: Caller, name: str) -> ReplayInfo:
     info = await broker.get_replay(name)
-    caller.must(Action.CONSUME, info.source)
+    if not caller.may(Action.CONSUME, info.source):
+        raise ReplayNotFound(name)  # which topics there are is not for everybody
     return info
 
 
@@ -78,7 +79,7 @@ async def seen_replays(broker: EmbeddedBroker, caller: Caller) -> list[ReplayInf
 
 
 async def cancel_replay(broker: EmbeddedBroker, caller: Caller, name: str) -> ReplayInfo:
-    info = await broker.get_replay(name)
+    info = await seen_replay(broker, caller, name)
     caller.visit.topic = info.source
     caller.tell(about=f"replay {info.name} into {info.into}")
     caller.must(Action.ADMIN, info.source)

@@ -111,7 +111,7 @@ def silent_server() -> None:
     asyncio.run(call())
 
 
-def log_that_breaks(environment: Environment) -> None:
+def log_that_breaks(environment: Environment, read_again: bool = False) -> None:
     class Wire:
         async def stream(self, name: str, request: Any) -> Any:
             raise heapline.UnavailableError("the server is gone")
@@ -122,7 +122,8 @@ def log_that_breaks(environment: Environment) -> None:
     environment.set.setattr(ConnectedBroker, "_make_calls", lambda self, endpoint: Wire())
 
     async def read() -> None:
-        async for _ in heapline.connect("a:1", deadline=0.01).read_log("t"):
+        hl = heapline.connect("a:1", deadline=0.01)
+        async for _ in hl.replay("t") if read_again else hl.read_log("t"):
             pass
 
     asyncio.run(read())
@@ -197,6 +198,7 @@ CASES: list[tuple[str, Cause]] = [
      "heapline.connect_sync from several threads", lambda e: two_loops()),
     ("Pop was not answered within 0.001 s: it may have been done", lambda e: silent_server()),
     ("ReadLog was given up after 0.01 s: the connection broke (the server is gone)", log_that_breaks),
+    ("Replay was given up after 0.01 s: the connection broke (the server is gone)", lambda e: log_that_breaks(e, True)),
     # -- calls
     ("a batch holds heapline.Outgoing(…), not bytes",
      lambda e: run(lambda: heapline.connect("a:1").enqueue_batch("t", [b"x"]))),  # type: ignore[list-item]

@@ -8,9 +8,12 @@ from datetime import datetime
 from heapline.engine.keeper import TopicKeeper
 from heapline.engine.replays import asking, checkpoints
 from heapline.engine.replays.delivering import Replaying, Step
+from heapline.engine.replays.messages import rows_within
 from heapline.engine.replays.ranges import find_ranges
 from heapline.engine.replays.reading import Pace, Reading
 from heapline.streams import Place, ReplayFilter, ReplayInfo
+
+STEP_BYTES = 2 << 20  # a step over the wire is one message, and most clients take no more than 4 MiB
 
 
 class ReplayFace(Replaying, TopicKeeper):
@@ -21,13 +24,17 @@ class ReplayFace(Replaying, TopicKeeper):
         ends = {p: last for p, (_, last) in ranges.items()}
         yield Step([], {p: first for p, (first, _) in ranges.items()}, ends)
         reading, pace = Reading(runner, asked, ranges, self._clock), Pace(asked.rate, self._clock)
-        while not reading.is_done:
-            portion = await reading.next()
-            while len(portion):
-                head, portion = portion.split(await pace.room())
-                pace.went(len(head))
-                yield Step([rows.batch for rows in head.rows], head.positions, ends)
-            yield Step([], portion.positions, ends)
+        try:
+            while not reading.is_done:
+                portion = await reading.next()
+                while len(portion):
+                    count = min(await pace.room(), rows_within(portion, STEP_BYTES))
+                    head, portion = portion.split(count)
+                    pace.went(count)
+                    yield Step([rows.batch for rows in head.rows], head.positions, ends)
+                yield Step([], portion.positions, ends)
+        finally:
+            await reading.close()
 
     async def keep_replay(self, topic: str, checkpoint: str, positions: Mapping[int, int]) -> None:
         await checkpoints.keep(self._runner(topic), checkpoint, positions)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from heapline.config import TopicConfig
 from heapline.core.record import DEFAULT_RETRIES
 from heapline.engine.replays.asking import Change
@@ -54,12 +56,6 @@ def _moment(ms: int | None) -> datetime | None:
 
 def rows_within(portion: Portion, bytes_max: int) -> int:
     """How many of the first rows weigh no more than that; at least one."""
-    count = total = 0
-    for rows in portion.rows:
-        small = rows.records["small_len"].tolist()
-        for size, more in zip(rows.records["payload_len"].tolist(), small, strict=True):
-            total += size + more + OVERHEAD_BYTES
-            if count and total > bytes_max:
-                return count
-            count += 1
-    return count
+    sizes = [rows.records["payload_len"].astype(np.int64) + rows.records["small_len"] for rows in portion.rows]
+    total = np.cumsum(np.concatenate(sizes) + OVERHEAD_BYTES)
+    return max(1, int(np.searchsorted(total, bytes_max, side="right")))

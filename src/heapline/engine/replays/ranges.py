@@ -31,6 +31,18 @@ async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, 
     return await runner.io.run(_find, runner.journal.reader(), request, chosen, ends, kept or {})
 
 
+async def check_there(runner: TopicRunner, ranges: Ranges) -> None:
+    """Raises unless the log still begins at or before these: for whoever goes on after a while."""
+    found = await runner.io.run(first_offsets, runner.journal.reader(), len(runner.topic.partitions))
+    for partition, (start, end) in ranges.items():
+        first = found[partition]
+        if start < end and (first is None or start < first):
+            begins = "has nothing of it any more" if first is None else f"starts at {first}"
+            raise BadRequest(
+                f"offset {start} of partition {partition} was reclaimed before it was read: the log {begins}"
+            )
+
+
 def _chosen(request: Request, count: int, topic: str) -> list[int]:
     """The partitions asked for; those that `start` names, where it names some."""
     chosen = request.partitions

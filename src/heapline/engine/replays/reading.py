@@ -6,16 +6,20 @@ What a fast replay knows of the living is as old as its reading, and looked at a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 
 from heapline.clock import Clock
 from heapline.core.rate import TokenBucket
 from heapline.engine.replays import living
 from heapline.engine.replays.asking import Request
+from heapline.engine.replays.holding import Hold
+from heapline.engine.replays.mending import mend
 from heapline.engine.replays.portions import Portion, Sieve
 from heapline.engine.replays.ranges import Ranges
 from heapline.engine.replays.scan import MergedScan, Stretch
 from heapline.engine.runner import TopicRunner
+from heapline.errors import HeaplineError
 from heapline.logs import Log
 
 log = Log("heapline.replay")
@@ -33,6 +37,7 @@ class Reading:
         starts, ends = ({p: pair[i] for p, pair in ranges.items()} for i in (0, 1))
         self._sieve = Sieve(runner.name, starts, ends, request.where, set(seen))
         self._scan = self._begin(starts)
+        self._hold = Hold(runner, clock)
         self._living: living.Living | None = None
         self._looked_ms = 0
 
@@ -40,13 +45,17 @@ class Reading:
     def is_done(self) -> bool:
         return self._scan.is_done
 
+    async def close(self) -> None:
+        with contextlib.suppress(OSError, HeaplineError):  # it runs out by itself
+            await self._hold.end()
+
     async def next(self) -> Portion:
         """The next portion; it may have no rows, and still stand further on."""
         runner = self._runner
         if self._fast and (self._living is None or self._clock.boot_ms() - self._looked_ms > LIVING_MS):
             self._looked_ms = self._clock.boot_ms()
             self._living = await living.look(runner, sorted(self._sieve.ends))
-        portion = self._sieve.portion(await self._stretch(), self._living)
+        portion = self._sieve.portion(await mend(runner, await self._stretch()), self._living)
         if portion.bad:
             log.warning("rows of a replay cannot be read", topic=runner.name, rows=portion.bad)
         return portion
@@ -57,6 +66,8 @@ class Reading:
         if runner.journal is not self._journal:  # it was loaded again
             self._scan = self._begin(self._scan.positions)
         try:
+            if self._scan.segment is not None:
+                await self._hold.keep(self._scan.segment)
             return await runner.io.run(self._scan.read)
         except Exception:
             runner.check()  # a journal that was closed meanwhile says no more than that

@@ -24,6 +24,7 @@ out, with `error` saying for what. A topic that is full gets smaller batches unt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ from heapline.engine.columns import check_one
 from heapline.engine.replays.jobs import Job
 from heapline.engine.replays.messages import outgoing, rows_within
 from heapline.engine.replays.portions import Portion
+from heapline.engine.replays.ranges import check_there
 from heapline.engine.replays.reading import Pace, Reading
 from heapline.engine.runner import TopicRunner
 from heapline.errors import (
@@ -78,6 +80,8 @@ class JobRun:
             except (Closed, asyncio.CancelledError):
                 raise
             except (RequestError, StaleEpoch) as error:
+                with contextlib.suppress(HeaplineError):  # what was on its way may be in
+                    await self.settle()
                 await self._end("failed", str(error))
             except (HeaplineError, OSError) as error:
                 await self._wait_out(error)
@@ -119,10 +123,14 @@ class JobRun:
         await self.settle()
         job = self.job
         ranges = {p: (job.positions[p], end) for p, end in job.ends.items()}
+        await check_there(source, ranges)
         reading = Reading(source, job.request, ranges, self._clock, job.seen)
         pace = Pace(job.request.rate, self._clock)
-        while not reading.is_done:
-            await self._pass_on(await reading.next(), pace, target)
+        try:
+            while not reading.is_done:
+                await self._pass_on(await reading.next(), pace, target)
+        finally:
+            await reading.close()
         await self._end("done")
 
     def _topic(self, name: str, incarnation: int) -> TopicRunner:

@@ -72,6 +72,11 @@ class MergedScan:
     def is_done(self) -> bool:
         return all(self.positions[p] >= end for p, end in self._ends.items())
 
+    @property
+    def segment(self) -> int | None:
+        """That it reads next, once it has begun."""
+        return None if self._place is None else self._place[0]
+
     def read(self, rows_max: int = STRETCH_ROWS, bytes_max: int = STRETCH_BYTES) -> Stretch:
         """The next stretch; it may have no rows, but it makes way unless the replay is done."""
         builders = {

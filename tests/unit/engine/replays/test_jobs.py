@@ -178,6 +178,26 @@ async def test_a_message_that_never_fits_ends_it_and_is_named() -> None:
         assert "offset 1 of partition 0" in str(info.error)
 
 
+async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PAUSE", 0.0)
+    async with opened() as rig:
+        await rig.topic("other", max_backlog=1)
+        for i in range(40):
+            await rig.hl.enqueue("jobs", b"%d" % i + b"." * 50_000)
+            await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.start_replay("r", "jobs", into="other")
+        await waits(rig.hl)
+        for _ in range(3):
+            await rig.hl.enqueue("jobs", b".")
+            await rig.hl.snapshot("jobs")
+        await rig.runner().upkeep.reclaim()
+        first = (await rig.hl.offsets("jobs"))[0][0]
+        assert first > 1, "the test is about nothing"
+        info = await ended(rig.hl)
+        assert info.state == "failed"
+        assert f"the log starts at {first}" in str(info.error)
+
+
 async def test_a_cancelled_one_stays_cancelled_and_what_is_in_stays_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "BATCH_ROWS", 2)
     async with opened() as rig:

@@ -11,9 +11,10 @@ import pytest
 
 import heapline
 from heapline.engine.replays import delivering, ranges, reading, scan
+from heapline.journal.records import BadRecord, Records, empty_records
 from heapline.streams import ReplayFilter, StreamBatch, StreamMessage
 from heapline.testing import FakeClock, HandClock, MemoryBroker
-from tests.unit.engine.rig import opened, settle
+from tests.unit.engine.rig import Rig, opened, settle
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
@@ -285,3 +286,71 @@ async def test_a_replay_goes_on_when_its_topic_was_loaded_again() -> None:
         await settle()
         seen += [row.payload async for row in rows]
         assert seen == [b"%d" % i for i in range(10)]
+
+
+# -- a journal that is reclaimed ---------------------------------------------------------------------------------------
+
+
+async def churn(rig: Rig, rounds: int = 6) -> None:
+    """Write and ack a few segments."""
+    for _ in range(rounds):
+        await rig.hl.enqueue_batch("jobs", [heapline.Outgoing(b"x" * 50_000, priority=-100)] * 10)
+        await rig.hl.ack(await rig.hl.pop("jobs", 10, max_bytes=1 << 30))
+
+
+async def reclaim(rig: Rig) -> None:
+    for _ in range(2):
+        await rig.hl.enqueue("jobs", b"mark", priority=-200)
+        await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.snapshot("jobs")
+    await rig.runner().upkeep.reclaim()
+
+
+@pytest.mark.parametrize("mode", ["all", "fast"])
+async def test_a_living_message_is_read_where_its_record_lies_by_now(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"kept", delay=10, key="k", headers={"h": "v"}, priority=7)
+        await rig.hl.enqueue("jobs", b"gone", delay=10, priority=-1)
+        await rig.hl.enqueue("jobs", b"beside", priority=9)
+        rig.clock.advance(11)
+        for _ in range(2):
+            await rig.hl.stats("jobs")
+        await rig.hl.ack(await rig.hl.pop("jobs", 1))
+        journal, looks = rig.runner().journal, list[int]()
+        load = journal.load
+
+        def moved_away(positions: Any) -> Records:
+            """What fired lies elsewhere by now: at the place that its row names nothing can be read."""
+            looks.append(len(positions))
+            if len(looks) > 1:
+                return load(positions)
+            records = empty_records(len(positions))
+            records.bad = {i: BadRecord(0, "", 0, "gone") for i in range(len(positions))}
+            return records
+
+        monkeypatch.setattr(journal, "load", moved_away)
+        rows = await read(rig.hl, mode=mode)
+        assert looks == [2, 1], "the one that is not gone was looked for where it is now"
+        told = {(r.payload, r.key, r.headers.get("h"), r.priority) for r in rows}
+        assert told == {(b"kept", "k", "v", 7), (b"beside", None, None, 9)}
+
+
+async def test_a_replay_that_lasts_keeps_its_part_of_the_journal_and_lets_go_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (1, 1))
+    async with opened() as rig:
+        for _ in range(3):
+            await churn(rig)
+        rows = rig.hl.replay("jobs")
+        seen = [await anext(rows)]
+        rig.clock.advance(5)
+        seen += [await anext(rows) for _ in range(10)]
+        await reclaim(rig)
+        seen += [row async for row in rows]
+        assert len(seen) == 180
+        assert rig.files(".lease") == []
+        await reclaim(rig)
+        assert (await rig.hl.offsets("jobs"))[0][0] > 0
