@@ -34,7 +34,9 @@ class SegmentWalk:
         chain: int = NO_CHAIN,
         at: int = FIRST_UNIT_AT,
         stop: int | None = None,
+        chunk: int = CHUNK_BYTES,
     ) -> None:
+        self.chunk = chunk
         self.file = file
         self.segment = segment
         self.seed = crc_seed(incarnation, segment)
@@ -85,4 +87,4 @@ class SegmentWalk:
             yield unit
 
     def _read(self, at: int, end: int, least: int = 0) -> memoryview:
-        return memoryview(self.file.pread(min(max(CHUNK_BYTES, least), end - at), at))
+        return memoryview(self.file.pread(min(max(self.chunk, least), end - at), at))
