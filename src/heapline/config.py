@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -150,6 +151,15 @@ def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> Topi
         fields = {"max_payload_bytes": min(default, max(1, fields["segment_bytes"] // 2)), **fields}
     plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
     config = _convert("topic", plain, TopicConfig)
+    config.validate()
+    return config
+
+
+def make_group_config(fields: Mapping[str, Any], base: GroupConfig | None = None) -> GroupConfig:
+    """A validated config from keywords, over `base` (or the defaults)."""
+    _check_names("group", dict(fields), GroupConfig)
+    plain = msgspec.to_builtins(base or GroupConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
+    config = _convert("group", plain, GroupConfig)
     config.validate()
     return config
 

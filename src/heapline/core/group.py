@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import GroupConfig
-from heapline.core.deliveries import Columns
+from heapline.core.deliveries import FAR, Columns
 from heapline.core.events import (
     Event,
     GroupAcked,
@@ -32,6 +32,7 @@ from heapline.core.events import (
 )
 from heapline.core.members import Assign, Membership
 from heapline.core.offsets import GroupOffsets
+from heapline.core.position import size_bound
 from heapline.core.stream import StreamRows
 from heapline.errors import BadRequest
 
@@ -57,9 +58,11 @@ class Group:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def take(self, member: str, credits: int, pages: Mapping[int, StreamRows], now: int) -> list[Share]:
-        """At most `credits` rows for a member from the partitions that it reads, which take turns at being first.
-        Without a page a partition gives only what comes again."""
+    def take(
+        self, member: str, credits: int, pages: Mapping[int, StreamRows], now: int, nbytes: int = FAR
+    ) -> list[Share]:
+        """At most `credits` rows for a member from the partitions that it reads, which take turns at being first; no
+        more than about `nbytes`, but at least one. Without a page a partition gives only what comes again."""
         deadline = now + _ms(self.config.ack_timeout)
         shares: list[Share] = []
         numbers = sorted(self.members.reads(member))
@@ -67,9 +70,11 @@ class Group:
         for number in [n for n in numbers if n >= turn] + [n for n in numbers if n < turn]:
             if credits <= 0:
                 break
-            handed = self.partitions[number].take(credits, pages.get(number), now, deadline)
+            handed = self.partitions[number].take(credits, pages.get(number), now, deadline, nbytes, not shares)
             if len(handed.attempts):
                 credits -= len(handed.attempts)
+                if nbytes != FAR:
+                    nbytes -= int(size_bound(handed.rows.positions).sum())
                 shares.append(Share(number, *handed))
                 self._turns[member] = number + 1
         return shares

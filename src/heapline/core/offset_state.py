@@ -35,6 +35,7 @@ from heapline.core.events import (
     GroupReset,
 )
 from heapline.core.failed import FailedRows
+from heapline.core.position import size_bound
 from heapline.core.stream import StreamRows
 
 I64 = npt.NDArray[np.int64]
@@ -74,15 +75,20 @@ class OffsetState:
     def outstanding(self) -> int:
         return len(self.fresh) + self.failed.out
 
-    def take(self, credits: int, page: StreamRows | None, now: int, deadline: int) -> Handed:
-        """At most `credits` rows: those that are due again, then the next of `page`, which must cover the cursor."""
-        again = self._take_again(credits, now, deadline)
+    def take(
+        self, credits: int, page: StreamRows | None, now: int, deadline: int, nbytes: int = FAR, least: int = 1
+    ) -> Handed:
+        """At most `credits` rows of at most `nbytes`, but `least` of them if there are any: those that are due again,
+        then the next of `page`, which must cover the cursor."""
+        again = self._take_again(credits, now, deadline, nbytes, least)
         left = credits - len(again.attempts)
         if page is None or left <= 0:
             return again
         if not page.start <= self.cursor <= page.end:
             raise ValueError(f"a page of [{page.start}, {page.end}) does not cover the cursor, {self.cursor}")
-        rows = self._next(page, left)
+        if nbytes != FAR and len(again.attempts):
+            nbytes, least = nbytes - int(size_bound(again.rows.positions).sum()), 0
+        rows = self._next(page, left, nbytes, least)
         self.fresh.add(rows, deadline)
         self._settle()
         if not len(again.attempts):
@@ -90,14 +96,16 @@ class OffsetState:
         attempts = np.concatenate((again.attempts, np.ones(len(rows.offsets), dtype=np.int64)))
         return Handed(join_columns([again.rows, rows]), attempts)
 
-    def _take_again(self, credits: int, now: int, deadline: int) -> Handed:
+    def _take_again(self, credits: int, now: int, deadline: int, nbytes: int, least: int) -> Handed:
         at = self.failed.due(now, max(credits, 0))
+        if nbytes != FAR and len(at):
+            at = at[: _fitting(self.failed.positions[at], nbytes, least)]
         if not len(at):
             return Handed(NO_COLUMNS, EMPTY)
         self.failed.hand_out(at, deadline)
         return Handed(self.failed.columns(at), self.failed.failures[at] + 1)
 
-    def _next(self, page: StreamRows, limit: int) -> Columns:
+    def _next(self, page: StreamRows, limit: int, nbytes: int, least: int) -> Columns:
         """The next rows from the cursor on, which moves behind them."""
         offsets = page.rows.offsets
         first = int(np.searchsorted(offsets, self.cursor))
@@ -106,8 +114,12 @@ class OffsetState:
             # Only after a rewind: some of what lies ahead was dealt with before it.
             ahead = offsets[first:]
             at = first + np.flatnonzero(~self.done.contains(ahead) & (self.failed.find(ahead) < 0))
+            if nbytes != FAR:
+                limit = _fitting(page.rows.positions[at[:limit]], nbytes, least)
             rows, behind = page.rows.only(at[:limit]), offsets[at[limit : limit + 1]]
         else:
+            if nbytes != FAR:
+                limit = _fitting(page.rows.positions[first : first + limit], nbytes, least)
             rows, behind = page.rows.only(slice(first, first + limit)), offsets[first + limit : first + limit + 1]
         self.cursor = self.done.end_at(int(behind[0]) if len(behind) else page.end)
         return rows
@@ -232,6 +244,11 @@ class OffsetState:
         offsets.dead = {offset: DeadRow(*row) for offset, *row in state["dead"]}
         offsets.rewind()
         return offsets
+
+
+def _fitting(positions: I64, nbytes: int, least: int) -> int:
+    """How many of these rows, in order, have no more bytes than that."""
+    return max(least, int(np.searchsorted(np.cumsum(size_bound(positions)), nbytes, side="right")))
 
 
 def i64(values: Any) -> I64:

@@ -47,6 +47,7 @@ from heapline.engine.requests import (
     parse_ids,
 )  # fmt: skip
 from heapline.engine.runner import TopicRunner
+from heapline.engine.streams.calls import GroupCalls
 from heapline.errors import (
     BadRequest,
     HeaplineError,
@@ -75,7 +76,7 @@ PEEK_MAX = 10_000
 GROWING_SEGMENTS = 4  # at the journal's end: those that may still be filled
 
 
-class EmbeddedBroker(TopicKeeper):
+class EmbeddedBroker(TopicKeeper, GroupCalls):
     """Made by `heapline.open`; use it as an async context manager."""
 
     async def purge(self, topic: str) -> int:

@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from heapline.core.done import DoneRanges
 from heapline.core.events import (
     AnyEvent,
-    BatchCommitted,
+    BatchPlaced,
     Enqueued,
     Fired,
+    FiredAgain,
     FiredCount,
     FiredInTurn,
+    FiredInTurnAgain,
     Leased,
     Nacked,
     Released,
     Replayed,
     Rescheduled,
+    RescheduledAgain,
 )
 from heapline.core.record import ROW
 from heapline.core.stream import MARK_ROWS, StreamCount, stream_of
@@ -36,14 +39,21 @@ def records(*dues: int) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize(
-    "event", [Enqueued(0, 0, 3, 1), BatchCommitted(i64([70, 71, 72]), "b", ["p"], 1, 0, False, NONE)]
-)
-def test_what_comes_without_delay_stands_in_the_stream_at_its_row(event: AnyEvent) -> None:
-    found = stream_of(event, 40, records(0, 9, 0), i64([1 << 13, 2 << 13, 3 << 13]))
+PLACES = i64([1 << 13, 2 << 13, 3 << 13])
+
+
+def test_what_comes_without_delay_stands_in_the_stream_at_its_row() -> None:
+    event = Enqueued(0, 0, 3, 1)
+    found = stream_of(event, 40, records(0, 9, 0), PLACES)
     assert [column.tolist() for column in found] == [[40, 42], [70, 72], [1 << 13, 3 << 13]]
     at_once = stream_of(event, 40, records(0, 0, 0), i64([1, 2, 3]))
     assert at_once.offsets.tolist() == [40, 41, 42]
+
+
+def test_what_a_batch_brings_without_delay_stands_at_its_commit() -> None:
+    event = BatchPlaced(i64([70, 71, 72]), "b", ["p"], 1, 0, False, NONE, PLACES, bytes([1, 0, 1]))
+    found = stream_of(event, 40)
+    assert [column.tolist() for column in found] == [[40, 42], [70, 72], [1 << 13, 3 << 13]]
 
 
 @pytest.mark.parametrize("kind", [Fired, FiredInTurn])
@@ -51,18 +61,24 @@ def test_delayed_message_stands_where_it_fires_and_a_workers_retry_does_not(kind
     turns = (NONE,) if kind is FiredInTurn else ()
     event = kind(i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), False, 1, *turns)
     assert stream_of(event, 10).offsets.tolist() == [10, 12]
-    assert stream_of(event, 10, shown={9}).ids.tolist() == [7]
+
+
+@pytest.mark.parametrize("kind", [FiredAgain, FiredInTurnAgain])
+def test_message_that_had_its_place_gets_no_other_when_it_fires(kind: type) -> None:
+    turns = (NONE,) if kind is FiredInTurnAgain else ()
+    event = kind(i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), False, 1, *turns, bytes([0, 0, 1]))
+    assert stream_of(event, 10).ids.tolist() == [7]
 
 
 def test_message_rescheduled_to_now_stands_where_that_was_recorded() -> None:
     ids, nothing = i64([1, 2, 3, 4]), i64([0] * 4)
-    event = Rescheduled(
+    fields = (
         ids, i64([FIRST, FIRST, FIRST, RETRY]), bytes([1, 0, 1, 1]), nothing, nothing, i64([0, 0, 99, 0]), nothing,
         False, 1, False,
     )  # fmt: skip
-    found = stream_of(event, 20)
+    found = stream_of(Rescheduled(*fields), 20)
     assert (found.offsets.tolist(), found.ids.tolist()) == ([20], [1])
-    assert not len(stream_of(event, 20, shown=[1]).ids)
+    assert not len(stream_of(RescheduledAgain(*fields), 20).ids)
 
 
 @pytest.mark.parametrize(
