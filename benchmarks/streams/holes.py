@@ -7,6 +7,7 @@ decided, not how fast the disk is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,23 +59,27 @@ class HoledDisk(RealDisk):
         return HoledFile(path, plain._fd)
 
 
-def holed_journal(path: str, nbytes: int, *, unit_bytes: int, segment_bytes: int, step_ms: int, start_ms: int) -> int:
-    """Units of about so many bytes, one each `step_ms`; each thousandth also tells of a second partition. How many."""
+def holed_journal(
+    path: str, nbytes: int, *, unit_bytes: int, rows: int, segment_bytes: int, start_ms: int, step_ms: int,
+    quiet_every: int,
+) -> int:  # fmt: skip
+    """Units of about so many bytes with so many rows of partition 0, one each `step_ms`; the last of each `quiet_every`
+    also has a row of partition 1. Returns how many units."""
     disk = HoledDisk()
     Journal.create(disk, path, incarnation=1, segment_bytes=segment_bytes)
     journal, units = Journal.open(disk, path, policy="os")
     assert not list(units)
-    count, each = nbytes // unit_bytes, 16
-    payloads = [bytes(unit_bytes // each - 100)] * each
+    payloads = [bytes(unit_bytes // rows - 100)] * rows
+    count = nbytes // unit_bytes
     for number in range(count):
-        rows = new_rows(each)
-        rows["id"] = np.arange(number * each, (number + 1) * each) + 1
-        block = make_block(rows, None, payloads)
+        records = new_rows(rows)
+        records["id"] = np.arange(number * rows, (number + 1) * rows) + 1
+        block = make_block(records, None, payloads)
         journal.room(block.nbytes + 200, frames=2)
         journal.add_block(block)
-        journal.add_frame(0, number * each, each, b"events", number * each + 1)
-        if number % 1000 == 999:
-            journal.add_frame(1, number // 1000, 1, b"events", -1)
+        journal.add_frame(0, number * rows, rows, b"events", number * rows + 1)
+        if number % quiet_every == quiet_every - 1:
+            journal.add_frame(1, number // quiet_every, 1, b"events", -1)
         now = start_ms + number * step_ms
         journal.seal(now, now)
         if journal.wants_prepare:
@@ -83,4 +88,9 @@ def holed_journal(path: str, nbytes: int, *, unit_bytes: int, segment_bytes: int
             journal.commit(unit)
         journal.cache.clear()
     journal.close()
+    for entry in os.scandir(path):
+        if entry.is_file():
+            fd = os.open(entry.path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
     return count
