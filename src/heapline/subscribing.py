@@ -323,10 +323,15 @@ def offsets_of(rows: Any) -> dict[int, list[int]]:
         raise BadRequest(f"ack rows or batches of this subscription, or {{partition: offsets}}, not {rows!r}")
     found: dict[int, list[int]] = {}
     for each in rows:
-        if not isinstance(each, StreamMessage | StreamBatch):
+        if isinstance(each, StreamMessage):
+            if each.partition in found:
+                found[each.partition].append(each.offset)
+            else:
+                found[each.partition] = [each.offset]
+        elif isinstance(each, StreamBatch):
+            found.setdefault(each.partition, []).extend(each.offsets.tolist())
+        else:
             raise BadRequest(f"ack rows or batches of this subscription, not {type(each).__name__}")
-        for partition, offsets in offsets_of(each).items():
-            found.setdefault(partition, []).extend(offsets)
     return found
 
 

@@ -343,7 +343,9 @@ class StreamServing:
                 self._passed(group, number, page)
             if shares:
                 self._sooner(group, now)
-                self.redelivered += sum(int(np.count_nonzero(share.attempts > 1)) for share in shares)
+                for share in shares:
+                    if len(group.partitions[share.partition].failed):
+                        self.redelivered += int(np.count_nonzero(share.attempts > 1))
                 return shares
             if all(group.partitions[number].cursor == cursor for number, cursor in before.items()):
                 return []

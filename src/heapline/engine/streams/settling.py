@@ -44,7 +44,8 @@ def settle_all(serving: StreamServing, runner: TopicRunner, calls: Sequence[Sett
             together.setdefault(key, []).append((number, offsets))
     lost: dict[int, list[tuple[int, I64]]] = {}
     for key, parts in together.items():
-        gone = _settle(serving, groups[key[0]], key, np.concatenate([offsets for _, offsets in parts]), now)
+        columns = [offsets for _, offsets in parts]
+        gone = _settle(serving, groups[key[0]], key, columns[0] if len(columns) == 1 else np.concatenate(columns), now)
         if len(gone):
             for number, offsets in parts:
                 mine = offsets[np.isin(offsets, gone)]
@@ -63,7 +64,9 @@ def _settle(serving: StreamServing, group: Group, key: _Key, offsets: I64, now: 
     """One event, or several of many rows; the offsets that are not held any more."""
     _, member, partition, nacks, reason = key
     gone: list[I64] = []
-    offsets = np.unique(offsets)
+    if not (offsets[1:] > offsets[:-1]).all():
+        offsets = np.sort(offsets)
+        offsets = offsets[np.append(True, offsets[1:] > offsets[:-1])]
     for start in range(0, len(offsets), SETTLE_ROWS):
         some = offsets[start : start + SETTLE_ROWS]
         if nacks:
