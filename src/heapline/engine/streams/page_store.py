@@ -104,12 +104,14 @@ class PageStore:
         future.add_done_callback(then)
 
     def load(self, partition: int, rows: StreamRows, then: Callable[[asyncio.Future[Page]], None]) -> None:
-        """The same of rows that are in memory and perhaps not yet durable, whose records are not."""
+        """The same of rows that are in memory and perhaps not yet durable, some of whose records are not."""
         runner = self._runner
-        journal = runner.journal
+        journal, positions = runner.journal, rows.rows.positions
+        records, missing = journal.cached(positions)  # what is not written yet can be had from memory alone
 
         def work() -> Page:
-            return page_of(runner, partition, rows, journal.load(rows.rows.positions))
+            records.fill(missing, journal.load(positions[missing]))
+            return page_of(runner, partition, rows, records)
 
         future = runner.read(work)
 

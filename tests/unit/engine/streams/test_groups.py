@@ -59,6 +59,21 @@ async def test_a_group_gets_every_message_once_and_its_lag_becomes_zero() -> Non
         assert offset.outstanding == 0
 
 
+async def test_what_fires_from_long_ago_is_delivered_together_with_what_is_not_written_yet() -> None:
+    clock = HandClock()
+    async with MemoryBroker(clock=clock) as hl:
+        await hl.create_topic("jobs", **SMALL)
+        await hl.create_group("jobs", "g")
+        await hl.enqueue_batch("jobs", [Outgoing(b"old %d" % i, delay=10) for i in range(3)])
+        hl._runners["jobs"].journal.cache.clear()
+        clock.advance(10.5)
+        _, got = await asyncio.gather(hl.enqueue_batch("jobs", [Outgoing(b"new")] * 3), fetch(hl, wait=5))
+        for _ in range(5):
+            more = await fetch(hl)
+            got = Fetched(got.batches + more.batches, more.partitions, more.generation)
+        assert sorted(payloads(got)) == [b"new"] * 3 + [b"old %d" % i for i in range(3)]
+
+
 async def test_subscription_iterates_and_acks() -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs", **SMALL)
