@@ -1,4 +1,4 @@
-"""Seeking to a moment in a large journal: by journal time and by wall time, each time by a reader that knows nothing yet.
+"""Seeking to a moment in a large journal: by journal time and wall time, by a reader that knows nothing yet.
 
 The journal has real segments, units and indexes, and holes for payloads (holes.py). Its segments are dropped from the
 page cache before each cold seek. Next to a seek by a reader that has looked before; the target is the issue's, for the

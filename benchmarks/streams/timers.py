@@ -2,12 +2,12 @@
 
 They are spread so that 5000 a second fall due, beginning an hour ahead. One process publishes them, writes a snapshot
 and is killed with -9; another opens what it left (from the snapshot, then from the journal alone). Then the broker's
-clock is set ahead to where they begin to fall due, and for some seconds batches are enqueued at 20 000 messages a second
+clock is set ahead to where they begin to fall due, and for some seconds batches are enqueued, 20 000 messages a second,
 while a group waits for what fires.
 
 *Fired*: from a message's due time to the journal time of the unit in which it is recorded to have become due, by the
 log. *Delivered*: until the group's member has it in hand, by the clock. A tick is 100 ms. The baseline of publishing is
-messages without a schedule, in the same process right after; that of opening is reading and checksumming the same files.
+messages without a schedule, in the same process right after; that of opening is reading and checksumming the files.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from heapline.journal import seek
 from heapline.journal.disk import SECTOR, Disk
 from heapline.journal.index import HEADER_BYTES, SegmentIndex, parse_index, parse_wall_max
 from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.seek import Place
+from heapline.journal.seek import Place as Place
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, index_path, segment_path
 from heapline.journal.unit import Unit, crc_seed, parse_header
 from heapline.journal.walk import CHUNK_BYTES, SegmentWalk
