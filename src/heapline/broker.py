@@ -190,7 +190,7 @@ class ScheduleBroker(Protocol):
 
 
 @runtime_checkable
-class Broker(Protocol):
+class Broker(GroupBroker, Protocol):
     # -- topics ----------------------------------------------------------------------------------------------------
 
     async def create_topic(self, topic: str, **config: Any) -> TopicInfo:

@@ -11,12 +11,15 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heapline.broker import Broker
 from heapline.cli.present import some
 from heapline.client.target import parse_target
 from heapline.errors import (
     DeadlineExceeded,
+    GroupExists,
+    GroupNotFound,
     HeaplineError,
     TopicExists,
     TopicNotFound,
@@ -59,6 +62,10 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
         return _saying(error, await _missing_topic(error, hl))
     if isinstance(error, TopicExists):
         return _saying(error, _other_settings(error))
+    if isinstance(error, GroupNotFound):
+        return _saying(error, await _missing_group(error, hl))
+    if isinstance(error, GroupExists):
+        return _saying(error, _other_group_settings(error))
     if isinstance(error, Unauthenticated):
         return _saying(error, _no_entry(where))
     if isinstance(error, UnavailableError) and not error.reached:
@@ -83,6 +90,24 @@ def _other_settings(error: TopicExists) -> str:
     return (
         f"topic {error.topic!r} exists with another {', '.join(error.differing)}: change what can be changed with "
         f"heapline topic update {error.topic}, or pick another name"
+    )
+
+
+async def _missing_group(error: GroupNotFound, hl: Any) -> str:
+    text = f"topic {error.topic!r} has no group {error.group!r}"
+    try:
+        names = sorted(info.name for info in await hl.list_groups(error.topic))
+    except HeaplineError:
+        names = []
+    if names:
+        text += f"; there are {some(names, TOPICS_SHOWN)}"
+    return f"{text}. Make it with: heapline group create {error.topic} {error.group}"
+
+
+def _other_group_settings(error: GroupExists) -> str:
+    return (
+        f"group {error.group!r} of topic {error.topic!r} exists with another {', '.join(error.differing)}: pick "
+        f"another name, or delete it first with: heapline group delete {error.topic} {error.group}"
     )
 
 

@@ -27,6 +27,7 @@ from heapline.client.checks import (
     checked_topic,
     is_plain,
 )  # fmt: skip
+from heapline.client.groups import WireGroups
 from heapline.client.leases import Outcome, on_each_topic
 from heapline.client.numbering import enqueue_checked, enqueue_numbered
 from heapline.client.returning import Returns
@@ -67,7 +68,7 @@ BATCH_BYTES = 16 << 20  # of one request; larger batches that need not be atomic
 GIVE_UP_SECONDS = 2.0  # for the answer of a pop that was given up; then its call is cancelled
 
 
-class WireBroker:
+class WireBroker(WireGroups):
     """`async with WireBroker("heaplines://queue:7400", credential="…", tls=ClientTls(ca="ca.crt")) as broker: …`
 
     Without a scheme and without `tls` the connection is in the clear: for loopback.

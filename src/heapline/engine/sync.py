@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from heapline.config import BrokerConfig
 from heapline.engine.embedded import EmbeddedBroker
+from heapline.engine.sync_streams import SyncSubscription
 from heapline.errors import Closed
 from heapline.model import LeaseRef, LogFrame, Message
 
@@ -150,6 +151,17 @@ class SyncBroker:
         if isinstance(result, list) and result and isinstance(result[0], Message):
             return [SyncMessage(self, m) for m in result]
         return result
+
+    def subscribe(self, topic: str, **options: Any) -> SyncSubscription:
+        """`with hl.subscribe("jobs", group="billing") as rows: …`, and iterate; see GroupBroker.subscribe."""
+        broker = self._broker
+        if broker is None:
+            raise Closed
+
+        async def begin() -> Any:
+            return broker.subscribe(topic, **options)
+
+        return SyncSubscription(self._run, self._run(begin()))
 
     def read_log(self, topic: str, partition: int = 0, start: int = 0, end: int | None = None) -> Iterator[LogFrame]:
         if self._broker is None:

@@ -20,6 +20,7 @@ from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
 from heapline.server.front import Caller, Front, Stopping
 from heapline.server.giving_back import give_back_leases, give_back_result
+from heapline.server.grpc_groups import GroupCalls
 from heapline.server.limiting import pop_within
 from heapline.server.pop_stream import PopStream
 from heapline.server.session import Session
@@ -43,7 +44,7 @@ POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
 LIST_DEFAULT = {"Peek": 10, "DlqList": 100}
 
 
-class GrpcService:
+class GrpcService(GroupCalls):
     def __init__(self, broker: EmbeddedBroker, front: Front) -> None:
         self._broker = broker
         self._front = front

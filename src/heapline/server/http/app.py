@@ -19,6 +19,7 @@ from heapline.server.http import (
     dead_letters,
     docs_page,
     enqueuing,
+    groups,
     health,
     heap_verbs,
     heaps,
@@ -43,8 +44,9 @@ Send an API key, or a token of `POST /v1/auth/login`, as `authorization: Bearer 
 Payloads are bytes: give `payload` in base64, or `payload_text`, or `payload_json`. Times are RFC 3339. Every refusal
 has the same shape: `error` (its class), `facts` (its data), `text` (what to do).
 """
-# Verbs of a heap stand before the heap itself: its path would swallow them.
+# Verbs of a heap, and its groups, stand before the heap itself: its path would swallow them.
 ROUTERS = (
+    groups.router,
     health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
     messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
 )  # fmt: skip
