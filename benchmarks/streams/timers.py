@@ -175,7 +175,7 @@ async def falling_due(path: Path, began: int, seconds: float) -> tuple[Any, Any,
         await asyncio.sleep(0.2)
         clock.ahead_ms = began - clock.wall_ms() - 300
         enqueued = await enqueue_for(hl, 0.3 + seconds)
-        await asyncio.sleep(2.0)  # what has fired is delivered
+        await until_delivered(seen, seconds)
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         fired = {
@@ -185,6 +185,16 @@ async def falling_due(path: Path, began: int, seconds: float) -> tuple[Any, Any,
             if event.kind == "fired"
         }
     return *delays(seen, fired, began, seconds), enqueued
+
+
+async def until_delivered(seen: list[Seen], seconds: float) -> None:
+    """Wait for the group to have all that fell due within the seconds, but not for ever."""
+    deadline = perf_counter() + 30
+    while perf_counter() < deadline:
+        numbers = np.concatenate([s.numbers for s in seen]) if seen else np.array([])
+        if np.count_nonzero((numbers >= 0) & (numbers < seconds * DUE_PER_S)) >= round(seconds * DUE_PER_S):
+            return
+        await asyncio.sleep(0.1)
 
 
 async def follow(hl: EmbeddedBroker, clock: ShiftedClock, seen: list[Seen]) -> None:
