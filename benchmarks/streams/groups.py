@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -108,9 +109,9 @@ class Acks:
     def __init__(self) -> None:
         self._last: asyncio.Task[None] | None = None
 
-    async def add(self, acked: Any) -> None:
+    async def add(self, ack: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await self.end()
-        self._last = asyncio.create_task(acked)
+        self._last = asyncio.create_task(ack())
 
     async def end(self) -> None:
         if self._last is not None:
@@ -124,7 +125,7 @@ async def in_batches(hl: heapline.Broker, group: str, count: int) -> int:
         async for batch in rows:
             got += len(batch)
             seen += int(batch.offsets[-1]) + len(batch.payloads)
-            await acks.add(batch.ack())
+            await acks.add(batch.ack)
             if got >= count:
                 break
         await acks.end()
@@ -140,7 +141,7 @@ async def one_by_one(hl: heapline.Broker, group: str, count: int) -> int:
             seen += len(message.payload)
             done.append(message)
             if len(done) == ACK_ROWS or got == count:
-                await acks.add(rows.ack(done))
+                await acks.add(partial(rows.ack, done))
                 done = []
                 if got == count:
                     break

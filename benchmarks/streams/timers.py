@@ -29,6 +29,7 @@ import heapline
 from benchmarks.engine import Figure, figure, read_and_checksum
 from benchmarks.herd import ShiftedClock
 from benchmarks.rows import Step
+from benchmarks.streams.groups import Acks
 from benchmarks.streams.publishing import sized
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
@@ -198,10 +199,11 @@ async def until_delivered(seen: list[Seen], seconds: float) -> None:
 
 
 async def follow(hl: EmbeddedBroker, clock: ShiftedClock, seen: list[Seen]) -> None:
+    acks = Acks()
     async with hl.subscribe("jobs", group="waiting", credits=100_000, batches=True) as rows:
         async for batch in rows:
             seen.append(Seen(batch.offsets, batch.priorities, clock.wall_ms()))
-            await batch.ack()
+            await acks.add(batch.ack)
 
 
 async def enqueue_for(hl: EmbeddedBroker, seconds: float) -> float:
