@@ -20,9 +20,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from heapline.errors import BadRequest, Closed, DeliveryLost, HeaplineError, UnavailableError
+from heapline.rows_out import RowsOut
 from heapline.streams import Fetched, GroupEvents, GroupInfo, Offsets, Place, StreamBatch, StreamMessage
 
+I64 = npt.NDArray[np.int64]
 PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between tries
 WAIT_MAX = 10.0  # seconds that a fetch waits at most
 BEATS = 3  # signs of life within a member's lease
@@ -55,15 +60,18 @@ class _Chunk(NamedTuple):
 
 
 class _Acks:
-    """Acks that go together: who gave them, and what becomes of them."""
+    """Acks that go together: what they name, and what becomes of them."""
 
     def __init__(self) -> None:
-        self.offsets: dict[int, list[int]] = {}
+        self._offsets: dict[int, list[I64]] = {}
         self.done: asyncio.Future[DeliveryLost | None] = asyncio.get_running_loop().create_future()
 
-    def add(self, offsets: Mapping[int, list[int]]) -> None:
+    def add(self, offsets: Mapping[int, I64]) -> None:
         for partition, some in offsets.items():
-            self.offsets.setdefault(partition, []).extend(some)
+            self._offsets.setdefault(partition, []).append(some)
+
+    def offsets(self) -> dict[int, I64]:
+        return {p: some[0] if len(some) == 1 else np.concatenate(some) for p, some in self._offsets.items()}
 
 
 class Subscription:
@@ -79,13 +87,13 @@ class Subscription:
         self.topic, self.group = topic, group
         self.member = member if member is not None else f"member-{secrets.token_hex(8)}"
         self._broker, self._session = broker, secrets.token_hex(16)
+        self._takes_columns = getattr(broker, "takes_columns", False)
         self._credits, self._by_batches, self._max_bytes = credits, batches, max_bytes
         self._start, self._config = start, dict(config or {})
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
         self._partitions: list[int] = []
         self._ack_timeout = self._beat_every = 0.0
-        self._out: dict[int, set[int]] = {}  # partition -> offsets that are fetched and not settled
-        self._ends: deque[tuple[float, int, list[int]]] = deque()  # until when those are the member's
+        self._out = RowsOut()
         self._queue: deque[_Chunk] = deque()
         self._rows: deque[StreamMessage] = deque()  # of the batch that is being iterated over
         self._error: BaseException | None = None
@@ -174,11 +182,9 @@ class Subscription:
             self._arrived.set()
 
     def _room(self) -> int:
-        out = sum(map(len, self._out.values()))
-        if out >= self._credits:
-            self._forget_overdue()
-            out = sum(map(len, self._out.values()))
-        return self._credits - out
+        if self._out.rows >= self._credits:
+            self._out.forget(asyncio.get_running_loop().time())
+        return self._credits - self._out.rows
 
     async def _wait_for_room(self) -> None:
         """Until enough was settled, but not longer than the member can be silent."""
@@ -193,19 +199,11 @@ class Subscription:
             if self._room() >= max(1, self._credits // 4) or not self._queue:
                 return
 
-    def _forget_overdue(self) -> None:
-        now = asyncio.get_running_loop().time()
-        while self._ends and self._ends[0][0] <= now:
-            _, partition, offsets = self._ends.popleft()
-            self._out[partition].difference_update(offsets)
-
     async def _heard(self, fetched: Fetched) -> None:
         until = asyncio.get_running_loop().time() + (self._ack_timeout or float("inf"))
         for batch in fetched.batches:
             batch._settles = self
-            offsets = batch.offsets.tolist()
-            self._out.setdefault(batch.partition, set()).update(offsets)
-            self._ends.append((until, batch.partition, offsets))
+            self._out.add(batch.partition, batch.offsets, until)
         before, self._partitions = self._partitions, list(fetched.partitions)
         await _tell(self._on_revoked, [p for p in before if p not in fetched.partitions])
         await _tell(self._on_assigned, [p for p in fetched.partitions if p not in before])
@@ -272,7 +270,7 @@ class Subscription:
         while self._acks is not None:
             acks, self._acks = self._acks, None
             try:
-                await self._settle(self._broker.group_ack, acks.offsets)
+                await self._settle(self._broker.group_ack, acks.offsets())
             except DeliveryLost as lost:
                 _resolve(acks.done, lost)
             except BaseException as error:
@@ -289,20 +287,18 @@ class Subscription:
         if offsets:
             await self._settle(self._broker.group_nack, offsets, reason=reason)
 
-    async def _settle(self, act: Callable[..., Awaitable[None]], offsets: dict[int, list[int]], **more: Any) -> None:
+    async def _settle(self, act: Callable[..., Awaitable[None]], offsets: dict[int, I64], **more: Any) -> None:
         """Whatever comes of it, the rows are no longer out here: done, or to come again."""
+        named: Any = offsets if self._takes_columns else {p: some.tolist() for p, some in offsets.items()}
 
         def ask() -> Awaitable[None]:
-            return act(self.topic, self.group, self.member, offsets, session=self._session, **more)
+            return act(self.topic, self.group, self.member, named, session=self._session, **more)
 
         try:
             await self._patiently(ask, self._ack_timeout)
         finally:
             for partition, some in offsets.items():
-                if partition in self._out:
-                    self._out[partition].difference_update(some)
-            while self._ends and self._out[self._ends[0][1]].isdisjoint(self._ends[0][2]):
-                self._ends.popleft()
+                self._out.end(partition, some)
             self._changed.set()
 
 
@@ -311,14 +307,14 @@ def _resolve(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
-def offsets_of(rows: Any) -> dict[int, list[int]]:
-    """Rows, batches, many of them, or {partition: offsets}, as {partition: offsets}."""
+def offsets_of(rows: Any) -> dict[int, I64]:
+    """Rows, batches, many of them, or {partition: offsets}, as columns."""
     if isinstance(rows, StreamMessage):
-        return {rows.partition: [rows.offset]}
+        return {rows.partition: np.array([rows.offset])}
     if isinstance(rows, StreamBatch):
-        return {rows.partition: rows.offsets.tolist()}
+        return {rows.partition: rows.offsets}
     if isinstance(rows, Mapping):
-        return {partition: list(offsets) for partition, offsets in rows.items()}
+        return {partition: _column(offsets) for partition, offsets in rows.items()}
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise BadRequest(f"ack rows or batches of this subscription, or {{partition: offsets}}, not {rows!r}")
     found: dict[int, list[int]] = {}
@@ -332,7 +328,14 @@ def offsets_of(rows: Any) -> dict[int, list[int]]:
             found.setdefault(each.partition, []).extend(each.offsets.tolist())
         else:
             raise BadRequest(f"ack rows or batches of this subscription, not {type(each).__name__}")
-    return found
+    return {partition: np.array(offsets) for partition, offsets in found.items()}
+
+
+def _column(offsets: Any) -> I64:
+    try:
+        return np.asarray(offsets if isinstance(offsets, np.ndarray) else list(offsets), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        raise BadRequest(f"offsets are a list of int, not {str(offsets)[:80]!r}") from None
 
 
 async def _tell(hook: GroupEvents | None, partitions: list[int]) -> None:

@@ -87,6 +87,7 @@ class Partition(PartitionState):
         super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000), fair)
         self.config = config
         self._draw = draw
+        self.fired_dues: I64 = EMPTY  # of those that fired last, for whoever measures how late that was
         self.census = Census(self)
 
     # -- delivery --------------------------------------------------------------------------------------------------
@@ -259,6 +260,7 @@ class Partition(PartitionState):
                     continue
                 rows = Timers(*(column[good] for column in rows))
             count = len(rows.ids)
+            self.fired_dues = rows.dues
             if self.fair is not None:
                 first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
                 keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps the turn that it had

@@ -26,11 +26,12 @@ class SegmentPins:
         """Stream rows that were just recorded, in their order, and where their records lie."""
         if not len(offsets):
             return
-        if int(segments.min()) == int(segments.max()):
-            self._last[int(segments[0])] = int(offsets[-1])
-            return
         found, at = np.unique(segments[::-1], return_index=True)
         self._last.update(zip(found.tolist(), offsets[::-1][at].tolist(), strict=True))
+
+    def add_all(self, last: int, segment: int) -> None:
+        """The same for rows up to `last` whose records all lie in one segment."""
+        self._last[segment] = last
 
     def needed(self, segment: int, start: int) -> bool:
         """Whether a row at or above this offset has its record there."""

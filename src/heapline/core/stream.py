@@ -21,7 +21,7 @@ brought stands nowhere, since those commits do not tell where the records lie.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,24 +96,32 @@ class StreamCount:
         self._offsets: list[int] = [offset]
         self._counts: list[int] = [0]
 
-    def add(self, offsets: I64) -> None:
-        """Stream rows that were just recorded."""
-        if not len(offsets):
+    def add(self, offset: int, rows: int) -> None:
+        """So many stream rows were just recorded, by an event whose first row is `offset`."""
+        if not rows:
             return
         if self.total - self._counts[-1] >= MARK_ROWS:
-            self._offsets.append(int(offsets[0]))
+            self._offsets.append(offset)
             self._counts.append(self.total)
-        self.total += len(offsets)
+        self.total += rows
 
     def mark_before(self, offset: int) -> tuple[int, int]:
-        """(an offset at or before this one, the number of stream rows below it)."""
+        """(an offset at or before this one, the number of stream rows below it). Before the first mark: that one."""
         at = max(0, bisect_right(self._offsets, offset) - 1)
         return self._offsets[at], self._counts[at]
 
-    def forget_below(self, offset: int) -> None:
-        """The journal starts there now. The last mark before it stays: its count still holds."""
-        keep = max(0, bisect_right(self._offsets, offset) - 1)
+    def mark_after(self, offset: int) -> tuple[int, int] | None:
+        """The same at or after this offset: what lies before it may have been reclaimed. None: there is none yet."""
+        at = bisect_left(self._offsets, offset)
+        return (self._offsets[at], self._counts[at]) if at < len(self._offsets) else None
+
+    def forget_below(self, offset: int, known: tuple[int, int]) -> None:
+        """The journal starts there now: nobody can read on from the marks below it. `known` is an offset from there on
+        and its count, to count back from if no mark is left."""
+        keep = bisect_left(self._offsets, offset)
         del self._offsets[:keep], self._counts[:keep]
+        if not self._offsets:
+            self._offsets, self._counts = [known[0]], [known[1]]
 
     def to_state(self) -> list[Any]:
         return [self.total, list(self._offsets), list(self._counts)]

@@ -16,6 +16,7 @@ from heapline.core.events import (
     I64,
     AnyEvent,
     Enqueued,
+    Fired,
     GroupAcked,
     GroupCreated,
     GroupDead,
@@ -29,7 +30,7 @@ from heapline.core.events import (
 )
 from heapline.core.groups import Groups
 from heapline.core.pins import SegmentPins
-from heapline.core.position import PositionLayout
+from heapline.core.position import PositionLayout, attempts_of
 from heapline.core.stream import STREAM_KINDS, StreamCount, stream_of
 from heapline.core.stream_tail import StreamTail
 
@@ -51,6 +52,7 @@ class Following:
         self.counts: list[StreamCount] = []
         self.pins: list[SegmentPins] = []
         self.tails: list[StreamTail | None] = []
+        self.floors: list[int] = []  # the journal starts there, or will when what is being deleted is gone; at least
         self._layout = layout
         self.extend(partitions)
 
@@ -60,6 +62,7 @@ class Following:
             self.counts.append(StreamCount())
             self.pins.append(SegmentPins())
             self.tails.append(None)
+            self.floors.append(0)
 
     def follow(self, partition: int, offset: int, event: AnyEvent, rows: Any, positions: I64 | None) -> None:
         """One of FOLLOWED is applied to a partition; `offset` is that of its first row."""
@@ -70,14 +73,34 @@ class Following:
             if self.groups and positions is not None:
                 self.groups.moved(partition, np.ascontiguousarray(rows["id"]), positions)
         else:
-            found = stream_of(event, offset, rows, positions)
-            if len(found.offsets):
-                self.counts[partition].add(found.offsets)
-                if kind is not Enqueued:
-                    self.pins[partition].add(found.offsets, self._layout.segment(found.positions))
-                tail = self.tails[partition]
-                if tail is not None:
-                    tail.append(found)
+            self._add(partition, offset, event, rows, positions)
+
+    def _add(self, partition: int, offset: int, event: AnyEvent, rows: Any, positions: I64 | None) -> None:
+        tail, count = self.tails[partition], self.counts[partition]
+        kind = type(event)
+        if tail is None:  # nobody follows: which rows they are does not matter
+            if kind is Enqueued:
+                count.add(offset, len(rows) - int(np.count_nonzero(rows["due"])))
+                return
+            if kind is Fired and (segment := self._only_segment(event.positions)) is not None:  # type: ignore[union-attr]
+                count.add(offset, event.rows())
+                self.pins[partition].add_all(offset + event.rows() - 1, segment)
+                return
+        found = stream_of(event, offset, rows, positions)
+        if len(found.offsets):
+            count.add(offset, len(found.offsets))
+            if kind is not Enqueued:
+                self.pins[partition].add(found.offsets, self._layout.segment(found.positions))
+            if tail is not None:
+                tail.append(found)
+
+    def _only_segment(self, positions: I64) -> int | None:
+        """Where all these records lie; None if not in one segment, or if a worker's retry is among them."""
+        low, high = int(positions.min()), int(positions.max())
+        segment = self._layout.segment(low)
+        if segment != self._layout.segment(high) or attempts_of(positions).any():
+            return None
+        return segment
 
     def _apply(self, partition: int, offset: int, event: AnyEvent) -> None:
         self.groups.apply(partition, event)

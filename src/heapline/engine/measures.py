@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from heapline.core.group import Group
 from heapline.core.ids import unix_ms_of
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.latency import Tally
@@ -27,6 +28,14 @@ class PartitionMeasures(NamedTuple):
     snapshot_bytes: int  # of the newest snapshot, what is this partition's alone
 
 
+class GroupMeasures(NamedTuple):
+    name: str
+    lag: int
+    members: int
+    outstanding: int
+    dead: int
+
+
 class TopicMeasures(NamedTuple):
     name: str
     serving: bool
@@ -40,6 +49,7 @@ class TopicMeasures(NamedTuple):
     journal_segments: int
     memory_bytes: int
     uncommitted_bytes: int
+    groups: list[GroupMeasures] = []  # noqa: RUF012 - nobody changes it
 
 
 class Measures(NamedTuple):
@@ -79,10 +89,19 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
     return TopicMeasures(
         runner.name, runner.is_serving, topic.paused, partitions, _totals(runner),
         {"enqueue": counters.enqueue.tally(), "pop": counters.pop.tally(), "commit": counters.commit.tally(),
-         "late": counters.late.tally()},
+         "late": counters.late.tally(), "fired": counters.fired.tally()},
         manifest, age_ms, journal_bytes, journal_segments,
         sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
         runner.committer.waiting_bytes if runner.is_serving else 0,
+        [_of_group(runner, group) for group in topic.groups],
+    )  # fmt: skip
+
+
+def _of_group(runner: TopicRunner, group: Group) -> GroupMeasures:
+    counts, places = runner.topic.counts, group.partitions
+    return GroupMeasures(
+        group.name, sum(place.lag(counts[number].total) for number, place in places.items()), len(group.members.leases),
+        sum(place.outstanding for place in places.values()), sum(len(place.dead) for place in places.values()),
     )  # fmt: skip
 
 
@@ -106,4 +125,8 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "snapshots": upkeep.snapshots_total,
         "segments_reclaimed": upkeep.segments_reclaimed_total,
         "records_moved": upkeep.records_moved_total,
+        "redeliveries": runner.streams.redelivered,
+        "rebalances": counters.rebalances,
+        "group_timeouts": runner.streams.timeouts,
+        "group_dead": counters.group_dead,
     }

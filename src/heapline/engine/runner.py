@@ -166,7 +166,7 @@ class TopicRunner:
         rate = self.delivery.rate if hasattr(self, "delivery") else None  # a reload lets out no more than was left
         self.delivery: Delivery = Delivery(self.topic, self.journal, rate)
         self.delivery.retune(self.steady.now())
-        self.firing = Firing(self.topic, self.config.fire_slice)
+        self.firing = Firing(self.topic, self.config.fire_slice, self.counters.fired)
         self.streams.installed()
         if self.on_install is not None:
             self.on_install(self, self.steady.now())
@@ -393,7 +393,7 @@ class TopicRunner:
             fired = self._tick(now)
             if self._pops:
                 self._serve(now)
-            if self.topic.groups or self.streams.inbox:
+            if self.topic.groups or self.streams.asked:
                 self.streams.turn(now)
             if self.topic.config.min_freshness:
                 self.delivery.heads.refresh(now.steady)  # they stand from now on, whether or not somebody looks

@@ -27,7 +27,9 @@ from heapline.core.events import (
 )
 from heapline.core.record import ROW
 from heapline.core.stream import MARK_ROWS, StreamCount, stream_of
+from heapline.model import Outgoing
 from tests.unit.core.group_model import i64
+from tests.unit.core.partition_rig import Rig
 
 NONE = i64([])
 FIRST, RETRY = 5 << 13, 5 << 13 | 2
@@ -81,6 +83,31 @@ def test_message_rescheduled_to_now_stands_where_that_was_recorded() -> None:
     assert not len(stream_of(RescheduledAgain(*fields), 20).ids)
 
 
+@pytest.mark.parametrize("fairness", ["none", "keys"])
+@pytest.mark.parametrize("how", ["live", "replayed", "thawed"])
+def test_ready_message_put_off_and_dead_letter_replayed_later_are_not_in_the_stream_again(
+    fairness: str, how: str
+) -> None:
+    rig = Rig(fairness=fairness)
+    put_off, dead, brought_forward = rig.enqueue(Outgoing(b""), Outgoing(b""), Outgoing(b""))
+    (new,) = rig.enqueue(Outgoing(b"", delay=2.0))
+    rig.bury(*rig.pop(3))
+    rig.replay_dead([dead], [rig.now.steady + 2000])
+    rig.replay_dead([put_off, brought_forward])
+    for id in (put_off, brought_forward):
+        rig.reschedule(id, due=rig.now.steady + 2000)
+    rig.take_snapshot()
+    if how != "live":
+        rig.restart(rig.replayed() if how == "replayed" else rig.thawed())
+    assert rig.p.shown == {put_off, dead, brought_forward}
+    rig.reschedule(brought_forward, due=rig.now.steady)  # the rig checks every event: nothing is in the stream twice
+    rig.advance(3000)
+    (fired,) = rig.tick()
+    assert set(fired.ids.tolist()) == {put_off, dead, new}
+    assert stream_of(fired, 0).ids.tolist() == [new]
+    assert not rig.p.shown
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -98,7 +125,7 @@ def test_what_workers_do_is_not_of_the_stream(event: AnyEvent) -> None:
 def test_stream_is_counted_exactly_from_the_mark_before() -> None:
     count, offsets = StreamCount(), np.arange(0, 60_000, 3)
     for start in range(0, len(offsets), 1000):
-        count.add(offsets[start : start + 1000])
+        count.add(int(offsets[start]), 1000)
     again = StreamCount.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(count.to_state())))
     assert again.total == 20_000
     for offset in (0, 1, 29_999, 30_000, 59_999, 70_000):
@@ -106,9 +133,13 @@ def test_stream_is_counted_exactly_from_the_mark_before() -> None:
         assert mark <= offset
         assert below == np.searchsorted(offsets, mark)
         assert np.searchsorted(offsets, offset) - below <= MARK_ROWS + 1000
-    again.forget_below(30_000)
-    assert again.mark_before(30_000) == count.mark_before(30_000)
-    again.add(NONE)
+    again.forget_below(30_000, (60_000, 20_000))
+    mark, below = again.mark_before(30_000)
+    assert 30_000 <= mark <= 30_000 + 3 * (MARK_ROWS + 1000)
+    assert below == np.searchsorted(offsets, mark)
+    again.forget_below(60_000, (60_000, 20_000))
+    assert again.mark_before(60_000) == (60_000, 20_000)
+    again.add(80_000, 0)
     assert again.total == 20_000
 
 
@@ -130,3 +161,15 @@ def test_done_ranges_are_what_a_set_says(ranges: list[tuple[int, int]], edge: in
     assert done.cut(end) == len([o for o in offsets if o < end])
     assert done.rows == len([o for o in offsets if o > end])
     assert DoneRanges.from_state(done.to_state()).ends.tolist() == done.ends.tolist()
+
+
+def test_a_mark_after_an_offset_has_the_rows_below_it() -> None:
+    count = StreamCount()
+    for start in range(0, 20_000, 1000):
+        count.add(start, 1000)
+    for offset in (0, 1, 5000, 9999):
+        mark = count.mark_after(offset)
+        assert mark is not None
+        assert mark[0] >= offset
+        assert mark[0] == mark[1], "each offset is a row here"
+    assert count.mark_after(19_999) is None

@@ -28,6 +28,8 @@ _OFFSET_MAX = 1 << 62
 class GroupCalls:
     """Mixed into the embedded broker."""
 
+    takes_columns = True  # offsets may be arrays: see heapline.subscribing
+
     def _runner(self, topic: str) -> TopicRunner:
         raise NotImplementedError
 

@@ -21,6 +21,7 @@ from heapline.engine.requests import check_int
 from heapline.errors import BadRequest
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Unit
+from heapline.model import Now
 from heapline.streams import Place
 
 if TYPE_CHECKING:
@@ -80,12 +81,16 @@ async def _offset(runner: TopicRunner, place: Place, partition: int, first: int,
 
 async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
     """How many stream rows lie below an offset that is durable, counted as the partition's StreamCount counts."""
-    mark, count = runner.topic.counts[partition].mark_before(offset)
+
+    def look(now: Now) -> tuple[int, int]:
+        counts = runner.topic.counts[partition]
+        return counts.mark_after(offset) or (runner.topic.partitions[partition].offset, counts.total)
+
+    # From behind: what lies before the offset may be gone.
+    mark, count = await runner.call(look)
     if mark == offset:
         return count
-    low, high = sorted((mark, offset))
-    rows = await runner.read(_count, runner.journal.reader(), partition, low, high)
-    return count + rows if mark < offset else count - rows
+    return count - await runner.read(_count, runner.journal.reader(), partition, offset, mark)
 
 
 def _count(reader: LogReader, partition: int, start: int, end: int) -> int:

@@ -162,6 +162,11 @@ class StreamServing:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asks or waits; also on a topic whose last group was deleted meanwhile."""
+        return bool(self.inbox or self._waiting)
+
     def turn(self, now: Now) -> None:
         self._taken, self.inbox = self.inbox, []
         settles = [call for call in self._taken if isinstance(call, SettleCall)]

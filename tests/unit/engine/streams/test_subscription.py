@@ -213,5 +213,5 @@ async def test_what_is_wrong_with_a_subscription_is_told_when_it_begins() -> Non
 
 
 def test_rows_to_settle_are_told_in_any_shape() -> None:
-    assert offsets_of({1: (2, 3)}) == {1: [2, 3]}
+    assert {p: offsets.tolist() for p, offsets in offsets_of({1: (2, 3)}).items()} == {1: [2, 3]}
     assert offsets_of([]) == {}
