@@ -21,7 +21,7 @@ from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.seek import Place as Place
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, index_path, segment_path
 from heapline.journal.unit import Unit, crc_seed, parse_header
-from heapline.journal.walk import CHUNK_BYTES, SegmentWalk
+from heapline.journal.walk import CHUNK_BYTES, OpenWalk
 from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 _INDEXES_MAX = 64
@@ -104,21 +104,21 @@ class LogReader:
         yield from walk
         self._check_end(walk, segment, stop)
 
-    def _check_end(self, walk: _OpenWalk, segment: int, stop: int | None) -> None:
+    def _check_end(self, walk: OpenWalk, segment: int, stop: int | None) -> None:
         if walk.broken or (stop is not None and walk.at < stop):
             detail = walk.broken or "durable units are missing here"
             raise JournalCorrupt(segment_path(self.directory, segment), walk.at, detail)
 
     def _walk(
         self, segment: int, at: int, stop: int | None, previous: tuple[int, int] | None, chunk: int = CHUNK_BYTES
-    ) -> _OpenWalk:
+    ) -> OpenWalk:
         header = self._header(segment)
         if at == FIRST_UNIT_AT:
             if previous is not None and previous != (header.first_unit, header.chain):
                 path = segment_path(self.directory, segment)
                 raise JournalCorrupt(path, 0, f"the segment does not follow from unit {previous[0] - 1}")
             previous = (header.first_unit, header.chain)
-        return _OpenWalk(self.disk, self.directory, header, at, stop, previous, chunk)
+        return OpenWalk(self.disk, self.directory, header, at, stop, previous, chunk)
 
     def _place_of_unit(self, unit: int, segments: list[int]) -> Place:
         if unit <= 0:
@@ -277,45 +277,3 @@ class LogReader:
             return parse_wall_max(file.pread(HEADER_BYTES, 0), segment, mark.incarnation)
         finally:
             file.close()
-
-
-class _OpenWalk:
-    """A SegmentWalk that opens its file when iterated and closes it at the end.
-
-    The writer may replace a segment's file by a copy when space runs out, so if units seem to be missing the file is
-    opened once more before anybody is told.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        header: SegmentHeader,
-        at: int,
-        stop: int | None,
-        previous: tuple[int, int] | None,
-        chunk: int,
-    ) -> None:
-        self._disk, self._path, self._header, self._stop = disk, segment_path(directory, header.number), header, stop
-        self._chunk = chunk
-        self.at = at
-        self.number, self.chain = previous if previous is not None else (0, -1)
-        self.broken: str | None = None
-
-    def __iter__(self) -> Iterator[Unit]:
-        for _ in range(2):
-            file = self._disk.open(self._path)
-            try:
-                # fmt: off
-                walk = SegmentWalk(file, self._header.incarnation, self._header.number,
-                                   number=self.number, chain=self.chain, at=self.at, stop=self._stop,
-                                   chunk=self._chunk)
-                # fmt: on
-                for unit in walk:
-                    self.at, self.number, self.chain = walk.at, walk.number, walk.chain
-                    yield unit
-                self.broken = walk.broken
-            finally:
-                file.close()
-            if self._stop is None or self.at >= self._stop:
-                return
