@@ -80,8 +80,10 @@ class SegmentIndex:
     def entries(self) -> Entries:
         """The entries so far. Safe to call from another thread than `add`'s."""
         array = self._array
-        if array is None or not (self._is_stored or len(array) == len(self._rows)):
-            array = self._array = np.array(list(self._rows), ENTRY)
+        known = 0 if array is None else len(array)
+        if array is None or not (self._is_stored or known == len(self._rows)):
+            fresh = np.array(self._rows[known:], ENTRY)
+            array = self._array = fresh if array is None else np.concatenate((array, fresh))
         return array
 
     def of(self, partition: int) -> Entries:
