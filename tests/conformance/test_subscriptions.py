@@ -232,3 +232,23 @@ async def test_two_groups_see_everything_each(jobs: Any) -> None:
     for group in ("a", "b"):
         async with jobs.subscribe("jobs", group=group, member="m") as rows:
             assert [row.payload for row in await take(rows, 10)] == [str(n).encode() for n in range(10)]
+
+
+async def test_deleted_group_ends_its_subscriptions_and_is_not_made_again_by_them(jobs: Any) -> None:
+    async with jobs.subscribe("jobs", group="g", member="m") as rows:
+        await jobs.delete_group("jobs", "g")
+        with pytest.raises(heapline.GroupNotFound):
+            await take(rows, 1)
+    assert await jobs.list_groups("jobs") == []
+
+
+@pytest.mark.usefixtures("fake_time")
+async def test_member_that_waits_for_rows_stays_in_its_group(world: World, jobs: Any) -> None:
+    async with jobs.subscribe("jobs", group="g", member="m", member_lease=5.0) as rows:
+        await until(lambda: has(rows, 1))
+        for _ in range(6):
+            await world.advance(2)
+            await asyncio.sleep(0)
+        assert await is_member(jobs, "m")
+        await put(jobs, 1)
+        assert [row.payload for row in await take(rows, 1)] == [b"1"]

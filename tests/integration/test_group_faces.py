@@ -12,9 +12,10 @@ import pytest
 
 import heapline
 from heapline.client.wire import WireBroker
-from heapline.errors import ConfirmationNeeded, GroupNotFound, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
 from heapline.model import Outgoing
 from heapline.wire.schema import pb
+from heapline.wire.stream_rows import pack_rows, unpack_batch, unpack_rows
 from tests.integration.guarded_rig import GuardedRig
 from tests.integration.http_rig import HttpRig
 from tests.integration.proxy import Proxy
@@ -171,6 +172,30 @@ async def test_heap_called_groups_stays_a_heap(tmp_path: Path) -> None:
         assert (await rig.http.get("/v1/heaps/billing/groups:groups")).json() == {"groups": []}
 
 
+async def test_acks_nacks_and_leaving_on_the_stream_itself(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.behind.create_topic("jobs", **rig.small)
+        await fill(rig.behind, 3)
+        requests = Requests(subscribe_open(10))
+        stream = rig.wire.calls.stream("Subscribe", requests)
+        while not (answer := await anext(stream)).batches:
+            pass
+        offsets = unpack_batch(None, "jobs", answer.batches[0]).offsets.tolist()
+        acks = pb.Settle(number=1, rows=pack_rows({0: [offsets[0], 1 << 40]}))
+        nacks = pb.Settle(number=2, rows=pack_rows({0: [offsets[1]]}), nack=True, reason="no")
+        requests.say(pb.SubscribeRequest(settle=[acks, nacks]))
+        settled: dict[int, Any] = {}
+        while len(settled) < 2:
+            settled |= {s.number: s for s in (await anext(stream)).settled}
+        assert {p: o.tolist() for p, o in unpack_rows(settled[1].lost).items()} == {0: [1 << 40]}
+        (told,) = await rig.behind.group_offsets("jobs", "g")
+        assert (told.lag, told.outstanding, told.retrying) == (2, 1, 1)
+        requests.say(pb.SubscribeRequest(leave=True))
+        assert [answer async for answer in stream] == []
+        info = await rig.behind.get_group("jobs", "g")
+        assert (info.members, info.offsets[0].outstanding) == ({}, 0)
+
+
 # -- connections that break --------------------------------------------------------------------------------------------
 
 
@@ -229,6 +254,22 @@ async def test_ack_whose_answer_was_lost_is_made_again_and_is_no_error(tmp_path:
                     fetched = await hl.group_fetch("jobs", "g", "m", session="s", wait=5)
             (told,) = await rig.behind.group_offsets("jobs", "g")
             assert told.retrying == 3
+
+
+async def test_member_whose_stream_is_open_stays_though_it_acks_nothing(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.behind.create_topic("jobs", **rig.small)
+        await fill(rig.behind, 3)
+        await rig.behind.create_group("jobs", "g", member_lease=5.0, ack_timeout=600.0)
+        async with heapline.connect(rig.target) as hl, hl.subscribe("jobs", group="g", member="m", credits=2) as rows:
+            held = [await anext(aiter(rows)) for _ in range(2)]
+            for _ in range(6):
+                await rig.advance(2)
+            assert list((await rig.behind.get_group("jobs", "g")).members) == ["m"]
+            await rows.ack(held)
+            async with asyncio.timeout(20):
+                await (await anext(aiter(rows))).ack()
+            assert await lag(rig.behind) == 0
 
 
 # -- slow members ------------------------------------------------------------------------------------------------------
@@ -296,15 +337,3 @@ async def test_plain_iteration_with_the_blocking_client(tmp_path: Path) -> None:
 
         async with asyncio.timeout(30):
             assert await asyncio.to_thread(work) == (10, 0)
-
-
-async def test_deleted_group_ends_its_subscriptions(tmp_path: Path) -> None:
-    async with Rig(tmp_path) as rig:
-        await rig.behind.create_topic("jobs", **rig.small)
-        async with heapline.connect(rig.target) as hl:
-            async with hl.subscribe("jobs", group="g", member="m") as rows:
-                await hl.delete_group("jobs", "g")
-                with pytest.raises(GroupNotFound):
-                    async with asyncio.timeout(20):
-                        await anext(aiter(rows))
-            assert await hl.list_groups("jobs") == []

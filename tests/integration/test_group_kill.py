@@ -18,6 +18,7 @@ import pytest
 import heapline
 from heapline import Outgoing
 from tests.integration.server_process import Process
+from tests.integration.test_sdk_processes import free_port
 
 pytestmark = pytest.mark.slow
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
@@ -104,6 +105,35 @@ async def test_members_killed_during_rebalances_lose_nothing_and_hold_nothing_tw
     check_all_worked_on(notes)
     check_none_held_twice(notes)
     check_first_deliveries_in_order(notes)
+
+
+async def test_server_killed_under_a_subscription_loses_no_row(tmp_path: Path) -> None:
+    flags = ("--insecure-everybody", "--grpc-port", str(free_port()))
+    seen: set[tuple[int, int]] = set()
+    acked: set[tuple[int, int]] = set()
+    kills = 0
+    async with asyncio.timeout(120):
+        server = await Process(tmp_path / "data", *flags).__aenter__()
+        async with heapline.connect(server.target, deadline=60) as hl:
+            await hl.create_topic("jobs", partitions=2, **SMALL)
+            await hl.enqueue_batch("jobs", [Outgoing(b"%d" % n, key=f"k{n}") for n in range(600)])
+            async with hl.subscribe("jobs", group="g", member="m", credits=50, ack_timeout=5.0) as rows:
+                async for row in rows:
+                    seen.add(place := (row.partition, row.offset))
+                    if len(seen) == 300 and not kills:
+                        kills += 1
+                        await server.kill()
+                        server = await Process(tmp_path / "data", *flags).__aenter__()
+                    try:
+                        await row.ack()
+                        acked.add(place)
+                    except heapline.DeliveryLost:
+                        continue
+                    if len(acked) == 600:
+                        break
+            assert (await hl.get_group("jobs", "g")).lag == 0
+        await server.kill()
+    assert len(seen) == len(acked) == 600
 
 
 async def feed(hl: heapline.Broker) -> None:

@@ -40,6 +40,7 @@ CHECKED = [
 NEEDED = {
     "topic", "messages", "batch_id", "part", "parts", "message_id", "lease_token", "leases", "producer_id", "seconds",
     "partition", "force", "email", "key_id", "payload", "payload_text", "payload_json",
+    "group", "member", "session", "rows", "to",
 }  # fmt: skip
 INSIDE = re.compile(r"Traceback|File \"|\.py\b|site-packages|msgspec|pydantic|starlette|asyncio|object at 0x|/tmp/")
 

@@ -47,8 +47,6 @@ app = typer.Typer(
     Example:  [cyan]heapline group read jobs --group billing[/cyan]
     """,
 )
-app.add_typer(group_dead.app, name="dead")
-app.command("read")(read_command)
 
 
 def _duration(flag: str, help: str) -> Any:
@@ -192,6 +190,10 @@ async def delete_command(
         print_json({"topic": info.topic, "group": info.name, "deleted": True})
     else:
         make_console().print(f"group [bold]{escape(info.name)}[/bold] of {escape(info.topic)} is deleted")
+
+
+app.command("read")(read_command)
+app.add_typer(group_dead.app, name="dead")
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

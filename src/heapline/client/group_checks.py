@@ -62,12 +62,11 @@ def rows_of(offsets: Any) -> dict[int, Any]:
 
 
 def _column(offsets: Any) -> Any:
-    if isinstance(offsets, np.ndarray):
-        column = offsets
-    elif isinstance(offsets, Sequence) and not isinstance(offsets, str | bytes):
-        column = np.array(offsets) if offsets else np.zeros(0, dtype=np.int64)
-    else:
-        raise BadRequest(f"offsets are a list of ints, not {str(offsets)[:60]!r}")
-    if column.dtype.kind != "i" or column.ndim != 1 or (len(column) and column.min() < 0):
-        raise BadRequest("offsets are ints from 0 on")
-    return column
+    known = isinstance(offsets, np.ndarray | Sequence) and not isinstance(offsets, str | bytes)
+    try:
+        column = np.asarray(offsets if known else "")
+    except (TypeError, ValueError, OverflowError):
+        column = np.asarray("")
+    if column.ndim != 1 or (len(column) and (column.dtype.kind != "i" or column.min() < 0)):
+        raise BadRequest(f"offsets are a list of ints from 0 on, not {str(offsets)[:60]!r}")
+    return column.astype(np.int64)

@@ -12,8 +12,9 @@ import numpy as np
 
 from heapline.client.checks import checked_topic
 from heapline.client.group_checks import check_fetch, checked_place, rows_of
-from heapline.engine.requests import check_int, check_reason
-from heapline.errors import BadRequest, DeliveryLost
+from heapline.config import NAME
+from heapline.engine.requests import check_int, check_name, check_reason
+from heapline.errors import BadName, DeliveryLost
 from heapline.model import EPOCH
 from heapline.streams import Fetched, GroupDeadLetter, GroupEvents, GroupInfo, GroupOffset, Offsets, Place, StreamBatch
 from heapline.subscribing import Subscription
@@ -32,8 +33,7 @@ class HttpGroups:
         raise NotImplementedError
 
     async def create_group(self, topic: str, group: str, *, start: Place = "earliest", **config: Any) -> GroupInfo:
-        _check(group)
-        body = {"group": group, "start": shapes.told_place(checked_place(start)), "config": config}
+        body = {"group": _named(group), "start": shapes.told_place(checked_place(start)), "config": config}
         spelled = config_json(body, "group").encode()
         return _info(await self.calls("POST", _groups(topic), shapes.GroupTold, spelled))
 
@@ -131,21 +131,19 @@ def _groups(topic: str) -> str:
 
 
 def _group(topic: str, group: str) -> str:
-    _check(group)
-    if not group or group in (".", ".."):
-        raise BadRequest(f"{group!r} is no name of a group")
-    return f"{_groups(topic)}/{quote(group, safe='')}"
+    return f"{_groups(topic)}/{_named(group)}"
 
 
-def _check(*names: Any) -> None:
-    """What could not be spelled; which names are good is the server's to say."""
-    for name in names:
-        if not isinstance(name, str):
-            raise BadRequest(f"names are text, not {type(name).__name__}")
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise BadRequest(f"{name[:40]!r} cannot be encoded as UTF-8") from None
+def _named(group: str) -> str:
+    """A group's name stands in the path, where not everything can."""
+    if not isinstance(group, str) or not NAME.match(group):
+        raise BadName("group", str(group))
+    return group
+
+
+def _check(member: str, session: str) -> None:
+    check_name("member", member)
+    check_name("session", session)
 
 
 def _rows(offsets: Offsets) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from typing import Any
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.errors import BadRequest, DeliveryLost
 from heapline.server.front import Caller, Front, Stopping
-from heapline.server.subscribe_stream import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, SubscribeStream
+from heapline.server.subscribe_stream import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_MAX, SubscribeStream
 from heapline.streams import Fetched
 from heapline.wire import stream_rows as rows
 from heapline.wire.schema import pb
@@ -67,7 +67,7 @@ class GroupCalls:
         start, limit = rows.unpack_place(request, "start"), given(request, "max_messages")
         fetch = self._broker.group_fetch(
             request.topic, request.group, request.member, session=request.session,
-            max_messages=FETCH_DEFAULT if limit is None else limit, wait=request.wait,
+            max_messages=FETCH_DEFAULT if limit is None else min(limit, FETCH_MAX), wait=request.wait,
             max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX),
             start="earliest" if start is None else start, config=rows.read_group_config(request.config_json),
         )  # fmt: skip

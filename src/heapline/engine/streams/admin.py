@@ -41,15 +41,19 @@ async def create(runner: TopicRunner, name: str, start: Place, fields: Mapping[s
     """Make it, unless it is there and alike."""
     check_streams(runner)
     config = make_group_config(fields)
-    known = runner.topic.groups.by_name.get(name)
     check_place("start", start, len(runner.topic.partitions))
-    starts = [] if known is not None else await resolve(runner, start, range(len(runner.topic.partitions)))
-    return await runner.call(partial(_create, runner, name, start, starts, config))
+    while True:
+        is_there = name in runner.topic.groups.by_name
+        starts = None if is_there else await resolve(runner, start, range(len(runner.topic.partitions)))
+        made = await runner.call(partial(_create, runner, name, start, starts, config))
+        if made is not None:
+            return made
 
 
 def _create(
-    runner: TopicRunner, name: str, start: Place, starts: list[Start], config: GroupConfig, now: Now
-) -> GroupInfo:
+    runner: TopicRunner, name: str, start: Place, starts: list[Start] | None, config: GroupConfig, now: Now
+) -> GroupInfo | None:
+    """None: it was there, and is not any more."""
     topic = runner.topic
     known = topic.groups.by_name.get(name)
     if known is not None:
@@ -57,6 +61,8 @@ def _create(
         if differing:
             raise GroupExists(runner.name, name, differing)
         return info(runner, known, now)
+    if starts is None:
+        return None
     if start == "latest":  # now, and not when it was asked for
         starts = [(p.number, p.offset, topic.counts[p.number].total) for p in topic.partitions]
     missing = range(len(starts), len(topic.partitions))  # it has grown meanwhile

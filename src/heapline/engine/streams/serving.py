@@ -204,7 +204,7 @@ class StreamServing:
         if call.future.done() or not call.waits or call.group in self._changed:
             return True
         group = self._runner.topic.groups.by_name.get(call.group)
-        return group is None or bool(fresh and any(p in fresh for p in group.members.reads(call.member)))
+        return group is None or any(group.members.may_hold(call.member, p) for p in fresh)
 
     def emit(self, group: Group, partition: int, event: AnyEvent, now: Now) -> None:
         runner = self._runner
@@ -254,9 +254,13 @@ class StreamServing:
                 self.timeouts += len(late)
                 for event in group.decide_time_out(number, late, self.draw(len(late)), now.steady):
                     self.emit(group, number, event, now)
+        gone = group.members.overdue(now.steady)
         expired = group.decide_expire(assign, now.steady)
         if expired is not None:
             self.emit(group, 0, expired, now)
+            for member in gone:
+                self.sessions.leave(group.name, member)
+                self._answering.forget(group.name, member)
         self._hand_over(group, now)
         self._changed.add(group.name)  # a row may have fallen due again
 

@@ -53,7 +53,9 @@ class Sessions:
             raise GroupNotFound(self._topic, group)
 
     def leave(self, group: str, member: str) -> None:
+        """It is gone; who comes under its name next is the first."""
         self._current.pop((group, member), None)
+        self._replaced.pop((group, member), None)
 
     def end_group(self, group: str) -> None:
         for name in [name for name in self._current if name[0] == group]:

@@ -29,7 +29,7 @@ from heapline.wire import json_groups as shapes
 from heapline.wire.json_shapes import Count, Done
 
 router = APIRouter(prefix="/v1", tags=["groups"])
-FETCH_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
+FETCH_MAX, FETCH_BYTES_MAX = 10_000, 32 << 20  # of one answer: it is built in memory, an object a row
 GROUPS = "/heaps/{topic:path}:groups"
 ONE = GROUPS + "/{group}"
 GroupPath = Annotated[str, Path(max_length=300, description="the group's name", examples=["billing"])]
@@ -89,7 +89,8 @@ async def group_fetch(topic: HeapPath, group: GroupPath, house: Here) -> Respons
     the answer comes when there is a row or other partitions to read, or empty after so many seconds."""
     async with house.asked("GroupFetch", shapes.FetchAsk, topic) as (body, caller):
         fetch = house.broker.group_fetch(
-            topic, group, body.member, session=body.session, max_messages=body.max_messages, wait=body.wait,
+            topic, group, body.member, session=body.session, max_messages=min(body.max_messages, FETCH_MAX),
+            wait=body.wait,
             max_bytes=min(body.max_bytes, FETCH_BYTES_MAX), start=shapes.place_in(body.start),
             config=shapes.read_group_settings(body.config or {}),
         )  # fmt: skip
