@@ -119,6 +119,7 @@ class Loader:
                     for partition in topic.partitions:
                         partition.heap.maintain()
                         partition.delays.maintain()
+                        partition.calendar.maintain()
             topic.settle()
             journal.prepare()
             self._check_records(topic)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,24 +70,13 @@ async def _offset(runner: TopicRunner, place: Place, partition: int, first: int,
     if place == "earliest":
         return first
     if isinstance(place, datetime):
-        moment = to_ms(place)
-        found = await runner.read(_at_wall, runner.journal.reader(), partition, moment)
-        return end if found is None else max(first, found)
+        found = await runner.read(partial(runner.journal.reader().offset_at, partition, wall=to_ms(place)))
+        return max(first, min(end, found))
     offset = place.get(partition, first) if isinstance(place, Mapping) else place
     assert isinstance(offset, int)
     if offset > end:
         raise BadRequest(f"offset {offset} lies beyond the end of partition {partition}, {end}: give that, or less")
     return max(first, offset)
-
-
-def _at_wall(reader: LogReader, partition: int, moment: int) -> int | None:
-    """The first offset of the partition that was recorded at this wall time or later."""
-    for unit in reader.read_units():
-        if unit.wall >= moment:
-            for frame in unit.frames:
-                if frame.partition == partition:
-                    return frame.first_offset
-    return None
 
 
 async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
