@@ -177,6 +177,7 @@ async def test_every_method_says_what_a_caller_must_be_allowed() -> None:
     assert by_themselves == {
         "ListHeaps", "EnqueueStream", "PrepareBatch", "PopStream", "Session", "Subscribe", "GetReplay", "ListReplays",
         "CancelReplay",
+        "CreateSchedule", "GetSchedule", "ListSchedules", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
     }  # fmt: skip
 
 
