@@ -113,6 +113,6 @@ async def test_http_refuses_what_makes_no_sense(rig: GuardedRig, path: str, body
 
 async def test_grpc_refuses_a_place_that_is_none(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as hl:
-        for place in (pb.LogPlace(), pb.LogPlace(wall_ms=1 << 62), pb.LogPlace(end_of_log="middle")):
+        for place in (pb.StreamPlace(), pb.StreamPlace(at_us=1 << 62), pb.StreamPlace(edge="middle")):
             with pytest.raises(BadRequest):
                 [_ async for _ in hl.calls.stream("Replay", pb.ReplayRequest(topic="jobs", start=place))]

@@ -13,6 +13,7 @@ from heapline.streams import Place, ReplayFilter, ReplayInfo
 from heapline.wire import replays as wire
 from heapline.wire.columns import to_us
 from heapline.wire.schema import pb
+from heapline.wire.stream_rows import pack_place, unpack_batch
 
 
 class WireReplays(Replaying):
@@ -25,7 +26,7 @@ class WireReplays(Replaying):
     async def replay_steps(self, asked: Request, checkpoint: str | None = None) -> AsyncIterator[Step]:
         message = pb.ReplayRequest(topic=checked_topic(asked.topic), checkpoint=checkpoint, **_rows(asked))
         async for step in self.calls.stream("Replay", message):
-            batches = [wire.unpack_batch(step.topic, columns) for columns in step.batches]
+            batches = [unpack_batch(None, step.topic, columns) for columns in step.batches]
             yield Step(batches, dict(step.positions), dict(step.ends))
 
     async def keep_replay(self, topic: str, checkpoint: str, positions: Mapping[int, int]) -> None:
@@ -68,6 +69,7 @@ def _rows(asked: Request) -> dict[str, Any]:
 
 
 def _place(mark: Mark) -> Any:
-    if mark.offsets is not None:
-        return pb.LogPlace(offsets=pb.PartitionOffsets(offsets=mark.offsets))
-    return pb.LogPlace(end_of_log=mark.end_of_log, offset=mark.offset, wall_ms=mark.wall_ms)
+    if mark.wall_ms is not None:
+        return pb.StreamPlace(at_us=mark.wall_ms * 1000)
+    place = mark.end_of_log if mark.end_of_log is not None else mark.offset if mark.offsets is None else mark.offsets
+    return pack_place(place)  # type: ignore[arg-type]  # exactly one is given

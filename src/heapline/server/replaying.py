@@ -12,13 +12,13 @@ from typing import Any
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.replays.asking import request as make_request
 from heapline.errors import BadRequest, ReplayNotFound
-from heapline.model import from_ms
 from heapline.server.auth.principal import Action
 from heapline.server.front import Caller, Front, Stopping
 from heapline.streams import Place, ReplayInfo
 from heapline.wire import replays as wire
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
+from heapline.wire.stream_rows import pack_batch, unpack_place
 
 
 class ReplayMethods:
@@ -30,7 +30,7 @@ class ReplayMethods:
         async for step in self._broker.replay_steps(asked, given(request, "checkpoint")):
             if self._front.stopping.is_set():
                 raise Stopping
-            batches = map(wire.pack_batch, step.batches)
+            batches = map(pack_batch, step.batches)
             yield pb.ReplayStep(topic=request.topic, batches=batches, positions=step.positions, ends=step.ends)
 
     async def KeepReplay(self, request: Any, caller: Caller) -> Any:
@@ -88,22 +88,22 @@ async def cancel_replay(broker: EmbeddedBroker, caller: Caller, name: str) -> Re
 
 def _rows(request: Any) -> tuple[Any, ...]:
     """Start, end, partitions, mode, filter and rate."""
-    start = _place(request.start) if request.HasField("start") else "earliest"
-    end = _place(request.end) if request.HasField("end") else None
+    start = _place(request, "start")
+    end = _place(request, "end")
     mode = request.mode or "all"
-    return start, end, list(request.partitions) or None, mode, wire.unpack_filter(request), given(request, "rate")
+    return (
+        "earliest" if start is None else start,
+        end,
+        list(request.partitions) or None,
+        mode,
+        wire.unpack_filter(request),
+        given(request, "rate"),
+    )
 
 
-def _place(place: Any) -> Place:
-    kind = place.WhichOneof("place")
-    if kind == "wall_ms":
-        try:
-            return from_ms(place.wall_ms)
-        except (OverflowError, ValueError):
-            raise BadRequest(f"{place.wall_ms} milliseconds since 1970 is no moment") from None
-    if kind == "offsets":
-        return dict(place.offsets.offsets)
-    if kind is None:
-        raise BadRequest("a place in the log is one of end_of_log, offset, offsets and wall_ms: none is given")
-    value: Place = getattr(place, kind)
-    return value
+def _place(request: Any, field: str) -> Place | None:
+    """None: it was not given. One that is there and says nothing is a mistake, and not the whole stream."""
+    place = unpack_place(request, field)
+    if place is None and request.HasField(field):
+        raise BadRequest(f"{field} is one of edge, offset, offsets and at_us: none is given")
+    return place
