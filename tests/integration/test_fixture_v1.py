@@ -112,6 +112,26 @@ def test_what_was_promised_before_still_holds(data: Path, expected: dict[str, An
     asyncio.run(ask())
 
 
+def test_group_made_on_old_data_reads_what_is_there_and_its_lag_becomes_zero(
+    data: Path, expected: dict[str, Any]
+) -> None:
+    """Snapshots from before there were groups hold no counts: what lies below them counts as less than nothing."""
+
+    async def read() -> None:
+        async with opened(data, expected) as hl:
+            for topic in ("jobs", "moved", "billing/invoices"):
+                lag, got = (await hl.create_group(topic, "new")).lag, 0
+                assert lag > 0
+                while batches := (await hl.group_fetch(topic, "new", "m", session="s")).batches:
+                    for batch in batches:
+                        got += len(batch.offsets)
+                        await hl.group_ack(topic, "new", "m", {batch.partition: batch.offsets.tolist()}, session="s")
+                assert got == lag, topic
+                assert (await hl.get_group(topic, "new")).lag == 0
+
+    asyncio.run(read())
+
+
 def test_verify_finds_every_byte_in_order(data: Path) -> None:
     result = CliRunner().invoke(app, ["journal", "verify", str(data)])
     assert result.exit_code == 0, result.output
