@@ -13,9 +13,7 @@ from heapline.engine.log import first_offsets
 from heapline.engine.replays.asking import Mark, Request
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BadRequest
-from heapline.journal.reader import LogReader, Place
-from heapline.journal.segment import FIRST_UNIT_AT
-from heapline.journal.unit import Unit
+from heapline.journal.reader import LogReader
 
 Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the one after the last
 
@@ -88,58 +86,6 @@ def _offsets(reader: LogReader, mark: Mark, firsts: dict[int, int], lasts: dict[
     if mark.offset is not None:
         return dict.fromkeys(lasts, mark.offset)
     if mark.wall_ms is not None:
-        return offsets_at(reader, mark.wall_ms, lasts)
+        return {p: min(reader.offset_at(p, wall=mark.wall_ms), last) for p, last in lasts.items()}
     offsets = mark.offsets or {}
     return {p: offsets.get(p, last) for p, last in lasts.items()}
-
-
-# -- by time -----------------------------------------------------------------------------------------------------------
-
-
-def offsets_at(reader: LogReader, wall_ms: int, lasts: Mapping[int, int]) -> dict[int, int]:
-    """The first offset of each partition in units written at or after a moment; its last one, if there is none."""
-    missing = dict(lasts)
-    found: dict[int, int] = {}
-    reached = False
-    for unit in reader.read_units(place=_floor(reader, wall_ms)):
-        reached = reached or unit.wall >= wall_ms
-        if not reached:
-            continue
-        for frame in unit.frames:
-            if frame.partition in missing:
-                found[frame.partition] = frame.first_offset
-                del missing[frame.partition]
-        if not missing:
-            break
-    return {p: min(found.get(p, last), last) for p, last in lasts.items()}
-
-
-def _floor(reader: LogReader, wall_ms: int) -> Place:
-    """An indexed unit from which a search forward cannot miss. The wall clock is taken to go forward: where it was set
-    back, which of the moments that came twice is meant is anybody's guess."""
-    segments = [(segment, FIRST_UNIT_AT) for segment in reader.segments()]
-    segment, at = segments[_last_before(reader, segments, wall_ms)]
-    entries = sorted({int(at) for at in reader.index(segment).entries()["at"]} | {at})
-    places = [(segment, entry) for entry in entries]
-    return places[_last_before(reader, places, wall_ms)]
-
-
-def _last_before(reader: LogReader, places: list[Place], wall_ms: int) -> int:
-    """Of units in order, the last that was written before a moment; the first, if none was."""
-    low, high = 0, len(places)
-    while low < high:
-        middle = (low + high) // 2
-        unit = _unit_at(reader, places[middle])
-        if unit is not None and unit.wall < wall_ms:
-            low = middle + 1
-        else:
-            high = middle
-    return max(0, low - 1)
-
-
-def _unit_at(reader: LogReader, place: Place) -> Unit | None:
-    units = reader.read_units(place=place)
-    try:
-        return next(units, None)
-    finally:
-        units.close()  # type: ignore[attr-defined]
