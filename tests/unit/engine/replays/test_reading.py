@@ -119,7 +119,7 @@ async def test_time_ranges_find_their_place_by_the_index_in_a_long_journal() -> 
     assert len(reader.segments()) > 2
     for i in (0, 1, 17, 30, 59):
         at = round(moments[i].timestamp() * 1000)
-        assert ranges.offsets_at(reader, at, {0: 60}) == {0: i}
+        assert reader.offset_at(0, wall=at) == i
         unit = ranges._unit_at(reader, ranges._floor(reader, at))
         assert unit is not None
         assert 0 <= i - unit.frames[0].first_offset <= 3, "it searched from near, not from the beginning"
