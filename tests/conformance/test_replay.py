@@ -126,7 +126,7 @@ async def test_filters(jobs: Any) -> None:
     assert await payloads(jobs, where=ReplayFilter(headers={"h": "2"})) == []
 
 
-async def test_a_rate_is_kept_and_loses_nothing(jobs: Any) -> None:
+async def test_a_rate_loses_nothing(jobs: Any) -> None:
     await put(jobs, *range(30))
     reader = asyncio.ensure_future(payloads(jobs, rate=1e6))
     assert await reader == [b"%d" % p for p in range(30)]
