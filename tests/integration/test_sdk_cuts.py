@@ -265,7 +265,7 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
 
 
 async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
-    """What is listed here stands in a test of this file or the one named; a method added to the contract must be too."""
+    """What is listed here stands in a test of this file or the one named; a method new in the contract must be too."""
     elsewhere = {
         "enqueue", "enqueue_batch", "pop", "ack", "extend", "nack", "release", "bury", "cancel", "reschedule", "get",
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
