@@ -190,11 +190,16 @@ async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: 
         ("Purge", lambda hl: hl.purge("jobs")),
         ("DlqDelete", lambda hl: hl.dlq_delete("jobs", where=heapline.DlqFilter())),
         ("DeleteHeap", lambda hl: hl.delete_topic("jobs")),
+        ("DeleteGroup", lambda hl: hl.delete_group("jobs", "g")),
+        ("ResetOffsets", lambda hl: hl.reset_offsets("jobs", "g", to="latest")),
+        ("GroupDeadReplay", lambda hl: hl.group_dead_replay("jobs", "g")),
+        ("GroupDeadDelete", lambda hl: hl.group_dead_delete("jobs", "g")),
     ],
 )
 async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call: Any) -> None:
     (message,) = await leased(cut)
     await message.bury()
+    await cut.rig.behind.create_group("jobs", "g")
     with pytest.raises(UnavailableError, match=f"{name} was sent .* may have been carried out .* call again") as caught:
         await cut.lose_answer(call(cut.hl))
     assert type(caught.value) is UnavailableError
@@ -220,6 +225,13 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
     "enqueue_batch": lambda hl: hl.enqueue_batch("jobs", [Outgoing(b"n", seq=0)], producer_id="p1", epoch=1),
     "open_producer": lambda hl: hl.open_producer("jobs", "p2"),
     "abort_batch": lambda hl: hl.abort_batch("b"),
+    "create_group": lambda hl: hl.create_group("jobs", "h", max_retries=3),
+    "get_group": lambda hl: hl.get_group("jobs", "g"),
+    "list_groups": lambda hl: hl.list_groups("jobs"),
+    "group_offsets": lambda hl: hl.group_offsets("jobs", "g"),
+    "group_fetch": lambda hl: hl.group_fetch("jobs", "g", "n", session="t", max_messages=0),
+    "group_leave": lambda hl: hl.group_leave("jobs", "g", "m", session="s"),
+    "group_dead_list": lambda hl: hl.group_dead_list("jobs", "g"),
 }
 
 
@@ -228,6 +240,7 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
     await cut.rig.behind.enqueue("jobs", b"there")
     await cut.rig.behind.prepare_batch("b", "p", {"jobs": [Outgoing(b"1"), Outgoing(b"2")]})
     await cut.rig.behind.open_producer("jobs", "p1")
+    await cut.rig.behind.group_fetch("jobs", "g", "m", session="s", max_messages=0)
     answer = await cut.lose_answer(STATE[name](cut.hl))
     topics = {info.name: info for info in await cut.rig.behind.list_topics()}
     stats = await cut.rig.behind.stats("jobs")
@@ -241,6 +254,10 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
     assert batches == {
         "commit_batch": {"b": "committed"}, "abort_batch": {}, "prepare_batch": {"b": "undecided", "c": "undecided"},
     }.get(name, {"b": "undecided"})  # fmt: skip
+    groups = {info.name: set(info.members) for info in await cut.rig.behind.list_groups("jobs")}
+    assert groups == {
+        "create_group": {"g": {"m"}, "h": set()}, "group_fetch": {"g": {"m", "n"}}, "group_leave": {"g": set()},
+    }.get(name, {"g": {"m"}})  # fmt: skip
     if name == "commit_batch":
         assert answer == 2
     if name == "open_producer":  # the last epoch is the one that holds
@@ -248,10 +265,12 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
 
 
 async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
-    """What is listed here stands in a test of this file; a method that is added to the contract must be too."""
+    """What is listed here stands in a test of this file or the one named; a method new in the contract must be too."""
     elsewhere = {
         "enqueue", "enqueue_batch", "pop", "ack", "extend", "nack", "release", "bury", "cancel", "reschedule", "get",
-        "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close",
+        "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
+        "group_dead_replay", "group_dead_delete",
+        "group_ack", "group_nack", "subscribe",  # test_group_faces.py
         "replay", "start_replay", "get_replay", "list_replays", "cancel_replay",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}

@@ -42,8 +42,8 @@ A durable queue of priorities and times: the most urgent message that is due, to
 
 Send an API key, or a token of `POST /v1/auth/login`, as `authorization: Bearer …`. Bodies are JSON
 (`content-type: application/json`). A heap is a path, with what is done to it behind a colon
-(`POST /v1/heaps/jobs:pause`), as are its consumer groups (`/v1/heaps/jobs:groups/billing`); everything about
-messages is a verb with the `topic` in its body or query.
+(`POST /v1/heaps/jobs:pause`), as are its consumer groups (`/v1/heaps/jobs:groups/billing`); everything about messages
+is a verb with the `topic` in its body or query.
 Payloads are bytes: give `payload` in base64, or `payload_text`, or `payload_json`. Times are RFC 3339. Every refusal
 has the same shape: `error` (its class), `facts` (its data), `text` (what to do).
 """
