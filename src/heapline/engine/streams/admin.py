@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import GroupConfig, make_group_config
+from heapline.core.events import encode_event
 from heapline.core.group import Group
 from heapline.core.groups import Groups
 from heapline.core.offsets import GroupOffsets
@@ -67,7 +68,10 @@ def _create(
         starts = [(p.number, p.offset, topic.counts[p.number].total) for p in topic.partitions]
     missing = range(len(starts), len(topic.partitions))  # it has grown meanwhile
     starts = [*starts, *((p, 0, 0) for p in missing)]
-    for partition, event in Groups.decide_create(name, config, starts, now.steady):
+    events = Groups.decide_create(name, config, starts, now.steady)
+    nbytes = sum(len(encode_event(event)) for _, event in events)
+    topic.reserve(runner.journal, nbytes, now, blocks=0, frames=len(events))  # whole or not at all: see decide_rest
+    for partition, event in events:
         runner.emit(topic.partitions[partition], event, now)
     group = runner.streams.group(name)
     runner.streams.noted(group)
@@ -135,6 +139,8 @@ def delete(runner: TopicRunner, name: str, now: Now) -> None:
     runner.streams.group(name)
     for partition, event in runner.topic.groups.decide_delete(name, now.steady):
         runner.emit(runner.topic.partitions[partition], event, now)
+    # A unit is replayed partition by partition: one made anew in the same would take the old one's place piecemeal.
+    runner.topic.seal(runner.journal, now)
     runner.streams.ended(name)
 
 

@@ -118,9 +118,11 @@ class Answering:
             start = end
         if call.future.done():
             self.keep(call, batches)
-            return
-        self._told[call.group, call.member] = (call.session, generation)
-        call.future.set_result(Fetched(batches, reads, generation))
+        elif self._serving.sessions.is_current(call.group, call.member, call.session):
+            self._told[call.group, call.member] = (call.session, generation)
+            call.future.set_result(Fetched(batches, reads, generation))
+        else:  # it left meanwhile, or was replaced: what it was to get is others' by now
+            call.future.set_result(Fetched([], [], generation))
 
     def _build(self, group: str, part: Loose, records: Records) -> list[StreamBatch]:
         offsets = part.rows.offsets
@@ -145,6 +147,7 @@ class Answering:
         self._runner.counters.corrupt += len(offsets)
         for event in events:
             self._serving.emit(group, number, event, now)
+        self._serving.acked(group, now)
 
     def _tell_bad(self, facts: list[BadRecord]) -> None:
         for fact in facts:
@@ -153,7 +156,7 @@ class Answering:
     # -- what nobody took ------------------------------------------------------------------------------------------
 
     def keep(self, call: FetchCall, batches: list[StreamBatch]) -> None:
-        if batches:
+        if batches and self._serving.sessions.is_current(call.group, call.member, call.session):
             _, kept = self._unsent.get((call.group, call.member), ("", []))
             self._unsent[call.group, call.member] = (call.session, kept + batches)
 
@@ -172,7 +175,20 @@ class Answering:
                 held[order] = group.partitions[batch.partition].held(batch.offsets[order])
                 if held.any():
                     found.append(batch if held.all() else only(batch, held))
-        return found
+        return self._first(call, found)
+
+    def _first(self, call: FetchCall, batches: list[StreamBatch]) -> list[StreamBatch]:
+        """As many rows as it asks for; the others are kept."""
+        given: list[StreamBatch] = []
+        room = call.max_messages
+        for at, batch in enumerate(batches):
+            if len(batch) > room:
+                which = np.arange(len(batch)) < room
+                self.keep(call, [only(batch, ~which), *batches[at + 1 :]])
+                return [*given, only(batch, which)] if room else given
+            given.append(batch)
+            room -= len(batch)
+        return given
 
 
 def _after(load: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:

@@ -52,6 +52,7 @@ async def resolve(runner: TopicRunner, place: Place, partitions: Sequence[int]) 
     ends, totals = await runner.call(lambda now: _ends(runner))
     if place == "latest":
         return [(p, ends[p], totals[p]) for p in partitions]
+    await make_seen(runner)
     firsts = await runner.read(first_offsets, runner.journal.reader(), len(ends))
     found = []
     for p in partitions:
@@ -90,7 +91,15 @@ async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
     mark, count = await runner.call(look)
     if mark == offset:
         return count
+    await make_seen(runner)
     return count - await runner.read(_count, runner.journal.reader(), partition, offset, mark)
+
+
+async def make_seen(runner: TopicRunner) -> None:
+    """Readers of the journal's files see what is synced: under the relaxed policies less than was answered."""
+    journal = runner.journal
+    if journal.durable_unit < journal.written_unit:
+        await runner.committer.between_commits(journal.sync)
 
 
 def _count(reader: LogReader, partition: int, start: int, end: int) -> int:
