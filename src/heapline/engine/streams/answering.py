@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.group import Group, Share
+from heapline.core.position import attempts_of
 from heapline.core.stream import StreamRows
 from heapline.engine.committer import refuse
 from heapline.engine.streams.fetching import FetchCall, Loose, only, split_share
@@ -56,10 +57,29 @@ class Answering:
 
     def split(self, group: Group, share: Share, page: Page | None, now: Now) -> list[StreamBatch | Loose]:
         loose, batch, bad = split_share(share, page, self._runner.name)
+        elsewhere = None
+        if len(bad):
+            elsewhere, bad = self._look_elsewhere(group, share, bad)
         if len(bad):
             self._set_aside(group.name, share.partition, bad, now)
             self._tell_bad([] if page is None else list(page.bad.values()))
-        return [part for part in (loose, batch) if part is not None]
+        return [part for part in (elsewhere, loose, batch) if part is not None]
+
+    def _look_elsewhere(self, group: Group, share: Share, offsets: I64) -> tuple[Loose | None, I64]:
+        """Of rows whose record is not where it was when they got their place: those whose message lives, and was
+        written again since (`Moved`), with where it lies now; and the offsets of the others. A look at all that waits,
+        so only for such."""
+        topic = self._runner.topic
+        which = np.flatnonzero(np.isin(share.rows.offsets, offsets))
+        which = which[np.argsort(share.rows.ids[which])]
+        rows = share.rows.only(which)
+        found = topic.partitions[share.partition].positions_of(rows.ids)
+        lives = (found >= 0) & (topic.layout.spot(found) != topic.layout.spot(rows.positions))
+        if not lives.any():
+            return None, offsets
+        now_at = rows.only(lives)._replace(positions=found[lives] - attempts_of(found[lives]))
+        group.moved(share.partition, now_at.ids, now_at.positions)
+        return Loose(share.partition, now_at, share.attempts[which[lives]]), np.sort(rows.offsets[~lives])
 
     def answer(self, call: FetchCall, group: Group, parts: list[StreamBatch | Loose]) -> None:
         runner = self._runner

@@ -330,3 +330,38 @@ async def test_a_member_whose_fetch_came_in_time_is_not_taken_for_dead_after_a_l
         rig.clock.advance(31)
         again = await fetch(rig.hl)
         assert again.generation == first.generation
+
+
+# -- records that lie elsewhere ----------------------------------------------------------------------------------------
+
+
+async def test_a_row_whose_record_was_written_again_is_delivered_though_its_segment_is_gone() -> None:
+    async with opened(topic={"retention_hard_bytes": 4 << 20}, rewrite_below=1.0) as rig:
+        await rig.hl.create_group("jobs", "g")
+        await rig.hl.enqueue("jobs", b"late", delay=10.0)
+        for _ in range(16):
+            await fill(rig, 250, b"x" * 1000)
+            await rig.hl.ack(await rig.hl.pop("jobs", 250))
+        rig.clock.advance(11)
+        for _ in range(4):
+            await fill(rig, 250, b"x" * 1000)
+            await rig.hl.ack([m for m in await rig.hl.pop("jobs", 251) if m.payload != b"late"])
+        for _ in range(6):
+            await fill(rig, 1)
+            await rig.hl.snapshot("jobs")
+            await rig.runner().upkeep.reclaim()
+        assert rig.runner().upkeep.segments_reclaimed_total > 0
+        assert rig.runner().upkeep.records_moved_total > 0
+        await rig.reopen()
+        seen: list[bytes] = []
+        while (got := await fetch(rig.hl)).batches:
+            seen += payloads(got)
+            if b"late" in payloads(got):
+                await rig.hl.group_nack("jobs", "g", "a", offsets(got), session="s")
+            else:
+                await rig.hl.group_ack("jobs", "g", "a", offsets(got), session="s")
+        assert b"late" in seen
+        rig.clock.advance(60)
+        assert b"late" in payloads(await fetch(rig.hl))  # once more, found by what was recorded
+        (place,) = await rig.hl.group_offsets("jobs", "g")
+        assert place.dead == 0
