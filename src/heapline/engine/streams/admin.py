@@ -18,7 +18,7 @@ from heapline.core.group import Group
 from heapline.core.groups import Groups
 from heapline.core.offsets import GroupOffsets
 from heapline.engine import facts
-from heapline.engine.streams.places import Start, check_place, resolve
+from heapline.engine.streams.places import Start, check_place, is_there, resolve
 from heapline.errors import BadRequest, GroupExists
 from heapline.model import Now, from_ms
 from heapline.streams import GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
@@ -54,7 +54,7 @@ async def create(runner: TopicRunner, name: str, start: Place, fields: Mapping[s
 def _create(
     runner: TopicRunner, name: str, start: Place, starts: list[Start] | None, config: GroupConfig, now: Now
 ) -> GroupInfo | None:
-    """None: it was there, and is not any more."""
+    """None: it was there, and is not any more; or the log does not begin any more where it was to."""
     topic = runner.topic
     known = topic.groups.by_name.get(name)
     if known is not None:
@@ -62,7 +62,7 @@ def _create(
         if differing:
             raise GroupExists(runner.name, name, differing)
         return info(runner, known, now)
-    if starts is None:
+    if starts is None or not is_there(runner, starts):
         return None
     if start == "latest":  # now, and not when it was asked for
         starts = [(p.number, p.offset, topic.counts[p.number].total) for p in topic.partitions]
@@ -121,10 +121,12 @@ async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[
         partitions = sorted(to) if isinstance(to, Mapping) else range(count)
     elif isinstance(to, Mapping):
         raise BadRequest("give {partition: offset} or partitions, not both")
-    starts = await resolve(runner, to, partitions)
+    starts: list[Start] = []
 
-    def decide(now: Now) -> list[GroupOffset]:
+    def decide(now: Now) -> list[GroupOffset] | None:
         group = runner.streams.group(name)
+        if to != "latest" and not is_there(runner, starts):
+            return None
         for number, offset, below in starts:
             if to == "latest":
                 offset, below = runner.topic.partitions[number].offset, runner.topic.counts[number].total
@@ -132,7 +134,11 @@ async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[
             runner.streams.emit(group, number, event, now)
         return offsets_of(runner, group)
 
-    return await runner.call(decide)
+    while True:
+        starts = await resolve(runner, to, partitions)
+        moved = await runner.call(decide)
+        if moved is not None:
+            return moved
 
 
 def delete(runner: TopicRunner, name: str, now: Now) -> None:

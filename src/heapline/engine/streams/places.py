@@ -57,6 +57,7 @@ async def resolve(runner: TopicRunner, place: Place, partitions: Sequence[int]) 
     found = []
     for p in partitions:
         first = ends[p] if (known := firsts[p]) is None else known
+        first = max(first, runner.topic.following.floors[p])  # what lies below is being deleted
         offset = await _offset(runner, place, p, first, ends[p])
         found.append((p, offset, totals[p] if offset == ends[p] else await count_below(runner, p, offset)))
     return found
@@ -93,6 +94,12 @@ async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
         return count
     await make_seen(runner)
     return count - await runner.read(_count, runner.journal.reader(), partition, offset, mark)
+
+
+def is_there(runner: TopicRunner, starts: Sequence[Start]) -> bool:
+    """In a turn: whether these places, found before, still are: the log's start may have moved on since."""
+    floors = runner.topic.following.floors
+    return all(offset >= floors[number] for number, offset, _ in starts)
 
 
 async def make_seen(runner: TopicRunner) -> None:

@@ -365,3 +365,57 @@ async def test_a_row_whose_record_was_written_again_is_delivered_though_its_segm
         assert b"late" in payloads(await fetch(rig.hl))  # once more, found by what was recorded
         (place,) = await rig.hl.group_offsets("jobs", "g")
         assert place.dead == 0
+
+
+# -- while segments go -------------------------------------------------------------------------------------------------
+
+
+async def worked_off(rig: Rig) -> None:
+    """Several segments that nobody needs, and two snapshots behind them."""
+    for _ in range(12):
+        await fill(rig, 250, b"x" * 1000)
+        await rig.hl.ack(await rig.hl.pop("jobs", 250))
+    rig.clock.advance(60)
+    for _ in range(2):
+        await fill(rig, 1)
+        await rig.hl.snapshot("jobs")
+
+
+async def test_a_group_made_or_reset_while_a_segment_is_being_deleted_begins_behind_it() -> None:
+    async with opened(rewrite_below=0) as rig:
+        await rig.hl.create_group("jobs", "r", unused_after=0.0)
+        await worked_off(rig)
+        rig.io.hold = {"_delete"}
+        reclaiming = asyncio.ensure_future(rig.runner().upkeep.reclaim())
+        await settle(200)
+        assert rig.io.held
+        info = await rig.hl.create_group("jobs", "g")
+        (place,) = await rig.hl.reset_offsets("jobs", "r", to="earliest")
+        rig.io.step()
+        rig.io.hold = set()
+        await reclaiming
+        first = rig.runner().topic.following.floors[0]
+        assert info.offsets[0].committed == place.committed > 0
+        assert info.lag == place.lag
+        assert first >= info.offsets[0].committed
+
+
+@pytest.mark.parametrize("policy", ["interval", "os"])
+async def test_what_a_segment_is_deleted_for_is_synced_before_it_is(policy: str) -> None:
+    async with opened(topic={"fsync": policy, "fsync_interval": 60.0}, rewrite_below=0) as rig:
+        await rig.hl.create_group("jobs", "g", unused_after=0.0)
+        await worked_off(rig)
+        rig.io.hold = {"_delete"}
+        reclaiming = asyncio.ensure_future(rig.runner().upkeep.reclaim())
+        await settle(200)
+        assert rig.io.held
+        journal = rig.runner().journal
+        assert journal.durable_unit == journal.written_unit
+        after = Rig(rig.disk.crash())  # the unlink itself may come through
+        await after.open()
+        (place,) = await after.hl.group_offsets("jobs", "g")
+        assert place.committed >= rig.runner().topic.following.floors[0] > 0
+        await after.hl.close()
+        rig.io.step()
+        rig.io.hold = set()
+        await reclaiming
