@@ -138,9 +138,11 @@ class Answering:
             start = end
         if call.future.done():
             self.keep(call, batches)
-        elif self._serving.sessions.is_current(call.group, call.member, call.session):
+            return
+        group = self._runner.topic.groups.by_name.get(call.group)
+        if group is not None and self._serving.sessions.is_current(call.group, call.member, call.session):
             self._told[call.group, call.member] = (call.session, generation)
-            call.future.set_result(Fetched(batches, reads, generation))
+            call.future.set_result(Fetched(_still_held(group, call.member, batches), reads, generation))
         else:  # it left meanwhile, or was replaced: what it was to get is others' by now
             call.future.set_result(Fetched([], [], generation))
 
@@ -187,15 +189,7 @@ class Answering:
         session, batches = self._unsent.pop((group.name, call.member), ("", []))
         if session != call.session:
             return []
-        found = []
-        for batch in batches:
-            if group.members.may_hold(call.member, batch.partition):
-                order = np.argsort(batch.offsets, kind="stable")
-                held = np.zeros(len(batch), dtype=np.bool_)
-                held[order] = group.partitions[batch.partition].held(batch.offsets[order])
-                if held.any():
-                    found.append(batch if held.all() else only(batch, held))
-        return self._first(call, found)
+        return self._first(call, _still_held(group, call.member, batches))
 
     def _first(self, call: FetchCall, batches: list[StreamBatch]) -> list[StreamBatch]:
         """As many rows as it asks for; the others are kept."""
@@ -209,6 +203,23 @@ class Answering:
             given.append(batch)
             room -= len(batch)
         return given
+
+
+def _still_held(group: Group, member: str, batches: list[StreamBatch]) -> list[StreamBatch]:
+    """What has not timed out or gone to others while it was waited for: a disk may stand still for long."""
+    found = []
+    for batch in batches:
+        if group.members.may_hold(member, batch.partition):
+            place, offsets = group.partitions[batch.partition], batch.offsets
+            if (offsets[1:] > offsets[:-1]).all():
+                held = place.held(offsets)
+            else:
+                order = np.argsort(offsets, kind="stable")
+                held = np.zeros(len(batch), dtype=np.bool_)
+                held[order] = place.held(offsets[order])
+            if held.any():
+                found.append(batch if held.all() else only(batch, held))
+    return found
 
 
 def _after(load: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:

@@ -419,3 +419,23 @@ async def test_what_a_segment_is_deleted_for_is_synced_before_it_is(policy: str)
         rig.io.step()
         rig.io.hold = set()
         await reclaiming
+
+
+async def test_rows_that_timed_out_while_the_disk_stood_still_are_given_to_one_member_only() -> None:
+    async with opened() as rig:
+        await rig.hl.create_group("jobs", "g", ack_timeout=5.0, member_lease=60.0)
+        await fetch(rig.hl)
+        rig.io.hold = {"commit"}
+        enqueued = asyncio.ensure_future(rig.hl.enqueue("jobs", b"x"))
+        waiting = asyncio.ensure_future(fetch(rig.hl))
+        await settle()
+        rig.clock.advance(6)
+        beat = asyncio.ensure_future(fetch(rig.hl, "b", max_messages=0))
+        await settle()
+        assert not waiting.done()
+        rig.io.release()
+        await asyncio.gather(enqueued, beat)
+        assert payloads(await waiting) == []  # its time was over before it came
+        rig.clock.advance(60)
+        got = [payloads(await fetch(rig.hl, member)) for member in "ab"]
+        assert sorted(map(len, got)) == [0, 1]
