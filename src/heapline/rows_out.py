@@ -48,8 +48,10 @@ class RowsOut:
         self._many: dict[int, list[_Many]] = {}
 
     def add(self, partition: int, offsets: I64, until: float) -> None:
-        """Rows in the order of their offsets that are the member's until then."""
+        """Rows that are the member's until then. Those that come again stand in the order in which they fell due."""
         if len(offsets) >= FEW:
+            if not (offsets[1:] > offsets[:-1]).all():
+                offsets = np.sort(offsets)
             self._many.setdefault(partition, []).append(_Many(offsets, until))
             self.rows += len(offsets)
             return

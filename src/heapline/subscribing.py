@@ -96,6 +96,7 @@ class Subscription:
         self._out = RowsOut()
         self._queue: deque[_Chunk] = deque()
         self._rows: deque[StreamMessage] = deque()  # of the batch that is being iterated over
+        self._rows_until = 0.0
         self._error: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()  # rows were settled: there may be credits
@@ -223,12 +224,15 @@ class Subscription:
             if self._closed:
                 raise StopAsyncIteration
             if self._rows:
-                return self._rows.popleft()
+                if self._rows_until > asyncio.get_running_loop().time():
+                    return self._rows.popleft()
+                self._rows.clear()  # the rest waited here for too long
             chunk = self._next_chunk()
             if chunk is not None and self._by_batches:
-                return chunk
+                return chunk.batch
             if chunk is not None:
-                self._rows.extend(chunk.messages())
+                self._rows.extend(chunk.batch.messages())
+                self._rows_until = chunk.until
                 continue
             if self._error is not None:
                 if isinstance(self._error, Closed):
@@ -238,12 +242,12 @@ class Subscription:
             self._arrived.clear()
             await self._arrived.wait()
 
-    def _next_chunk(self) -> StreamBatch | None:
+    def _next_chunk(self) -> _Chunk | None:
         """What waited here for too long is others' by now."""
         while self._queue:
             chunk = self._queue.popleft()
             if chunk.until > asyncio.get_running_loop().time():
-                return chunk.batch
+                return chunk
         return None
 
     # -- settling --------------------------------------------------------------------------------------------------

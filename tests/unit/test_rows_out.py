@@ -35,3 +35,13 @@ def test_as_many_are_out_as_were_added_and_not_ended(steps: list[tuple[int, int,
         for offset in ended.tolist():
             model.pop((partition, offset), None)
         assert out.rows == len(model)
+
+
+def test_rows_that_come_again_in_the_order_in_which_they_fell_due_are_counted_too() -> None:
+    out = RowsOut()
+    offsets = np.random.default_rng(1).permutation(np.arange(0, 8 * FEW, 2))
+    out.add(0, offsets, 1.0)
+    out.end(0, offsets[:FEW])
+    assert out.rows == 3 * FEW
+    out.end(0, offsets[FEW:])
+    assert out.rows == 0

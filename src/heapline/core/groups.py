@@ -57,7 +57,7 @@ class Groups:
         return events
 
     def decide_delete(self, name: str, now: int) -> list[tuple[int, GroupDeleted]]:
-        return [(number, GroupDeleted(name, now)) for number in self.by_name[name].partitions]
+        return [(number, GroupDeleted(name, now)) for number in sorted(self.by_name[name].partitions)]
 
     def apply(self, partition: int, event: AnyEvent) -> None:
         """An event about a group, recorded in `partition`; others are none of its business."""

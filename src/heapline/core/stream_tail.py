@@ -58,8 +58,10 @@ class StreamTail:
         reached = end if last == behind else int(offsets[last])
         return StreamRows(self._columns.only(slice(first, last)), start, max(start, reached))
 
-    def sealed(self, unit: int, end: int) -> None:
-        """The partition's rows up to `end` lie in units up to this one."""
+    def sealed(self, unit: int, end: int, durable_unit: int = 0) -> None:
+        """The partition's rows up to `end` lie in units up to this one. Of those that are durable, one is remembered,
+        whether or not somebody reads."""
+        self.durable_end(durable_unit)
         self._ends.append((unit, end))
 
     def durable_end(self, durable_unit: int) -> int:

@@ -114,11 +114,11 @@ class Following:
             rows = max(TAIL_ROWS_MIN, min(TAIL_ROWS_MAX, TAIL_ROWS_OF_TOPIC // len(self.tails)))
             self.tails[partition] = StreamTail(offset, rows)
 
-    def sealed(self, unit: int, partition: int, end: int) -> None:
+    def sealed(self, unit: int, partition: int, end: int, durable_unit: int) -> None:
         """A unit is complete; the partition's rows in it end there."""
         tail = self.tails[partition]
         if tail is not None:
-            tail.sealed(unit, end)
+            tail.sealed(unit, end, durable_unit)
 
     def opened(self, ends: list[int], now: int) -> None:
         """Snapshot and journal have been applied: before anything is decided. `ends` are the partitions' offsets."""

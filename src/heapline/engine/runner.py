@@ -171,6 +171,8 @@ class TopicRunner:
         if self.on_install is not None:
             self.on_install(self, self.steady.now())
         self.complete_groups(self.steady.now())
+        self.topic.seal(self.journal, self.steady.now())  # before a group is made anew: see streams/admin.py
+        self.streams.grown(self.steady.now())
         self._failure = None
         self._plan_turn()
 

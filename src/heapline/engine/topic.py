@@ -207,7 +207,7 @@ class Topic:
         unit = journal.seal(now.steady, now.wall)
         if unit is not None and self.following.groups:
             for number in self._frames:
-                self.following.sealed(unit.number, number, self.partitions[number].offset)
+                self.following.sealed(unit.number, number, self.partitions[number].offset, journal.written_unit)
         self._frames.clear()
         self._frames_bytes = self._blocks = 0
         return unit

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import GroupConfig, make_group_config
+from heapline.core.events import encode_event
 from heapline.core.group import Group
 from heapline.core.groups import Groups
 from heapline.core.offsets import GroupOffsets
 from heapline.engine import facts
-from heapline.engine.streams.places import Start, check_place, resolve
+from heapline.engine.streams.places import Start, check_place, is_there, resolve
 from heapline.errors import BadRequest, GroupExists
 from heapline.model import Now, from_ms
 from heapline.streams import GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
@@ -53,7 +54,7 @@ async def create(runner: TopicRunner, name: str, start: Place, fields: Mapping[s
 def _create(
     runner: TopicRunner, name: str, start: Place, starts: list[Start] | None, config: GroupConfig, now: Now
 ) -> GroupInfo | None:
-    """None: it was there, and is not any more."""
+    """None: it was there, and is not any more; or the log does not begin any more where it was to."""
     topic = runner.topic
     known = topic.groups.by_name.get(name)
     if known is not None:
@@ -61,13 +62,16 @@ def _create(
         if differing:
             raise GroupExists(runner.name, name, differing)
         return info(runner, known, now)
-    if starts is None:
+    if starts is None or not is_there(runner, starts):
         return None
     if start == "latest":  # now, and not when it was asked for
         starts = [(p.number, p.offset, topic.counts[p.number].total) for p in topic.partitions]
     missing = range(len(starts), len(topic.partitions))  # it has grown meanwhile
     starts = [*starts, *((p, 0, 0) for p in missing)]
-    for partition, event in Groups.decide_create(name, config, starts, now.steady):
+    events = Groups.decide_create(name, config, starts, now.steady)
+    nbytes = sum(len(encode_event(event)) for _, event in events)
+    topic.reserve(runner.journal, nbytes, now, blocks=0, frames=len(events))  # whole or not at all: see decide_rest
+    for partition, event in events:
         runner.emit(topic.partitions[partition], event, now)
     group = runner.streams.group(name)
     runner.streams.noted(group)
@@ -117,10 +121,12 @@ async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[
         partitions = sorted(to) if isinstance(to, Mapping) else range(count)
     elif isinstance(to, Mapping):
         raise BadRequest("give {partition: offset} or partitions, not both")
-    starts = await resolve(runner, to, partitions)
+    starts: list[Start] = []
 
-    def decide(now: Now) -> list[GroupOffset]:
+    def decide(now: Now) -> list[GroupOffset] | None:
         group = runner.streams.group(name)
+        if to != "latest" and not is_there(runner, starts):
+            return None
         for number, offset, below in starts:
             if to == "latest":
                 offset, below = runner.topic.partitions[number].offset, runner.topic.counts[number].total
@@ -128,13 +134,19 @@ async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[
             runner.streams.emit(group, number, event, now)
         return offsets_of(runner, group)
 
-    return await runner.call(decide)
+    while True:
+        starts = await resolve(runner, to, partitions)
+        moved = await runner.call(decide)
+        if moved is not None:
+            return moved
 
 
 def delete(runner: TopicRunner, name: str, now: Now) -> None:
     runner.streams.group(name)
     for partition, event in runner.topic.groups.decide_delete(name, now.steady):
         runner.emit(runner.topic.partitions[partition], event, now)
+    # A unit is replayed partition by partition: one made anew in the same would take the old one's place piecemeal.
+    runner.topic.seal(runner.journal, now)
     runner.streams.ended(name)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.group import Group, Share
+from heapline.core.position import attempts_of
 from heapline.core.stream import StreamRows
 from heapline.engine.committer import refuse
 from heapline.engine.streams.fetching import FetchCall, Loose, only, split_share
@@ -56,10 +57,29 @@ class Answering:
 
     def split(self, group: Group, share: Share, page: Page | None, now: Now) -> list[StreamBatch | Loose]:
         loose, batch, bad = split_share(share, page, self._runner.name)
+        elsewhere = None
+        if len(bad):
+            elsewhere, bad = self._look_elsewhere(group, share, bad)
         if len(bad):
             self._set_aside(group.name, share.partition, bad, now)
             self._tell_bad([] if page is None else list(page.bad.values()))
-        return [part for part in (loose, batch) if part is not None]
+        return [part for part in (elsewhere, loose, batch) if part is not None]
+
+    def _look_elsewhere(self, group: Group, share: Share, offsets: I64) -> tuple[Loose | None, I64]:
+        """Of rows whose record is not where it was when they got their place: those whose message lives, and was
+        written again since (`Moved`), with where it lies now; and the offsets of the others. A look at all that waits,
+        so only for such."""
+        topic = self._runner.topic
+        which = np.flatnonzero(np.isin(share.rows.offsets, offsets))
+        which = which[np.argsort(share.rows.ids[which])]
+        rows = share.rows.only(which)
+        found = topic.partitions[share.partition].positions_of(rows.ids)
+        lives = (found >= 0) & (topic.layout.spot(found) != topic.layout.spot(rows.positions))
+        if not lives.any():
+            return None, offsets
+        now_at = rows.only(lives)._replace(positions=found[lives] - attempts_of(found[lives]))
+        group.moved(share.partition, now_at.ids, now_at.positions)
+        return Loose(share.partition, now_at, share.attempts[which[lives]]), np.sort(rows.offsets[~lives])
 
     def answer(self, call: FetchCall, group: Group, parts: list[StreamBatch | Loose]) -> None:
         runner = self._runner
@@ -119,8 +139,12 @@ class Answering:
         if call.future.done():
             self.keep(call, batches)
             return
-        self._told[call.group, call.member] = (call.session, generation)
-        call.future.set_result(Fetched(batches, reads, generation))
+        group = self._runner.topic.groups.by_name.get(call.group)
+        if group is not None and self._serving.sessions.is_current(call.group, call.member, call.session):
+            self._told[call.group, call.member] = (call.session, generation)
+            call.future.set_result(Fetched(_still_held(group, call.member, batches), reads, generation))
+        else:  # it left meanwhile, or was replaced: what it was to get is others' by now
+            call.future.set_result(Fetched([], [], generation))
 
     def _build(self, group: str, part: Loose, records: Records) -> list[StreamBatch]:
         offsets = part.rows.offsets
@@ -145,6 +169,7 @@ class Answering:
         self._runner.counters.corrupt += len(offsets)
         for event in events:
             self._serving.emit(group, number, event, now)
+        self._serving.acked(group, now)
 
     def _tell_bad(self, facts: list[BadRecord]) -> None:
         for fact in facts:
@@ -153,7 +178,7 @@ class Answering:
     # -- what nobody took ------------------------------------------------------------------------------------------
 
     def keep(self, call: FetchCall, batches: list[StreamBatch]) -> None:
-        if batches:
+        if batches and self._serving.sessions.is_current(call.group, call.member, call.session):
             _, kept = self._unsent.get((call.group, call.member), ("", []))
             self._unsent[call.group, call.member] = (call.session, kept + batches)
 
@@ -164,15 +189,37 @@ class Answering:
         session, batches = self._unsent.pop((group.name, call.member), ("", []))
         if session != call.session:
             return []
-        found = []
-        for batch in batches:
-            if group.members.may_hold(call.member, batch.partition):
-                order = np.argsort(batch.offsets, kind="stable")
+        return self._first(call, _still_held(group, call.member, batches))
+
+    def _first(self, call: FetchCall, batches: list[StreamBatch]) -> list[StreamBatch]:
+        """As many rows as it asks for; the others are kept."""
+        given: list[StreamBatch] = []
+        room = call.max_messages
+        for at, batch in enumerate(batches):
+            if len(batch) > room:
+                which = np.arange(len(batch)) < room
+                self.keep(call, [only(batch, ~which), *batches[at + 1 :]])
+                return [*given, only(batch, which)] if room else given
+            given.append(batch)
+            room -= len(batch)
+        return given
+
+
+def _still_held(group: Group, member: str, batches: list[StreamBatch]) -> list[StreamBatch]:
+    """What has not timed out or gone to others while it was waited for: a disk may stand still for long."""
+    found = []
+    for batch in batches:
+        if group.members.may_hold(member, batch.partition):
+            place, offsets = group.partitions[batch.partition], batch.offsets
+            if (offsets[1:] > offsets[:-1]).all():
+                held = place.held(offsets)
+            else:
+                order = np.argsort(offsets, kind="stable")
                 held = np.zeros(len(batch), dtype=np.bool_)
-                held[order] = group.partitions[batch.partition].held(batch.offsets[order])
-                if held.any():
-                    found.append(batch if held.all() else only(batch, held))
-        return found
+                held[order] = place.held(offsets[order])
+            if held.any():
+                found.append(batch if held.all() else only(batch, held))
+    return found
 
 
 def _after(load: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
 
 FETCH_MESSAGES_MAX = 1_000_000
+MEMBER_BYTES_MAX = 256
 _OFFSET_MAX = 1 << 62
 
 
@@ -142,7 +143,9 @@ def check_member(group: Any, member: Any, session: Any) -> None:
     check_group(group)
     if member is None or session is None:
         raise BadRequest("a member of a group has a name and a session: give both")
-    check_text("member", member, 256)
+    check_text("member", member, MEMBER_BYTES_MAX)
+    if len(member.encode()) > MEMBER_BYTES_MAX:
+        raise BadRequest(f"member is {len(member.encode())} bytes long; at most {MEMBER_BYTES_MAX} are allowed")
     check_text("session", session, 256)
 
 

@@ -52,10 +52,12 @@ async def resolve(runner: TopicRunner, place: Place, partitions: Sequence[int]) 
     ends, totals = await runner.call(lambda now: _ends(runner))
     if place == "latest":
         return [(p, ends[p], totals[p]) for p in partitions]
+    await make_seen(runner)
     firsts = await runner.read(first_offsets, runner.journal.reader(), len(ends))
     found = []
     for p in partitions:
         first = ends[p] if (known := firsts[p]) is None else known
+        first = max(first, runner.topic.following.floors[p])  # what lies below is being deleted
         offset = await _offset(runner, place, p, first, ends[p])
         found.append((p, offset, totals[p] if offset == ends[p] else await count_below(runner, p, offset)))
     return found
@@ -90,7 +92,21 @@ async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
     mark, count = await runner.call(look)
     if mark == offset:
         return count
+    await make_seen(runner)
     return count - await runner.read(_count, runner.journal.reader(), partition, offset, mark)
+
+
+def is_there(runner: TopicRunner, starts: Sequence[Start]) -> bool:
+    """In a turn: whether these places, found before, still are: the log's start may have moved on since."""
+    floors = runner.topic.following.floors
+    return all(offset >= floors[number] for number, offset, _ in starts)
+
+
+async def make_seen(runner: TopicRunner) -> None:
+    """Readers of the journal's files see what is synced: under the relaxed policies less than was answered."""
+    journal = runner.journal
+    if journal.durable_unit < journal.written_unit:
+        await runner.committer.between_commits(journal.sync)
 
 
 def _count(reader: LogReader, partition: int, start: int, end: int) -> int:

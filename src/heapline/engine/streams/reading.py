@@ -18,8 +18,8 @@ from heapline.engine.committer import refuse
 from heapline.engine.streams.fetching import FetchCall
 from heapline.engine.streams.page_store import IN_TURN_ROWS, PageStore
 from heapline.engine.streams.pages import Page
-from heapline.engine.streams.places import count_below
-from heapline.errors import CorruptionError, RequestError, TopicReloading
+from heapline.engine.streams.places import count_below, make_seen
+from heapline.errors import CorruptionError, HeaplineError, RequestError, TopicReloading
 from heapline.logs import Log
 from heapline.model import Now
 
@@ -76,6 +76,7 @@ class Reading:
 
     def wait(self, call: FetchCall, group: Group, numbers: Sequence[int]) -> None:
         call.reading = True
+        self._serving.at_disk.add(call)
         for number in numbers:
             cursor = group.partitions[number].cursor
             page = self._pages.find(number, cursor)
@@ -90,6 +91,16 @@ class Reading:
             else:
                 self._pages.load(number, rows, partial(self._have_page, call, number, cursor))
 
+    def ahead(self, group: Group, numbers: Sequence[int]) -> None:
+        """Have pages read that somebody lacks who got others' rows: they take turns, in memory or not."""
+        for number in numbers:
+            cursor = group.partitions[number].cursor
+            page = self._pages.find(number, cursor)
+            if page is None:
+                self._pages.read(number, cursor, _no_matter)
+            elif page.first > cursor:
+                self._overtaken(None, group.name, number, page.first)
+
     def _have_page(self, call: FetchCall, number: int, asked: int, read: asyncio.Future[Page]) -> None:
         """Read, or not: the call is served anew, and looks for itself."""
         if call.future.done() or not call.reading:
@@ -101,23 +112,36 @@ class Reading:
         elif problem is not None and not isinstance(problem, RequestError):
             refuse(call.future, TopicReloading(self._runner.name, "its stream could not be read"))
         elif problem is None and read.result().end <= asked:
-            # What lies there is not durable yet. It is when all is that has been decided until now.
-            self._runner.committer.answer(partial(self._again, call), (call.future,))
-            self._runner.plan_turn()
+            self._runner.spawn(self._when_durable(call))
             return
         self._again(call)
 
-    def _again(self, call: FetchCall) -> None:
+    async def _when_durable(self, call: FetchCall) -> None:
+        """What lies at its place is not durable yet. It is when all is that has been decided until now; readers of the
+        files see it when it is synced, which under the relaxed policies may take long."""
+        try:
+            await self._runner.call(lambda now: None)
+            await make_seen(self._runner)
+        except HeaplineError as error:
+            refuse(call.future, error)
+        self._again(call)
+
+    def _again(self, call: FetchCall | None) -> None:
+        if call is None:
+            return
         call.reading = False
+        self._serving.at_disk.discard(call)
         if self._runner.failure is not None and not call.waits:
             refuse(call.future, self._runner.failure)
         elif not call.future.done():
             self._serving.inbox.append(call)
             self._runner.plan_turn()
 
-    def _overtaken(self, call: FetchCall, name: str, number: int, first: int) -> None:
+    def _overtaken(self, call: FetchCall | None, name: str, number: int, first: int) -> None:
         """The log begins above the group's place: what it did not read is gone. It goes on at the beginning."""
         if (name, number) in self._moving:
+            if call is None:
+                return
             self._runner.later(lambda now: self._again(call))
             return
         self._moving.add((name, number))
@@ -125,6 +149,9 @@ class Reading:
         async def move() -> None:
             try:
                 await self._move_on(name, number, first)
+            except HeaplineError as error:
+                if call is not None:
+                    refuse(call.future, error)
             finally:
                 self._moving.discard((name, number))
                 self._again(call)

@@ -64,6 +64,7 @@ class StreamServing:
         self.inbox: list[FetchCall | SettleCall] = []  # for the next turn
         self._taken: list[FetchCall | SettleCall] = []  # by the turn that is under way
         self._waiting: list[FetchCall] = []
+        self.at_disk: set[FetchCall] = set()  # those for whom a page is being read
         self._wakes: dict[str, float] = {}  # when each group must be looked at, or before
         self._units: dict[str, int] = {}  # the unit with the last event of a group that hand-outs rest on
         self._totals: dict[int, int] = {}  # stream rows of a partition at the last look
@@ -99,6 +100,7 @@ class StreamServing:
                 )  # cancelled between the answer and the one who asked
             raise
         finally:
+            self.at_disk.discard(call)
             if call.timer is not None:
                 call.timer.cancel()
 
@@ -117,15 +119,14 @@ class StreamServing:
     def leave(self, name: str, member: str, session: str, now: Now) -> None:
         """In a turn."""
         group = self.group(name)
-        self.sessions.check(name, member, session)
+        self.sessions.check(name, member, session, member in group.members.leases)
         event = group.decide_leave(member, assign, now.steady)
         if event is not None:
             self.emit(group, 0, event, now)
         self._hand_over(group, now)
         self.sessions.leave(name, member)
         self._answering.forget(name, member)
-        for call in [c for c in self._waiting if c.group == name and c.member == member]:
-            self._waiting.remove(call)
+        for call in [c for c in (*self._waiting, *self.at_disk) if c.group == name and c.member == member]:
             give(call.future, Fetched([], [], group.members.generation))
 
     def noted(self, group: Group) -> None:
@@ -149,7 +150,7 @@ class StreamServing:
         return group
 
     def refuse_all(self, error: HeaplineError) -> None:
-        for call in (*self.inbox, *self._taken, *self._waiting):
+        for call in (*self.inbox, *self._taken, *self._waiting, *self.at_disk):
             refuse(call.future, error)
         self.inbox, self._taken, self._waiting = [], [], []
 
@@ -172,13 +173,15 @@ class StreamServing:
         settles = [call for call in self._taken if isinstance(call, SettleCall)]
         if settles:
             settle_all(self, self._runner, settles, now)
+        calls = [call for call in self._taken if isinstance(call, FetchCall)]
+        self._hear(calls, now)
         self._tick(now)
         fresh = self._fresh_partitions()
-        calls = [call for call in self._taken if isinstance(call, FetchCall)]
         if self._waiting:
             woken = [call for call in self._waiting if self._is_woken(call, fresh)]
             if woken:
-                self._waiting = [call for call in self._waiting if call not in woken]
+                found = set(woken)
+                self._waiting = [call for call in self._waiting if call not in found]
                 self._taken += woken
                 calls += woken
         self._changed.clear()
@@ -188,9 +191,17 @@ class StreamServing:
             changed, self._changed = self._changed, set()
             woken = [call for call in self._waiting if call.group in changed]
             self._waiting = [call for call in self._waiting if call.group not in changed]
+            self._taken += woken
             for call in woken:
                 self._serve(call, now)
         self._taken = []
+
+    def _hear(self, calls: list[FetchCall], now: Now) -> None:
+        """Who asks now is alive, however long the process has stood still."""
+        for call in calls:
+            group = self._runner.topic.groups.by_name.get(call.group)
+            if group is not None and self.sessions.is_current(call.group, call.member, call.session):
+                group.beat(call.member, now.steady)
 
     def _fresh_partitions(self) -> set[int]:
         """Those that got stream rows since the last look."""
@@ -299,8 +310,8 @@ class StreamServing:
     def _enter(self, call: FetchCall, now: Now) -> Group:
         """A sign of life; the member joins if it is none yet."""
         group = self.group(call.group)
-        took_over = self.sessions.enter(group.name, call.member, call.session)
         event = group.decide_join(call.member, assign, now.steady)
+        took_over = self.sessions.enter(group.name, call.member, call.session)
         if event is not None:
             self.emit(group, 0, event, now)
         elif took_over:
@@ -322,6 +333,7 @@ class StreamServing:
                 parts += self._answering.split(group, share, pages.get(share.partition), now)
         if parts:
             self._answering.answer(call, group, parts)
+            self._reading.ahead(group, missing)
         elif missing:
             self._reading.wait(call, group, missing)
         elif call.waits and self._answering.was_told(call, group.members.generation):

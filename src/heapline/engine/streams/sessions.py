@@ -34,14 +34,19 @@ class Sessions:
         self._replaced.setdefault(name, deque(maxlen=_REPLACED_MAX)).append(current)
         return True
 
-    def check(self, group: str, member: str, session: str) -> None:
-        """For calls that do not make a session."""
+    def is_current(self, group: str, member: str, session: str) -> bool:
+        """Whether it still speaks for the member: it has not left, and nobody took its name."""
+        return self._current.get((group, member)) == session
+
+    def check(self, group: str, member: str, session: str, is_member: bool) -> None:
+        """For calls that do not make a session; of one who is no member none is remembered."""
         name = (group, member)
         current = self._current.get(name)
         if current is not None and current != session:
             raise MemberReplaced(self._topic, group, member)
         self._refuse_replaced(name, session)
-        self._current[name] = session
+        if is_member:
+            self._current[name] = session
 
     def _refuse_replaced(self, name: tuple[str, str], session: str) -> None:
         if name in self._replaced and session in self._replaced[name]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from heapline.engine.streams.serving import StreamServing
 
 I64 = npt.NDArray[np.int64]
-SETTLE_ROWS = 32768  # by one event, which must fit into the smallest segment
+ACK_ROWS, NACK_ROWS = 32768, 16384  # by one event, which must fit into the smallest segment: 24 and 56 bytes each
 _Key = tuple[str, str, int, bool, str]  # group, member, partition, nacks, reason
 
 
@@ -34,7 +34,7 @@ def settle_all(serving: StreamServing, runner: TopicRunner, calls: Sequence[Sett
     for number, call in enumerate(calls):
         try:
             group = groups[call.group] = serving.group(call.group)
-            serving.sessions.check(call.group, call.member, call.session)
+            serving.sessions.check(call.group, call.member, call.session, call.member in group.members.leases)
         except (RequestError, ConflictError) as error:
             errors[number] = error
             continue
@@ -67,8 +67,9 @@ def _settle(serving: StreamServing, group: Group, key: _Key, offsets: I64, now: 
     if not (offsets[1:] > offsets[:-1]).all():
         offsets = np.sort(offsets)
         offsets = offsets[np.append(True, offsets[1:] > offsets[:-1])]
-    for start in range(0, len(offsets), SETTLE_ROWS):
-        some = offsets[start : start + SETTLE_ROWS]
+    limit = NACK_ROWS if nacks else ACK_ROWS
+    for start in range(0, len(offsets), limit):
+        some = offsets[start : start + limit]
         if nacks:
             events, missing = group.decide_nack(member, partition, some, serving.draw(len(some)), reason, now.steady)
             for event in events:

@@ -139,6 +139,15 @@ async def test_rows_that_were_forgotten_come_again_though_they_had_all_the_credi
         assert {(row.offset, row.attempts) for row in again} == {(row.offset, 2) for row in first}
 
 
+async def test_rows_that_waited_here_for_longer_than_they_are_the_members_are_not_given_out() -> None:
+    async with await world(5) as hl, hl.subscribe("jobs", group="g") as subscription:
+        assert len(await take(subscription, 2)) == 2
+        subscription._rows_until = 0.0  # as when the consumer was slow
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(subscription)
+
+
 async def test_members_are_told_of_partitions_that_come_and_go() -> None:
     told: list[tuple[str, list[int]]] = []
 
