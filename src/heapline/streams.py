@@ -57,7 +57,7 @@ class StreamMessage:
         self.offset = offset  # its place in the partition
         self.id = id
         self.payload = payload
-        self.priority = priority
+        self.priority = priority  # as it was enqueued, whatever it was rescheduled to
         self.attempts = attempts  # the number of this delivery to the group, 1 on the first
         self.key = key
         self._headers = headers

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.deliveries import Columns, join_columns
-from heapline.core.events import EMPTY, AnyEvent, Enqueued, Rescheduled, decode_events
+from heapline.core.events import EMPTY, AnyEvent, Enqueued, decode_events
 from heapline.core.position import PositionLayout, size_bound, size_class
 from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, ROW
 from heapline.core.stream import STREAM_KINDS, StreamRows, stream_of
@@ -102,10 +102,10 @@ def read_page(
 class _Part:
     """Rows that came together. Until their records have been read, `rows` is None."""
 
-    __slots__ = ("columns", "priorities", "rows", "smalls", "starts")
+    __slots__ = ("columns", "rows", "smalls", "starts")
 
-    def __init__(self, columns: Columns, priorities: I64 | None = None) -> None:
-        self.columns, self.priorities = columns, priorities
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
         self.rows: Any = None
         self.starts: I64 = EMPTY
         self.smalls: Sequence[bytes] | None = None
@@ -166,8 +166,7 @@ class PageBuilder:
         else:
             columns = stream_of(event, offset)
             if len(columns.offsets):
-                priorities = event.priorities[columns.offsets - offset] if isinstance(event, Rescheduled) else None
-                self._append(_Part(columns, priorities))
+                self._append(_Part(columns))
                 self._bytes_elsewhere += int(size_bound(columns.positions).sum())
 
     def _add_enqueued(self, unit: Unit, event: Enqueued, offset: int) -> None:
@@ -243,20 +242,11 @@ class PageBuilder:
         bad = {int(np.searchsorted(columns.offsets, offset)): fact for offset, fact in self._bad.items()}
         start = self._asked if self.start is None else self.start
         return Page(
-            self._partition, start, max(self.end, start), columns, self._priorities(rows),
+            self._partition, start, max(self.end, start), columns, rows["priority"].astype(np.int64),
             rows["enqueued_at"].astype(np.int64),
             Payloads(memoryview(b"".join(self._pieces)), starts, starts + rows["payload_len"]),
             *self._small_columns(rows), bad, self.first, self.place,
         )  # fmt: skip
-
-    def _priorities(self, rows: Any) -> I64:
-        priorities: I64 = rows["priority"].astype(np.int64)
-        end = 0
-        for part in self._parts:
-            start, end = end, end + len(part.columns.offsets)
-            if part.priorities is not None:
-                priorities[start:end] = part.priorities
-        return priorities
 
     def _small_columns(self, rows: Any) -> tuple[Any, Any, Any]:
         """Keys, headers and fairness keys, each None if no row has one."""

@@ -445,3 +445,15 @@ async def test_fetches_keep_to_bytes_but_get_at_least_one() -> None:
         assert len(rows(await fetch(hl, max_bytes=1))) == 1
         assert len(rows(await fetch(hl, max_bytes=30_000))) == 2
         assert len(rows(await fetch(hl))) == 2
+
+
+async def test_a_row_shows_the_priority_that_it_was_enqueued_with_from_memory_and_from_disk() -> None:
+    hl = await world()
+    await hl.create_group("jobs", "g")
+    sent = await hl.enqueue("jobs", b"x", priority=3, delay=100)
+    await hl.reschedule("jobs", sent.id, delay=0, priority=7)
+    assert [row.priority for row in rows(await fetch(hl))] == [3]
+    await hl.close()
+    async with MemoryBroker(disk=hl.disk) as again:
+        assert [row.priority for row in rows(await fetch(again))] == [3]
+        assert [m.priority for m in await again.pop("jobs")] == [7]
