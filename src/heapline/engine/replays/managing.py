@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from heapline.clock import Clock
 from heapline.engine.io import Io
 from heapline.engine.replays.asking import Change, Request, check_name
-from heapline.engine.replays.jobs import Job, JobFiles
+from heapline.engine.replays.jobs import Job, JobFiles, producer_of
 from heapline.engine.replays.ranges import find_ranges
 from heapline.engine.replays.running import JobRun
 from heapline.engine.runner import TopicRunner
@@ -32,11 +31,10 @@ NAME_MAX = 120  # its producer's name is a little longer
 
 class ReplayJobs:
     def __init__(
-        self, disk: Disk, directory: str, io: Callable[[], Io], clock: Clock, find: Callable[[str], TopicRunner],
-        enqueue: Callable[..., Any],
-    ) -> None:  # fmt: skip
+        self, disk: Disk, directory: str, io: Callable[[], Io], clock: Clock, find: Callable[[str], TopicRunner]
+    ) -> None:
         self._files = JobFiles(disk, directory)
-        self._io, self._clock, self._find, self._enqueue = io, clock, find, enqueue
+        self._io, self._clock, self._find = io, clock, find
         self._runs: dict[str, JobRun] = {}
         self._damaged: dict[str, CorruptionError] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -60,7 +58,7 @@ class ReplayJobs:
         await asyncio.shield(self._opening)
 
     def _add(self, job: Job) -> JobRun:
-        run = self._runs[job.name] = JobRun(job, self._find, self._enqueue, self._save, self._clock)
+        run = self._runs[job.name] = JobRun(job, self._find, self._save, self._clock)
         if job.state == "running":
             self._tasks[job.name] = asyncio.ensure_future(self._run(run))
         return run
@@ -115,7 +113,7 @@ class ReplayJobs:
                 name=name, request=request, into=target.name, change=change,
                 source_incarnation=source.loader.incarnation, into_incarnation=target.loader.incarnation,
                 starts=starts, ends={p: end for p, (_, end) in ranges.items()}, positions=starts,
-                started_ms=self._clock.wall_ms(),
+                started_ms=self._clock.wall_ms(), epoch=await _next_epoch(target, producer_of(name)),
             )  # fmt: skip
             await self._save(job)
             info = self._add(job).job.info()
@@ -169,3 +167,9 @@ class ReplayJobs:
                 raise BadRequest(f"the end of replay {cancelled.name!r} cannot be written: {error.strerror}") from None
             run.job = cancelled
         return run.job.info()
+
+
+async def _next_epoch(target: TopicRunner, producer_id: str) -> int:
+    """There may have been a replay of that name, which was forgotten."""
+    windows = [partition.sequences for partition in target.topic.partitions]
+    return await target.call(lambda now: max(window.epoch_of(producer_id) or 0 for window in windows)) + 1

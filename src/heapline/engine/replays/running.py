@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-The job enqueues under a producer of its own, `replay.<name>`, whose epoch is opened once and kept in the job's file.
-Its messages are numbered without gaps in the order in which they are read. For each batch:
+The job enqueues under a producer of its own, `_replay/<name>`, which nobody else can use; its epoch stands in the job's
+file from the beginning, and is opened in the topic by the first batch. Its messages are numbered without gaps in the
+order in which they are read. For each batch:
 
 1. *Claim.* Which numbers the batch has and where the job will stand is written to the job's file, durably.
 2. *Send.* The batch is enqueued, all or none, in one unit of the target's journal.
@@ -31,8 +32,8 @@ from typing import Any
 import msgspec
 
 from heapline.clock import Clock
-from heapline.engine.calls import batch_bytes_max
-from heapline.engine.columns import check_one
+from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
+from heapline.engine.columns import Columns, check_one
 from heapline.engine.replays.jobs import Job
 from heapline.engine.replays.messages import outgoing, rows_within
 from heapline.engine.replays.portions import Portion
@@ -61,12 +62,10 @@ SAVE_SECONDS = 1.0  # how often it is written down how far a job is that finds n
 class JobRun:
     """One job while it runs. `save` makes it durable; `find` gives a topic's runner."""
 
-    def __init__(
-        self, job: Job, find: Callable[[str], TopicRunner], enqueue: Callable[..., Any], save: Callable[[Job], Any],
-        clock: Clock,
-    ) -> None:  # fmt: skip
+    def __init__(self, job: Job, find: Callable[[str], TopicRunner], save: Callable[[Job], Any], clock: Clock) -> None:
         self.job = job
-        self._find, self._enqueue, self._save, self._clock = find, enqueue, save, clock
+        self._find, self._save, self._clock = find, save, clock
+        self._pace = Pace(job.request.rate, clock)
         self._rows_max = BATCH_ROWS
         self._tried = 0  # rows of the batch that was last sent
         self._pause = PAUSE
@@ -117,18 +116,14 @@ class JobRun:
         job = self.job
         source = self._topic(job.request.topic, job.source_incarnation)
         target = self._topic(job.into, job.into_incarnation)
-        if job.epoch is None:
-            epoch = await target.bring(lambda now: target.admission.open_producer(job.producer_id, None, now))
-            await self._keep(self._changed(epoch=epoch))
         await self.settle()
         job = self.job
         ranges = {p: (job.positions[p], end) for p, end in job.ends.items()}
         await check_there(source, ranges)
         reading = Reading(source, job.request, ranges, self._clock, job.seen)
-        pace = Pace(job.request.rate, self._clock)
         try:
             while not reading.is_done:
-                await self._pass_on(await reading.next(), pace, target)
+                await self._pass_on(await reading.next(), target)
         finally:
             await reading.close()
         await self._end("done")
@@ -142,7 +137,7 @@ class JobRun:
     async def settle(self) -> None:
         """Find out what became of a claim, if there is one."""
         job = self.job
-        if job.claim is None or job.epoch is None:
+        if job.claim is None:
             return
         target, epoch, claim = self._topic(job.into, job.into_incarnation), job.epoch, job.claim
 
@@ -155,14 +150,14 @@ class JobRun:
 
         self.job = job.settled(await target.call(highest) >= claim.first_seq)
 
-    async def _pass_on(self, portion: Portion, pace: Pace, target: TopicRunner) -> None:
+    async def _pass_on(self, portion: Portion, target: TopicRunner) -> None:
         while len(portion):
-            room = min(self._rows_max, await pace.room())
+            room = min(self._rows_max, await self._pace.room())
             nbytes = min(BATCH_BYTES, batch_bytes_max(target.topic.config, self._rows_max) // 2)
             count = rows_within(portion.split(room)[0], nbytes)
             head, portion = portion.split(count)
             await self._send(head, target)
-            pace.went(count)
+            self._pace.went(count)
         self.job = self._changed(positions=portion.positions, skipped=self.job.skipped + portion.skipped)
         now = asyncio.get_running_loop().time()
         if now - self._saved_at >= SAVE_SECONDS:
@@ -176,9 +171,10 @@ class JobRun:
         claimed = job.claiming(len(head), head.positions, job.skipped + head.skipped, seen)
         await self._keep(claimed)
         self._tried = len(head)
-        await self._enqueue(
-            job.into, messages, producer_id=job.producer_id, epoch=job.epoch, answered_below=job.replayed
-        )  # fmt: skip
+        identity = Identity(job.producer_id, job.epoch, job.replayed)
+        call = EnqueueCall(target.future(), columns=Columns(messages), identity=identity)
+        check_batch_bytes(call, target.topic.config)
+        await target.enqueue(call)
         self.job = msgspec.structs.replace(self.job.settled(True), error=None)
         self._pause = PAUSE
         self._rows_max = min(BATCH_ROWS, self._rows_max * 2)

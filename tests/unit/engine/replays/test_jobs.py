@@ -377,3 +377,39 @@ async def test_a_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_t
     assert max(map(seen.count, seen)) <= 2
     assert len(set(before)) == len(before)
     assert len(seen) <= 40 + 8, "what comes twice came since the last checkpoint"
+
+
+# -- others ------------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By accident or on purpose: it would be fenced, and end."""
+    monkeypatch.setattr(running, "BATCH_ROWS", 2)
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 6)
+        await rig.hl.start_replay("r", "jobs", into="other", rate=100)
+        async with asyncio.timeout(30):
+            while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        [names] = [window._producers for window in (p.sequences for p in rig.runner("other").topic.partitions)]
+        for name in [*names, "replay.r"]:
+            try:
+                await rig.hl.open_producer("other", name)
+            except heapline.BadName:
+                continue
+        rig.clock.advance(60)
+        info = await ended(rig.hl)
+        assert (info.state, info.replayed) == ("done", 6)
+
+
+async def test_a_name_that_was_forgotten_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "ENDED_MAX", 1)
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 3)
+        for name in ("r", "s", "t", "r"):
+            await rig.hl.start_replay(name, "jobs", into="other")
+            assert (await ended(rig.hl, name)).replayed == 3
+            rig.clock.advance(1)
+        assert len(await drained(rig.hl, "other")) == 12
