@@ -26,7 +26,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _folder(runner: TopicRunner) -> str:
-    return f"{runner.loader.directory}/replays"
+    return f"{runner.loader.directory}/{files.FOLDER}"
 
 
 async def find(runner: TopicRunner, name: str) -> dict[int, int]:

@@ -20,6 +20,7 @@ from heapline.journal.disk import Disk
 
 T = TypeVar("T")
 FILE_VERSION = 1
+FOLDER = "replays"  # of a data directory: jobs; of a topic: checkpoints. `heapline backup` knows it
 _FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
 
 

@@ -85,7 +85,7 @@ class JobFiles:
     """Blocking: for I/O threads."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
-        self._disk, self._folder = disk, f"{directory}/replays"
+        self._disk, self._folder = disk, f"{directory}/{files.FOLDER}"
 
     def load_all(self) -> tuple[list[Job], dict[str, CorruptionError]]:
         """All jobs, and what is wrong with those that cannot be read."""

@@ -18,6 +18,10 @@ answer is right after any time, and no row is sent unless it is known that it is
 was not in may be others when it is read again (in a fast replay some may be gone by then) does no harm: nothing of it
 was enqueued.
 
+A job that was restored from a backup may be behind its target by more than the batch that it claims. What the target
+has beyond that are the next rows in the same order, which are passed over; but of a fast replay nobody can tell which
+rows those were, so it fails.
+
 What cannot work ever (the topic was deleted, a message is too large for it) ends the job as failed; all else is waited
 out, with `error` saying for what. A topic that is full gets smaller batches until one fits.
 """
@@ -70,6 +74,7 @@ class JobRun:
         self._tried = 0  # rows of the batch that was last sent
         self._pause = PAUSE
         self._saved_at = 0.0
+        self._ahead = 0  # messages that the target has and the job, an older copy, does not know of
 
     async def run(self) -> None:
         """Until it is done or has failed for good."""
@@ -137,8 +142,6 @@ class JobRun:
     async def settle(self) -> None:
         """Find out what became of a claim, if there is one."""
         job = self.job
-        if job.claim is None:
-            return
         target, epoch, claim = self._topic(job.into, job.into_incarnation), job.epoch, job.claim
 
         def highest(now: Now) -> int:
@@ -148,10 +151,20 @@ class JobRun:
                 raise StaleEpoch(job.producer_id, epoch, current)
             return max(window.highest_of(job.producer_id, epoch) for window in windows)
 
-        self.job = job.settled(await target.call(highest) >= claim.first_seq)
+        there = await target.call(highest) + 1
+        self.job = job.settled(claim is not None and there > claim.first_seq)
+        self._ahead = max(0, there - self.job.replayed)
+        if self._ahead and job.request.mode == "fast":
+            raise BadRequest(
+                f"it is a copy, and older than what {job.into!r} has of it ({there} messages): which rows those were "
+                "cannot be told any more"
+            )
 
     async def _pass_on(self, portion: Portion, target: TopicRunner) -> None:
         while len(portion):
+            if self._ahead:
+                portion = self._pass_over(portion)
+                continue
             room = min(self._rows_max, await self._pace.room())
             nbytes = min(BATCH_BYTES, batch_bytes_max(target.topic.config, self._rows_max) // 2)
             count = rows_within(portion.split(room)[0], nbytes)
@@ -162,6 +175,13 @@ class JobRun:
         now = asyncio.get_running_loop().time()
         if now - self._saved_at >= SAVE_SECONDS:
             await self._keep(self.job)
+
+    def _pass_over(self, portion: Portion) -> Portion:
+        known, rest = portion.split(self._ahead)
+        self._ahead -= len(known)
+        skipped, replayed = self.job.skipped + known.skipped, self.job.replayed + len(known)
+        self.job = self._changed(positions=known.positions, skipped=skipped, replayed=replayed)
+        return rest
 
     async def _send(self, head: Portion, target: TopicRunner) -> None:
         job = self.job
