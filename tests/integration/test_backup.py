@@ -265,7 +265,7 @@ async def test_fast_replay_that_is_older_in_the_copy_than_its_target_ends_and_sa
         await asyncio.to_thread(backup, data, copy)
     async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
         async with asyncio.timeout(30):
-            while (info := await broker.get_replay("r")).state == "running":
+            while (info := await broker.get_replay("r")).state == "running":  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert info.state == "failed"
         assert "older than" in str(info.error)

@@ -413,3 +413,44 @@ async def test_a_name_that_was_forgotten_can_be_used_again(monkeypatch: pytest.M
             assert (await ended(rig.hl, name)).replayed == 3
             rig.clock.advance(1)
         assert len(await drained(rig.hl, "other")) == 12
+
+
+async def test_a_cancelled_one_stays_cancelled_though_its_place_was_just_being_written() -> None:
+    """A thread does not stop when its caller is cancelled."""
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 4)
+        await rig.hl.start_replay("r", "jobs", into="other", rate=0.001)
+        async with asyncio.timeout(30):
+            while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        rig.io.hold.add("save")
+        rig.clock.advance(10_000)
+        await until(lambda: bool(rig.io.held))
+        cancels = [asyncio.ensure_future(rig.hl.cancel_replay("r")) for _ in range(2)]
+        await settle()
+        while rig.io.held or not all(cancel.done() for cancel in cancels):
+            rig.io.held.reverse()  # threads: the later one may be the faster one
+            rig.io.step(len(rig.io.held))
+            await settle()
+        assert {(await cancel).state for cancel in cancels} == {"cancelled"}
+        await rig.reopen()
+        assert (await rig.hl.get_replay("r")).state == "cancelled"
+
+
+async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "PAUSE", 0.0)
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 4)
+        await rig.hl.start_replay("r", "jobs", into="other", rate=0.001)
+        await rig.hl.close()
+        rig.disk.inject("listdir", path="replays", times=2)
+        await rig.open()
+        with pytest.raises(heapline.UnavailableError, match="cannot be listed"):
+            await rig.hl.get_replay("r")
+        rig.clock.advance(10_000)
+        async with asyncio.timeout(30):
+            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert (await rig.hl.get_replay("r")).state == "running"
