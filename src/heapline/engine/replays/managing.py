@@ -72,7 +72,7 @@ class ReplayJobs:
             await asyncio.sleep(PAUSE)
         self._refusal = None
         for job in jobs:
-            self._add(job)
+            self._add(job, is_taken_up=True)
         self._looked.set()
 
     async def _opened(self) -> None:
@@ -82,8 +82,8 @@ class ReplayJobs:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
 
-    def _add(self, job: Job) -> JobRun:
-        run = self._runs[job.name] = JobRun(job, self._find, self._save, self._clock)
+    def _add(self, job: Job, is_taken_up: bool = False) -> JobRun:
+        run = self._runs[job.name] = JobRun(job, self._find, self._save, self._clock, is_taken_up)
         if job.state == "running":
             task = self._tasks[job.name] = asyncio.ensure_future(self._run(run))
             task.add_done_callback(lambda task: self._ended(job.name, task))
@@ -209,6 +209,7 @@ class ReplayJobs:
             self._add(run.job)
             raise UnavailableError(f"the end of replay {run.job.name!r} cannot be written: {error.strerror}") from None
         run.job = cancelled
+        await run.let_go()
 
 
 async def _next_epoch(target: TopicRunner, producer_id: str) -> int:

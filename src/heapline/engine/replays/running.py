@@ -38,6 +38,7 @@ import msgspec
 from heapline.clock import Clock
 from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.columns import Columns, check_one
+from heapline.engine.replays.holding import AFTER_MS, Hold
 from heapline.engine.replays.jobs import Job
 from heapline.engine.replays.messages import outgoing, rows_within
 from heapline.engine.replays.portions import Portion
@@ -66,10 +67,15 @@ SAVE_SECONDS = 1.0  # how often it is written down how far a job is that finds n
 class JobRun:
     """One job while it runs. `save` makes it durable; `find` gives a topic's runner."""
 
-    def __init__(self, job: Job, find: Callable[[str], TopicRunner], save: Callable[[Job], Any], clock: Clock) -> None:
+    def __init__(
+        self, job: Job, find: Callable[[str], TopicRunner], save: Callable[[Job], Any], clock: Clock,
+        is_taken_up: bool = False,
+    ) -> None:  # fmt: skip
         self.job = job
         self._find, self._save, self._clock = find, save, clock
         self._pace = Pace(job.request.rate, clock)
+        self._hold: Hold | None = None  # of the source's journal, until the job has ended
+        self._is_taken_up = is_taken_up
         self._rows_max = BATCH_ROWS
         self._tried = 0  # rows of the batch that was last sent
         self._pause = PAUSE
@@ -99,7 +105,14 @@ class JobRun:
             await self._wait_out(problem)
         else:
             self.job = ended
+            await self.let_go()
             log.info("replay ended", replay=ended.name, state=state, replayed=ended.replayed, skipped=ended.skipped)
+
+    async def let_go(self) -> None:
+        """Of the source's journal."""
+        if self._hold is not None:
+            with contextlib.suppress(OSError, HeaplineError):  # it runs out by itself
+                await self._hold.end()
 
     async def _wait_out(self, error: Exception) -> None:
         if isinstance(error, ResourceExhausted) and self._tried > 1:  # perhaps there is room for fewer
@@ -109,6 +122,8 @@ class JobRun:
             log.warning("replay waits", replay=self.job.name, error=str(error))
         said = str(error) if isinstance(error, HeaplineError) else f"its place cannot be kept: {error.strerror}"  # type: ignore[attr-defined]
         self.job = self._changed(error=said)
+        if self._hold is not None:
+            await self._hold.renew()
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSE_MAX)
 
@@ -125,10 +140,11 @@ class JobRun:
         job = self.job
         ranges = {p: (job.positions[p], end) for p, end in job.ends.items()}
         await check_there(source, ranges)
-        reading = Reading(source, job.request, ranges, self._clock, job.seen)
+        hold = self._hold = self._hold or Hold(source, self._clock, job.name, 0 if self._is_taken_up else AFTER_MS)
+        reading = Reading(source, job.request, ranges, self._clock, job.seen, hold)
         try:
             while not reading.is_done:
-                await self._pass_on(await reading.next(), target)
+                await self._pass_on(await reading.next(), reading, target)
         finally:
             await reading.close()
         await self._end("done")
@@ -160,12 +176,12 @@ class JobRun:
                 "cannot be told any more"
             )
 
-    async def _pass_on(self, portion: Portion, target: TopicRunner) -> None:
+    async def _pass_on(self, portion: Portion, reading: Reading, target: TopicRunner) -> None:
         while len(portion):
             if self._ahead:
                 portion = self._pass_over(portion)
                 continue
-            room = min(self._rows_max, await self._pace.room())
+            room = min(self._rows_max, await self._pace.room(reading.stay))
             nbytes = min(BATCH_BYTES, batch_bytes_max(target.topic.config, self._rows_max) // 2)
             count = rows_within(portion.split(room)[0], nbytes)
             head, portion = portion.split(count)

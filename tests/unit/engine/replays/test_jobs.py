@@ -11,7 +11,7 @@ import pytest
 
 import heapline
 from heapline.engine import EmbeddedBroker
-from heapline.engine.replays import delivering, managing, running, scan
+from heapline.engine.replays import delivering, managing, reading, running, scan
 from heapline.streams import ReplayFilter, ReplayInfo
 from heapline.testing import FakeDisk
 from heapline.testing.disk import PowerCut
@@ -178,6 +178,50 @@ async def test_a_message_that_never_fits_ends_it_and_is_named() -> None:
         assert "offset 1 of partition 0" in str(info.error)
 
 
+async def reclaim(rig: Rig) -> None:
+    for _ in range(3):
+        await rig.hl.enqueue("jobs", b".")
+        await rig.hl.snapshot("jobs")
+    await rig.runner().upkeep.reclaim()
+
+
+@pytest.mark.parametrize("reason", ["full", "slow", "restarted"])
+async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """For room in its target or for its rate, however long that takes; and while the broker is restarted."""
+    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(running, "PAUSE_MAX", 0.0)
+    monkeypatch.setattr(reading, "LOOK_MS", 1)
+    monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (5, 1 << 20))
+    async with opened() as rig:
+        await rig.topic("other", max_backlog=1000 if reason == "slow" else 1)
+        for i in range(40):
+            await rig.hl.enqueue("jobs", b"%d" % i + b"." * 50_000)
+            await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.start_replay("r", "jobs", into="other", rate=0.01 if reason == "slow" else None)
+        async with asyncio.timeout(30):
+            while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for _ in range(6):
+            rig.clock.advance(300)
+            await asyncio.sleep(0.01)  # it looks at the clock now and then
+            await settle()
+            if reason == "restarted":
+                await rig.reopen()
+            await reclaim(rig)
+        assert (await rig.hl.offsets("jobs"))[0][0] == 0
+        async with asyncio.timeout(60):
+            while (info := await rig.hl.get_replay("r")).state == "running":
+                await drained(rig.hl, "other")
+                rig.clock.advance(300)
+                await asyncio.sleep(0)
+        assert (info.state, info.replayed) == ("done", 40)
+        assert rig.files(".lease") == []
+        await reclaim(rig)
+        assert (await rig.hl.offsets("jobs"))[0][0] > 0
+
+
 async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PAUSE", 0.0)
     async with opened() as rig:
@@ -187,10 +231,9 @@ async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatc
             await rig.hl.ack(await rig.hl.pop("jobs"))
         await rig.hl.start_replay("r", "jobs", into="other")
         await waits(rig.hl)
-        for _ in range(3):
-            await rig.hl.enqueue("jobs", b".")
-            await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
+        for path in rig.files(".lease"):
+            rig.disk.unlink(path)  # as if it had run out: the broker was away for long
+        await reclaim(rig)
         first = (await rig.hl.offsets("jobs"))[0][0]
         assert first > 1, "the test is about nothing"
         info = await ended(rig.hl)
