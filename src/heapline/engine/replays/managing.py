@@ -14,6 +14,7 @@ import msgspec
 
 from heapline.clock import Clock
 from heapline.engine.io import Io
+from heapline.engine.replays import files
 from heapline.engine.replays.asking import Change, Request, check_name
 from heapline.engine.replays.jobs import Job, JobFiles, producer_of
 from heapline.engine.replays.ranges import find_ranges
@@ -103,13 +104,7 @@ class ReplayJobs:
             run.job = msgspec.structs.replace(run.job, error="it stopped for a reason that the log tells")
 
     async def _save(self, job: Job) -> None:
-        """A thread does not stop when its caller is cancelled: what is written next must come after it."""
-        writing = self._io().run(self._files.save, job)
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await asyncio.wait([writing])
-            raise
+        await files.to_its_end(self._io().run(self._files.save, job))
 
     def stop(self) -> None:
         """What is under way is found again at the next open."""
@@ -153,7 +148,10 @@ class ReplayJobs:
                 starts=starts, ends={p: end for p, (_, end) in ranges.items()}, positions=starts,
                 started_ms=self._clock.wall_ms(), epoch=await _next_epoch(target, producer_of(name)),
             )  # fmt: skip
-            await self._save(job)
+            try:
+                await self._save(job)
+            except OSError as error:
+                raise UnavailableError(f"replay {name!r} cannot be written down: {error.strerror}") from None
             info = self._add(job).job.info()
             await self._forget_old()
             return info

@@ -217,7 +217,7 @@ async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
                 rig.clock.advance(300)
                 await asyncio.sleep(0)
         assert (info.state, info.replayed) == ("done", 40)
-        assert rig.files(".lease") == []
+        await until(lambda: not rig.files(".lease"))
         await reclaim(rig)
         assert (await rig.hl.offsets("jobs"))[0][0] > 0
 
@@ -278,8 +278,9 @@ async def test_a_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 5)
-        rig.disk.inject("write_file_atomic", errno.ENOSPC, path="replays", after=1, times=3)
+        rig.disk.inject("pwritev", errno.ENOSPC, path="replays", after=1, times=3)
         await rig.hl.start_replay("r", "jobs", into="other")
+        assert "its place cannot be kept" in str((await waits(rig.hl)).error)
         info = await ended(rig.hl)
         assert (info.state, info.error) == ("done", None)
         assert await drained(rig.hl, "other") == [b"%d" % i for i in range(5)]
