@@ -95,13 +95,8 @@ class ReplayJobs:
             del self._tasks[name]
 
     async def _run(self, run: JobRun) -> None:
-        try:
+        with contextlib.suppress(Closed):  # it is taken up again when the broker opens
             await run.run()
-        except Closed:
-            pass  # it is taken up again when the broker opens
-        except Exception:
-            log.exception("a replay stopped", replay=run.job.name)
-            run.job = msgspec.structs.replace(run.job, error="it stopped for a reason that the log tells")
 
     async def _save(self, job: Job) -> None:
         await files.to_its_end(self._io().run(self._files.save, job))

@@ -52,7 +52,7 @@ from heapline.errors import (
     RequestError,
     ResourceExhausted,
     StaleEpoch,
-    TopicNotFound,
+    UnavailableError,
 )  # fmt: skip
 from heapline.logs import Log
 from heapline.model import Now, Outgoing
@@ -95,6 +95,10 @@ class JobRun:
                 await self._end("failed", str(error))
             except (HeaplineError, OSError) as error:
                 await self._wait_out(error)
+            except Exception:
+                if self.job.error is None:
+                    log.exception("a replay waits", replay=self.job.name)
+                await self._wait_out(UnavailableError("something went wrong that the server's log tells"))
 
     async def _end(self, state: Any, error: str | None = None) -> None:
         """If it cannot be written down it is tried again, with all that led here."""
@@ -152,7 +156,7 @@ class JobRun:
     def _topic(self, name: str, incarnation: int) -> TopicRunner:
         runner = self._find(name)
         if runner.loader.incarnation != incarnation:
-            raise TopicNotFound(name)  # it is another one of the same name
+            raise BadRequest(f"topic {name!r} was deleted; the one that has its name now is another")
         return runner
 
     async def settle(self) -> None:

@@ -163,7 +163,7 @@ async def test_a_target_that_was_deleted_ends_it_also_if_it_is_made_again(monkey
         await rig.topic("other")
         info = await ended(rig.hl)
         assert info.state == "failed"
-        assert "other" in str(info.error)
+        assert "'other' was deleted; the one that has its name now is another" in str(info.error)
         assert await drained(rig.hl, "other") == []
 
 
@@ -498,3 +498,23 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
             while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "running"
+
+
+async def test_what_nobody_has_thought_of_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(running, "PAUSE_MAX", 0.0)
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("secret payload")
+
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "outgoing", broken)
+            await rig.hl.start_replay("r", "jobs", into="other")
+            error = str((await waits(rig.hl)).error)
+        assert "log" in error
+        assert "secret" not in error
+        info = await ended(rig.hl)
+        assert (info.state, info.replayed, info.error) == ("done", 3, None)

@@ -166,7 +166,7 @@ async def test_a_start_that_was_reclaimed_is_refused_with_where_the_log_starts()
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": -1}, {"start": "first"}, {"start": 1.5}, {"start": {0: -1}}, {"start": {7: 0}},
+    "options", [{"start": -1}, {"start": "first"}, {"start": 1.5}, {"start": {0: -1}}, {"start": {7: 0}}, {"start": {}},
                 {"partitions": [3]}, {"partitions": []}, {"partitions": "0"}, {"mode": "slow"}, {"rate": 0},
                 {"rate": "1"}, {"where": {"key": "a"}}, {"checkpoint": "a/b"}, {"end": "never"}], ids=str,
 )  # fmt: skip
