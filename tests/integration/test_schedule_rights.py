@@ -107,3 +107,17 @@ async def test_http_takes_and_shows_payloads_as_text_and_json(rig: GuardedRig) -
     assert [one["name"] for one in page["schedules"]] == ["a"]
     rest = (await rig.ask("GET", f"/v1/schedules?after={page['next']}")).json()
     assert ([one["name"] for one in rest["schedules"]], "next" in rest) == (["shop/theirs"], False)
+
+
+async def test_pages_tell_nothing_of_schedules_that_are_not_for_the_caller(rig: GuardedRig) -> None:
+    for name in ("a/1", "a/2", "b/mine", "c/1", "c/2", "d/mine", "e/1"):
+        await rig.behind.create_schedule(name, every=60, topic="shop/jobs")
+    _, key = rig.key("b/*:admin", "d/*:admin")
+    found, after, texts = [], "", []
+    while after is not None:
+        answer = await rig.ask("GET", f"/v1/schedules?limit=1&after={after}", key)
+        texts.append(answer.text)
+        found += [told["name"] for told in answer.json()["schedules"]]
+        after = answer.json().get("next")
+    assert found == ["b/mine", "d/mine"]
+    assert not any(f"{other}/" in text for text in texts for other in "ace")

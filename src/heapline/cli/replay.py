@@ -171,7 +171,8 @@ async def start_command(
 ) -> None:  # fmt: skip
     """Put the messages of a stream into a topic, each exactly once; the server does it, also over restarts.
 
-    A message says in its headers where it came from. The same command again gets the same replay.
+    A message says in its headers where it came from. The same command again gets the same replay; but "an hour ago" is
+    another moment each time, so for that write --start 2030-01-31T12:00:00Z.
 
     Example:  [cyan]heapline replay start monday jobs --into jobs-again --start 1h --rate 500 --follow[/cyan]
     """

@@ -99,10 +99,7 @@ class TopicKeeper:
         self._schedules = Scheduler(
             schedules.ScheduleStore(self._make_schedules), topic=self._runner, wall_ms=self._clock.wall_ms
         )
-        self._replays = ReplayJobs(
-            self._disk, path, self._io_or_fail, self._clock, lambda topic: self._runner(topic),
-            lambda *args, **more: self.enqueue_batch(*args, **more),  # type: ignore[attr-defined]
-        )  # fmt: skip
+        self._replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self._runner)
         self._closed = False
 
     @property

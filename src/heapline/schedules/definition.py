@@ -97,6 +97,8 @@ def make_schedule(
     """
     every_ms = None if every is None else _span("every", every, EVERY_MS_MIN, EVERY_MS_MAX)
     _check_timing(cron, every, tz)
+    if misfire not in MISFIRES:
+        raise BadRequest(f'misfire is "skip", "once" or "all", not {misfire!r}')
     plain = {
         "name": schedule_name(name), "topic": "/".join(parse_topic(topic)), "payload": _payload(payload), "cron": cron,
         "every_ms": every_ms, "tz": tz or "UTC", "starts_ms": _moment("starts", starts),
@@ -165,7 +167,7 @@ def _span(name: str, value: Any, low: int, high: int) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
     if not number or not low <= seconds * 1000 <= high:
-        raise BadRequest(f"{name}={value!r}: give {low / 1000:g} to {high / 1000:g} seconds, or a timedelta of that")
+        raise BadRequest(f"{name}={value!r}: give {low // 1000} to {high // 1000} seconds, or a timedelta of that")
     return round(seconds * 1000)
 
 

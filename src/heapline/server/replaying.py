@@ -6,6 +6,7 @@ the source may look at it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,11 +28,13 @@ class ReplayMethods:
 
     async def Replay(self, request: Any, caller: Caller) -> AsyncIterator[Any]:
         asked = make_request(request.topic, *_rows(request))
-        async for step in self._broker.replay_steps(asked, given(request, "checkpoint")):
-            if self._front.stopping.is_set():
-                raise Stopping
-            batches = map(pack_batch, step.batches)
-            yield pb.ReplayStep(topic=request.topic, batches=batches, positions=step.positions, ends=step.ends)
+        steps = self._broker.replay_steps(asked, given(request, "checkpoint"))
+        async with contextlib.aclosing(steps):  # type: ignore[type-var]  # it lets go of the journal
+            async for step in steps:
+                if self._front.stopping.is_set():
+                    raise Stopping
+                batches = map(pack_batch, step.batches)
+                yield pb.ReplayStep(topic=request.topic, batches=batches, positions=step.positions, ends=step.ends)
 
     async def KeepReplay(self, request: Any, caller: Caller) -> Any:
         await self._broker.keep_replay(request.topic, request.checkpoint, dict(request.positions))

@@ -38,10 +38,15 @@ def administered(caller: Caller, name: str) -> str:
 
 
 async def page(broker: EmbeddedBroker, caller: Caller, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
-    """Those that the caller may see, of the next ones; and what to ask after for more."""
+    """Those that the caller may see, of the next ones; and what to ask after for more: the last of those, since
+    which others there are is not for everybody."""
     check_int("limit", limit, 1, PAGE_MAX)
-    found, following = await broker.schedules_page(after, limit)
-    return [info for info in found if caller.may(Action.ADMIN, schedule_name(info.name))], following
+    while True:
+        found, following = await broker.schedules_page(after, limit)
+        seen = [info for info in found if caller.may(Action.ADMIN, schedule_name(info.name))]
+        if seen or following is None:
+            return seen, None if following is None else seen[-1].name
+        after = following
 
 
 class ScheduleCalls:

@@ -89,6 +89,8 @@ def mark(name: str, place: Any) -> Mark:
         check_moment(name, place)
         return Mark(wall_ms=to_ms(place))
     if isinstance(place, Mapping):
+        if not place:
+            raise BadRequest(f"{name} names no partition: give {{partition: offset}}, or leave it away")
         for partition, offset in place.items():
             _check_offset(f"a partition of {name}", partition)
             _check_offset(f"{name} of partition {partition}", offset)

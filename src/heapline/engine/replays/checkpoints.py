@@ -6,17 +6,21 @@ is of all the same, because folders can be copied.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from heapline.engine.replays import files
 from heapline.engine.replays.asking import check_name
 from heapline.engine.runner import TopicRunner
-from heapline.errors import BadRequest
+from heapline.errors import BadRequest, UnavailableError
 from heapline.logs import Log
 
 log = Log("heapline.replay")
+#: Two at once would write the same file, and one would not know of the other's partitions.
+_locks: WeakKeyDictionary[TopicRunner, asyncio.Lock] = WeakKeyDictionary()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +30,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _folder(runner: TopicRunner) -> str:
-    return f"{runner.loader.directory}/replays"
+    return f"{runner.loader.directory}/{files.FOLDER}"
 
 
 async def find(runner: TopicRunner, name: str) -> dict[int, int]:
@@ -47,11 +51,15 @@ async def keep(runner: TopicRunner, name: str, positions: Mapping[int, int]) -> 
     for partition, offset in positions.items():
         if not 0 <= partition < len(runner.topic.partitions) or not 0 <= offset <= 1 << 62:
             raise BadRequest(f"topic {runner.name!r} has no place {offset} in a partition {partition}")
-    known = await find(runner, name)
-    checkpoint = Checkpoint(
-        incarnation=runner.loader.incarnation, positions={**known, **positions}, at_ms=runner.wall_ms()
-    )
-    await runner.io.run(_save, runner, name, checkpoint)
+    async with _locks.setdefault(runner, asyncio.Lock()):
+        known = await find(runner, name)
+        checkpoint = Checkpoint(
+            incarnation=runner.loader.incarnation, positions={**known, **positions}, at_ms=runner.wall_ms()
+        )
+        try:
+            await files.to_its_end(runner.io.run(_save, runner, name, checkpoint))
+        except OSError as error:
+            raise UnavailableError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
 
 
 def _save(runner: TopicRunner, name: str, checkpoint: Checkpoint) -> None:

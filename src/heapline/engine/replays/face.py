@@ -28,7 +28,7 @@ class ReplayFace(Replaying, TopicKeeper):
             while not reading.is_done:
                 portion = await reading.next()
                 while len(portion):
-                    count = min(await pace.room(), rows_within(portion, STEP_BYTES))
+                    count = min(await pace.room(reading.stay), rows_within(portion, STEP_BYTES))
                     head, portion = portion.split(count)
                     pace.went(count)
                     yield Step([rows.batch for rows in head.rows], head.positions, ends)

@@ -8,6 +8,7 @@ keep reading the old one. A file that does not check is damage, and is never tak
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from typing import TypeVar
@@ -20,7 +21,17 @@ from heapline.journal.disk import Disk
 
 T = TypeVar("T")
 FILE_VERSION = 1
+FOLDER = "replays"  # of a data directory: jobs; of a topic: checkpoints. `heapline backup` knows it
 _FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
+
+
+async def to_its_end(writing: asyncio.Future[None]) -> None:
+    """A thread does not stop when its caller is cancelled: what is written next must come after it."""
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
 
 
 def make_folder(disk: Disk, path: str) -> None:

@@ -21,6 +21,11 @@ log = Log("heapline.replay")
 ENDING = ".json"
 
 
+def producer_of(name: str) -> str:
+    """Nobody else can be called that: the names of users' producers hold no slash."""
+    return f"_replay/{name}"
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that may be in the target, all or none, and how the job stands if they are."""
 
@@ -45,14 +50,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["running", "done", "cancelled", "failed"] = "running"
     replayed: int = 0  # and the next number: they are given without gaps
     skipped: int = 0
-    epoch: int | None = None  # of the producer under which it enqueues
+    epoch: int = 1  # of the producer under which it enqueues
     seen: list[int] = []  # messages that are in, and may stand in the stream once more
     claim: Claim | None = None
     error: str | None = None
 
     @property
     def producer_id(self) -> str:
-        return f"replay.{self.name}"
+        return producer_of(self.name)
 
     def claiming(self, count: int, positions: dict[int, int], skipped: int, seen: list[int]) -> Job:
         claim = Claim(first_seq=self.replayed, count=count, positions=positions, skipped=skipped, seen=seen)
@@ -80,7 +85,7 @@ class JobFiles:
     """Blocking: for I/O threads."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
-        self._disk, self._folder = disk, f"{directory}/replays"
+        self._disk, self._folder = disk, f"{directory}/{files.FOLDER}"
 
     def load_all(self) -> tuple[list[Job], dict[str, CorruptionError]]:
         """All jobs, and what is wrong with those that cannot be read."""

@@ -65,6 +65,8 @@ def _find(
         asked = _asked(request.start, partition)
         if partition in kept:
             asked = starts[partition] = kept[partition]
+        elif kept and partition > max(kept) and request.partitions is None and request.start.offsets is None:
+            asked, starts[partition] = None, firsts[partition]  # the topic has grown since
         if asked is not None and asked < firsts[partition]:
             raise BadRequest(
                 f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from heapline.clock import Clock
 from heapline.core.rate import TokenBucket
@@ -30,14 +30,16 @@ LIVING_MS = 30_000  # after which it is looked again who is living
 
 class Reading:
     def __init__(
-        self, runner: TopicRunner, request: Request, ranges: Ranges, clock: Clock, seen: Iterable[int] = ()
-    ) -> None:
+        self, runner: TopicRunner, request: Request, ranges: Ranges, clock: Clock, seen: Iterable[int] = (),
+        hold: Hold | None = None,
+    ) -> None:  # fmt: skip
         self._runner, self._clock = runner, clock
         self._fast = request.mode == "fast"
         starts, ends = ({p: pair[i] for p, pair in ranges.items()} for i in (0, 1))
         self._sieve = Sieve(runner.name, starts, ends, request.where, set(seen))
         self._scan = self._begin(starts)
-        self._hold = Hold(runner, clock)
+        self._hold = hold or Hold(runner, clock)
+        self._lets_go = hold is None  # else the hold is for longer than this reading
         self._living: living.Living | None = None
         self._looked_ms = 0
 
@@ -46,8 +48,13 @@ class Reading:
         return self._scan.is_done
 
     async def close(self) -> None:
-        with contextlib.suppress(OSError, HeaplineError):  # it runs out by itself
-            await self._hold.end()
+        if self._lets_go:
+            with contextlib.suppress(OSError, HeaplineError):  # it runs out by itself
+                await self._hold.end()
+
+    async def stay(self) -> None:
+        """For whoever waits with rows in hand: what comes after them, and they themselves, must be there later."""
+        await self._hold.renew()
 
     async def next(self) -> Portion:
         """The next portion; it may have no rows, and still stand further on."""
@@ -68,7 +75,10 @@ class Reading:
         try:
             if self._scan.segment is not None:
                 await self._hold.keep(self._scan.segment)
-            return await runner.io.run(self._scan.read)
+            stretch = await runner.io.run(self._scan.read)
+            if self._scan.began_in is not None:
+                await self._hold.keep(self._scan.began_in)
+            return stretch
         except Exception:
             runner.check()  # a journal that was closed meanwhile says no more than that
             raise
@@ -86,12 +96,13 @@ class Pace:
         self._clock = clock
         self._bucket = None if rate is None else TokenBucket(rate, clock.boot_ms())
 
-    async def room(self) -> int:
+    async def room(self, meanwhile: Callable[[], Awaitable[None]]) -> int:
         """How many may go now; waits until one may."""
         bucket = self._bucket
         if bucket is None:
             return ANY_NUMBER
-        while not (room := bucket.room(self._clock.boot_ms())):  # noqa: ASYNC110 - nobody tells of time
+        while not (room := bucket.room(self._clock.boot_ms())):
+            await meanwhile()
             await asyncio.sleep(min(LOOK_MS, bucket.next_in(self._clock.boot_ms())) / 1000)
         return room
 

@@ -67,6 +67,7 @@ class MergedScan:
         self._ends = {p: end for p, (_, end) in ranges.items()}
         self.positions = {p: start for p, (start, _) in ranges.items()}
         self._place: Place | None = None
+        self.began_in: int | None = None  # the segment in which the last stretch begins
 
     @property
     def is_done(self) -> bool:
@@ -84,6 +85,7 @@ class MergedScan:
             for p, end in self._ends.items() if self.positions[p] < end
         }  # fmt: skip
         place = self._place or self._locate(builders)
+        self.began_in = None if place is None else place[0]
         runs: list[Run] = []
         if place is not None and builders:
             try:

@@ -11,7 +11,7 @@ import pytest
 
 import heapline
 from heapline.engine import EmbeddedBroker
-from heapline.engine.replays import delivering, managing, running, scan
+from heapline.engine.replays import delivering, managing, reading, running, scan
 from heapline.streams import ReplayFilter, ReplayInfo
 from heapline.testing import FakeDisk
 from heapline.testing.disk import PowerCut
@@ -163,7 +163,7 @@ async def test_a_target_that_was_deleted_ends_it_also_if_it_is_made_again(monkey
         await rig.topic("other")
         info = await ended(rig.hl)
         assert info.state == "failed"
-        assert "other" in str(info.error)
+        assert "'other' was deleted; the one that has its name now is another" in str(info.error)
         assert await drained(rig.hl, "other") == []
 
 
@@ -178,6 +178,50 @@ async def test_a_message_that_never_fits_ends_it_and_is_named() -> None:
         assert "offset 1 of partition 0" in str(info.error)
 
 
+async def reclaim(rig: Rig) -> None:
+    for _ in range(3):
+        await rig.hl.enqueue("jobs", b".")
+        await rig.hl.snapshot("jobs")
+    await rig.runner().upkeep.reclaim()
+
+
+@pytest.mark.parametrize("reason", ["full", "slow", "restarted"])
+async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """For room in its target or for its rate, however long that takes; and while the broker is restarted."""
+    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(running, "PAUSE_MAX", 0.0)
+    monkeypatch.setattr(reading, "LOOK_MS", 1)
+    monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (5, 1 << 20))
+    async with opened() as rig:
+        await rig.topic("other", max_backlog=1000 if reason == "slow" else 1)
+        for i in range(40):
+            await rig.hl.enqueue("jobs", b"%d" % i + b"." * 50_000)
+            await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.start_replay("r", "jobs", into="other", rate=0.01 if reason == "slow" else None)
+        async with asyncio.timeout(30):
+            while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for _ in range(6):
+            rig.clock.advance(300)
+            await asyncio.sleep(0.01)  # it looks at the clock now and then
+            await settle()
+            if reason == "restarted":
+                await rig.reopen()
+            await reclaim(rig)
+        assert (await rig.hl.offsets("jobs"))[0][0] == 0
+        async with asyncio.timeout(60):
+            while (info := await rig.hl.get_replay("r")).state == "running":
+                await drained(rig.hl, "other")
+                rig.clock.advance(300)
+                await asyncio.sleep(0)
+        assert (info.state, info.replayed) == ("done", 40)
+        await until(lambda: not rig.files(".lease"))
+        await reclaim(rig)
+        assert (await rig.hl.offsets("jobs"))[0][0] > 0
+
+
 async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PAUSE", 0.0)
     async with opened() as rig:
@@ -187,10 +231,9 @@ async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatc
             await rig.hl.ack(await rig.hl.pop("jobs"))
         await rig.hl.start_replay("r", "jobs", into="other")
         await waits(rig.hl)
-        for _ in range(3):
-            await rig.hl.enqueue("jobs", b".")
-            await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
+        for path in rig.files(".lease"):
+            rig.disk.unlink(path)  # as if it had run out: the broker was away for long
+        await reclaim(rig)
         first = (await rig.hl.offsets("jobs"))[0][0]
         assert first > 1, "the test is about nothing"
         info = await ended(rig.hl)
@@ -235,8 +278,9 @@ async def test_a_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 5)
-        rig.disk.inject("write_file_atomic", errno.ENOSPC, path="replays", after=1, times=3)
+        rig.disk.inject("pwritev", errno.ENOSPC, path="replays", after=1, times=3)
         await rig.hl.start_replay("r", "jobs", into="other")
+        assert "its place cannot be kept" in str((await waits(rig.hl)).error)
         info = await ended(rig.hl)
         assert (info.state, info.error) == ("done", None)
         assert await drained(rig.hl, "other") == [b"%d" % i for i in range(5)]
@@ -377,3 +421,100 @@ async def test_a_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_t
     assert max(map(seen.count, seen)) <= 2
     assert len(set(before)) == len(before)
     assert len(seen) <= 40 + 8, "what comes twice came since the last checkpoint"
+
+
+# -- others ------------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By accident or on purpose: it would be fenced, and end."""
+    monkeypatch.setattr(running, "BATCH_ROWS", 2)
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 6)
+        await rig.hl.start_replay("r", "jobs", into="other", rate=100)
+        async with asyncio.timeout(30):
+            while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        [names] = [window._producers for window in (p.sequences for p in rig.runner("other").topic.partitions)]
+        for name in [*names, "replay.r"]:
+            try:
+                await rig.hl.open_producer("other", name)
+            except heapline.BadName:
+                continue
+        rig.clock.advance(60)
+        info = await ended(rig.hl)
+        assert (info.state, info.replayed) == ("done", 6)
+
+
+async def test_a_name_that_was_forgotten_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "ENDED_MAX", 1)
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 3)
+        for name in ("r", "s", "t", "r"):
+            await rig.hl.start_replay(name, "jobs", into="other")
+            assert (await ended(rig.hl, name)).replayed == 3
+            rig.clock.advance(1)
+        assert len(await drained(rig.hl, "other")) == 12
+
+
+async def test_a_cancelled_one_stays_cancelled_though_its_place_was_just_being_written() -> None:
+    """A thread does not stop when its caller is cancelled."""
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 4)
+        await rig.hl.start_replay("r", "jobs", into="other", rate=0.001)
+        async with asyncio.timeout(30):
+            while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        rig.io.hold.add("save")
+        rig.clock.advance(10_000)
+        await until(lambda: bool(rig.io.held))
+        cancels = [asyncio.ensure_future(rig.hl.cancel_replay("r")) for _ in range(2)]
+        await settle()
+        while rig.io.held or not all(cancel.done() for cancel in cancels):
+            rig.io.held.reverse()  # threads: the later one may be the faster one
+            rig.io.step(len(rig.io.held))
+            await settle()
+        assert {(await cancel).state for cancel in cancels} == {"cancelled"}
+        await rig.reopen()
+        assert (await rig.hl.get_replay("r")).state == "cancelled"
+
+
+async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "PAUSE", 0.0)
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 4)
+        await rig.hl.start_replay("r", "jobs", into="other", rate=0.001)
+        await rig.hl.close()
+        rig.disk.inject("listdir", path="replays", times=2)
+        await rig.open()
+        with pytest.raises(heapline.UnavailableError, match="cannot be listed"):
+            await rig.hl.get_replay("r")
+        rig.clock.advance(10_000)
+        async with asyncio.timeout(30):
+            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert (await rig.hl.get_replay("r")).state == "running"
+
+
+async def test_what_nobody_has_thought_of_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(running, "PAUSE_MAX", 0.0)
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("secret payload")
+
+    async with opened() as rig:
+        await rig.topic("other")
+        await fill(rig.hl, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "outgoing", broken)
+            await rig.hl.start_replay("r", "jobs", into="other")
+            error = str((await waits(rig.hl)).error)
+        assert "log" in error
+        assert "secret" not in error
+        info = await ended(rig.hl)
+        assert (info.state, info.replayed, info.error) == ("done", 3, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.engine.replays import delivering, reading, scan
+from heapline.engine.replays import checkpoints, delivering, reading, scan
 from heapline.journal.records import BadRecord, Records, empty_records
 from heapline.streams import ReplayFilter, StreamBatch, StreamMessage
 from heapline.testing import FakeClock, HandClock, MemoryBroker
@@ -165,7 +166,7 @@ async def test_a_start_that_was_reclaimed_is_refused_with_where_the_log_starts()
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": -1}, {"start": "first"}, {"start": 1.5}, {"start": {0: -1}}, {"start": {7: 0}},
+    "options", [{"start": -1}, {"start": "first"}, {"start": 1.5}, {"start": {0: -1}}, {"start": {7: 0}}, {"start": {}},
                 {"partitions": [3]}, {"partitions": []}, {"partitions": "0"}, {"mode": "slow"}, {"rate": 0},
                 {"rate": "1"}, {"where": {"key": "a"}}, {"checkpoint": "a/b"}, {"end": "never"}], ids=str,
 )  # fmt: skip
@@ -351,3 +352,39 @@ async def test_a_replay_that_lasts_keeps_its_part_of_the_journal_and_lets_go_of_
         assert rig.files(".lease") == []
         await reclaim(rig)
         assert (await rig.hl.offsets("jobs"))[0][0] > 0
+
+
+async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        rig.io.hold.add("_save")
+        keeps = [asyncio.ensure_future(rig.hl.keep_replay("jobs", "c", {p: 5})) for p in (0, 1)]
+        gave_up = asyncio.ensure_future(rig.hl.keep_replay("jobs", "c", {0: 3}))
+        await settle()
+        gave_up.cancel()
+        await settle()
+        assert len(rig.io.held) == 1, "two threads would write one file"
+        rig.io.release()
+        await asyncio.gather(*keeps)
+        assert await checkpoints.find(rig.runner(), "c") == {0: 5, 1: 5}
+
+
+@pytest.mark.parametrize("start", ["latest", 7])
+async def test_a_checkpoint_reads_partitions_that_came_later_from_their_beginning(start: Any) -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        await read(rig.hl, start=start, checkpoint="c")
+        await rig.hl.update_topic("jobs", partitions=6)
+        for i in range(40):
+            await rig.hl.enqueue("jobs", b"%d" % i, key=str(i))
+        rows = await read(rig.hl, start=start, checkpoint="c")
+        assert sorted(row.payload for row in rows) == sorted(b"%d" % i for i in range(40))
+
+
+async def test_a_disk_that_is_full_is_told_as_such_when_a_place_is_kept() -> None:
+    async with opened() as rig:
+        rig.disk.inject("pwritev", errno.ENOSPC, path="replays")
+        with pytest.raises(heapline.UnavailableError, match="No space left"):
+            await rig.hl.keep_replay("jobs", "c", {0: 0})
+        rig.disk.inject("pwritev", errno.ENOSPC, path="replays")
+        with pytest.raises(heapline.UnavailableError, match="No space left"):
+            await rig.hl.start_replay("r", "jobs")
+        assert await rig.hl.list_replays() == []
