@@ -41,6 +41,7 @@ from heapline.errors import (
     GroupNotFound,
     HeaplineError,
     RequestError,
+    ResourceExhausted,
     UnavailableError,
 )  # fmt: skip
 from heapline.logs import Log
@@ -55,6 +56,7 @@ I64 = npt.NDArray[np.int64]
 INF = float("inf")
 TIME_OUT_ROWS = 16384  # deliveries of a partition that time out in one turn
 UNREADABLE = "record corrupt"
+MEMBERS_MAX = 1000  # of a group: each that comes or goes is recorded together with all others
 
 
 class StreamServing:
@@ -117,7 +119,7 @@ class StreamServing:
     def leave(self, name: str, member: str, session: str, now: Now) -> None:
         """In a turn."""
         group = self.group(name)
-        self.sessions.check(name, member, session)
+        self.sessions.check(name, member, session, False)
         event = group.decide_leave(member, assign, now.steady)
         if event is not None:
             self.emit(group, 0, event, now)
@@ -299,6 +301,8 @@ class StreamServing:
     def _enter(self, call: FetchCall, now: Now) -> Group:
         """A sign of life; the member joins if it is none yet."""
         group = self.group(call.group)
+        if len(group.members.leases) >= MEMBERS_MAX and call.member not in group.members.leases:
+            raise ResourceExhausted(f"the members of group {group.name!r} of topic {self._runner.name!r}", MEMBERS_MAX)
         took_over = self.sessions.enter(group.name, call.member, call.session)
         event = group.decide_join(call.member, assign, now.steady)
         if event is not None:

@@ -34,14 +34,15 @@ class Sessions:
         self._replaced.setdefault(name, deque(maxlen=_REPLACED_MAX)).append(current)
         return True
 
-    def check(self, group: str, member: str, session: str) -> None:
-        """For calls that do not make a session."""
+    def check(self, group: str, member: str, session: str, is_member: bool) -> None:
+        """For calls that do not make a session. Of those who are no members nothing is kept: they would never leave."""
         name = (group, member)
         current = self._current.get(name)
         if current is not None and current != session:
             raise MemberReplaced(self._topic, group, member)
         self._refuse_replaced(name, session)
-        self._current[name] = session
+        if is_member:
+            self._current[name] = session
 
     def _refuse_replaced(self, name: tuple[str, str], session: str) -> None:
         if name in self._replaced and session in self._replaced[name]:

@@ -34,7 +34,7 @@ def settle_all(serving: StreamServing, runner: TopicRunner, calls: Sequence[Sett
     for number, call in enumerate(calls):
         try:
             group = groups[call.group] = serving.group(call.group)
-            serving.sessions.check(call.group, call.member, call.session)
+            serving.sessions.check(call.group, call.member, call.session, call.member in group.members.leases)
         except (RequestError, ConflictError) as error:
             errors[number] = error
             continue
