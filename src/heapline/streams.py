@@ -170,6 +170,7 @@ class Fetched(NamedTuple):
     batches: list[StreamBatch]
     partitions: list[int]  # that it reads
     generation: int  # rises whenever partitions change hands
+    waited: float = 0.0  # seconds since the first of the batches arrived, where they were pushed: they are that old
 
 
 class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):

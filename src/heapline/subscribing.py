@@ -6,6 +6,9 @@ is decided by the broker alone; here it is only counted, and forgotten when its 
 
 A task of its own fetches; whoever iterates takes from its queue. Trouble that passes (UnavailableError) is tried again;
 anything else ends the iteration with that error.
+
+Rows whose time ran out before anybody saw them are not given out: others may have them. A consumer who is too slow for
+what is fetched ahead gets less of it: rows that only wait here would fail again and again, and be given up unseen.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from heapline.errors import BadRequest, Closed, DeliveryLost, HeaplineError, UnavailableError
+from heapline.errors import BadRequest, Closed, DeliveryLost, HeaplineError, ResourceExhausted, UnavailableError
 from heapline.rows_out import RowsOut
 from heapline.streams import Fetched, GroupEvents, GroupInfo, Offsets, Place, StreamBatch, StreamMessage
 
@@ -33,6 +36,7 @@ WAIT_MAX = 10.0  # seconds that a fetch waits at most
 BEATS = 3  # signs of life within a member's lease
 FETCH_BYTES = 2 << 20
 CREDITS_MAX = 1_000_000
+LEAVE_SECONDS = 5.0  # for a broker to hear that a member leaves; its lease ends anyway
 
 
 class Fetches(Protocol):
@@ -97,10 +101,13 @@ class Subscription:
         self._queue: deque[_Chunk] = deque()
         self._rows: deque[StreamMessage] = deque()  # of the batch that is being iterated over
         self._rows_until = 0.0
+        self._window = credits  # how many of them a consumer as slow as this one may have out
         self._error: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()  # rows were settled: there may be credits
         self._arrived = asyncio.Event()  # there is something to iterate over, or the end
+        self._joining: asyncio.Task[None] | None = None
+        self._has_joined = False
         self._pump: asyncio.Task[None] | None = None
         self._acks: _Acks | None = None  # that wait for the ones under way
         self._acking: asyncio.Task[None] | None = None
@@ -120,14 +127,28 @@ class Subscription:
         await self.close()
 
     async def _begin(self) -> None:
-        """Join. What is wrong with the request is told here."""
+        """Join. What is wrong with the request is told here. Whoever could not come in leaves nothing behind, and may
+        try again."""
         if self._pump is not None or self._closed:
             return
-        await self._heard(await self._patiently(lambda: self._fetch(0, 0.0)))  # no rows before it is known how long
+        self._joining = joining = asyncio.ensure_future(self._join())
+        try:
+            await joining
+        except BaseException:
+            if self._closed and not _is_cancelled():
+                return  # by `close`, which leaves
+            await self._leave()
+            raise
+        if not self._closed:
+            self._pump = asyncio.ensure_future(self._keep_fetching())
+
+    async def _join(self) -> None:
+        fetched = await self._patiently(lambda: self._fetch(0, 0.0))  # no rows before it is known how long they last
+        self._has_joined = True
+        await self._heard(fetched)
         info = await self._patiently(lambda: self._broker.get_group(self.topic, self.group))
         self._ack_timeout = info.config.ack_timeout
         self._beat_every = min(WAIT_MAX, info.config.member_lease / BEATS)
-        self._pump = asyncio.ensure_future(self._keep_fetching())
 
     async def close(self) -> None:
         """Leave: what is not acked goes to others. Acks under way are waited for."""
@@ -135,16 +156,30 @@ class Subscription:
             return
         self._closed = True
         self._arrived.set()
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+        for task in (self._joining, self._pump):
+            if task is not None and task is not asyncio.current_task():  # which it is in `on_assigned`, `on_revoked`
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._acking is not None:
             await asyncio.gather(self._acking, return_exceptions=True)
-        if self._pump is not None and self._error is None:
-            with contextlib.suppress(HeaplineError):  # it is gone, or will be when its lease ends
-                await self._broker.group_leave(self.topic, self.group, self.member, session=self._session)
+        await self._leave()
         self._queue.clear()
         self._rows.clear()
+
+    async def _leave(self) -> None:
+        """Also after an error: a member whose consumer is gone must not keep its partitions."""
+        has_joined, self._has_joined = self._has_joined, False
+        self._partitions = []
+        await self._stop_pushing()
+        if has_joined:
+            with contextlib.suppress(HeaplineError, TimeoutError):  # it is gone, or will be when its lease ends
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._broker.group_leave(self.topic, self.group, self.member, session=self._session)
+
+    async def _stop_pushing(self) -> None:
+        stop = getattr(self._broker, "stop_pushing", None)  # see heapline.client.subscribing
+        if stop is not None:
+            await stop()
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
@@ -155,21 +190,20 @@ class Subscription:
         )  # fmt: skip
 
     async def _patiently(self, ask: Callable[[], Awaitable[Any]], seconds: float = float("inf")) -> Any:
-        """Ask again while the broker is not there."""
-        pause, waited = PAUSE, 0.0
+        """Ask again while the broker is not there. A limit that keeps it from joining is an answer."""
+        pause, end = PAUSE, _now() + seconds
         while True:
             try:
                 return await ask()
-            except UnavailableError:
-                if waited >= seconds:
+            except UnavailableError as error:
+                if _now() >= end or (isinstance(error, ResourceExhausted) and not self._has_joined):
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            waited += pause
             pause = min(2 * pause, PAUSE_MAX)
 
     async def _keep_fetching(self) -> None:
         try:
-            while True:
+            while not self._closed:
                 room = self._room()
                 if room <= 0 or (room < self._credits // 4 and self._queue):
                     await self._wait_for_room()
@@ -181,16 +215,24 @@ class Subscription:
         except BaseException as error:
             self._error = error
             self._arrived.set()
+            await self._stop_pushing()
 
     def _room(self) -> int:
-        if self._out.rows >= self._credits:
-            self._out.forget(asyncio.get_running_loop().time())
-        return self._credits - self._out.rows
+        now = _now()
+        if self._is_stuck(now):
+            return 0
+        if self._out.rows >= self._window:
+            self._out.forget(now)
+        return self._window - self._out.rows
+
+    def _is_stuck(self, now: float) -> bool:
+        """Rows have waited here for so long that they are others' by now: more of them would wait as long."""
+        return bool(self._rows and self._rows_until <= now) or bool(self._queue and self._queue[0].until <= now)
 
     async def _wait_for_room(self) -> None:
         """Until enough was settled, but not longer than the member can be silent."""
-        end = asyncio.get_running_loop().time() + self._beat_every
-        while (left := end - asyncio.get_running_loop().time()) > 0:
+        end = _now() + self._beat_every
+        while (left := end - _now()) > 0:
             self._changed.clear()
             try:
                 async with asyncio.timeout(left):
@@ -201,7 +243,7 @@ class Subscription:
                 return
 
     async def _heard(self, fetched: Fetched) -> None:
-        until = asyncio.get_running_loop().time() + (self._ack_timeout or float("inf"))
+        until = _now() - fetched.waited + (self._ack_timeout or float("inf"))
         for batch in fetched.batches:
             batch._settles = self
             self._out.add(batch.partition, batch.offsets, until)
@@ -224,8 +266,9 @@ class Subscription:
             if self._closed:
                 raise StopAsyncIteration
             if self._rows:
-                if self._rows_until > asyncio.get_running_loop().time():
+                if self._rows_until > _now():
                     return self._rows.popleft()
+                self._too_slow()
                 self._rows.clear()  # the rest waited here for too long
             chunk = self._next_chunk()
             if chunk is not None and self._by_batches:
@@ -238,6 +281,7 @@ class Subscription:
                 if isinstance(self._error, Closed):
                     raise StopAsyncIteration from None
                 raise self._error
+            self._window = min(self._credits, self._window + max(1, self._window // 8))
             self._changed.set()  # the queue is empty: whatever room there is is enough
             self._arrived.clear()
             await self._arrived.wait()
@@ -246,9 +290,14 @@ class Subscription:
         """What waited here for too long is others' by now."""
         while self._queue:
             chunk = self._queue.popleft()
-            if chunk.until > asyncio.get_running_loop().time():
+            if chunk.until > _now():
                 return chunk
+            self._too_slow()
         return None
+
+    def _too_slow(self) -> None:
+        """For so many rows at a time."""
+        self._window = max(1, self._window // 2)
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -266,7 +315,8 @@ class Subscription:
             self._acking = asyncio.ensure_future(self._send_acks())
         lost = await asyncio.shield(acks.done)
         if lost is not None:
-            mine = [(p, o) for p, o in zip(lost.partitions, lost.offsets, strict=True) if o in offsets.get(p, ())]
+            named = {p: set(some.tolist()) for p, some in offsets.items()}
+            mine = [(p, o) for p, o in zip(lost.partitions, lost.offsets, strict=True) if o in named.get(p, ())]
             if mine:
                 raise DeliveryLost([p for p, _ in mine], [o for _, o in mine], self.topic, self.group)
 
@@ -276,6 +326,7 @@ class Subscription:
             try:
                 await self._settle(self._broker.group_ack, acks.offsets())
             except DeliveryLost as lost:
+                self._too_slow()
                 _resolve(acks.done, lost)
             except BaseException as error:
                 if not acks.done.done():
@@ -306,6 +357,15 @@ class Subscription:
             self._changed.set()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
     if not future.done():
         future.set_result(result)
@@ -318,7 +378,7 @@ def offsets_of(rows: Any) -> dict[int, I64]:
     if isinstance(rows, StreamBatch):
         return {rows.partition: rows.offsets}
     if isinstance(rows, Mapping):
-        return {partition: _column(offsets) for partition, offsets in rows.items()}
+        return {_partition(partition): _column(offsets) for partition, offsets in rows.items()}
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise BadRequest(f"ack rows or batches of this subscription, or {{partition: offsets}}, not {rows!r}")
     found: dict[int, list[int]] = {}
@@ -335,11 +395,21 @@ def offsets_of(rows: Any) -> dict[int, I64]:
     return {partition: np.array(offsets) for partition, offsets in found.items()}
 
 
+def _partition(partition: Any) -> int:
+    if type(partition) is not int or partition < 0:
+        raise BadRequest(f"a partition is an int from 0 on, not {str(partition)[:80]!r}")
+    return partition
+
+
 def _column(offsets: Any) -> I64:
+    """What a broker would refuse is refused here: it goes there together with the acks of others."""
     try:
-        return np.asarray(offsets if isinstance(offsets, np.ndarray) else list(offsets), dtype=np.int64)
+        column = np.asarray(offsets if isinstance(offsets, np.ndarray) else list(offsets))
     except (TypeError, ValueError, OverflowError):
-        raise BadRequest(f"offsets are a list of int, not {str(offsets)[:80]!r}") from None
+        column = np.zeros((0, 0))
+    if column.ndim != 1 or (len(column) and (column.dtype.kind != "i" or column.min() < 0)):
+        raise BadRequest(f"offsets are a list of int from 0 on, not {str(offsets)[:80]!r}")
+    return column.astype(np.int64)
 
 
 async def _tell(hook: GroupEvents | None, partitions: list[int]) -> None:

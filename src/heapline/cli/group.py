@@ -13,7 +13,7 @@ from heapline.cli import group_dead
 from heapline.cli.asking import YesOption, ask
 from heapline.cli.connection import over_network
 from heapline.cli.group_read import read_command
-from heapline.cli.group_words import PLACE_HELP, GroupArgument, place, rows_word
+from heapline.cli.group_words import PLACE_HELP, GroupArgument, member_shown, place, rows_word
 from heapline.cli.messages import TopicArgument, ago, print_json
 from heapline.cli.present import columns_table, count, facts_table, make_console
 from heapline.cli.units import duration, span
@@ -211,7 +211,7 @@ def show_offsets(console: Console, offsets: list[GroupOffset]) -> None:
     names = ("partition", "committed", "end", "lag", "out", "retrying", "dead", "member")
     rows: list[tuple[str, ...]] = [
         (str(o.partition), count(o.committed), count(o.end), _lag(o.lag), count(o.outstanding), count(o.retrying),
-         _dead(o.dead), escape(o.member or ""))
+         _dead(o.dead), member_shown(o.member or ""))
         for o in offsets
     ]  # fmt: skip
     if len(offsets) > 1:
@@ -234,7 +234,9 @@ def _state(info: GroupInfo) -> str:
 
 def _facts(info: GroupInfo) -> list[tuple[str, str]]:
     config = info.config
-    members = [f"{escape(name)} reads {_numbers(partitions)}" for name, partitions in sorted(info.members.items())]
+    members = [
+        f"{member_shown(name)} reads {_numbers(partitions)}" for name, partitions in sorted(info.members.items())
+    ]
     facts = [
         ("lag", _lag_in_words(info)), ("state", _state(info)),
         ("members", "\n".join(members) or "nobody reads at the moment"),

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from heapline.broker import GroupBroker, Subscription
 from heapline.cli.connection import over_network
-from heapline.cli.group_words import PLACE_HELP, place, rows_word
+from heapline.cli.group_words import PLACE_HELP, member_shown, place, rows_word
 from heapline.cli.messages import TopicArgument, ago, harmless, print_json, whole
 from heapline.cli.present import make_console
 from heapline.cli.units import duration
@@ -137,5 +137,5 @@ async def _why_nothing(hl: GroupBroker, topic: str, group: str) -> str:
     if not lag:
         return f"{text}: it has read everything"
     readers = sorted({o.member for o in offsets if o.member is not None})
-    others = f"; read by {escape(', '.join(readers))}" if readers else ""
+    others = f"; read by {', '.join(map(member_shown, readers))}" if readers else ""
     return f"{text} ({rows_word(lag)} behind{others}; --wait 1m waits longer)"

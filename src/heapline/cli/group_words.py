@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
+from heapline.cli.messages import harmless
 from heapline.cli.present import count
 from heapline.cli.units import pair, past
 
@@ -51,6 +53,15 @@ def _number(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     raise typer.BadParameter(f"{text!r} is no number from 0 on")
+
+
+def member_shown(name: str) -> str:
+    r"""A member gives itself any name: one must not move the cursor of whoever looks.
+
+    >>> member_shown("m\x1b[2J[red]")
+    'm\\x1b[2J\\[red]'
+    """
+    return escape(harmless(name).plain)
 
 
 def rows_word(number: int) -> str:

@@ -147,7 +147,7 @@ class ConnectedBroker(WireBroker):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.gather(*(feed.close() for feed in self._feeds), *(m.stop() for m in self._members))
+                await asyncio.gather(*(feed.close() for feed in self._feeds), *(m.end() for m in self._members))
         await self._returns.close()
         self.lanes.end(Closed())
         await retrying.close()

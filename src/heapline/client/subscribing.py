@@ -20,7 +20,7 @@ from typing import Any
 from heapline.client.checks import checked_topic
 from heapline.client.group_checks import check_fetch, checked_place, spelled
 from heapline.client.patience import log, pauses
-from heapline.errors import HeaplineError, UnavailableError
+from heapline.errors import Closed, HeaplineError, ResourceExhausted, UnavailableError
 from heapline.streams import Fetched, GroupInfo, Offsets, Place, StreamBatch
 from heapline.wire import stream_rows as rows
 from heapline.wire.schema import pb
@@ -32,7 +32,7 @@ class PushedMember:
     def __init__(self, broker: Any) -> None:
         self._broker = broker  # a ConnectedBroker
         self._open: Any = None
-        self._batches: deque[StreamBatch] = deque()
+        self._batches: deque[tuple[StreamBatch, float]] = deque()  # and when they came, in the loop's time
         self._here = 0  # rows in them
         self._granted = 0  # rows that the server may send and has not sent yet
         self._wanted = 0  # rows that may be here or on their way
@@ -75,13 +75,16 @@ class PushedMember:
         if self._error is not None and not self._batches:
             raise copy.copy(self._error) if isinstance(self._error, HeaplineError) else self._error
         found: list[StreamBatch] = []
-        while self._batches and (len(self._batches[0]) <= limit or (limit > 0 and not found)):
-            limit -= len(self._batches[0])
-            found.append(self._batches.popleft())
+        first = now = asyncio.get_running_loop().time()
+        while self._batches and (len(self._batches[0][0]) <= limit or (limit > 0 and not found)):
+            batch, came_at = self._batches.popleft()
+            limit -= len(batch)
+            first = min(first, came_at)
+            found.append(batch)
         self._here -= sum(map(len, found))
         if not self._batches and self._error is None:
             self._news.clear()
-        return Fetched(found, list(self._partitions), self._generation)
+        return Fetched(found, list(self._partitions), self._generation, now - first)
 
     def _grant(self) -> None:
         """Not for every row: when half of what may come has come."""
@@ -114,6 +117,10 @@ class PushedMember:
                     tries, failed = pauses(), False
                     self._arrived(answer)
             except UnavailableError as error:
+                if isinstance(error, ResourceExhausted) and not self._opened:
+                    self._error = error  # a limit is an answer
+                    self._news.set()
+                    return
                 if not failed:
                     log.warning("a subscription was interrupted", topic=topic, group=self._open.group, why=str(error))
                 failed = True
@@ -127,7 +134,7 @@ class PushedMember:
         self._opened = True
         for columns in answer.batches:
             batch = rows.unpack_batch(None, self._open.topic, columns)
-            self._batches.append(batch)
+            self._batches.append((batch, asyncio.get_running_loop().time()))
             self._here += len(batch)
             self._granted = max(0, self._granted - len(batch))
         if answer.HasField("assignment"):
@@ -147,12 +154,21 @@ class PushedMember:
         await self._broker.group_nack(topic, group, member, offsets, session=session, reason=reason)
 
     async def group_leave(self, topic: str, group: str, member: str, *, session: str) -> None:
-        await self.stop()
+        await self.stop_pushing()
         await self._broker.group_leave(topic, group, member, session=session)
 
-    async def stop(self) -> None:
-        """End the stream, and leave the member where it is."""
+    async def stop_pushing(self) -> None:
+        """End the stream, and leave the member where it is; the next fetch opens another."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
             await asyncio.wait({reader})
+        self._opened, self._partitions = False, []
+        self._batches.clear()
+        self._here = 0
+
+    async def end(self) -> None:
+        """For good: the client is closed, and who waits for rows is told so."""
+        self._error = self._error or Closed()
+        self._news.set()
+        await self.stop_pushing()

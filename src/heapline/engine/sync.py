@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from heapline.config import BrokerConfig
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.sync_streams import SyncSubscription
-from heapline.errors import Closed
+from heapline.errors import BadRequest, Closed
 from heapline.model import LeaseRef, LogFrame, Message
 from heapline.streams import StreamBatch, StreamMessage
 
@@ -116,7 +117,15 @@ class SyncBroker:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
+    def _refuse_own_thread(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Who calls from within the loop would wait for himself, for ever."""
+        with contextlib.suppress(RuntimeError):  # no loop runs here, as it should be
+            if asyncio.get_running_loop() is self._loop:
+                work.close()
+                raise BadRequest("on_assigned and on_revoked run in the broker's own thread: call it from another one")
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._refuse_own_thread(work)
         with self._lock:
             if self._loop is None:
                 work.close()

@@ -1,13 +1,16 @@
 """A subscription for code that does not await: plain iteration, and rows whose acks block.
 
-Whatever waits does so in the broker's own thread; `on_assigned` and `on_revoked` are called there too.
+Whatever waits does so in the broker's own thread; `on_assigned` and `on_revoked` are called there too, so they can make
+no call of the broker.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from heapline.errors import Closed
 from heapline.streams import StreamBatch, StreamMessage
 
 Run = Callable[[Any], Any]  # runs a coroutine where the broker lives, and waits for it
@@ -77,8 +80,9 @@ class SyncSubscription:
         self._run(self._subscription.nack(_unwrapped(rows), reason=reason))
 
     def close(self) -> None:
-        """Leave: what is not acked goes to others."""
-        self._run(self._subscription.close())
+        """Leave: what is not acked goes to others. A broker that was closed has left already."""
+        with contextlib.suppress(Closed):
+            self._run(self._subscription.close())
 
 
 def _unwrapped(rows: Any) -> Any:

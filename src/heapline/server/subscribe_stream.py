@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from heapline.broker import GroupBroker
@@ -29,6 +30,7 @@ FETCH_MAX = 100_000  # rows of one response
 FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX = 2 << 20, 32 << 20  # of one response: it is built in memory
 WAIT = 10.0  # seconds of one fetch that finds nothing; then the caller's credential is looked at again
 SETTLES_MAX = 1024  # under way, or carried out and not answered
+SETTLES_BYTES_MAX = 16 << 20  # of those
 
 
 #: Topic, group, member, session.
@@ -45,6 +47,8 @@ class SubscribeStream:
         self._room = asyncio.Event()
         self._fetch: asyncio.Task[Fetched] | None = None
         self._settling: set[asyncio.Task[None]] = set()
+        self._settled_bytes = 0  # of what is under way, or carried out and not answered
+        self._unanswered_bytes = 0  # of the latter: an answer that rows are lost is as long as what named them
         self._settled: list[Any] = []
         self._told: tuple[list[int], int] | None = None  # the assignment that the client knows
         self._problem: Exception | None = None
@@ -117,18 +121,19 @@ class SubscribeStream:
         fetch = self._fetch
         if fetch is not None and fetch.done():
             self._fetch = None
-            if fetch.cancelled():  # by ourselves, because something has changed
-                return None
-            fetched = fetch.result()
-            self._credits -= sum(map(len, fetched.batches))
-            batches = list(map(rows.pack_batch, fetched.batches))
-            response = self._assignment(fetched)
+            if not fetch.cancelled():  # by ourselves, because something has changed
+                fetched = fetch.result()
+                self._credits -= sum(map(len, fetched.batches))
+                batches = list(map(rows.pack_batch, fetched.batches))
+                response = self._assignment(fetched)
         if not batches and not self._settled:
             return response
         response = response or pb.SubscribeResponse()
         response.batches.extend(batches)
         response.settled.extend(self._settled)
         self._settled = []
+        self._settled_bytes -= self._unanswered_bytes
+        self._unanswered_bytes = 0
         self._room.set()
         return response
 
@@ -178,12 +183,20 @@ class SubscribeStream:
             self._fetch.cancel()  # the next one asks for rows
 
     async def _begin_settling(self, settle: Any) -> None:
-        while len(self._settling) + len(self._settled) >= SETTLES_MAX:
+        size = settle.ByteSize()
+        while len(self._settling) + len(self._settled) >= SETTLES_MAX or (
+            self._settled_bytes and self._settled_bytes + size > SETTLES_BYTES_MAX
+        ):
             self._room.clear()
             await self._room.wait()
+        self._settled_bytes += size
         task = self._watched(self._settle(settle))
         self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        task.add_done_callback(partial(self._has_settled, size))
+
+    def _has_settled(self, size: int, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        self._unanswered_bytes += size
 
     async def _settle(self, settle: Any) -> None:
         opened, answer = self._open, pb.Settled(number=settle.number)

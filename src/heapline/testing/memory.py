@@ -185,6 +185,7 @@ class SyncMemoryBroker(SyncBroker):
         return self._memory.topic_names()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._refuse_own_thread(work)
         if self._loop is None:
             work.close()
             raise Closed

@@ -32,6 +32,7 @@ from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
 
 I64 = npt.NDArray[np.int64]
+ROWS_MAX, PARTS_MAX = 1 << 20, 10_000  # in one request
 _OFFSET = ("partition", "committed", "end", "lag", "outstanding", "retrying", "dead")
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -110,12 +111,15 @@ def pack_rows(offsets: Offsets) -> list[Any]:
 
 
 def unpack_rows(rows: Any) -> dict[int, Any]:
-    """{partition: offsets}, these as columns."""
-    found: dict[int, Any] = {}
+    """{partition: offsets}, these as columns. What names more rows than anybody can hold is not even looked at: to
+    find out that each of them is lost would keep all others waiting."""
+    count = sum(len(part.offsets) for part in rows) // 8
+    if count > ROWS_MAX or len(rows) > PARTS_MAX:
+        raise BadRequest(f"at most {ROWS_MAX} rows, in {PARTS_MAX} parts, are named at a time, not {count}")
+    found: dict[int, list[Any]] = {}
     for part in rows:
-        offsets = read_ints(part.offsets, "offsets")
-        found[part.partition] = np.append(found[part.partition], offsets) if part.partition in found else offsets
-    return found
+        found.setdefault(part.partition, []).append(read_ints(part.offsets, "offsets"))
+    return {p: some[0] if len(some) == 1 else np.concatenate(some) for p, some in found.items()}
 
 
 def pack_lost(lost: DeliveryLost) -> list[Any]:
@@ -171,6 +175,8 @@ def read_group_config(text: str) -> dict[str, Any]:
         fields = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise BadRequest(f"config_json is not JSON: {error}") from None
+    except RecursionError:
+        fields = None
     if not isinstance(fields, dict):
         raise BadRequest("config_json is an object of settings")
     return read_group_settings(fields)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from heapline.cli.group_words import member_shown
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -193,3 +194,7 @@ def test_dead_letters_must_be_named_or_all(cli: Cli, verb: str) -> None:
 def test_every_command_teaches_by_an_example(cli: Cli, command: str) -> None:
     shown = cli("group", *command.split(), "--help").stdout
     assert f"heapline group {command} jobs" in " ".join(shown.split())
+
+
+def test_names_of_members_cannot_move_the_cursor_of_whoever_looks() -> None:
+    assert member_shown("m\x1b[2J[red]") == r"m\x1b[2J\[red]"

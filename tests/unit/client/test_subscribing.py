@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heapline.client.subscribing import PushedMember
-from heapline.errors import MemberReplaced, UnavailableError
+from heapline.errors import Closed, MemberReplaced, UnavailableError
 from heapline.streams import Fetched
 from heapline.wire.schema import pb
 from heapline.wire.stream_rows import pack_assignment, pack_batch
@@ -87,7 +87,7 @@ async def test_first_fetch_waits_for_the_server_and_opens_with_all_that_was_aske
     assert (told.topic, told.group, told.member, told.session, told.start.edge, told.config_json, first.credits) == (
         "jobs", "g", "m", "s", "earliest", '{"max_retries":3}', 10,
     )  # fmt: skip
-    await member.stop()
+    await member.stop_pushing()
 
 
 async def test_rows_flow_ahead_of_the_asking_and_credits_are_given_for_what_is_asked() -> None:
@@ -101,7 +101,7 @@ async def test_rows_flow_ahead_of_the_asking_and_credits_are_given_for_what_is_a
     assert server.credits() == 16
     server.say(batch(0, 6, [b"b"] * 10))
     assert len((await waiting).batches[0]) == 10
-    await member.stop()
+    await member.stop_pushing()
 
 
 async def test_few_more_rows_are_not_worth_a_message() -> None:
@@ -112,7 +112,7 @@ async def test_few_more_rows_are_not_worth_a_message() -> None:
     await fetch(member, 10, 0.0)
     await settle()
     assert server.credits() == 10
-    await member.stop()
+    await member.stop_pushing()
 
 
 async def test_no_more_rows_are_handed_out_than_were_asked_for() -> None:
@@ -122,7 +122,7 @@ async def test_no_more_rows_are_handed_out_than_were_asked_for() -> None:
     assert (await fetch(member, 0, 0.1)).batches == []
     assert [len(b) for b in (await fetch(member, 5)).batches] == [4]
     assert [len(b) for b in (await fetch(member, 5)).batches] == [4]
-    await member.stop()
+    await member.stop_pushing()
 
 
 async def test_broken_stream_is_opened_again_with_credits_for_what_is_not_here() -> None:
@@ -139,7 +139,7 @@ async def test_broken_stream_is_opened_again_with_credits_for_what_is_not_here()
     assert server.credits() == 6
     (kept,) = (await fetch(member)).batches
     assert len(kept) == 4, "what had arrived stays good"
-    await member.stop()
+    await member.stop_pushing()
 
 
 async def test_rows_that_arrived_are_handed_out_before_the_error_that_ends_it() -> None:
@@ -169,3 +169,32 @@ async def test_leaving_ends_the_stream_first() -> None:
     assert server.left == ["s"]
     await settle()
     assert len(server.said) == 1
+
+
+async def test_rows_are_as_old_as_their_arrival_and_not_as_their_being_asked_for() -> None:
+    server = Server()
+    member = await opened(server)
+    server.say(batch(0, 0, [b"a"]))
+    await settle()
+    await asyncio.sleep(0.02)
+    assert (await fetch(member)).waited >= 0.02
+    await member.stop_pushing()
+
+
+async def test_who_waits_for_rows_hears_at_once_that_the_client_was_closed() -> None:
+    server = Server()
+    member = await opened(server)
+    waiting = asyncio.ensure_future(fetch(member, wait=60.0))
+    await settle()
+    await member.end()
+    with pytest.raises(Closed):
+        await waiting
+
+
+async def test_member_that_stopped_begins_anew() -> None:
+    server = Server()
+    member = await opened(server)
+    await member.stop_pushing()
+    server.say(partitions=[1])
+    assert (await fetch(member, 10, 0.0)).partitions == [1]
+    await member.stop_pushing()

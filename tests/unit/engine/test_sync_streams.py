@@ -55,3 +55,16 @@ def test_refusals_are_raised_where_it_begins(hl: Any) -> None:
     hl.close()
     with pytest.raises(heapline.Closed):
         hl.subscribe("jobs", group="g")
+
+
+def test_call_made_in_a_hook_is_refused_and_does_not_wait_for_itself(hl: Any) -> None:
+    with (
+        pytest.raises(heapline.BadRequest, match="another one"),
+        hl.subscribe("jobs", group="g", on_assigned=lambda partitions: hl.stats("jobs")),
+    ):
+        pass
+
+
+def test_subscription_of_a_closed_broker_is_closed_without_complaint(hl: Any) -> None:
+    with hl.subscribe("jobs", group="g"):
+        hl.close()

@@ -234,3 +234,38 @@ async def test_another_stream_of_the_same_session_ends_the_former_which_takes_no
     later.end()
     assert await later.next() is None
     assert streams == {}
+
+
+@pytest.mark.parametrize("later", range(6))
+async def test_answer_to_an_ack_does_not_wait_for_rows_when_credits_come_about_then(later: int) -> None:
+    client = Client(FakeGroups(batch(0, 0, [b"a"])), credits=1)
+    await client.rows()
+    answer = asyncio.ensure_future(client.next())
+    await steps()
+    client.say(settle=[settle(1, {0: [0]})])
+    for _ in range(later):
+        await asyncio.sleep(0)
+    client.say(credits=5)
+    await steps()
+    assert answer.done()
+    assert [s.number for s in answer.result().settled] == [1]
+
+
+async def test_bytes_of_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscribe_stream, "SETTLES_BYTES_MAX", 1000)
+    broker = FakeGroups()
+    client = Client(broker)
+    await client.next()
+    for number in range(10):
+        client.say(settle=[settle(number, {0: list(range(100))})])
+    answered: list[int] = []
+    while len(answered) < 10:
+        await steps()
+        assert sum(call[0] == "ack" for call in broker.calls) <= len(answered) + 1
+        answered += [s.number for s in (await client.next()).settled]
+    assert answered == list(range(10))
+
+
+async def steps() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)

@@ -104,3 +104,18 @@ def test_group_and_dead_letter_come_back_as_they_were() -> None:
     assert rows.unpack_dead(rows.pack_dead(letter)) == letter
     bare = GroupDeadLetter(partition=1, offset=7, id=99, attempts=3, reason="no")
     assert rows.unpack_dead(rows.pack_dead(bare)) == bare
+
+
+def test_request_that_names_more_rows_than_anybody_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ROWS_MAX", 4)
+    monkeypatch.setattr(rows, "PARTS_MAX", 2)
+    several = rows.unpack_rows([*rows.pack_rows({0: [1, 2]}), *rows.pack_rows({0: [3, 4]})])
+    assert {p: some.tolist() for p, some in several.items()} == {0: [1, 2, 3, 4]}
+    for many in (rows.pack_rows({0: [1, 2, 3], 1: [4, 5]}), rows.pack_rows({0: [1]}) * 3):
+        with pytest.raises(BadRequest, match="at a time"):
+            rows.unpack_rows(many)
+
+
+def test_settings_that_are_nested_without_end_are_refused() -> None:
+    with pytest.raises(BadRequest, match="object of settings"):
+        rows.read_group_config("[" * 100_000)

@@ -19,7 +19,7 @@ from heapline.core.groups import Groups
 from heapline.core.offsets import GroupOffsets
 from heapline.engine import facts
 from heapline.engine.streams.places import Start, check_place, is_there, resolve
-from heapline.errors import BadRequest, GroupExists
+from heapline.errors import BadRequest, GroupExists, ResourceExhausted
 from heapline.model import Now, from_ms
 from heapline.streams import GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
 
 I64 = npt.NDArray[np.int64]
+GROUPS_MAX = 1000  # of a topic: whoever may consume can make one by subscribing, and each may hold the journal
 DEAD_ROWS = 4096  # dead letters acted on by one event
 
 
@@ -64,6 +65,8 @@ def _create(
         return info(runner, known, now)
     if starts is None or not is_there(runner, starts):
         return None
+    if len(topic.groups.by_name) >= GROUPS_MAX:
+        raise ResourceExhausted(f"the groups of topic {runner.name!r}", GROUPS_MAX)
     if start == "latest":  # now, and not when it was asked for
         starts = [(p.number, p.offset, topic.counts[p.number].total) for p in topic.partitions]
     missing = range(len(starts), len(topic.partitions))  # it has grown meanwhile

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from heapline import subscribing
 from heapline.broker import GroupBroker
 from heapline.broker import Subscription as Contract
-from heapline.errors import BadRequest, DeliveryLost, MemberReplaced, TopicReloading
+from heapline.engine.streams import admin
+from heapline.errors import BadRequest, DeliveryLost, MemberReplaced, ResourceExhausted, TopicReloading
 from heapline.model import Outgoing
 from heapline.streams import StreamBatch
 from heapline.subscribing import Subscription, offsets_of
@@ -233,3 +235,173 @@ async def test_what_is_wrong_with_a_subscription_is_told_when_it_begins() -> Non
 def test_rows_to_settle_are_told_in_any_shape() -> None:
     assert {p: offsets.tolist() for p, offsets in offsets_of({1: (2, 3)}).items()} == {1: [2, 3]}
     assert offsets_of([]) == {}
+
+
+# -- whoever is gone leaves nothing behind -----------------------------------------------------------------------------
+
+
+async def members(hl: Watched) -> list[str]:
+    return list((await hl.get_group("jobs", "g")).members)
+
+
+async def test_member_whose_hook_raised_while_it_joined_is_no_member() -> None:
+    def refuse(partitions: list[int]) -> None:
+        raise ValueError("not these")
+
+    async with await world() as hl:
+        with pytest.raises(ValueError, match="not these"):
+            async with hl.subscribe("jobs", group="g", member="m", on_assigned=refuse):
+                pass
+        assert await members(hl) == []
+
+
+async def test_member_whose_joining_was_cancelled_is_no_member_and_may_try_again() -> None:
+    told: list[list[int]] = []
+
+    async def slow(partitions: list[int]) -> None:
+        told.append(partitions)
+        if len(told) == 1:
+            await asyncio.Event().wait()
+
+    async with await world(1) as hl:
+        subscription = hl.subscribe("jobs", group="g", member="m", on_assigned=slow)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(subscription)
+        assert await members(hl) == []
+        async with asyncio.timeout(5):
+            await (await anext(subscription)).ack()
+        assert told == [[0], [0]]
+        await subscription.close()
+
+
+async def test_member_whose_hook_raised_later_leaves_when_it_is_closed() -> None:
+    def refuse(partitions: list[int]) -> None:
+        raise ValueError("not yet")
+
+    async with await world(partitions=2) as hl:
+        async with hl.subscribe("jobs", group="g", member="m", on_revoked=refuse) as subscription:
+            await hl.group_fetch("jobs", "g", "n", session="s")
+            async with asyncio.timeout(5):
+                with pytest.raises(ValueError, match="not yet"):
+                    await anext(subscription)
+        assert await members(hl) == ["n"]
+
+
+async def test_closing_ends_a_subscription_that_is_still_joining() -> None:
+    async with await world() as hl:
+        hl.failing = 1_000_000
+        subscription = hl.subscribe("jobs", group="g", member="m")
+        asking = asyncio.ensure_future(anext(subscription))
+        await steps()
+        async with asyncio.timeout(5):
+            await subscription.close()
+            with pytest.raises(StopAsyncIteration):
+                await asking
+
+
+async def test_subscription_may_be_closed_by_its_own_hook() -> None:
+    async with await world(partitions=2) as hl:
+
+        async def close(partitions: list[int]) -> None:
+            await subscription.close()
+
+        for hook in ("on_assigned", "on_revoked"):
+            subscription = hl.subscribe("jobs", group="g", member="m", **{hook: close})
+            async with asyncio.timeout(5):
+                if hook == "on_revoked":
+                    await subscription.__aenter__()
+                    await hl.group_fetch("jobs", "g", "n", session="s")
+                with pytest.raises(StopAsyncIteration):
+                    await anext(subscription)
+                while "m" in await members(hl):
+                    await steps()
+
+
+# -- acks that go together, and consumers who are slow -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{0: [-1]}, {"0": [1]}, {-1: [0]}, {0: [1.5]}, {0: [1 << 64]}, {0: 7}, {0: "12"}])
+async def test_malformed_ack_is_refused_and_harms_no_other_that_goes_with_it(wrong: Any) -> None:
+    async with await world(2) as hl, hl.subscribe("jobs", group="g") as subscription:
+        got = await take(subscription, 2)
+        answers = await asyncio.gather(got[0].ack(), subscription.ack(wrong), got[1].ack(), return_exceptions=True)
+        assert isinstance(answers[1], BadRequest)
+        assert (answers[0], answers[2]) == (None, None)
+        assert (await hl.get_group("jobs", "g")).lag == 0
+
+
+async def test_ack_is_given_up_when_its_rows_time_is_over_however_long_each_try_takes() -> None:
+    async with await world(1) as hl, hl.subscribe("jobs", group="g", ack_timeout=0.05) as subscription:
+        (row,) = await take(subscription, 1)
+        tries = 0
+
+        async def hang(*args: Any, **more: Any) -> None:
+            nonlocal tries
+            tries += 1
+            await asyncio.sleep(0.06)
+            raise TopicReloading("jobs", "a test")
+
+        hl.group_ack = hang  # type: ignore[method-assign]
+        with pytest.raises(TopicReloading):
+            await row.ack()
+        assert tries == 1
+
+
+async def test_rows_whose_time_ran_out_before_anybody_saw_them_are_not_given_out(clock: list[float]) -> None:
+    async with await world(10) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=10) as subscription:
+        first = await take(subscription, 1)
+        clock[0] += 61.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await take(subscription, 1)
+        assert first[0].payload == b"0"
+
+
+async def test_slow_consumer_has_ever_fewer_rows_fetched_ahead_and_a_quick_one_more_again(clock: list[float]) -> None:
+    async with await world(1000) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=64) as subscription:
+        for _ in range(3):
+            await take(subscription, 1)
+            clock[0] += 61.0
+        assert subscription._window <= 24
+        for _ in range(20):
+            await subscription.ack(await take(subscription, 12))
+        assert subscription._window > 24
+
+
+async def test_subscription_that_nobody_reads_stops_fetching() -> None:
+    short = {"ack_timeout": 0.02, "member_lease": 0.03}
+    async with await world(1000) as hl, hl.subscribe("jobs", group="g", credits=10, **short) as subscription:
+        await take(subscription, 1)
+        await asyncio.sleep(0.1)
+        fetches, beats = hl.calls["fetch"], hl.calls["beat"]
+        while hl.calls["beat"] < beats + 5:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)
+        assert hl.calls["fetch"] == fetches
+
+
+async def test_limit_that_keeps_a_member_or_group_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.core.group.MEMBERS_MAX", 1)
+    monkeypatch.setattr(admin, "GROUPS_MAX", 1)
+    async with await world() as hl, hl.subscribe("jobs", group="g", member="m"), asyncio.timeout(5):
+        for group, text in (("g", "members of group 'g'"), ("h", "groups of topic 'jobs'")):
+            with pytest.raises(ResourceExhausted, match=text):
+                await hl.subscribe("jobs", group=group, member="n").__aenter__()
+        await hl.group_fetch("jobs", "g", "m", session="another")  # who is in may come again
+
+
+async def test_nothing_is_kept_of_those_who_ack_and_are_no_members() -> None:
+    async with await world(1) as hl:
+        await hl.create_group("jobs", "g")
+        for number in range(3):
+            with pytest.raises(DeliveryLost):
+                await hl.group_ack("jobs", "g", f"nobody-{number}", {0: [0]}, session="s")
+        assert hl._runner("jobs").streams.sessions._current == {}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a subscription believes to be later than it is."""
+    ahead = [0.0]
+    monkeypatch.setattr(subscribing, "_now", lambda: asyncio.get_running_loop().time() + ahead[0])
+    return ahead
