@@ -128,6 +128,8 @@ class PushedMember:
                 self._error = error
                 self._news.set()
                 return
+            if self._reader is not asyncio.current_task():
+                return  # it was told to stop just as its connection broke
             await asyncio.sleep(next(tries))
 
     def _arrived(self, answer: Any) -> None:

@@ -198,3 +198,19 @@ async def test_member_that_stopped_begins_anew() -> None:
     server.say(partitions=[1])
     assert (await fetch(member, 10, 0.0)).partitions == [1]
     await member.stop_pushing()
+
+
+async def test_stream_that_breaks_while_it_is_stopped_is_not_opened_again() -> None:
+    class Breaking(Server):
+        async def stream(self, name: str, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+            try:
+                async for answer in super().stream(name, requests):
+                    yield answer
+            except asyncio.CancelledError:
+                raise UnavailableError("gone") from None
+
+    server = Breaking()
+    member = await opened(server)
+    async with asyncio.timeout(5):
+        await member.stop_pushing()
+    assert len(server.said) == 1
