@@ -63,6 +63,20 @@ CALLS = {
     "group_dead_list": ["topic", "group", "limit"],
     "group_dead_replay": ["topic", "group", "offsets"],
     "group_dead_delete": ["topic", "group", "offsets"],
+    "replay": ["topic", "start", "end", "partitions", "mode", "where", "rate", "checkpoint", "batches"],
+    "start_replay": [
+        "name", "topic", "into", "start", "end", "partitions", "mode", "where", "rate", "priority", "delay",
+        "deliver_at", "keep_due",
+    ],
+    "get_replay": ["name"],
+    "list_replays": [],
+    "cancel_replay": ["name"],
+    "create_schedule": ["name", "topic", "payload", "cron", "every", "tz"],
+    "get_schedule": ["name"],
+    "list_schedules": [],
+    "pause_schedule": ["name"],
+    "resume_schedule": ["name"],
+    "delete_schedule": ["name"],
 }  # fmt: skip
 
 
