@@ -194,12 +194,14 @@ async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: 
         ("ResetOffsets", lambda hl: hl.reset_offsets("jobs", "g", to="latest")),
         ("GroupDeadReplay", lambda hl: hl.group_dead_replay("jobs", "g")),
         ("GroupDeadDelete", lambda hl: hl.group_dead_delete("jobs", "g")),
+        ("DeleteSchedule", lambda hl: hl.delete_schedule("s")),
     ],
 )
 async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call: Any) -> None:
     (message,) = await leased(cut)
     await message.bury()
     await cut.rig.behind.create_group("jobs", "g")
+    await cut.rig.behind.create_schedule("s", topic="jobs", every=3600)
     with pytest.raises(UnavailableError, match=f"{name} was sent .* may have been carried out .* call again") as caught:
         await cut.lose_answer(call(cut.hl))
     assert type(caught.value) is UnavailableError
@@ -232,6 +234,15 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
     "group_fetch": lambda hl: hl.group_fetch("jobs", "g", "n", session="t", max_messages=0),
     "group_leave": lambda hl: hl.group_leave("jobs", "g", "m", session="s"),
     "group_dead_list": lambda hl: hl.group_dead_list("jobs", "g"),
+    "create_schedule": lambda hl: hl.create_schedule("t", topic="jobs", every=3600),
+    "get_schedule": lambda hl: hl.get_schedule("s"),
+    "list_schedules": lambda hl: hl.list_schedules(),
+    "pause_schedule": lambda hl: hl.pause_schedule("s"),
+    "resume_schedule": lambda hl: hl.resume_schedule("s"),
+    "start_replay": lambda hl: hl.start_replay("q", "jobs", start="latest"),
+    "get_replay": lambda hl: hl.get_replay("r"),
+    "list_replays": lambda hl: hl.list_replays(),
+    "cancel_replay": lambda hl: hl.cancel_replay("r"),
 }
 
 
@@ -241,7 +252,15 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
     await cut.rig.behind.prepare_batch("b", "p", {"jobs": [Outgoing(b"1"), Outgoing(b"2")]})
     await cut.rig.behind.open_producer("jobs", "p1")
     await cut.rig.behind.group_fetch("jobs", "g", "m", session="s", max_messages=0)
+    await cut.rig.behind.create_schedule("s", topic="jobs", every=3600)
+    await cut.rig.behind.start_replay("r", "jobs", start="latest")
     answer = await cut.lose_answer(STATE[name](cut.hl))
+    schedules = {info.name: info.state for info in await cut.rig.behind.list_schedules()}
+    assert schedules == {
+        "create_schedule": {"s": "active", "t": "active"}, "pause_schedule": {"s": "paused"},
+    }.get(name, {"s": "active"})  # fmt: skip
+    replays = {info.name for info in await cut.rig.behind.list_replays()}
+    assert replays == ({"q", "r"} if name == "start_replay" else {"r"})
     topics = {info.name: info for info in await cut.rig.behind.list_topics()}
     stats = await cut.rig.behind.stats("jobs")
     assert set(topics) == ({"jobs", "more"} if name == "create_topic" else {"jobs"})
@@ -271,7 +290,7 @@ async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
         "group_dead_replay", "group_dead_delete",
         "group_ack", "group_nack", "subscribe",  # test_group_faces.py
-        "replay", "start_replay", "get_replay", "list_replays", "cancel_replay",
+        "delete_schedule", "replay",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}
     assert calls == set(STATE) | elsewhere
