@@ -152,7 +152,7 @@ class PageBuilder:
                 continue
             if self.start is None:
                 self.start = min(frame.first_offset, self._asked)
-                self.first = max(frame.first_offset, self._asked)
+                self.first = frame.first_offset
             offset = frame.first_offset
             for event in decode_events(frame.events, f"unit {unit.number}"):
                 if type(event) in STREAM_KINDS:

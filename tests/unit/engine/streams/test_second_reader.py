@@ -14,6 +14,7 @@ from heapline.engine.streams import admin
 from heapline.errors import BadRequest, Closed, HeaplineError, ResourceExhausted
 from heapline.model import Now, Outgoing
 from heapline.streams import Fetched
+from heapline.testing import MemoryBroker
 from tests.unit.engine.rig import Rig, opened, settle
 
 MANY = 40_000
@@ -439,3 +440,16 @@ async def test_rows_that_timed_out_while_the_disk_stood_still_are_given_to_one_m
         rig.clock.advance(60)
         got = [payloads(await fetch(rig.hl, member)) for member in "ab"]
         assert sorted(map(len, got)) == [0, 1]
+
+
+async def test_a_page_that_was_read_for_a_group_further_on_loses_nothing_of_one_behind_it() -> None:
+    async with MemoryBroker() as hl:
+        await hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=256 << 10)
+        await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(10)])
+        await hl.create_group("jobs", "behind")
+        await hl.group_fetch("jobs", "ahead", "m", session="s", max_messages=5)
+        await hl.group_ack("jobs", "ahead", "m", {0: range(5)}, session="s")
+    async with MemoryBroker(disk=hl.disk) as again:  # nothing of it is in memory now
+        for group, first in (("ahead", 5), ("behind", 0)):
+            fetched = await again.group_fetch("jobs", group, "m", session="s", wait=5.0)
+            assert [o for batch in fetched.batches for o in batch.offsets.tolist()] == list(range(first, 10))
