@@ -93,6 +93,10 @@ bench-server: $(READY) ## Measure the server next to its peers, which install th
 bench-sdk: $(READY) ## Measure the client, tasks and the import next to their peers
 	$(BIN)/python -m benchmarks sdk --peers awa,procrastinate,celery,celery-everysec
 
+.PHONY: bench-streams
+bench-streams: $(READY) ## Measure topics as streams: publishing, groups, ten million timers, seeking
+	$(BIN)/python -m benchmarks streams
+
 .PHONY: docs-test
 docs-test: $(READY) ## Run the code that README and docs show
 	$(PYTEST) tests/acceptance/test_docs.py

@@ -1,7 +1,8 @@
 """Every figure next to its baseline, measured in the same run: `python -m benchmarks core --quick`.
 
 A benchmark is a module here with a generator `run(quick: bool)`, or `run(quick: bool, directory: Path)` if it needs a
-real disk; the directory is empty and removed afterwards. It yields one dict per figure:
+real disk; the directory is empty and removed afterwards. One that also takes `scale: float` can run on a share of its
+sizes. It yields one dict per figure:
 
     name      what was measured, unique in its suite
     value     the figure, in `unit`

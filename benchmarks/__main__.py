@@ -34,6 +34,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="which others run next to ours, by commas (all); \"\" for none. "
         + "; ".join(f"`{suite}`: {', '.join(names)}" for suite, names in PEERS.items()),
     )  # fmt: skip
+    parser.add_argument(
+        "--scale", type=float, default=1.0, metavar="SHARE",
+        help="`streams`: this share of the sizes, and of what is compared with sizes (1); ratios are not kept then",
+    )  # fmt: skip
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one object a line: " + ", ".join(report.JSON_KEYS))
     shape.add_argument(
@@ -42,6 +46,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--save", action="store_true", help="keep this run's ratios in benchmarks/ratios.json")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio regressed or a module failed")
     options = parser.parse_args(arguments)
+    if not 0 < options.scale <= 1:
+        parser.error("--scale is a share: over 0, at most 1")
+    if options.save and options.scale != 1:
+        parser.error("--save keeps the ratios of the full sizes: leave --scale out")
     known = [harness.short_name(module) for module in harness.SUITES[options.suite]]
     unknown = set(options.only or ()) - set(known)
     if unknown:
@@ -71,7 +79,8 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
                 done = number + step.done / max(step.total, 1)
                 progress.update(bar, completed=done, description=f"{short} … {step.text}")
 
-            for row in harness.run_module(module, quick=options.quick, peers=options.peers, on_step=advance):
+            given = {"quick": options.quick, "peers": options.peers, "scale": options.scale}
+            for row in harness.run_module(module, **given, on_step=advance):
                 rows.append(row)
                 shown = f"{short} … {row.name}: {report.figure(row.value, row.unit)}"
                 progress.update(bar, description=shown)

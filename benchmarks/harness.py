@@ -36,6 +36,10 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "sdk": ("benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.tasks"),
     "assign": ("benchmarks.assign.strategies", "benchmarks.assign.crowd"),
+    "streams": (
+        "benchmarks.streams.publishing", "benchmarks.streams.groups", "benchmarks.streams.remote",
+        "benchmarks.streams.timers", "benchmarks.streams.seeking",
+    ),
     "spark": ("benchmarks.spark.reading",),
 }  # fmt: skip
 
@@ -55,7 +59,7 @@ def short_name(module: str) -> str:
 
 
 def run_module(
-    module: str, *, quick: bool, timeout_s: float | None = None, peers: Sequence[str] = (),
+    module: str, *, quick: bool, timeout_s: float | None = None, peers: Sequence[str] = (), scale: float = 1.0,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Iterator[Row]:  # fmt: skip
     """The module's rows; if it is missing, fails or hangs, a last row that says so."""
@@ -66,6 +70,7 @@ def run_module(
     directory = Path(tempfile.mkdtemp(prefix=f"{short_name(module)}-", dir=SCRATCH))
     limit_s = timeout_s or TIMEOUTS_S.get(module) or (TIMEOUT_QUICK_S if quick else TIMEOUT_S)
     options = [*(["--quick"] if quick else []), *(["--peers", ",".join(peers)] if peers else [])]
+    options += ["--scale", str(scale)] if scale != 1 else []
     try:
         yield from _rows_of_child(module, directory, options, limit_s, on_step)
     finally:
@@ -111,11 +116,13 @@ def _kill(child: subprocess.Popen[str]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def measure(module: str, directory: Path, *, quick: bool, peers: Sequence[str] = ()) -> Iterator[Row | Step]:
+def measure(
+    module: str, directory: Path, *, quick: bool, peers: Sequence[str] = (), scale: float = 1.0
+) -> Iterator[Row | Step]:
     """In the child: the rows and steps that the module's `run` yields."""
     run = importlib.import_module(module).run
     wanted = inspect.signature(run).parameters
-    offered = {"quick": quick, "directory": directory, "peers": peers}
+    offered = {"quick": quick, "directory": directory, "peers": peers, "scale": scale}
     for yielded in run(**{name: value for name, value in offered.items() if name in wanted}):
         if isinstance(yielded, Step):
             yield yielded
@@ -137,8 +144,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--peers", type=lambda names: tuple(names.split(",")), default=())
+    parser.add_argument("--scale", type=float, default=1.0)
     options = parser.parse_args()
-    for told in measure(options.module, options.directory, quick=options.quick, peers=options.peers):
+    given = {"quick": options.quick, "peers": options.peers, "scale": options.scale}
+    for told in measure(options.module, options.directory, **given):
         line = {"step": vars(told)} if isinstance(told, Step) else vars(told)
         print(json.dumps(line), file=rows, flush=True)
 

@@ -171,7 +171,7 @@ class ScheduleBroker(Protocol):
 
     async def create_schedule(
         self, name: str, *, topic: str, payload: bytes = b"", cron: str | None = None,
-        every: float | None = None, tz: str = "UTC", **more: Any,
+        every: float | None = None, tz: str | None = None, **more: Any,
     ) -> ScheduleInfo:  # fmt: skip
         """Enqueue a message at each of these times, once each. Again under the same name changes the schedule. `more`:
         starts, ends, misfire, grace, makeup_max, and the message's priority, key, headers, ttl, max_retries,
@@ -190,7 +190,7 @@ class ScheduleBroker(Protocol):
 
 
 @runtime_checkable
-class Broker(Protocol):
+class Broker(GroupBroker, ReplayBroker, ScheduleBroker, Protocol):
     # -- topics ----------------------------------------------------------------------------------------------------
 
     async def create_topic(self, topic: str, **config: Any) -> TopicInfo:

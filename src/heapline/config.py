@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -72,6 +73,12 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     backoff: Backoff = Backoff()  # waits between retries
     dlq: bool = True  # keep dead messages in the dead-letter queue; False = drop them, recorded
     retention: float = 0.0  # seconds to keep the journal of messages that are gone; 0 = until reclaimed
+    retention_bytes: int = 0  # the same by size: the oldest of it goes once the journal is larger, however young it is;
+    # with retention = 0 the size alone decides; 0 = no limit
+    retention_margin: int = 0  # rows to keep below the place of the last of the groups that hold the journal
+    retention_hard_bytes: int = 0  # size above which even what groups have not read goes, and they go on behind it;
+    # messages that live never go; 0 = no limit
+    retention_hard_age: float = 0.0  # the same by age: seconds; 0 = no limit
     dedup_window: float = 24 * 3600.0  # seconds that sequences and idempotency keys are remembered
     max_payload_bytes: int = 1 << 20  # a larger payload is refused; at most 4 MiB − 128 KiB
     max_inflight: int = 0  # leased messages at once; 0 = no limit
@@ -97,6 +104,15 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _between("visibility_default", self.visibility_default, 0.001, self.lease_max)
         _between("max_retries_default", self.max_retries_default, 0, MAX_RETRIES_MAX)
         _between("retention", self.retention, 0, 100 * 366 * 86400)
+        _between("retention_bytes", self.retention_bytes, 0, 1 << 60)
+        _between("retention_margin", self.retention_margin, 0, 1 << 60)
+        _between("retention_hard_bytes", self.retention_hard_bytes, 0, 1 << 60)
+        _between("retention_hard_age", self.retention_hard_age, 0, 100 * 366 * 86400)
+        if 0 < self.retention_hard_bytes < self.retention_bytes or 0 < self.retention_hard_age < self.retention:
+            raise BadRequest(
+                "retention_hard_bytes and retention_hard_age end what retention_bytes and retention keep: "
+                "they must not be smaller"
+            )
         _between("dedup_window", self.dedup_window, 0, 366 * 86400)
         _between("max_payload_bytes", self.max_payload_bytes, 1, min(PAYLOAD_BYTES_MAX, self.segment_bytes // 2))
         _between("max_inflight", self.max_inflight, 0, 1 << 31)
@@ -150,6 +166,15 @@ def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> Topi
         fields = {"max_payload_bytes": min(default, max(1, fields["segment_bytes"] // 2)), **fields}
     plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
     config = _convert("topic", plain, TopicConfig)
+    config.validate()
+    return config
+
+
+def make_group_config(fields: Mapping[str, Any], base: GroupConfig | None = None) -> GroupConfig:
+    """A validated config from keywords, over `base` (or the defaults)."""
+    _check_names("group", dict(fields), GroupConfig)
+    plain = msgspec.to_builtins(base or GroupConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
+    config = _convert("group", plain, GroupConfig)
     config.validate()
     return config
 

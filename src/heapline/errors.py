@@ -225,7 +225,10 @@ class ReplayExists(RequestError):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"replay {name!r} is there and was asked for otherwise: give this one another name")
+        super().__init__(
+            f"replay {name!r} is there and was asked for otherwise: give this one another name. "
+            f"What it was asked for: heapline replay show {name}"
+        )
 
 
 class Closed(RequestError):

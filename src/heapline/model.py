@@ -297,7 +297,7 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds until the first of the leases ends, if it is not extended or acked before; None = nothing is leased.
     lease_ends_in: float | None = None
     # "enqueue" and "pop" (calls, without waiting for a message to be there), "commit" (units, until durable), "late"
-    # (how late the engine looked at what time brings about).
+    # (how late the engine looked at what time brings about), "fired" (delayed messages, from due to ready).
     latencies: dict[str, LatencyHistogram] = {}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -56,7 +57,7 @@ class StreamMessage:
         self.offset = offset  # its place in the partition
         self.id = id
         self.payload = payload
-        self.priority = priority
+        self.priority = priority  # as it was enqueued, whatever it was rescheduled to
         self.attempts = attempts  # the number of this delivery to the group, 1 on the first
         self.key = key
         self._headers = headers
@@ -113,8 +114,11 @@ class Payloads(Sequence[bytes]):
         return bytes(self.data[int(self.starts[at]) : int(self.ends[at])])
 
     def __iter__(self) -> Iterator[bytes]:
-        data = self.data
-        return (bytes(data[a:b]) for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True))
+        data, whole = self.data, self.data.obj
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        if isinstance(whole, bytes) and len(whole) == len(data):  # cut at once, without a view for each
+            return iter([whole[a:b] for a, b in spans])
+        return (bytes(data[a:b]) for a, b in spans)
 
 
 class StreamBatch:
@@ -140,13 +144,13 @@ class StreamBatch:
         return len(self.offsets)
 
     def messages(self) -> list[StreamMessage]:
-        none: list[None] = [None] * len(self)
-        columns = zip(
-            self.offsets.tolist(), self.ids.tolist(), self.payloads, self.priorities.tolist(), self.attempts.tolist(),
-            self.keys or none, self.headers or none, self.enqueued_ms.tolist(), self.fairness_keys or none, strict=True,
+        columns = map(
+            StreamMessage, repeat(self._settles), repeat(self.topic), repeat(self.partition), self.offsets.tolist(),
+            self.ids.tolist(), self.payloads, self.priorities.tolist(), self.attempts.tolist(),
+            self.keys or repeat(None), self.headers or repeat(None), self.enqueued_ms.tolist(),
+            self.fairness_keys or repeat(None),
         )  # fmt: skip
-        settles, topic, partition = self._settles, self.topic, self.partition
-        return [StreamMessage(settles, topic, partition, *row) for row in columns]
+        return list(columns)
 
     async def ack(self) -> None:
         if self._settles is not None:
@@ -166,6 +170,7 @@ class Fetched(NamedTuple):
     batches: list[StreamBatch]
     partitions: list[int]  # that it reads
     generation: int  # rises whenever partitions change hands
+    waited: float = 0.0  # seconds since the first of the batches arrived, where they were pushed: they are that old
 
 
 class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -328,6 +329,39 @@ def test_stats_for_people_names_every_topic(data: Path) -> None:
     assert result.exit_code == 0
     assert "billing/invoices" in result.stdout
     assert "dead_lettered" in result.stdout
+
+
+async def _with_groups(data: Path) -> None:
+    async with heapline.open(data, spare_segment_bytes=0) as hl:
+        await hl.update_topic("jobs", max_payload_bytes=256 << 10)
+        await hl.create_group("jobs", "slow")
+        await hl.create_group("jobs", "watching", observer=True)
+        for _ in range(12):
+            await hl.enqueue_batch("jobs", [heapline.Outgoing(b"x" * 200_000, priority=-9)] * 2)
+            await hl.ack(await hl.pop("jobs", 2))
+        for _ in range(2):
+            await hl.snapshot("jobs")
+            await hl.enqueue("jobs", b"")
+
+
+def test_stats_tell_for_whom_segments_are_kept_and_what_was_given_back(data: Path) -> None:
+    asyncio.run(_with_groups(data))
+    found = objects(cli("stats", str(data), "--json", "-t", "jobs").stdout)[0]
+    assert found["segments"] >= 4
+    kept = found["kept_for"]
+    assert kept["group slow"]["segments"] >= 3
+    assert kept["group slow"]["bytes"] == kept["group slow"]["segments"] << 20
+    assert "group watching" not in kept
+    assert "retention" not in kept
+    assert kept["live messages"]["segments"] >= 1
+    assert kept["being written"]["segments"] >= 1
+    assert found["groups"] == {
+        "slow": {"lag": 35, "dead": 0, "holds": True}, "watching": {"lag": 35, "dead": 0, "holds": False}
+    }  # fmt: skip
+    assert (found["given_back_segments"], found["given_back_bytes"], found["moved_records"]) == (0, 0, 0)
+    shown = cli("stats", str(data), "-t", "jobs").stdout
+    assert "group slow" in shown
+    assert "given back" in shown
 
 
 # --- what was typed ---------------------------------------------------------------------------------------------------

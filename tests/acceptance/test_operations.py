@@ -137,6 +137,7 @@ def ground_served(place: Place) -> None:
     async def fill() -> None:
         async with WireBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
             await broker.create_topic("jobs", **SMALL)
+            await broker.create_group("jobs", "audit", observer=True)
             for payload in MESSAGES:
                 await broker.enqueue("jobs", payload)
 

@@ -123,6 +123,12 @@ class EmbeddedWorld:
         for info in await self.broker.list_topics():
             for _ in range(2):  # the first call is decided before what time brings, the second after it
                 await self.broker.stats(info.name)
+        await self.engine.fire_schedules()
+
+    @property
+    def engine(self) -> EmbeddedBroker:
+        """The broker that keeps the time."""
+        return self.broker
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self.clock.wall_ms())
@@ -147,6 +153,10 @@ class GrpcWorld(EmbeddedWorld):
         await self.broker.close()
         await self.server.stop()
         await self.behind.close()
+
+    @property
+    def engine(self) -> EmbeddedBroker:
+        return self.behind
 
 
 class ConnectWorld(GrpcWorld):

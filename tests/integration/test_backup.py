@@ -9,17 +9,22 @@ from pathlib import Path
 import pytest
 
 import heapline
+from heapline.cli import backup as backup_module
 from heapline.cli.backup import backup
 from heapline.cli.examine import examine
 from heapline.cli.places import find_topics
 from heapline.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
+from heapline.engine.catalog import Entry
+from heapline.engine.replays import running
 from heapline.errors import BadRequest
 from heapline.journal import RealDisk
 from heapline.journal.segment import segment_path
 from heapline.journal.watermark import read_watermark
 from heapline.model import Outgoing
 from heapline.server.auth import DirectoryGuard
+from heapline.streams import ReplayFilter
+from heapline.testing import FakeClock
 from tests.conformance.worlds import UnsyncedDisk
 
 BUSY = BrokerConfig(reclaim_interval=0.01, snapshot_bytes=1 << 18, cache_bytes=0)
@@ -166,3 +171,128 @@ async def test_unit_that_is_being_written_is_left_out_whole(tmp_path: Path) -> N
     copied = (copy / segment.relative_to(data)).read_bytes()
     assert copied[mark.byte_end :].count(0) == len(copied) - mark.byte_end > 0
     check_every_byte(copy)
+
+
+async def test_schedules_are_in_the_copy_and_what_fired_while_it_was_taken_fires_no_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
+    copied: list[str] = []
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
+        await broker.create_topic("jobs", **SMALL)
+        await broker.create_schedule("tick", every=60, topic="jobs", misfire="all")
+        await broker.create_schedule("changed", every=60, topic="jobs", misfire="all")
+
+        async def fire() -> None:
+            await broker.create_schedule("changed", every=60, topic="jobs", misfire="all", payload=b"new")
+            clock.advance(60)
+            await broker.fire_schedules()
+
+        def copy_one(disk: object, source: Path, to: Path, entry: Entry) -> object:
+            if copied == ["_system/schedules"]:
+                asyncio.run_coroutine_threadsafe(fire(), loop).result()
+            copied.append(entry.topic)
+            return whole(disk, source, to, entry)  # type: ignore[arg-type]
+
+        whole = backup_module._copy_one
+        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        await asyncio.to_thread(backup, data, copy)
+    assert copied == ["_system/schedules", "jobs"]
+    check_every_byte(copy)
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
+        await broker.fire_schedules()
+        clock.advance(60)
+        await broker.fire_schedules()
+        assert [info.state for info in await broker.list_schedules()] == ["active", "active"]
+        names = ("heapline-schedule", "heapline-scheduled-at")
+        found = [tuple(m.headers[name] for name in names) for m in await broker.pop("jobs", 100)]
+        assert len(found) == len(set(found)) == 4
+
+
+async def replayed_so_far(broker: EmbeddedBroker, count: int, clock: FakeClock) -> None:
+    async with asyncio.timeout(30):
+        while (await broker.get_replay("r")).replayed < count:
+            clock.advance(0.5)
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [(0, 0), (0, 40), (30, 30), (30, 70)])
+@pytest.mark.parametrize("into", ["a-target", "z-target", None])
+async def test_replay_in_the_copy_goes_on_and_puts_nothing_in_twice_or_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, meanwhile: int, into: str | None
+) -> None:
+    data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
+    monkeypatch.setattr(running, "BATCH_ROWS", 7)
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
+        for topic in filter(None, ("jobs", into)):
+            await broker.create_topic(topic, partitions=2, **SMALL)
+        await broker.enqueue_batch("jobs", [Outgoing(b"%d" % i, key=str(i), priority=i % 3) for i in range(150)])
+        wanted = ReplayFilter(priority_max=1)  # 100 of them
+        await broker.start_replay("r", "jobs", into=into, rate=20, where=wanted)
+        await replayed_so_far(broker, before, clock)
+
+        def copy_one(disk: object, source: Path, to: Path, entry: Entry) -> object:
+            asyncio.run_coroutine_threadsafe(replayed_so_far(broker, meanwhile, clock), loop).result()
+            return whole(disk, source, to, entry)  # type: ignore[arg-type]
+
+        whole = backup_module._copy_one
+        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        await asyncio.to_thread(backup, data, copy)
+    check_every_byte(copy)
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
+        await replayed_so_far(broker, 100, clock)
+        found = [m.payload for m in await broker.pop(into or "jobs", 1000) if "heapline-replay" in m.headers]
+        assert sorted(found) == sorted(b"%d" % i for i in range(150) if i % 3 <= 1)
+
+
+async def test_fast_replay_that_is_older_in_the_copy_than_its_target_ends_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of its rows are in cannot be told any more: some may be gone since."""
+    data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
+        for topic in ("jobs", "target"):
+            await broker.create_topic(topic, **SMALL)
+        await broker.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(50)])
+        await broker.start_replay("r", "jobs", into="target", mode="fast", rate=20)
+
+        def copy_one(disk: object, source: Path, to: Path, entry: Entry) -> object:
+            asyncio.run_coroutine_threadsafe(replayed_so_far(broker, 30, clock), loop).result()
+            return whole(disk, source, to, entry)  # type: ignore[arg-type]
+
+        whole = backup_module._copy_one
+        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        await asyncio.to_thread(backup, data, copy)
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
+        async with asyncio.timeout(30):
+            while (info := await broker.get_replay("r")).state == "running":  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert info.state == "failed"
+        assert "older than" in str(info.error)
+
+
+async def test_checkpoint_in_the_copy_is_never_past_what_the_copy_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, copy, loop = tmp_path / "data", tmp_path / "copy", asyncio.get_running_loop()
+    async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
+        await broker.create_topic("jobs", **SMALL)
+
+        async def go_on(payload: bytes) -> None:
+            await broker.enqueue("jobs", payload)
+            assert [row.payload async for row in broker.replay("jobs", checkpoint="c")] == [payload]
+
+        def copy_topic(*args: object) -> object:
+            copied = whole(*args)  # type: ignore[arg-type]
+            asyncio.run_coroutine_threadsafe(go_on(b"late"), loop).result()
+            return copied
+
+        await go_on(b"early")
+        whole = backup_module.copy_topic
+        monkeypatch.setattr(backup_module, "copy_topic", copy_topic)
+        await asyncio.to_thread(backup, data, copy)
+    check_every_byte(copy)
+    async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()) as broker:
+        for payload in (b"new", b"newer"):
+            await broker.enqueue("jobs", payload)
+        assert [row.payload async for row in broker.replay("jobs", checkpoint="c")] == [b"new", b"newer"]

@@ -25,7 +25,12 @@ def nonsense(message: Any, chance: random.Random, depth: int = 0) -> Any:
         if chance.random() < 0.3 or (field.name == "wait") or depth > 3:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            getattr(message, field.name)[chance.choice(TEXTS)] = chance.choice(TEXTS)
+            key, inner = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            entries, spelled = getattr(message, field.name), value(key, chance)
+            if inner.message_type is not None:
+                nonsense(entries[spelled], chance, depth + 1)
+            else:
+                entries[spelled] = value(inner, chance)
         elif field.message_type is not None:
             inner = getattr(message, field.name)
             if field.is_repeated:

@@ -39,7 +39,8 @@ CHECKED = [
 ]  # fmt: skip
 NEEDED = {
     "topic", "messages", "batch_id", "part", "parts", "message_id", "lease_token", "leases", "producer_id", "seconds",
-    "partition", "force", "email", "key_id", "payload", "payload_text", "payload_json",
+    "partition", "force", "email", "key_id", "name", "cron", "payload", "payload_text", "payload_json",
+    "group", "member", "session", "rows", "to", "checkpoint", "positions",
 }  # fmt: skip
 INSIDE = re.compile(r"Traceback|File \"|\.py\b|site-packages|msgspec|pydantic|starlette|asyncio|object at 0x|/tmp/")
 
@@ -71,7 +72,10 @@ class Served:
         behind = self.rig.behind
         for info in await behind.list_topics():
             await behind.delete_topic(info.name)
+        for schedule in await behind.list_schedules():
+            await behind.delete_schedule(schedule.name)
         await behind.create_topic("jobs", **self.rig.small, backoff={"base": 0.0})
+        await behind.create_schedule("nightly", cron="0 3 * * *", topic="jobs")
         ready = [await behind.enqueue("jobs", b"x", priority=-1) for _ in range(4)][-1]
         dead, held = await behind.pop("jobs", 2)
         await behind.bury(dead)
@@ -142,7 +146,8 @@ def _aim(case: Any, served: Served, chance: Random) -> None:
         for name in [name for name in place if name not in NEEDED and chance.random() < 0.7]:
             del place[name]
         id, token = chance.choice(served.known)
-        real = {"topic": "jobs", "message_id": id, "lease_token": token, "producer_id": "p", "force": True}
+        real = {"topic": "jobs", "message_id": id, "lease_token": token, "producer_id": "p", "force": True,
+                "name": "nightly", "cron": "@daily"}  # fmt: skip
         place.update({name: value for name, value in real.items() if name in place})
         if place.keys() & {"payload", "payload_json"}:
             place.pop("payload", None)
@@ -155,7 +160,7 @@ def _aim(case: Any, served: Served, chance: Random) -> None:
 async def _all_there_is(served: Served) -> Any:
     behind = served.rig.behind
     heaps = [(info, await picture(behind, info.name)) for info in await behind.list_topics()]
-    return heaps, await behind.list_batches()
+    return heaps, await behind.list_batches(), await behind.list_schedules()
 
 
 @pytest.mark.parametrize(("method", "path"), _operations())

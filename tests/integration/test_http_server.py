@@ -16,7 +16,10 @@ from tests.integration.server_rig import Keys
 
 SEED = """POST /v1/heaps, DELETE /v1/heaps/{topic}, PATCH /v1/heaps/{topic}, GET /v1/heaps, GET /v1/stats,
 POST /v1/enqueue, POST /v1/enqueue:batch, POST /v1/ack, POST /v1/nack, POST /v1/extend, GET /v1/peek"""
-DESTRUCTIVE = {("delete", "/v1/heaps/{topic}"), ("post", "/v1/heaps/{topic}:purge"), ("post", "/v1/dlq:delete")}
+DESTRUCTIVE = {
+    ("delete", "/v1/heaps/{topic}"), ("post", "/v1/heaps/{topic}:purge"), ("post", "/v1/dlq:delete"),
+    ("delete", "/v1/heaps/{topic}:groups/{group}"), ("post", "/v1/heaps/{topic}:groups/{group}:delete-dead"),
+}  # fmt: skip
 
 
 @pytest.fixture

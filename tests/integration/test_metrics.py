@@ -78,6 +78,7 @@ async def test_every_family_of_the_table_is_exposed_with_its_labels_and_no_other
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
         rig.server.metrics.watch("fsync_latency_ms", rig.behind._runner("jobs").counters.commit.tally)  # a fake disk
+        await rig.behind.create_group("jobs", "followers")
         requests = Requests(pop_start(credits=1))
         stream = rig.wire.calls.stream("PopStream", requests)
         await anext(stream)
@@ -208,3 +209,21 @@ async def test_metrics_without_key_only_where_the_server_listens_on_loopback(
 ) -> None:
     async with Rig(tmp_path, Keys(), host=host) as rig:
         assert (await scrape(rig)).status_code == status
+
+
+async def test_schedules_tell_what_they_fired_missed_and_how_late(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.wire.create_topic("jobs")
+        await rig.wire.create_schedule("a", every=60, topic="jobs")
+        await rig.wire.create_schedule("b", every=60, topic="jobs")
+        rig.clock.advance(60)
+        await rig.behind.fire_schedules()
+        rig.clock.advance(600)
+        await rig.behind.fire_schedules()
+        told = await read(rig)
+    assert told["schedules",] == 2
+    assert told["schedule_fired_total",] == 4
+    assert told["schedule_missed_total",] == 2
+    assert told["schedules_failing",] == told["schedule_failures_total",] == 0
+    assert told["schedule_delay_ms_count",] == 4
+    assert not [labels for labels in told if "schedules" in labels[1:]], "their journal is no topic of anybody's"

@@ -190,11 +190,18 @@ async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: 
         ("Purge", lambda hl: hl.purge("jobs")),
         ("DlqDelete", lambda hl: hl.dlq_delete("jobs", where=heapline.DlqFilter())),
         ("DeleteHeap", lambda hl: hl.delete_topic("jobs")),
+        ("DeleteGroup", lambda hl: hl.delete_group("jobs", "g")),
+        ("ResetOffsets", lambda hl: hl.reset_offsets("jobs", "g", to="latest")),
+        ("GroupDeadReplay", lambda hl: hl.group_dead_replay("jobs", "g")),
+        ("GroupDeadDelete", lambda hl: hl.group_dead_delete("jobs", "g")),
+        ("DeleteSchedule", lambda hl: hl.delete_schedule("s")),
     ],
 )
 async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call: Any) -> None:
     (message,) = await leased(cut)
     await message.bury()
+    await cut.rig.behind.create_group("jobs", "g")
+    await cut.rig.behind.create_schedule("s", topic="jobs", every=3600)
     with pytest.raises(UnavailableError, match=f"{name} was sent .* may have been carried out .* call again") as caught:
         await cut.lose_answer(call(cut.hl))
     assert type(caught.value) is UnavailableError
@@ -220,6 +227,22 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
     "enqueue_batch": lambda hl: hl.enqueue_batch("jobs", [Outgoing(b"n", seq=0)], producer_id="p1", epoch=1),
     "open_producer": lambda hl: hl.open_producer("jobs", "p2"),
     "abort_batch": lambda hl: hl.abort_batch("b"),
+    "create_group": lambda hl: hl.create_group("jobs", "h", max_retries=3),
+    "get_group": lambda hl: hl.get_group("jobs", "g"),
+    "list_groups": lambda hl: hl.list_groups("jobs"),
+    "group_offsets": lambda hl: hl.group_offsets("jobs", "g"),
+    "group_fetch": lambda hl: hl.group_fetch("jobs", "g", "n", session="t", max_messages=0),
+    "group_leave": lambda hl: hl.group_leave("jobs", "g", "m", session="s"),
+    "group_dead_list": lambda hl: hl.group_dead_list("jobs", "g"),
+    "create_schedule": lambda hl: hl.create_schedule("t", topic="jobs", every=3600),
+    "get_schedule": lambda hl: hl.get_schedule("s"),
+    "list_schedules": lambda hl: hl.list_schedules(),
+    "pause_schedule": lambda hl: hl.pause_schedule("s"),
+    "resume_schedule": lambda hl: hl.resume_schedule("s"),
+    "start_replay": lambda hl: hl.start_replay("q", "jobs", start="latest"),
+    "get_replay": lambda hl: hl.get_replay("r"),
+    "list_replays": lambda hl: hl.list_replays(),
+    "cancel_replay": lambda hl: hl.cancel_replay("r"),
 }
 
 
@@ -228,7 +251,16 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
     await cut.rig.behind.enqueue("jobs", b"there")
     await cut.rig.behind.prepare_batch("b", "p", {"jobs": [Outgoing(b"1"), Outgoing(b"2")]})
     await cut.rig.behind.open_producer("jobs", "p1")
+    await cut.rig.behind.group_fetch("jobs", "g", "m", session="s", max_messages=0)
+    await cut.rig.behind.create_schedule("s", topic="jobs", every=3600)
+    await cut.rig.behind.start_replay("r", "jobs", start="latest")
     answer = await cut.lose_answer(STATE[name](cut.hl))
+    schedules = {info.name: info.state for info in await cut.rig.behind.list_schedules()}
+    assert schedules == {
+        "create_schedule": {"s": "active", "t": "active"}, "pause_schedule": {"s": "paused"},
+    }.get(name, {"s": "active"})  # fmt: skip
+    replays = {info.name for info in await cut.rig.behind.list_replays()}
+    assert replays == ({"q", "r"} if name == "start_replay" else {"r"})
     topics = {info.name: info for info in await cut.rig.behind.list_topics()}
     stats = await cut.rig.behind.stats("jobs")
     assert set(topics) == ({"jobs", "more"} if name == "create_topic" else {"jobs"})
@@ -241,6 +273,10 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
     assert batches == {
         "commit_batch": {"b": "committed"}, "abort_batch": {}, "prepare_batch": {"b": "undecided", "c": "undecided"},
     }.get(name, {"b": "undecided"})  # fmt: skip
+    groups = {info.name: set(info.members) for info in await cut.rig.behind.list_groups("jobs")}
+    assert groups == {
+        "create_group": {"g": {"m"}, "h": set()}, "group_fetch": {"g": {"m", "n"}}, "group_leave": {"g": set()},
+    }.get(name, {"g": {"m"}})  # fmt: skip
     if name == "commit_batch":
         assert answer == 2
     if name == "open_producer":  # the last epoch is the one that holds
@@ -248,10 +284,13 @@ async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_wo
 
 
 async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
-    """What is listed here stands in a test of this file; a method that is added to the contract must be too."""
+    """What is listed here stands in a test of this file or the one named; a method new in the contract must be too."""
     elsewhere = {
         "enqueue", "enqueue_batch", "pop", "ack", "extend", "nack", "release", "bury", "cancel", "reschedule", "get",
-        "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close",
+        "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
+        "group_dead_replay", "group_dead_delete",
+        "group_ack", "group_nack", "subscribe",  # test_group_faces.py
+        "delete_schedule", "replay",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}
     assert calls == set(STATE) | elsewhere
@@ -272,6 +311,27 @@ async def test_log_is_read_on_where_it_broke(cut: Cut) -> None:
     async for frame in cut.hl.read_log("jobs"):
         offsets += [row for e in frame.events for row in range(e.offset, e.offset + e.row_count)]
     assert offsets == list(range(40))
+
+
+async def test_replay_is_read_on_where_it_broke(cut: Cut) -> None:
+    for i in range(40):
+        await cut.rig.behind.enqueue("jobs", b"%d" % i + b"." * 5000)
+    cut.proxy.cut_after(50_000)
+    seen = [row.payload.rstrip(b".") async for row in cut.hl.replay("jobs", rate=1e6)]  # type: ignore[union-attr]
+    assert list(dict.fromkeys(seen)) == [b"%d" % i for i in range(40)]
+    assert len(seen) == 40
+
+
+async def test_replays_whose_answers_were_lost_are_the_same_replays(cut: Cut) -> None:
+    await cut.rig.behind.enqueue("jobs", b"x")
+    await cut.rig.behind.create_topic("more", **SMALL)
+    started = await cut.lose_answer(cut.hl.start_replay("r", "jobs", into="more", rate=0.001))
+    assert started.name == "r"
+    assert (await cut.lose_answer(cut.hl.get_replay("r"))).into == "more"
+    assert [info.name for info in await cut.lose_answer(cut.hl.list_replays())] == ["r"]
+    ended = await cut.lose_answer(cut.hl.cancel_replay("r"))
+    assert ended.state in ("cancelled", "done")
+    assert len(await cut.rig.behind.list_replays()) == 1
 
 
 async def test_next_endpoint_is_used_when_one_fails(cut: Cut) -> None:

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from heapline.core.done import DoneRanges
 from heapline.core.partition import Decision, Partition
 from heapline.core.prepared import Prepared
+from heapline.core.stream_tail import StreamTail
 from heapline.engine.former_places import FormerPlaces
 from heapline.journal.writer import SegmentWriter
 from heapline.testing.disk import FakeFile
@@ -23,6 +26,14 @@ def test_promises_hold_over_crashes_and_faults(seed: int) -> None:
     report = simulate(seed)
     assert report.complaints == [], report.text()
     assert report.history.drained | report.history.damaged == set(report.history.topics)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 6, 7])
+def test_groups_get_what_they_are_promised_over_crashes_and_faults(seed: int) -> None:
+    report = simulate(seed, groups=True)
+    assert report.complaints == [], report.text()
+    read = sum(len(call.result) for call in report.history.calls if call.verb == "group_fetch" and call.result)
+    assert read > 200
 
 
 @pytest.mark.parametrize("seed", [101])
@@ -71,7 +82,7 @@ def test_it_sees_a_broker_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_sees_a_broker_that_takes_retries_for_new_after_a_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FormerPlaces, "parts", lambda self: self._today)
-    found = (text for seed in range(2, 9) for text in simulate(seed, rot=False).complaints)
+    found = (text for seed in (12, *range(2, 9)) for text in simulate(seed, rot=False).complaints)
     assert any(text.startswith("NoDoubleEnqueue") for text in found)
 
 
@@ -126,7 +137,28 @@ def test_it_sees_a_commit_that_takes_the_other_parts_along(monkeypatch: pytest.M
     assert "BatchAllOrNothing" in complaints_of_some_seed(monkeypatch)
 
 
+def group_complaints_of_some_seed() -> set[str]:
+    for seed in range(2, 8):
+        found = {text.partition(" ")[0] for text in simulate(seed, 200, groups=True).complaints}
+        if found:
+            return found
+    return set()
+
+
+def test_it_sees_a_group_that_forgets_what_was_acked_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DoneRanges, "to_state", lambda self: [b"", b"", b""])
+    monkeypatch.setattr(DoneRanges, "contains", lambda self, offsets: np.zeros(len(offsets), dtype=np.bool_))
+    assert group_complaints_of_some_seed() & {"GroupAckedStaysDone", "Traceback"}
+
+
+def test_it_sees_rows_that_groups_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = StreamTail.append
+    monkeypatch.setattr(StreamTail, "append", lambda self, rows: append(self, rows.only(rows.ids % 5 != 0)))
+    assert "GroupSeesAll" in group_complaints_of_some_seed()
+
+
 @pytest.mark.soak
-def test_promises_hold_over_many_new_seeds() -> None:
+@pytest.mark.parametrize("more", [[], ["--groups"]])
+def test_promises_hold_over_many_new_seeds(more: list[str]) -> None:
     first = int.from_bytes(os.urandom(3), "little") + 1_000_000
-    assert main(["--seed", str(first), "--soak", str(SOAK_SECONDS)]) == 0
+    assert main(["--seed", str(first), "--soak", str(SOAK_SECONDS / 2), *more]) == 0

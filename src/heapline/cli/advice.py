@@ -11,13 +11,17 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heapline.broker import Broker
 from heapline.cli.present import some
 from heapline.client.target import parse_target
 from heapline.errors import (
     DeadlineExceeded,
+    GroupExists,
+    GroupNotFound,
     HeaplineError,
+    ScheduleNotFound,
     TopicExists,
     TopicNotFound,
     Unauthenticated,
@@ -57,8 +61,14 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
     """The error to show; the connection is still open, so the server can be asked what there is."""
     if isinstance(error, TopicNotFound):
         return _saying(error, await _missing_topic(error, hl))
+    if isinstance(error, ScheduleNotFound):
+        return _saying(error, await _missing_schedule(error, hl))
     if isinstance(error, TopicExists):
         return _saying(error, _other_settings(error))
+    if isinstance(error, GroupNotFound):
+        return _saying(error, await _missing_group(error, hl))
+    if isinstance(error, GroupExists):
+        return _saying(error, _other_group_settings(error))
     if isinstance(error, Unauthenticated):
         return _saying(error, _no_entry(where))
     if isinstance(error, UnavailableError) and not error.reached:
@@ -66,6 +76,17 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
     if isinstance(error, DeadlineExceeded):
         return _saying(error, f"{error}. {await _late(where)}")
     return error
+
+
+async def _missing_schedule(error: ScheduleNotFound, hl: Broker) -> str:
+    text = f"there is no schedule {error.schedule!r}"
+    try:
+        names = [info.name for info in await hl.list_schedules()]
+    except HeaplineError:
+        names = []
+    if names:
+        return f"{text}; there are {some(names, TOPICS_SHOWN)}"
+    return f"{text}, and no other. Make one with: heapline schedule create NAME TOPIC --every 1h"
 
 
 async def _missing_topic(error: TopicNotFound, hl: Broker) -> str:
@@ -83,6 +104,24 @@ def _other_settings(error: TopicExists) -> str:
     return (
         f"topic {error.topic!r} exists with another {', '.join(error.differing)}: change what can be changed with "
         f"heapline topic update {error.topic}, or pick another name"
+    )
+
+
+async def _missing_group(error: GroupNotFound, hl: Any) -> str:
+    text = f"topic {error.topic!r} has no group {error.group!r}"
+    try:
+        names = sorted(info.name for info in await hl.list_groups(error.topic))
+    except HeaplineError:
+        names = []
+    if names:
+        text += f"; there are {some(names, TOPICS_SHOWN)}"
+    return f"{text}. Make it with: heapline group create {error.topic} {error.group}"
+
+
+def _other_group_settings(error: GroupExists) -> str:
+    return (
+        f"group {error.group!r} of topic {error.topic!r} exists with another {', '.join(error.differing)}: pick "
+        f"another name, or delete it first with: heapline group delete {error.topic} {error.group}"
     )
 
 

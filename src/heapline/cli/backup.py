@@ -1,14 +1,18 @@
 """`heapline backup --data DIR --to DIR`: a copy of a data directory, also of one that a server is using.
 
 Each topic's folder is copied so that it is whole at one moment (journal/backup.py); moments of different topics lie
-apart. Two orders matter. The catalog is read first and written last: so a copy that was cut off has none and cannot be
+apart. Four orders matter. The catalog is read first and written last: so a copy that was cut off has none and is not
 taken for a backup, a topic that grows meanwhile has a journal ahead of its catalog, which opening expects, and one that
 is deleted meanwhile is left out. The broker's own journal, which says what was decided on batches over several topics,
-is copied after all others: whatever they left undecided it has decided or will, and decisions are kept for days.
+is copied after all others: whatever they left undecided it has decided or will, and decisions are kept for days. The
+journal of the schedules is copied before them: a firing that it does not know yet is recognised by its topic. And so
+are the files that say how far replays are: what they are behind they repeat or recognise, what they are ahead of they
+would leave out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +25,9 @@ from heapline.clock import SystemClock
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.decisions import NAMESPACE as SYSTEM
+from heapline.engine.replays.files import FOLDER as REPLAYS
+from heapline.engine.replays.files import make_folder
+from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.errors import BadRequest, CorruptionError
 from heapline.journal import Disk, RealDisk
 from heapline.journal.backup import Copied, copy_topic
@@ -47,7 +54,8 @@ def backup(
     catalog = Catalog(disk, str(data))
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     total, kept = 0, {}
-    for entry in sorted(catalog.entries.values(), key=lambda e: e.namespace == SYSTEM):
+    replays = _read_notes(disk, f"{data}/{REPLAYS}")
+    for entry in sorted(catalog.entries.values(), key=_turn):
         copied = _copy_one(disk, data, to, entry)
         if copied is None:
             console.print(f"{escape(entry.topic)}: deleted meanwhile, left out")
@@ -55,23 +63,50 @@ def backup(
         kept[entry.namespace, entry.name] = entry
         total += copied.bytes
         console.print(f"{escape(entry.topic)}: up to unit {copied.unit}, {copied.segments} segments")
+    _write_notes(disk, f"{to}/{REPLAYS}", replays)
     _copy_files(data, to)
     catalog.write_copy(f"{to}/{CATALOG}", kept)
     disk.fsync_dir(str(to.resolve().parent))
     console.print(f"[green]{len(kept)} topics, {total} bytes[/green] in {escape(str(to))}")
 
 
+def _turn(entry: Entry) -> int:
+    if entry.namespace != SYSTEM:
+        return 1
+    return 0 if entry.name == SCHEDULES else 2
+
+
 def _copy_one(disk: Disk, data: Path, to: Path, entry: Entry) -> Copied | None:
     """None: the topic has gone."""
     target = f"{to}/{entry.folder}"
     disk.mkdir(os.path.dirname(target))
+    checkpoints = _read_notes(disk, f"{data}/{entry.folder}/{REPLAYS}")
     try:
-        return copy_topic(disk, f"{data}/{entry.folder}", target, SystemClock().wall_ms)
+        copied = copy_topic(disk, f"{data}/{entry.folder}", target, SystemClock().wall_ms)
     except (FileNotFoundError, CorruptionError):
         if entry in Catalog(disk, str(data)).entries.values():
             raise
         disk.remove_tree(target)
         return None
+    _write_notes(disk, f"{target}/{REPLAYS}", checkpoints)
+    return copied
+
+
+def _read_notes(disk: Disk, folder: str) -> dict[str, bytes]:
+    """Small files that are replaced whole: one that goes meanwhile is over."""
+    found = {}
+    for name in disk.listdir(folder) if disk.exists(folder) else ():
+        with contextlib.suppress(FileNotFoundError):
+            if not name.endswith(".tmp"):
+                found[name] = bytes(disk.read_file(f"{folder}/{name}"))
+    return found
+
+
+def _write_notes(disk: Disk, folder: str, notes: dict[str, bytes]) -> None:
+    if notes:
+        make_folder(disk, folder)
+    for name, content in notes.items():
+        disk.write_file_atomic(f"{folder}/{name}", content)
 
 
 def _copy_files(data: Path, to: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
+from heapline.cli.holders import Holders, holders
 from heapline.cli.places import Place
 from heapline.cli.reading import held_for_reading, rebuild, segment_sizes, state_of, units_of
 from heapline.core.events import KIND_NAMES, decode_events
@@ -30,6 +31,13 @@ class Figures:
     to_ms: int = 0
     snapshots: dict[int, int] = field(default_factory=dict)  # unit -> bytes, blobs included
     state: dict[str, int] | None = None  # messages by state
+    holders: Holders | None = None  # for whom segments are kept
+    segment_bytes: int = 0
+
+    @property
+    def given_back(self) -> int:
+        """Segments that have gone since the topic was made: they are numbered from 1 on, and go in that order."""
+        return min(self.segments, default=1) - 1
 
     @property
     def live_bytes(self) -> int | None:
@@ -48,6 +56,8 @@ def figures(disk: Disk, place: Place, *, running: bool) -> Figures:
                 topic = rebuild(disk, place, running)
                 found.state = state_of(topic)
                 found.live = {n: (topic.live.count(n), topic.live.bytes(n)) for n in found.segments}
+                found.segment_bytes = topic.config.segment_bytes
+                found.holders = holders(disk, place, topic, list(found.snapshots))
     return found
 
 

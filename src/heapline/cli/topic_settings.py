@@ -71,6 +71,10 @@ SETTINGS = (
     _size("max_payload_bytes", LIMITS, "A larger payload is refused."),
     _duration("dedup_window", LIMITS, "How long idempotency keys are remembered."),
     _duration("retention", STORAGE, "How long the journal of messages that are gone is kept; 0: until reclaimed."),
+    _size("retention_bytes", STORAGE, "How large the journal gets before the oldest of that goes; 0: no limit."),
+    Setting("retention_margin", int, STORAGE, "Rows to keep below the place of the last group that holds the journal."),
+    _size("retention_hard_bytes", STORAGE, "The size above which even what groups have not read goes; 0: no limit."),
+    _duration("retention_hard_age", STORAGE, "The age at which even what groups have not read goes; 0: no limit."),
     _size("segment_bytes", STORAGE, "Size of a journal file, 1MiB to 1GiB."),
     Setting(
         "fsync", str, STORAGE, "commit: what is answered is on disk; interval and os give that promise up.",

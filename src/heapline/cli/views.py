@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.markup import escape
 
 from heapline.cli.examine import Examined, Finding
 from heapline.cli.figures import Figures
+from heapline.cli.holders import Holders
 from heapline.cli.losses import Plan
 from heapline.cli.places import Places
 from heapline.cli.present import columns_table, count, facts_table, moment, size, some
@@ -94,7 +96,16 @@ def figures_dict(found: Figures) -> dict[str, Any]:
         "events": dict(found.events), "rows": dict(found.rows), "from_ms": found.from_ms, "to_ms": found.to_ms,
         "snapshots": {str(unit): nbytes for unit, nbytes in found.snapshots.items()}, "state": found.state,
         "live_messages": None if found.live is None else {str(n): c for n, (c, _) in found.live.items()},
+        "given_back_segments": found.given_back, "given_back_bytes": found.given_back * found.segment_bytes,
+        "moved_records": found.rows["moved"], **_holders_dict(found.holders),
     }  # fmt: skip
+
+
+def _holders_dict(found: Holders | None) -> dict[str, Any]:
+    if found is None:
+        return {"kept_for": None, "groups": None}
+    kept = {name: {"segments": n, "bytes": found.bytes[name]} for name, n in found.segments.items()}
+    return {"kept_for": kept, "groups": {name: asdict(figures) for name, figures in found.groups.items()}}
 
 
 def show_figures(console: Console, found: Figures) -> None:
@@ -116,9 +127,24 @@ def show_figures(console: Console, found: Figures) -> None:
         ("messages now", state),
         ("snapshots", snapshots),
     ]
+    won = f"{count(found.given_back)} segment(s), {size(found.given_back * found.segment_bytes)}"
+    facts.append(("given back", f"{won} since the topic was made; {count(found.rows['moved'])} records moved for that"))
     if found.running:
         facts.append(("in use", "a process has it open; counted up to where it is durable"))
     console.print(facts_table(escape(found.topic), facts))
     kinds = [(kind, count(found.events[kind]), count(n)) for kind, n in found.rows.most_common()]
     if kinds:
         console.print(columns_table("", ("kind", "events", "rows"), kinds, right=(1, 2)))
+    if found.holders is not None:
+        _show_holders(console, found.holders)
+
+
+def _show_holders(console: Console, found: Holders) -> None:
+    kept = [(escape(name), count(n), size(found.bytes[name])) for name, n in found.segments.most_common()]
+    console.print(columns_table("", ("kept for", "segments", "bytes"), kept, right=(1, 2)))
+    groups = [
+        (escape(name), count(group.lag), count(group.dead), "yes" if group.holds else "no")
+        for name, group in found.groups.items()
+    ]
+    if groups:
+        console.print(columns_table("", ("group", "lag", "dead letters", "holds the journal"), groups, right=(1, 2)))

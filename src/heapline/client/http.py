@@ -28,6 +28,9 @@ from heapline.client.checks import (
     checked_topic,
 )  # fmt: skip
 from heapline.client.http_calls import HttpCalls, read_error
+from heapline.client.http_groups import HttpGroups
+from heapline.client.http_replays import HttpReplays
+from heapline.client.http_schedules import HttpSchedules
 from heapline.client.leases import Outcome, on_each_topic
 from heapline.client.numbering import enqueue_checked, enqueue_numbered
 from heapline.client.returning import Returns
@@ -67,7 +70,7 @@ BATCH_BYTES = 16 << 20  # of one request; larger batches that need not be atomic
 T = TypeVar("T")
 
 
-class HttpBroker:
+class HttpBroker(HttpGroups, HttpReplays, HttpSchedules):
     """`async with HttpBroker("http://localhost:7480", credential="Bearer …") as broker: …`"""
 
     def __init__(self, url: str, *, credential: str | None = None, timeout: float | None = None) -> None:

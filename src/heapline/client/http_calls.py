@@ -43,11 +43,14 @@ class HttpCalls:
             raise heapline_error(response.status_code, response.content)
         return msgspec.json.decode(response.content, type=kind)
 
-    async def lines(self, path: str, query: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The lines of an answer that is a stream of them."""
-        given = {name: value for name, value in query.items() if value is not None}
+    async def lines(self, path: str, query: dict[str, Any] | None = None, body: Any = None) -> AsyncIterator[bytes]:
+        """The lines of an answer that is a stream of them; `body` is a struct, if there is one."""
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        sent: dict[str, Any] = {}
+        if body is not None:
+            sent = {"content": msgspec.json.encode(body), "headers": {"content-type": "application/json"}}
         try:
-            async with self._client.stream("GET", path, params=given) as response:
+            async with self._client.stream("GET" if body is None else "POST", path, params=given, **sent) as response:
                 if response.status_code >= 300:
                     raise heapline_error(response.status_code, await response.aread())
                 rest = b""

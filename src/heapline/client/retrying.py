@@ -29,7 +29,10 @@ from heapline.client.patience import (
 from heapline.errors import Closed, DeadlineExceeded, HeaplineError, TopicReloading, UnavailableError
 
 #: Doing them twice is not doing them once: they would also hit what came in between.
-ONCE = frozenset({"Purge", "DeleteHeap", "DlqReplay", "DlqDelete"})
+ONCE = frozenset({
+    "Purge", "DeleteHeap", "DlqReplay", "DlqDelete", "DeleteSchedule",
+    "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
+})  # fmt: skip
 
 
 class _Link:
@@ -63,7 +66,7 @@ class RetryingCalls:
         loop = asyncio.get_running_loop()
         until = self.until() if until is None else until
         waits, waits_until = 0.0, None
-        if name == "Pop" and request.wait:
+        if name in ("Pop", "GroupFetch") and request.wait:
             waits, waits_until = request.wait, loop.time() + request.wait
             until += waits
         doubt = False

@@ -29,9 +29,12 @@ from heapline.client.lanes import Lanes
 from heapline.client.patience import DEADLINE, SECONDS, check_deadline, passes_by_itself, pauses
 from heapline.client.retrying import RetryingCalls
 from heapline.client.returning import Returns
+from heapline.client.subscribing import PushedMember
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.wire import WireBroker
 from heapline.engine.calls import Identity
+from heapline.engine.replays.asking import Mark, Request
+from heapline.engine.replays.delivering import Step
 from heapline.engine.requests import listed
 from heapline.errors import (
     BadRequest,
@@ -57,14 +60,15 @@ class ConnectedBroker(WireBroker):
     - enqueue, enqueue_batch, prepare_batch, commit_batch, pop, ack, extend, cancel: made again, and counts once.
     - nack, release, bury: made again; a lease that is over by then is no error, but bury looks whether the message is
       dead, and raises LeaseLost if it is not.
-    - create_topic, update_topic, pause_topic, resume_topic, set_partition_throttled, snapshot, open_producer and all
-      that only read: made again, which is as good as once. abort_batch may then say that there were no parts left.
+    - create_topic, update_topic, pause_topic, resume_topic, set_partition_throttled, snapshot, open_producer,
+      create_schedule, pause_schedule, resume_schedule and all that only read: made again, which is as good as once.
+      abort_batch may then say that there were no parts left.
     - reschedule: made again; a `delay` counts from the last try.
-    - purge, delete_topic, dlq_replay, dlq_delete: not made again, since they would also hit what came in between. They
-      raise UnavailableError, which says that they may have been carried out.
-
-    The last kind is repeated as long as no connection was made. After its deadline a call raises DeadlineExceeded,
-    which says whether it was sent.
+    - group_ack, group_nack, group_leave and create_group: made again, which is as good as once. What a group_fetch took
+      whose answer was lost comes again when its time is over; a subscription goes on by itself.
+    - purge, delete_topic, delete_schedule, dlq_replay, dlq_delete, delete_group, reset_offsets, group_dead_replay,
+      group_dead_delete: not made again, since they would also hit what came in between. They raise UnavailableError,
+      which says that they may have been carried out.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class ConnectedBroker(WireBroker):
         self._retrying: RetryingCalls | None = None
         self._lanes: Lanes | None = None
         self._feeds: WeakSet[Feed] = WeakSet()
+        self._members: WeakSet[PushedMember] = WeakSet()
         watch(self)
 
     async def __aenter__(self) -> ConnectedBroker:
@@ -142,7 +147,7 @@ class ConnectedBroker(WireBroker):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.gather(*(feed.close() for feed in self._feeds))
+                await asyncio.gather(*(feed.close() for feed in self._feeds), *(m.end() for m in self._members))
         await self._returns.close()
         self.lanes.end(Closed())
         await retrying.close()
@@ -264,6 +269,8 @@ class ConnectedBroker(WireBroker):
         whose lease ran out meanwhile: no error. A buried one must be found among the dead, else its lease was lost.
         """
         told, doubt = await self.calls.ask(method, request)
+        if doubt and method == "GroupNack":
+            told.ClearField("lost")  # by the first try, or by their time
         if doubt and told.lost and method in ("Nack", "Release", "MoveToDLQ"):
             lost = read_ints(told.lost).tolist() if method == "MoveToDLQ" else []
             told.lost = ints([id for id in lost if not await self._is_buried(request.topic, id)])
@@ -282,6 +289,12 @@ class ConnectedBroker(WireBroker):
         consumption = consume(self, topic, prefetch=prefetch, visibility=visibility, holder=holder)
         self._feeds.add(consumption.feed)
         return consumption
+
+    def _member(self) -> PushedMember:
+        """Of a subscription: its rows are pushed."""
+        member = PushedMember(self)
+        self._members.add(member)
+        return member
 
     # -- by id -----------------------------------------------------------------------------------------------------
 
@@ -314,6 +327,28 @@ class ConnectedBroker(WireBroker):
                     raise
                 if loop.time() + pause >= until:
                     raise self.calls.out_of_time("ReadLog", f"the connection broke ({error})") from None
+            await asyncio.sleep(pause)
+
+    async def replay_steps(self, asked: Request, checkpoint: str | None = None) -> AsyncIterator[Step]:
+        """Goes on where it was when a connection breaks; gives up when a deadline passes without anything new."""
+        tries, until = pauses(), self.calls.until()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async for step in super().replay_steps(asked, checkpoint):
+                    yield step
+                    start, end = Mark(offsets=step.positions), Mark(offsets=step.ends)
+                    partitions = sorted(step.ends)
+                    asked = msgspec.structs.replace(asked, start=start, end=end, partitions=partitions)
+                    checkpoint = None
+                    tries, until = pauses(), self.calls.until()
+                return
+            except HeaplineError as error:
+                pause = next(tries)
+                if not passes_by_itself(error) or self._closed:
+                    raise
+                if loop.time() + pause >= until:
+                    raise self.calls.out_of_time("Replay", f"the connection broke ({error})") from None
             await asyncio.sleep(pause)
 
 

@@ -154,7 +154,5 @@ class _Line:
         await asyncio.wait(self._work)
         if self.broken is None:
             self._break(Closed())  # the reader was ended before it had begun, and told nobody
-        self._stream, self._work = (
-            None,
-            [],
-        )  # whoever keeps an error of ours keeps its frames, and those would keep the connection
+        # Whoever keeps an error of ours keeps its frames, and those would keep the connection.
+        self._stream, self._work = None, []

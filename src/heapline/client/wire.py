@@ -27,9 +27,12 @@ from heapline.client.checks import (
     checked_topic,
     is_plain,
 )  # fmt: skip
+from heapline.client.groups import WireGroups
 from heapline.client.leases import Outcome, on_each_topic
 from heapline.client.numbering import enqueue_checked, enqueue_numbered
+from heapline.client.replaying import WireReplays
 from heapline.client.returning import Returns
+from heapline.client.schedules import WireSchedules
 from heapline.client.target import ClientTls, parse_target
 from heapline.engine.calls import Identity
 from heapline.engine.columns import check_moment, check_seconds
@@ -67,7 +70,7 @@ BATCH_BYTES = 16 << 20  # of one request; larger batches that need not be atomic
 GIVE_UP_SECONDS = 2.0  # for the answer of a pop that was given up; then its call is cancelled
 
 
-class WireBroker:
+class WireBroker(WireGroups, WireReplays, WireSchedules):
     """`async with WireBroker("heaplines://queue:7400", credential="…", tls=ClientTls(ca="ca.crt")) as broker: …`
 
     Without a scheme and without `tls` the connection is in the clear: for loopback.

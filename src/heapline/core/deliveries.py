@@ -60,6 +60,11 @@ class _Chunk:
 
     def find(self, offsets: I64) -> tuple[I64, Mask]:
         """Where these would stand, and which of them do and are still out."""
+        count = len(offsets)
+        low = int(np.searchsorted(self.rows.offsets, offsets[0])) if count else 0
+        if np.array_equal(self.rows.offsets[low : low + count], offsets):  # a run of them, as acks in order are
+            hits = np.ones(count, dtype=np.bool_) if self.out is None else self.out[low : low + count].copy()
+            return np.arange(low, low + count), hits
         at = np.searchsorted(self.rows.offsets, offsets)
         np.minimum(at, len(self.rows.offsets) - 1, out=at)
         hit = self.rows.offsets[at] == offsets

@@ -106,6 +106,7 @@ class Entries:
         self.limits: dict[int, int] = {}  # max_retries of messages that brought their own
         self.lapsed: set[int] = set()  # leased messages whose time to live has ended
         self.retrying: set[int] = set()  # messages that wait for a retry
+        self.shown: set[int] = set()  # messages that wait though they have had their place in the stream
         self.sequences = SequenceWindow()
         self.keys = KeyWindow()
         self.gone = GoneMemory()

@@ -133,6 +133,19 @@ class FiredInTurn(IdEvent, tag=0x082, gc=False):
     keys: Column  # heap keys, with the turns
 
 
+class FiredAgain(Fired, tag=0x083, gc=False):
+    """The same when some of them have had their place in the stream before: rescheduled to later when they were ready,
+    or replayed dead letters. They get no other."""
+
+    again: bytes  # a byte a row: 1 = it had its place
+
+
+class FiredInTurnAgain(FiredInTurn, tag=0x084, gc=False):
+    """Both at once."""
+
+    again: bytes
+
+
 class FiredCount(Event, tag=0x091, gc=False):
     """The same on a topic without streams: only how many, which is enough to replay."""
 
@@ -183,6 +196,10 @@ class Rescheduled(IdEvent, tag=0x0E1, gc=False):
     wall: bool  # dues are wall time
     seq: int
     expires_wall: bool  # expires are wall time
+
+
+class RescheduledAgain(Rescheduled, tag=0x0E2, gc=False):
+    """The same of messages that wait, though they have had their place in the stream: they get no other."""
 
 
 class Expired(IdEvent, tag=0x0F1, gc=False):
@@ -280,6 +297,13 @@ class BatchCommitted(IdEvent, tag=0x181, gc=False):
 
     def rows(self) -> int:
         return len(self.ids) or 1
+
+
+class BatchPlaced(BatchCommitted, tag=0x182, gc=False):
+    """The same on a topic with streams: who follows it finds the records without looking for the prepared parts."""
+
+    positions: Column
+    ready: bytes  # a byte a row: 1 = due at once
 
 
 class BatchAborted(Event, tag=0x191, gc=False):
@@ -391,7 +415,7 @@ AnyEvent = (
     | DeadLettered | Replayed | ReplayedInTurn | DeadDeleted | Cancelled | Rescheduled | Expired | Purged | Moved
     | ProducerOpened | ConfigChanged | Paused | Resumed | Throttled | Grown | BatchPrepared | BatchCommitted
     | BatchAborted | GroupCreated | GroupAcked | GroupFailed | GroupDead | GroupReset | GroupDeleted | GroupMembers
-    | GroupDeadDeleted | GroupDeadReplayed
+    | GroupDeadDeleted | GroupDeadReplayed | FiredAgain | FiredInTurnAgain | RescheduledAgain | BatchPlaced
 )  # fmt: skip
 
 #: Words for the kinds, as they stand in the log that people and Spark read.
@@ -408,6 +432,7 @@ KIND_NAMES: dict[type[Event], str] = {
     GroupCreated: "group_created", GroupAcked: "group_acked", GroupFailed: "group_failed", GroupDead: "group_dead",
     GroupReset: "group_reset", GroupDeleted: "group_deleted", GroupMembers: "group_members",
     GroupDeadDeleted: "group_dead_deleted", GroupDeadReplayed: "group_dead_replayed",
+    FiredAgain: "fired", FiredInTurnAgain: "fired", RescheduledAgain: "rescheduled", BatchPlaced: "batch_committed",
 }  # fmt: skip
 
 

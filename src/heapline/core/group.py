@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.config import GroupConfig
-from heapline.core.deliveries import Columns
+from heapline.core.deliveries import FAR, Columns
 from heapline.core.events import (
     Event,
     GroupAcked,
@@ -32,11 +32,13 @@ from heapline.core.events import (
 )
 from heapline.core.members import Assign, Membership
 from heapline.core.offsets import GroupOffsets
+from heapline.core.position import size_bound
 from heapline.core.stream import StreamRows
-from heapline.errors import BadRequest
+from heapline.errors import BadRequest, ResourceExhausted
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
+MEMBERS_MAX = 1024  # one event names them all, and must fit into the smallest segment
 
 
 class Share(NamedTuple):
@@ -57,9 +59,11 @@ class Group:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def take(self, member: str, credits: int, pages: Mapping[int, StreamRows], now: int) -> list[Share]:
-        """At most `credits` rows for a member from the partitions that it reads, which take turns at being first.
-        Without a page a partition gives only what comes again."""
+    def take(
+        self, member: str, credits: int, pages: Mapping[int, StreamRows], now: int, nbytes: int = FAR
+    ) -> list[Share]:
+        """At most `credits` rows for a member from the partitions that it reads, which take turns at being first; no
+        more than about `nbytes`, but at least one. Without a page a partition gives only what comes again."""
         deadline = now + _ms(self.config.ack_timeout)
         shares: list[Share] = []
         numbers = sorted(self.members.reads(member))
@@ -67,9 +71,11 @@ class Group:
         for number in [n for n in numbers if n >= turn] + [n for n in numbers if n < turn]:
             if credits <= 0:
                 break
-            handed = self.partitions[number].take(credits, pages.get(number), now, deadline)
+            handed = self.partitions[number].take(credits, pages.get(number), now, deadline, nbytes, not shares)
             if len(handed.attempts):
                 credits -= len(handed.attempts)
+                if nbytes != FAR:
+                    nbytes -= int(size_bound(handed.rows.positions).sum())
                 shares.append(Share(number, *handed))
                 self._turns[member] = number + 1
         return shares
@@ -102,6 +108,8 @@ class Group:
             raise BadRequest(f"group {self.name!r} is an observer and has no members: make another to read with")
         if member in self.members.leases:
             return None
+        if len(self.members.leases) >= MEMBERS_MAX:
+            raise ResourceExhausted(f"members of group {self.name!r}", MEMBERS_MAX)
         return self._members([*self.members.leases, member], assign, now)
 
     def decide_leave(self, member: str, assign: Assign, now: int) -> GroupMembers | None:
@@ -118,8 +126,10 @@ class Group:
         return self._members([name for name in self.members.leases if name not in gone], assign, now)
 
     def decide_respread(self, assign: Assign, now: int) -> GroupMembers | None:
-        """The topic has grown."""
-        return self._members(list(self.members.leases), assign, now) if self.members.leases else None
+        """Somebody is to read partitions that nobody is to: the topic has grown."""
+        if not self.members.leases or self.partitions.keys() <= self.members.targets.keys():
+            return None
+        return self._members(list(self.members.leases), assign, now)
 
     def decide_hand_over(self, now: int) -> GroupMembers | None:
         return self.members.decide_hand_over(self.name, lambda p: self._free(p, now), now)
@@ -182,6 +192,7 @@ class Group:
         """`partition` is where the event was recorded."""
         if isinstance(event, GroupMembers):
             self.used_at = max(self.used_at, event.at)
+            self._turns = {member: turn for member, turn in self._turns.items() if member in event.members}
             for changed in self.members.apply(event, event.at + _ms(self.config.member_lease)):
                 self._quiet.pop(changed, None)
                 self._let_go(changed)

@@ -44,8 +44,20 @@ class Groups:
         encoded = msgspec.json.encode(config)
         return [(number, GroupCreated(name, offset, count, encoded, now)) for number, offset, count in starts]
 
+    def decide_rest(self, partitions: int, now: int) -> list[tuple[int, GroupCreated | GroupDeleted]]:
+        """What a crash left half done: a deletion begins at partition 0, and a topic that has grown gives its groups
+        the new partitions from their beginning on."""
+        events: list[tuple[int, GroupCreated | GroupDeleted]] = []
+        for group in self:
+            if 0 not in group.partitions:
+                events += self.decide_delete(group.name, now)
+            elif len(group.partitions) < partitions:
+                missing = [(number, 0, 0) for number in range(partitions) if number not in group.partitions]
+                events += self.decide_create(group.name, group.config, missing, now)
+        return events
+
     def decide_delete(self, name: str, now: int) -> list[tuple[int, GroupDeleted]]:
-        return [(number, GroupDeleted(name, now)) for number in self.by_name[name].partitions]
+        return [(number, GroupDeleted(name, now)) for number in sorted(self.by_name[name].partitions)]
 
     def apply(self, partition: int, event: AnyEvent) -> None:
         """An event about a group, recorded in `partition`; others are none of its business."""

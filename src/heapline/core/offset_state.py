@@ -10,7 +10,8 @@ After a crash the cursor stands at `committed`, nothing is out, and the rows are
 or that wait as failed; a delivery that a crash cut short is no failure. `rewind` does the same to a living group.
 
 `count` is how many stream rows lie below `committed`; with the rows in the ranges it gives the lag, exactly, without
-looking at a row. The committed offset may run ahead of the recorded one, over rows that are not of the stream.
+looking at a row. The committed offset may run ahead of the recorded one, over rows that are not of the stream; who is
+about to delete those records it first (`decide_record`), or a crash would put the group below the journal's start.
 
 What happens is decided in core/offsets.py. Who holds the rows is not known here (core/group.py): one member at a time.
 """
@@ -35,6 +36,7 @@ from heapline.core.events import (
     GroupReset,
 )
 from heapline.core.failed import FailedRows
+from heapline.core.position import size_bound
 from heapline.core.stream import StreamRows
 
 I64 = npt.NDArray[np.int64]
@@ -61,6 +63,7 @@ class OffsetState:
     def __init__(self, group: str, offset: int, count: int) -> None:
         self.group = group
         self.committed = offset
+        self.recorded = offset  # how far `committed` was when an event last said it
         self.count = count
         self.done = DoneRanges()
         self.failed = FailedRows()
@@ -74,15 +77,20 @@ class OffsetState:
     def outstanding(self) -> int:
         return len(self.fresh) + self.failed.out
 
-    def take(self, credits: int, page: StreamRows | None, now: int, deadline: int) -> Handed:
-        """At most `credits` rows: those that are due again, then the next of `page`, which must cover the cursor."""
-        again = self._take_again(credits, now, deadline)
+    def take(
+        self, credits: int, page: StreamRows | None, now: int, deadline: int, nbytes: int = FAR, least: int = 1
+    ) -> Handed:
+        """At most `credits` rows of at most `nbytes`, but `least` of them if there are any: those that are due again,
+        then the next of `page`, which must cover the cursor."""
+        again = self._take_again(credits, now, deadline, nbytes, least)
         left = credits - len(again.attempts)
         if page is None or left <= 0:
             return again
         if not page.start <= self.cursor <= page.end:
             raise ValueError(f"a page of [{page.start}, {page.end}) does not cover the cursor, {self.cursor}")
-        rows = self._next(page, left)
+        if nbytes != FAR and len(again.attempts):
+            nbytes, least = nbytes - int(size_bound(again.rows.positions).sum()), 0
+        rows = self._next(page, left, nbytes, least)
         self.fresh.add(rows, deadline)
         self._settle()
         if not len(again.attempts):
@@ -90,14 +98,16 @@ class OffsetState:
         attempts = np.concatenate((again.attempts, np.ones(len(rows.offsets), dtype=np.int64)))
         return Handed(join_columns([again.rows, rows]), attempts)
 
-    def _take_again(self, credits: int, now: int, deadline: int) -> Handed:
+    def _take_again(self, credits: int, now: int, deadline: int, nbytes: int, least: int) -> Handed:
         at = self.failed.due(now, max(credits, 0))
+        if nbytes != FAR and len(at):
+            at = at[: _fitting(self.failed.positions[at], nbytes, least)]
         if not len(at):
             return Handed(NO_COLUMNS, EMPTY)
         self.failed.hand_out(at, deadline)
         return Handed(self.failed.columns(at), self.failed.failures[at] + 1)
 
-    def _next(self, page: StreamRows, limit: int) -> Columns:
+    def _next(self, page: StreamRows, limit: int, nbytes: int, least: int) -> Columns:
         """The next rows from the cursor on, which moves behind them."""
         offsets = page.rows.offsets
         first = int(np.searchsorted(offsets, self.cursor))
@@ -106,8 +116,12 @@ class OffsetState:
             # Only after a rewind: some of what lies ahead was dealt with before it.
             ahead = offsets[first:]
             at = first + np.flatnonzero(~self.done.contains(ahead) & (self.failed.find(ahead) < 0))
+            if nbytes != FAR:
+                limit = _fitting(page.rows.positions[at[:limit]], nbytes, least)
             rows, behind = page.rows.only(at[:limit]), offsets[at[limit : limit + 1]]
         else:
+            if nbytes != FAR:
+                limit = _fitting(page.rows.positions[first : first + limit], nbytes, least)
             rows, behind = page.rows.only(slice(first, first + limit)), offsets[first + limit : first + limit + 1]
         self.cursor = self.done.end_at(int(behind[0]) if len(behind) else page.end)
         return rows
@@ -157,6 +171,7 @@ class OffsetState:
         self.done.add(event.starts, event.ends, event.counts)
         self.done.cut(event.committed)
         self.committed, self.count = event.committed, event.count
+        self.recorded = event.committed
         self.fresh.end_below(event.committed)
         self.fresh.end_ranges(event.starts, event.ends)
         if len(self.failed):
@@ -186,6 +201,7 @@ class OffsetState:
         self.failed.keep((self.failed.back == 1) & (self.failed.offsets < event.offset))
         self.done = DoneRanges()
         self.committed, self.count = event.offset, event.count
+        self.recorded = event.offset
         self.rewind()
 
     def _replayed(self, event: GroupDeadReplayed) -> None:
@@ -194,6 +210,10 @@ class OffsetState:
         self.failed.put(rows, np.zeros(len(dead), dtype=np.int64), event.dues, back=True)
 
     # -- looking ---------------------------------------------------------------------------------------------------
+
+    def decide_record(self, at: int) -> GroupAcked:
+        """Say how far it is."""
+        return GroupAcked(self.group, self.committed, self.count, EMPTY, EMPTY, EMPTY, EMPTY, at)
 
     def lag(self, total: int) -> int:
         """Stream rows that are not done; `total` is how many the partition has had."""
@@ -232,6 +252,11 @@ class OffsetState:
         offsets.dead = {offset: DeadRow(*row) for offset, *row in state["dead"]}
         offsets.rewind()
         return offsets
+
+
+def _fitting(positions: I64, nbytes: int, least: int) -> int:
+    """How many of these rows, in order, have no more bytes than that."""
+    return max(least, int(np.searchsorted(np.cumsum(size_bound(positions)), nbytes, side="right")))
 
 
 def i64(values: Any) -> I64:

@@ -99,6 +99,10 @@ class GroupOffsets(OffsetState):
                 events.append(GroupDeadDeleted(ids, self.group, some, now))
         return events
 
+    def held(self, offsets: I64) -> Mask:
+        """Which of these sorted offsets are out."""
+        return self._held(offsets)[0]
+
     def _held(self, offsets: I64) -> tuple[Mask, Mask]:
         """Which are out, and which of those are replayed dead letters."""
         held = self.fresh.held(offsets)

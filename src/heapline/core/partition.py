@@ -23,14 +23,17 @@ from heapline.core.events import (
     Acked,
     AnyEvent,
     BatchCommitted,
+    BatchPlaced,
     Cancelled,
     DeadDeleted,
     DeadLettered,
     Expired,
     Extended,
     Fired,
+    FiredAgain,
     FiredCount,
     FiredInTurn,
+    FiredInTurnAgain,
     Grant,
     Leased,
     LeaseExpired,
@@ -40,6 +43,7 @@ from heapline.core.events import (
     Replayed,
     ReplayedInTurn,
     Rescheduled,
+    RescheduledAgain,
 )  # fmt: skip
 from heapline.core.fairness import FairShare
 from heapline.core.heap import Rows
@@ -83,6 +87,7 @@ class Partition(PartitionState):
         super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000), fair)
         self.config = config
         self._draw = draw
+        self.fired_dues: I64 = EMPTY  # of those that fired last, for whoever measures how late that was
         self.census = Census(self)
 
     # -- delivery --------------------------------------------------------------------------------------------------
@@ -255,14 +260,26 @@ class Partition(PartitionState):
                     continue
                 rows = Timers(*(column[good] for column in rows))
             count = len(rows.ids)
+            self.fired_dues = rows.dues
             if self.fair is not None:
                 first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
                 keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps the turn that it had
+                if self.config.streams and (again := self._again(rows.ids)):
+                    return [FiredInTurnAgain(rows.ids, rows.positions, wall, seq(count), keys, again)]
                 return [FiredInTurn(rows.ids, rows.positions, wall, seq(count), keys)]
             if self.config.streams:
+                if again := self._again(rows.ids):
+                    return [FiredAgain(rows.ids, rows.positions, wall, seq(count), again)]
                 return [Fired(rows.ids, rows.positions, wall, seq(count))]
             return [FiredCount(count, wall, seq(count))]
         return [] if len(wheel) else None
+
+    def _again(self, ids: I64) -> bytes:
+        """A byte for each: 1 = it has had its place in the stream. Empty if none has, which is usual."""
+        if not self.shown:
+            return b""
+        again = np.isin(ids, np.fromiter(self.shown, np.int64, len(self.shown)))
+        return again.astype(np.uint8).tobytes() if again.any() else b""
 
     def _end_of_life(self, wheel: TimingWheel, wall: bool, time: int, limit: int, now: Now) -> list[AnyEvent] | None:
         """None if none is due."""
@@ -354,7 +371,8 @@ class Partition(PartitionState):
         key = self.ordering.key(priority, enqueued_at)
         if self.fair is not None:
             key = self._rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
-        return Rescheduled(
+        kind = RescheduledAgain if id in self.shown else Rescheduled
+        return kind(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
             _i64([due]), _i64([expires]), wall, seq, expires_wall,
         )  # fmt: skip
@@ -380,6 +398,19 @@ class Partition(PartitionState):
         ready = np.concatenate([share.rows["due"] for share in shares]) == 0
         kept = np.isin(ids, event.ids)
         return self.in_turn(ids[kept], keys[kept], ready[kept])
+
+    def decide_places(self, event: BatchCommitted) -> BatchPlaced:
+        """The commit of a topic with streams."""
+        held = self.prepared.batches[event.batch_id]
+        shares = [held[part] for part in event.parts]
+        ids = np.concatenate([EMPTY, *(share.ids for share in shares)])
+        positions = np.concatenate([EMPTY, *(share.positions for share in shares)])
+        ready = np.concatenate([EMPTY, *(share.rows["due"] for share in shares)]) == 0
+        kept = np.isin(ids, event.ids)
+        return BatchPlaced(
+            event.ids, event.batch_id, event.parts, event.seq, event.at, event.more, event.keys,
+            positions[kept], ready[kept].astype(np.uint8).tobytes(),
+        )  # fmt: skip
 
     def decide_dlq_delete(self, ids: list[int]) -> DeadDeleted:
         return DeadDeleted(_i64(ids))

@@ -71,10 +71,21 @@ class SequenceWindow:
         producer = self._producers.get(producer_id)
         return None if producer is None else producer.partitions
 
+    def highest_of(self, producer_id: str, epoch: int) -> int:
+        """The highest sequence that was ever recorded here under an epoch, never forgotten while that is the current
+        one; -1 if none was."""
+        producer = self._producers.get(producer_id)
+        return -1 if producer is None or producer.epoch != epoch else producer.highest
+
     def answered_below_of(self, producer_id: str) -> int:
         """Every sequence below this was answered or is too old: what an error about a STALE row can say."""
         producer = self._producers.get(producer_id)
         return 0 if producer is None else max(producer.answered_below, producer.forgotten_below)
+
+    def done_up_to(self, producer_id: str) -> int:
+        """The highest sequence of the current epoch that was seen here or is done with; -1 if there is none."""
+        producer = self._producers.get(producer_id)
+        return -1 if producer is None else max(producer.highest, self.answered_below_of(producer_id) - 1)
 
     def check(self, producer_id: str, epoch: int, seqs: I64, fingerprints: U32) -> Verdict:
         """Judge each row. Raises StaleEpoch unless `epoch` is the current one."""

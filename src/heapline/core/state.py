@@ -22,6 +22,7 @@ from heapline.core.events import (
     AnyEvent,
     BatchAborted,
     BatchCommitted,
+    BatchPlaced,
     BatchPrepared,
     Cancelled,
     DeadDeleted,
@@ -30,8 +31,10 @@ from heapline.core.events import (
     Expired,
     Extended,
     Fired,
+    FiredAgain,
     FiredCount,
     FiredInTurn,
+    FiredInTurnAgain,
     Leased,
     LeaseExpired,
     Moved,
@@ -42,6 +45,7 @@ from heapline.core.events import (
     Replayed,
     ReplayedInTurn,
     Rescheduled,
+    RescheduledAgain,
     Throttled,
 )  # fmt: skip
 from heapline.core.fair_entries import FairEntries
@@ -180,13 +184,14 @@ class PartitionState(FairEntries):
         self.keys.gone(ids)
         if self.key_hashes is not None:
             self.key_hashes.forget(ids)
-        if self.touched or self.reasons or self.limits or self.lapsed or self.retrying:
+        if self.touched or self.reasons or self.limits or self.lapsed or self.retrying or self.shown:
             for id in ids.tolist():
                 self.touched.pop(id, None)
                 self.reasons.pop(id, None)
                 self.limits.pop(id, None)
                 self.lapsed.discard(id)
                 self.retrying.discard(id)
+                self.shown.discard(id)
         self.gone.add(ids, how, at, tokens, reason)
 
     def _wait_again(self, ids: I64, dues: I64, leases: Sequence[Lease]) -> None:
@@ -255,6 +260,8 @@ class PartitionState(FairEntries):
         self.ready += len(rows.ids)
         if self.retrying:
             self.retrying.difference_update(rows.ids.tolist())
+        if self.shown:
+            self.shown.difference_update(rows.ids.tolist())
         if self.touched:
             self._place(rows.ids.tolist(), READY, rows.positions.tolist())
 
@@ -286,6 +293,7 @@ class PartitionState(FairEntries):
         waiting = int(later.sum())
         self.delayed += waiting
         self.ready += len(ids) - waiting
+        self.shown.update(event.ids[later].tolist())
         may_have_ttl = len(self.ttls) + len(self.ttls_wall) > 0
         for i, (id, due, expires) in enumerate(zip(ids, event.dues.tolist(), event.expires.tolist(), strict=True)):
             self.reasons.pop(id, None)
@@ -335,6 +343,10 @@ class PartitionState(FairEntries):
             if expires and (before is None or (before.expires, before.expires_wall) != (expires, event.expires_wall)):
                 (self.ttls_wall if event.expires_wall else self.ttls).insert_one(expires, key, id, position)
             self.retrying.discard(id)
+            if not due:
+                self.shown.discard(id)
+            elif not event.delayed[i]:
+                self.shown.add(id)
             place = DELAYED if due else READY
             priority = int(event.priorities[i])
             self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.expires_wall, priority)
@@ -457,6 +469,8 @@ _HANDLERS: dict[type, Any] = {
     Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
     ProducerOpened: PartitionState._producer_opened, Throttled: PartitionState._throttled,
     BatchCommitted: PartitionState._batch_committed, BatchAborted: PartitionState._batch_aborted,
+    BatchPlaced: PartitionState._batch_committed, FiredAgain: PartitionState._fired,
+    FiredInTurnAgain: PartitionState._fired_in_turn, RescheduledAgain: PartitionState._rescheduled,
 }  # fmt: skip
 
 

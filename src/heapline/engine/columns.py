@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -26,10 +26,12 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 KEY_BYTES_MAX = 4096
 HEADERS_BYTES_MAX = 32 << 10
 SECONDS_MAX = 200 * 366 * 86400.0  # two centuries: longer is a mistake, and sums of times stay in range
+MOMENT_MAX = EPOCH + timedelta(seconds=SECONDS_MAX, milliseconds=1_704_067_200_000)
 SCOPES = {"window": 0, "pending": 1, "until_ack": 2}
 
 _OPTIONAL = ("keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs", "fairness")
 _encode = msgspec.msgpack.Encoder().encode
+_MS = timedelta(milliseconds=1)
 
 
 class Columns:
@@ -167,7 +169,7 @@ def delay_ms(seconds: float) -> int:
 
 def to_ms(moment: datetime) -> int:
     """The first millisecond that is not before the moment: what waits for it is never early."""
-    return -((EPOCH - moment) // timedelta(milliseconds=1))
+    return -((EPOCH - moment) // _MS)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -214,6 +216,33 @@ def check_one(message: Outgoing, config: TopicConfig, topic: str) -> None:
 
 def are_plain(messages: list[Outgoing], config: TopicConfig) -> bool:
     """Whether these are good messages with nothing but payload and priority: the common case, checked by columns."""
+    return _are_sound(messages, config) and not any(
+        m.headers or m.seq is not None or m.delay is not None or m.deliver_at is not None
+        or m.ttl is not None or m.max_retries is not None or m.idempotency_key is not None
+        or m.idempotency_scope is not None or m.key is not None or m.fairness_key is not None
+        for m in messages
+    )  # fmt: skip
+
+
+def are_scheduled(messages: list[Outgoing], config: TopicConfig) -> bool:
+    """Whether these are good messages with payload, priority and either delays or moments of UTC: the next in line."""
+    if not _are_sound(messages, config) or any(
+        m.headers or m.seq is not None or m.ttl is not None or m.max_retries is not None
+        or m.idempotency_key is not None or m.idempotency_scope is not None or m.key is not None
+        or m.fairness_key is not None
+        for m in messages
+    ):  # fmt: skip
+        return False
+    delays = [m.delay for m in messages if m.delay is not None]
+    moments = [m.deliver_at for m in messages if m.deliver_at is not None]
+    if not moments:
+        return set(map(type, delays)) <= {int, float} and all(0 <= delay <= SECONDS_MAX for delay in delays)
+    if delays or set(map(type, moments)) != {datetime} or any(m.tzinfo is not UTC for m in moments):
+        return False
+    return min(moments) >= EPOCH and max(moments) <= MOMENT_MAX
+
+
+def _are_sound(messages: list[Outgoing], config: TopicConfig) -> bool:
     if set(map(type, messages)) != {Outgoing}:
         return False
     payloads = [m.payload for m in messages]
@@ -221,14 +250,7 @@ def are_plain(messages: list[Outgoing], config: TopicConfig) -> bool:
         return False
     priorities = [m.priority for m in messages]
     low, high = priority_range(config)
-    if set(map(type, priorities)) != {int} or not low <= min(priorities) <= max(priorities) <= high:
-        return False
-    return not any(
-        m.headers or m.seq is not None or m.delay is not None or m.deliver_at is not None
-        or m.ttl is not None or m.max_retries is not None or m.idempotency_key is not None
-        or m.idempotency_scope is not None or m.key is not None or m.fairness_key is not None
-        for m in messages
-    )  # fmt: skip
+    return set(map(type, priorities)) == {int} and low <= min(priorities) and max(priorities) <= high
 
 
 def priority_range(config: TopicConfig) -> tuple[int, int]:
@@ -261,7 +283,7 @@ def check_moment(name: str, moment: Any) -> None:
         raise BadRequest(
             f"{name}={moment.isoformat()} has no time zone: use one, for example datetime.now(UTC) + timedelta(hours=1)"
         )
-    if not 0 <= to_ms(moment) <= SECONDS_MAX * 1000 + 1_704_067_200_000:
+    if not EPOCH - _MS < moment <= MOMENT_MAX:
         raise BadRequest(f"{name}={moment.isoformat()} is out of range")
 
 

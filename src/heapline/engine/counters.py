@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, LeaseExpired, Nacked
+from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
 from heapline.core.partition import LEASE_EXPIRED
 from heapline.engine.latency import Latency
 
@@ -18,6 +18,9 @@ class Counters:
         self.pop = Latency()  # those that got something, without the time that they waited for it to be there
         self.commit = Latency()  # units: handed to the disk until known to be durable
         self.late = Latency()  # after what was planned: how late the engine looked at what time brings about
+        self.fired = Latency()  # delayed messages, retries among them: from when they were due until they fired
+        self.rebalances = 0  # times that partitions were spread anew over the members of a group
+        self.group_dead = 0  # rows that groups gave up
         # Those before the last reload; the topic as it is loaded now counts its own.
         self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
 
@@ -34,3 +37,7 @@ class Counters:
                 self.timeouts_last += len(event.ids)
         elif isinstance(event, Expired):
             self.expired += len(event.ids)
+        elif isinstance(event, GroupMembers):
+            self.rebalances += 1
+        elif isinstance(event, GroupDead):
+            self.group_dead += len(event.ids)

@@ -28,8 +28,8 @@ from heapline.engine.columns import (
     to_ms,
 )  # fmt: skip
 from heapline.engine.delivery import PopCall
-from heapline.engine.keeper import TopicKeeper
 from heapline.engine.log import first_offsets, frames
+from heapline.engine.replays.face import ReplayFace
 from heapline.engine.reporting import topic_stats
 from heapline.engine.requests import (
     by_topic,
@@ -47,6 +47,7 @@ from heapline.engine.requests import (
     parse_ids,
 )  # fmt: skip
 from heapline.engine.runner import TopicRunner
+from heapline.engine.streams.calls import GroupCalls
 from heapline.errors import (
     BadRequest,
     HeaplineError,
@@ -69,6 +70,7 @@ from heapline.model import (
     TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
+from heapline.schedules import ScheduleInfo, schedule_of
 from heapline.ulid import parse_id
 
 POP_MESSAGES_MAX = 100_000
@@ -76,7 +78,7 @@ PEEK_MAX = 10_000
 GROWING_SEGMENTS = 4  # at the journal's end: those that may still be filled
 
 
-class EmbeddedBroker(TopicKeeper):
+class EmbeddedBroker(ReplayFace, GroupCalls):
     """Made by `heapline.open`; use it as an async context manager."""
 
     async def purge(self, topic: str) -> int:
@@ -497,6 +499,46 @@ class EmbeddedBroker(TopicKeeper):
             raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
         check_filter(where)
         return await deadletters.delete(self._runner(topic), parse_ids(ids), where)
+
+    # -- schedules -------------------------------------------------------------------------------------------------
+
+    async def create_schedule(
+        self, name: str, *, topic: str, payload: bytes = b"", cron: str | None = None, every: float | None = None,
+        tz: str | None = None, **more: Any,
+    ) -> ScheduleInfo:  # fmt: skip
+        self._catalog_or_fail()
+        wanted = schedule_of(name, topic=topic, payload=payload, cron=cron, every=every, tz=tz, **more)
+        return await self._schedules.set(wanted)
+
+    async def get_schedule(self, name: str) -> ScheduleInfo:
+        self._catalog_or_fail()
+        return await self._schedules.get(name)
+
+    async def list_schedules(self) -> list[ScheduleInfo]:
+        self._catalog_or_fail()
+        return await self._schedules.list_all()
+
+    async def pause_schedule(self, name: str) -> ScheduleInfo:
+        self._catalog_or_fail()
+        return await self._schedules.pause(name)
+
+    async def resume_schedule(self, name: str) -> ScheduleInfo:
+        self._catalog_or_fail()
+        return await self._schedules.resume(name)
+
+    async def delete_schedule(self, name: str) -> None:
+        self._catalog_or_fail()
+        await self._schedules.delete(name)
+
+    async def schedules_page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        """`list_schedules`, a page at a time: those after this name, and after which name there are more."""
+        self._catalog_or_fail()
+        return await self._schedules.page(after, limit)
+
+    async def fire_schedules(self) -> None:
+        """Fire what is due by now, and wait for it: for clocks that are moved by hand."""
+        self._catalog_or_fail()
+        await self._schedules.fire_due()
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

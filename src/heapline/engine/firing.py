@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from heapline.core.events import AnyEvent, Fired, FiredCount, FiredInTurn
 from heapline.core.partition import ROW_BY_ROW, Partition
+from heapline.engine.latency import Latency
 from heapline.engine.topic import Topic
 from heapline.model import Now
 
@@ -88,10 +89,11 @@ class Wakes:
 class Firing:
     """Fires what is due in a topic, within the allowance of its open unit."""
 
-    def __init__(self, topic: Topic, fire_slice: int) -> None:
+    def __init__(self, topic: Topic, fire_slice: int, late: Latency | None = None) -> None:
         self.wakes = Wakes(len(topic.partitions))
         self._topic = topic
         self._slice = fire_slice
+        self._late = late or Latency()  # from being due to firing
         self._unit = 0
         self._unit_rows = 0  # that the open unit has had
         self._asked_at = -ASKING_MS
@@ -121,7 +123,12 @@ class Firing:
             partition = self._topic.partitions[line[0]]
             events = partition.decide_tick(now, min(QUANTUM_ROWS, allowance - fired), self._topic.take_seq)
             for event in events:
-                fired += event.rows() * (1 if isinstance(event, Fired | FiredInTurn | FiredCount) else ROW_BY_ROW)
+                if isinstance(event, Fired | FiredInTurn | FiredCount):
+                    fired += event.rows()
+                    wall = now.wall if event.wall else now.steady
+                    self._late.add_many(wall - partition.fired_dues)
+                else:
+                    fired += event.rows() * ROW_BY_ROW
                 emit(partition, event, now)
             if events or partition.next_wake_in(now) == 0:
                 line.rotate(-1)

@@ -78,6 +78,9 @@ def freeze(topic: Topic, unit: int) -> Frozen:
     """Capture the state that the units up to `unit` lead to."""
     blobs = _Blobs(topic.blob_names, unit)
     partitions = [_freeze_partition(p, blobs) for p in topic.partitions]
+    if topic.config.streams:
+        for number, saved in enumerate(partitions):
+            saved["stream"] = topic.following.to_state(number)
     topic.blob_names = _run_names(blobs.arrays)  # a run that is gone never comes back
     live = topic.live.to_state()
     whole = _freeze_whole(topic)
@@ -93,12 +96,16 @@ def _freeze_whole(topic: Topic) -> dict[str, Any]:
         whole["config"] = msgspec.json.encode(topic.config)
     if topic.fair is not None:
         whole["fairness"] = topic.fair.to_state()
+    if topic.groups:
+        whole["groups"] = topic.groups.to_state()
     return whole
 
 
 def _thaw_whole(topic: Topic, saved: dict[str, Any]) -> None:
     """`saved` is empty in a state of version 1."""
     topic.growths = [Grown(*growth) for growth in saved.get("growths", ())]
+    if "groups" in saved:
+        topic.following.load_groups(saved["groups"], [partition.offset for partition in topic.partitions])
 
 
 def _extend(topic: Topic, saved: dict[str, Any]) -> None:
@@ -135,6 +142,7 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
         "limits": list(p.limits.items()),
         "lapsed": list(p.lapsed),
         "retrying": list(p.retrying),
+        "shown": list(p.shown),
         "sequences": p.sequences.to_state(),
         "keys": p.keys.to_state(),
         "gone": p.gone.to_state(),
@@ -172,6 +180,7 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
         topic.blob_names = _run_names(blobs)
         for partition, saved in zip(topic.partitions, partitions, strict=False):
             _thaw_partition(partition, saved, blobs, now, wall)
+            topic.following.load_state(partition.number, saved.get("stream"), partition.offset)
         _thaw_whole(topic, whole[0] if whole else {})
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise SnapshotCorrupt(path, repr(error)) from error
@@ -194,6 +203,7 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
     p.limits = dict(saved["limits"])
     p.lapsed = set(saved["lapsed"])
     p.retrying = set(saved["retrying"])
+    p.shown = set(saved.get("shown", ()))
     p.sequences = SequenceWindow.from_state(saved["sequences"])
     p.keys = KeyWindow.from_state(saved["keys"])
     p.gone = GoneMemory.from_state(saved["gone"])

@@ -15,6 +15,8 @@ with `Grown` stands before those of the new partitions, because frames stand in 
 whole, then `Grown`; a snapshot taken in between carries both. If they ask for another way of opening the journal it is
 opened once more (loading.py). The keeper changes the catalog before it serves.
 *Killed after the catalog:* a fresh topic has all partitions from the start, and `Grown` adds to its history only.
+*Groups* get the new partitions from their beginning on, recorded right behind `Grown`; what of that a crash cuts off
+is recorded when the topic is loaded again, before it serves. Their members are spread anew (`runner.on_grown`).
 *A write that fails:* the runner reloads from disk, with the old settings or, if the unit got there after all, with the
 new ones. If only the catalog's write fails the topic has grown and serves; repeating the call changes the catalog.
 *Who fences:* an epoch is known by the highest that any partition knows, and is recorded in new partitions when its
@@ -64,6 +66,7 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
     if after > before:
         until = max(now.steady, *(max(p.keys.expires_max, p.prepared.expires_max) for p in topic.partitions))
         runner.emit(topic.partitions[0], Grown(before, after, now.steady, until), now)
+        runner.complete_groups(now)
         runner.grew()
 
 

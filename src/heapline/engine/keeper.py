@@ -29,7 +29,10 @@ from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.growth import change, check_growth, grow
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loading import Loader
+from heapline.engine.replays.managing import ReplayJobs
 from heapline.engine.runner import TopicRunner
+from heapline.engine.schedules import store as schedules
+from heapline.engine.schedules.scheduler import Scheduler
 from heapline.errors import (
     BadRequest,
     Closed,
@@ -56,6 +59,7 @@ T = TypeVar("T")
 LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between tries to load a topic that cannot be read
 _DEFAULT = TopicConfig()
 _SYSTEM = (decisions.NAMESPACE, decisions.NAME)
+_SCHEDULES = (schedules.NAMESPACE, schedules.NAME)
 
 
 def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -92,6 +96,10 @@ class TopicKeeper:
             decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
             serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
         )  # fmt: skip
+        self._schedules = Scheduler(
+            schedules.ScheduleStore(self._make_schedules), topic=self._runner, wall_ms=self._clock.wall_ms
+        )
+        self._replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self._runner)
         self._closed = False
 
     @property
@@ -126,6 +134,9 @@ class TopicKeeper:
         system = entries.pop(_SYSTEM, None)
         if system is not None:
             await self._open_system(system)  # first: the others carry out what it says was decided
+        kept = entries.pop(_SCHEDULES, None)
+        if kept is not None:
+            await self._open_schedules(kept)
         loads = [self._load(entry) for entry in entries.values()]
         ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is given back
         for error in filter(None, ends):
@@ -133,6 +144,8 @@ class TopicKeeper:
         for entry in list(self._catalog.entries.values()):
             await self._line_up(entry)
         self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self._schedules.start()
+        self._replays.open()
 
     # -- the system journal ----------------------------------------------------------------------------------------
 
@@ -158,15 +171,38 @@ class TopicKeeper:
     async def _make_system(self) -> TopicRunner:
         async with self._admin:
             if self._system is None:
-                entry = self._catalog_or_fail().entries.get(_SYSTEM)  # it may have been made, and not loaded
-                if entry is None:
-                    entry = await self._on_disk(self._make_topic, *_SYSTEM, decisions.CONFIG)
-                runner = TopicRunner(
-                    self._loader(entry), self._io_or_fail(), self._clock, self._config, cast("Broker", self)
-                )  # fmt: skip
-                await self._start_runner(runner)
-                self._system = runner
+                self._system = await self._make_own(_SYSTEM, decisions.CONFIG)
             return self._system
+
+    async def _make_own(self, place: tuple[str, str], config: TopicConfig) -> TopicRunner:
+        """A topic of the broker's own, made and loaded."""
+        entry = self._catalog_or_fail().entries.get(place)  # it may have been made, and not loaded
+        if entry is None:
+            entry = await self._on_disk(self._make_topic, *place, config)
+        runner = TopicRunner(self._loader(entry), self._io_or_fail(), self._clock, self._config, cast("Broker", self))
+        await self._start_runner(runner)
+        return runner
+
+    async def _open_schedules(self, entry: Entry) -> None:
+        """A journal of schedules that is damaged keeps them from firing and being changed, and nothing else."""
+        runner = TopicRunner(self._loader(entry), self._io_or_fail(), self._clock, self._config, cast("Broker", self))
+        try:
+            await self._start_runner(runner)
+            self._schedules.store.runner = runner
+        except (CorruptionError, OSError) as error:
+            if isinstance(error, OSError) and is_no_space(error):
+                raise
+            log.error("journal of the schedules cannot be opened: they do not fire", error=str(error))
+            damage = error if isinstance(error, CorruptionError) else _unreadable(runner, error)
+            self._schedules.store.refusal = damage
+
+    @_to_its_end
+    async def _make_schedules(self) -> TopicRunner:
+        async with self._admin:
+            store = self._schedules.store
+            if store.runner is None:
+                store.runner = await self._make_own(_SCHEDULES, schedules.CONFIG)
+            return store.runner
 
     def _why_missing(self) -> HeaplineError | None:
         """Why some topics are not served, if some are not; one that will come back first."""
@@ -284,6 +320,7 @@ class TopicKeeper:
             return
         self._closed = True
         try:
+            await self._replays.close()
             await self._close_topics()
         finally:
             # A thread does not stop when its caller is cancelled: the directory is given back after the last of them.
@@ -298,9 +335,11 @@ class TopicKeeper:
         return self._disk
 
     def _all_runners(self) -> list[TopicRunner]:
-        return [*self._runners.values(), *((self._system,) if self._system is not None else ())]
+        own = (self._system, self._schedules.store.runner)
+        return [*self._runners.values(), *(runner for runner in own if runner is not None)]
 
     async def _close_topics(self) -> None:
+        await self._schedules.close()
         for runner in self._all_runners():
             if runner.is_serving and runner.journal.written_unit > runner.snapshot_unit:
                 try:

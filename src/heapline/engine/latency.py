@@ -10,8 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 #: Upper ends in milliseconds, from a fast fsync to a long stall. Each one is a line of /metrics for every histogram.
 BOUNDS_MS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 250.0, 1000.0, 5000.0, 30_000.0)
+_BOUNDS = np.array(BOUNDS_MS)
 
 
 class Tally(NamedTuple):
@@ -35,6 +39,12 @@ class Latency:
         ms = seconds * 1000
         self._counts[bisect_left(BOUNDS_MS, ms)] += 1
         self._sum_ms += ms
+
+    def add_many(self, ms: npt.NDArray[np.int64]) -> None:
+        """Many at once, in milliseconds."""
+        for bucket, count in enumerate(np.bincount(np.searchsorted(_BOUNDS, ms)).tolist()):
+            self._counts[bucket] += count
+        self._sum_ms += int(ms.sum())
 
     def tally(self) -> Tally:
         return Tally(tuple(self._counts), self._sum_ms)

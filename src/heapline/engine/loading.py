@@ -48,7 +48,7 @@ class Loader:
         self.config = config
         self._floor_ms = floor_ms
         self._clock = clock
-        self._draw = draw
+        self.draw = draw
         self._spares = spares
         self._budget = budget
 
@@ -102,7 +102,7 @@ class Loader:
 
     def _fresh(self) -> Topic:
         wall = self._clock.wall_ms()
-        return Topic(self.name, self.config, Now(wall, wall), self._draw)
+        return Topic(self.name, self.config, Now(wall, wall), self.draw)
 
     def _replay(self, topic: Topic, snapshots: SnapshotStore, after_unit: int) -> Loaded:
         journal, units = Journal.open(
@@ -119,6 +119,7 @@ class Loader:
                     for partition in topic.partitions:
                         partition.heap.maintain()
                         partition.delays.maintain()
+                        partition.calendar.maintain()
             topic.settle()
             journal.prepare()
             self._check_records(topic)

@@ -70,6 +70,9 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
             del columns["ids"]  # its one row is about no message
         if not len(event.keys):
             del columns["keys"]  # no turns were given
+        for name in ("positions", "ready"):  # where records lie now is nobody's business, and dues stand in them
+            columns.pop(name, None)
+    columns.pop("again", None)  # what the stream makes of it
     if isinstance(event, Leased):
         columns["tokens"] = np.arange(offset, offset + len(event.ids))
         columns["attempts"] = np.frombuffer(event.attempts, dtype=np.uint8)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from heapline.core.group import Group
 from heapline.core.ids import unix_ms_of
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.latency import Tally
 from heapline.engine.runner import TopicRunner
+from heapline.engine.schedules.scheduler import Scheduler
 
 
 class PartitionMeasures(NamedTuple):
@@ -25,6 +27,14 @@ class PartitionMeasures(NamedTuple):
     throttled: bool
     oldest_ready_ms: int  # how long ago the oldest ready message was enqueued; 0 if there is none
     snapshot_bytes: int  # of the newest snapshot, what is this partition's alone
+
+
+class GroupMeasures(NamedTuple):
+    name: str
+    lag: int
+    members: int
+    outstanding: int
+    dead: int
 
 
 class TopicMeasures(NamedTuple):
@@ -40,12 +50,24 @@ class TopicMeasures(NamedTuple):
     journal_segments: int
     memory_bytes: int
     uncommitted_bytes: int
+    groups: list[GroupMeasures] = []  # noqa: RUF012 - nobody changes it
+
+
+class ScheduleMeasures(NamedTuple):
+    kept: int
+    failing: int  # schedules whose last firing could not be enqueued
+    fired: int  # since the process began, as the rest
+    missed: int
+    failed: int
+    delay: Tally
+    journal: TopicMeasures | None  # where they are kept, once there was one
 
 
 class Measures(NamedTuple):
     topics: list[TopicMeasures]  # in the order in which they were opened or made
     system: TopicMeasures | None  # the journal of decisions on batches
     refused: int  # topics that are not served because their files are damaged
+    schedules: ScheduleMeasures | None = None
 
 
 async def measure(broker: EmbeddedBroker) -> Measures:
@@ -56,7 +78,14 @@ async def measure(broker: EmbeddedBroker) -> Measures:
         told[runner] = _of_topic(runner, *used)
         await asyncio.sleep(0)  # half a millisecond each: with many topics others want their turn
     system = told.pop(broker._system, None) if broker._system is not None else None
-    return Measures(list(told.values()), system, len(broker._refused))
+    keeps = broker._schedules.store.runner
+    schedules = _of_schedules(broker._schedules, told.pop(keeps, None) if keeps is not None else None)
+    return Measures(list(told.values()), system, len(broker._refused), schedules)
+
+
+def _of_schedules(schedules: Scheduler, journal: TopicMeasures | None) -> ScheduleMeasures:
+    s = schedules
+    return ScheduleMeasures(len(s), s.failing, s.fired, s.missed, s.failed, s.delay.tally(), journal)
 
 
 def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) -> TopicMeasures:
@@ -79,10 +108,19 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
     return TopicMeasures(
         runner.name, runner.is_serving, topic.paused, partitions, _totals(runner),
         {"enqueue": counters.enqueue.tally(), "pop": counters.pop.tally(), "commit": counters.commit.tally(),
-         "late": counters.late.tally()},
+         "late": counters.late.tally(), "fired": counters.fired.tally()},
         manifest, age_ms, journal_bytes, journal_segments,
         sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
         runner.committer.waiting_bytes if runner.is_serving else 0,
+        [_of_group(runner, group) for group in topic.groups],
+    )  # fmt: skip
+
+
+def _of_group(runner: TopicRunner, group: Group) -> GroupMeasures:
+    counts, places = runner.topic.counts, group.partitions
+    return GroupMeasures(
+        group.name, sum(place.lag(counts[number].total) for number, place in places.items()), len(group.members.leases),
+        sum(place.outstanding for place in places.values()), sum(len(place.dead) for place in places.values()),
     )  # fmt: skip
 
 
@@ -106,4 +144,8 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "snapshots": upkeep.snapshots_total,
         "segments_reclaimed": upkeep.segments_reclaimed_total,
         "records_moved": upkeep.records_moved_total,
+        "redeliveries": runner.streams.redelivered,
+        "rebalances": counters.rebalances,
+        "group_timeouts": runner.streams.timeouts,
+        "group_dead": counters.group_dead,
     }

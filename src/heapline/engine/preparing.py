@@ -173,6 +173,8 @@ def attach(runner: TopicRunner, batch_id: str, parts: Sequence[str], left_out: S
             for event in partition.prepared.decide_commit(batch_id, parts, left_out, topic.take_seq, now.steady):
                 if partition.fair is not None and len(event.ids):
                     event.keys = partition.decide_turns(event)
+                if topic.config.streams:
+                    event = partition.decide_places(event)
                 runner.emit(partition, event, now)
                 runner.admission.enqueued += len(event.ids)
 

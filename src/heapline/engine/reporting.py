@@ -90,7 +90,8 @@ def _left(deadline: int | None, now: Now) -> float | None:
 
 
 def _latencies(counters: Counters) -> dict[str, LatencyHistogram]:
-    told = {"enqueue": counters.enqueue, "pop": counters.pop, "commit": counters.commit, "late": counters.late}
+    told = {"enqueue": counters.enqueue, "pop": counters.pop, "commit": counters.commit, "late": counters.late,
+            "fired": counters.fired}  # fmt: skip
     bounds = list(BOUNDS_MS)
     tallies = {name: latency.tally() for name, latency in told.items()}
     return {

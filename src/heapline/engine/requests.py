@@ -8,7 +8,7 @@ from typing import Any
 from heapline.broker import Held
 from heapline.config import NAME, TopicConfig
 from heapline.engine.calls import Identity
-from heapline.engine.columns import are_plain, check_moment, check_one, check_priority
+from heapline.engine.columns import are_plain, are_scheduled, check_moment, check_one, check_priority
 from heapline.errors import BadName, BadRequest, HeaplineError
 from heapline.model import DlqFilter, LeaseRef, Message, Outgoing
 from heapline.ulid import parse_id
@@ -46,7 +46,7 @@ def check_producer(producer_id: Any) -> None:
 def check_all(messages: list[Outgoing], config: TopicConfig, topic: str, atomic: bool) -> dict[int, HeaplineError]:
     """Errors by row; the first one is raised if the batch is atomic."""
     errors: dict[int, HeaplineError] = {}
-    if not messages or are_plain(messages, config):
+    if not messages or are_plain(messages, config) or are_scheduled(messages, config):
         return errors
     for i, message in enumerate(messages):
         try:

@@ -42,6 +42,7 @@ from heapline.engine.firing import INF, QUANTUM_ROWS, Firing
 from heapline.engine.handover import Handover
 from heapline.engine.io import Io
 from heapline.engine.loading import Loaded, Loader
+from heapline.engine.streams.serving import StreamServing
 from heapline.engine.topic import Topic
 from heapline.engine.upkeep import Upkeep
 from heapline.errors import (
@@ -86,7 +87,7 @@ class TopicRunner:
         self._acks: list[tuple[list[int], list[int], asyncio.Future[Any]]] = []
         self._calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
         self._pops: deque[PopCall] = deque()
-        self._reads: set[asyncio.Future[Records]] = set()
+        self._reads: set[asyncio.Future[Any]] = set()
         self._taken: list[PopCall] = []  # by the turn that is under way
         self._turn_planned = False
         self._steps, self._waited = 0, False  # of gathering calls for the next turn
@@ -98,7 +99,9 @@ class TopicRunner:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.upkeep = Upkeep(self)
         self.handover = Handover(self, broker)
+        self.streams = StreamServing(self)
         self.on_install: Callable[[TopicRunner, Now], None] | None = None  # runs before a loaded topic serves anybody
+        self.on_grown: Callable[[TopicRunner, Now], None] | None = lambda runner, now: runner.streams.grown(now)
         self.snapshot_unit = 0
         self.segment_sizes: dict[str, int] = {}  # as `stats` last found them, by file name
         self._bytes_at_snapshot = 0
@@ -155,6 +158,7 @@ class TopicRunner:
         self.snapshots = loaded.snapshots
         if not hasattr(self, "steady"):  # a reload must not make time jump: leases would end early, or last
             self.steady = SteadyClock(self._clock, loaded.time, loaded.wall)
+        self.topic.opened(self.steady.now())
         self.committer = GroupCommitter(self.topic, self.journal, self.io, self.steady.now, self._poison)
         self.committer.latency = self.counters.commit
         self.note_snapshot(loaded.snapshot_unit)
@@ -162,11 +166,21 @@ class TopicRunner:
         rate = self.delivery.rate if hasattr(self, "delivery") else None  # a reload lets out no more than was left
         self.delivery: Delivery = Delivery(self.topic, self.journal, rate)
         self.delivery.retune(self.steady.now())
-        self.firing = Firing(self.topic, self.config.fire_slice)
+        self.firing = Firing(self.topic, self.config.fire_slice, self.counters.fired)
+        self.streams.installed()
         if self.on_install is not None:
             self.on_install(self, self.steady.now())
+        self.complete_groups(self.steady.now())
+        self.topic.seal(self.journal, self.steady.now())  # before a group is made anew: see streams/admin.py
+        self.streams.grown(self.steady.now())
         self._failure = None
         self._plan_turn()
+
+    def complete_groups(self, now: Now) -> None:
+        """Record what is missing of groups: the topic has grown, or a crash came in between."""
+        if self.topic.groups:
+            for number, event in self.topic.groups.decide_rest(len(self.topic.partitions), now.steady):
+                self.emit(self.topic.partitions[number], event, now)
 
     def _keep_totals(self) -> None:
         """Loaded again: totals go on."""
@@ -181,6 +195,8 @@ class TopicRunner:
         """The topic has more partitions than it had."""
         self.firing.wakes.grow(len(self.topic.partitions))
         self.admission.measure()
+        if self.on_grown is not None:
+            self.on_grown(self, self.steady.now())
 
     def note_snapshot(self, unit: int) -> None:
         self.snapshot_unit = unit
@@ -347,6 +363,10 @@ class TopicRunner:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
+    def plan_turn(self) -> None:
+        """Somebody asks for something."""
+        self._plan_turn()
+
     def _plan_turn(self) -> None:
         if not self._turn_planned and not self._closed:
             self._turn_planned = True
@@ -375,6 +395,8 @@ class TopicRunner:
             fired = self._tick(now)
             if self._pops:
                 self._serve(now)
+            if self.topic.groups or self.streams.asked:
+                self.streams.turn(now)
             if self.topic.config.min_freshness:
                 self.delivery.heads.refresh(now.steady)  # they stand from now on, whether or not somebody looks
             self.committer.pump()
@@ -383,6 +405,7 @@ class TopicRunner:
             # A bug, or a journal that does not take what was decided: what is in memory can no longer be trusted.
             log.exception("a turn failed", topic=self.name)
             self._poison(error)
+            self.streams.refuse_taken(TopicReloading(self.name, repr(error)))
             futures = [call.future for call in calls] + [future for _, _, future in acks]
             futures += [pop.future for pop in self._taken] + [future for _, future in runs if future is not None]
             for future in futures:
@@ -495,7 +518,11 @@ class TopicRunner:
 
     def load(self, positions: I64) -> asyncio.Future[Records]:
         """Read records from disk, in a thread."""
-        future = self.io.run(self.journal.load, positions)
+        return self.read(self.journal.load, positions)
+
+    def read(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Read something of the journal in a thread: no segment goes meanwhile."""
+        future = self.io.run(function, *args)
         self._reads.add(future)
         future.add_done_callback(self._reads.discard)
         return future
@@ -553,6 +580,8 @@ class TopicRunner:
         wake = wakes.next()
         if self.topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_LOOK_MS, max(0, self.topic.paused_until - now.wall)))
+        if self.topic.groups:
+            wake = min(wake, self.streams.next_wake(now))
         if self._pops and (room_in := self.delivery.next_room_in(now)) is not None:
             wake = min(wake, now.steady + room_in)
         if self._timer is not None:
@@ -608,6 +637,7 @@ class TopicRunner:
 
     def _refuse_all(self, error: HeaplineError) -> None:
         """Nothing that waits can be served."""
+        self.streams.refuse_all(error)
         for call in self._inbox:
             refuse(call.future, error)
         for pop in self._pops:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -14,8 +15,10 @@ from typing import Any, ClassVar, TypeVar
 
 from heapline.config import BrokerConfig
 from heapline.engine.embedded import EmbeddedBroker
-from heapline.errors import Closed
+from heapline.engine.sync_streams import SyncSubscription
+from heapline.errors import BadRequest, Closed
 from heapline.model import LeaseRef, LogFrame, Message
+from heapline.streams import StreamBatch, StreamMessage
 
 T = TypeVar("T")
 
@@ -114,7 +117,15 @@ class SyncBroker:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
+    def _refuse_own_thread(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Who calls from within the loop would wait for himself, for ever."""
+        with contextlib.suppress(RuntimeError):  # no loop runs here, as it should be
+            if asyncio.get_running_loop() is self._loop:
+                work.close()
+                raise BadRequest("on_assigned and on_revoked run in the broker's own thread: call it from another one")
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._refuse_own_thread(work)
         with self._lock:
             if self._loop is None:
                 work.close()
@@ -151,6 +162,17 @@ class SyncBroker:
             return [SyncMessage(self, m) for m in result]
         return result
 
+    def subscribe(self, topic: str, **options: Any) -> SyncSubscription:
+        """`with hl.subscribe("jobs", group="billing") as rows: …`, and iterate; see GroupBroker.subscribe."""
+        broker = self._broker
+        if broker is None:
+            raise Closed
+
+        async def begin() -> Any:
+            return broker.subscribe(topic, **options)
+
+        return SyncSubscription(self._run, self._run(begin()))
+
     def read_log(self, topic: str, partition: int = 0, start: int = 0, end: int | None = None) -> Iterator[LogFrame]:
         if self._broker is None:
             raise Closed
@@ -161,6 +183,31 @@ class SyncBroker:
 
         while (frame := self._run(following())) is not None:
             yield frame
+
+    def replay(
+        self, topic: str, *, checkpoint: str | None = None, batches: bool = False, **options: Any
+    ) -> Iterator[StreamMessage | StreamBatch]:
+        """As the broker's own, without `await`."""
+        if self._broker is None:
+            raise Closed
+        # A row is done when the next one is asked for; where nobody keeps count they are fetched by the batch.
+        whole = batches or checkpoint is None
+        rows = self._broker.replay(topic, checkpoint=checkpoint, batches=whole, **options)
+        return self._replayed(rows, whole and not batches)
+
+    def _replayed(self, rows: Any, unpack: bool) -> Iterator[StreamMessage | StreamBatch]:
+        async def following() -> StreamMessage | StreamBatch | None:
+            return await anext(rows, None)
+
+        try:
+            while (row := self._run(following())) is not None:
+                if unpack:
+                    yield from row.messages()  # type: ignore[union-attr]
+                else:
+                    yield row
+        finally:
+            if self._broker is not None and threading.current_thread() is not self._thread:
+                self._run(rows.aclose())
 
 
 async def _end_the_rest() -> None:

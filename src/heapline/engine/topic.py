@@ -39,12 +39,16 @@ from heapline.core.events import (
     encode_event,
 )  # fmt: skip
 from heapline.core.fairness import FairShare
+from heapline.core.groups import Groups
 from heapline.core.key_hashes import hashes_of
 from heapline.core.live import LiveMap
 from heapline.core.partition import Draw, Partition
 from heapline.core.position import PositionLayout, size_class
 from heapline.core.record import FLAG_FAIRNESS, ROW
 from heapline.core.sequences import PASSED_MS
+from heapline.core.stream import StreamCount
+from heapline.core.stream_tail import StreamTail
+from heapline.engine.following import FOLLOWED, Following
 from heapline.errors import JournalCorrupt
 from heapline.journal.block import Block
 from heapline.journal.journal import Journal
@@ -83,6 +87,7 @@ class Topic:
         self.fair = FairShare() if config.fairness == "keys" else None
         self._new_partition = partial(Partition, live=self.live, now=now, draw=draw, fair=self.fair)
         self.partitions = [self._new_partition(p, config) for p in range(config.partitions)]
+        self.following = Following(self.layout, config.partitions)  # what its groups need
         self._partitions_given = config.partitions
         self.growths: list[Grown] = []  # oldest first
         self.next_seq = 1  # spine sequence
@@ -108,6 +113,18 @@ class Topic:
     @property
     def leased(self) -> int:
         return sum(len(p.leases) for p in self.partitions)
+
+    @property
+    def groups(self) -> Groups:
+        return self.following.groups
+
+    @property
+    def counts(self) -> list[StreamCount]:
+        return self.following.counts
+
+    @property
+    def tails(self) -> list[StreamTail | None]:
+        return self.following.tails
 
     def take_seq(self, count: int = 1) -> int:
         first = self.next_seq
@@ -187,9 +204,13 @@ class Topic:
             return None
         for number, frame in self._frames.items():
             journal.add_frame(number, frame.first_offset, frame.rows, frame.data(), frame.first_id)
+        unit = journal.seal(now.steady, now.wall)
+        if unit is not None and self.following.groups:
+            for number in self._frames:
+                self.following.sealed(unit.number, number, self.partitions[number].offset, journal.written_unit)
         self._frames.clear()
         self._frames_bytes = self._blocks = 0
-        return journal.seal(now.steady, now.wall)
+        return unit
 
     @property
     def has_open_unit(self) -> bool:
@@ -207,6 +228,8 @@ class Topic:
     ) -> None:  # fmt: skip
         if self.growths and isinstance(event, BatchPrepared) and event.keys is not None:
             self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
+        if type(event) in FOLLOWED and self.config.streams:
+            self.following.follow(partition.number, partition.offset, event, rows, positions)
         partition.apply(event, at, rows, positions, fairness)
         if isinstance(event, Paused):
             self.paused, self.paused_until = True, event.until
@@ -244,6 +267,7 @@ class Topic:
     def extend(self, count: int) -> None:
         """Have so many partitions; those that are new are empty, and their offsets start at 0."""
         self.partitions += [self._new_partition(p, self.config) for p in range(len(self.partitions), count)]
+        self.following.extend(len(self.partitions))
 
     # -- recovery --------------------------------------------------------------------------------------------------
 
@@ -264,6 +288,10 @@ class Topic:
                 self._apply(partition, event, unit.time, rows, positions, fairness)
             if partition.offset != frame.first_offset + frame.row_count:
                 raise JournalCorrupt(path, unit.offset, f"a frame holds other than its {frame.row_count} rows")
+
+    def opened(self, now: Now) -> None:
+        """It is loaded and about to serve."""
+        self.following.opened([partition.offset for partition in self.partitions], now.steady)
 
     def settle(self) -> None:
         """All that is stored has been applied, or the settings have changed: limits are in force from here."""

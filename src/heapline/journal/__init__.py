@@ -5,7 +5,7 @@ block unit  what lies in a commit              sectors tail   torn or damaged?
 segment     one file                           recovery walk  reading it all back, checked
 planner     where things will lie (memory)     writer         putting them there (I/O)
 journal     both, as one object                spares         space for a full disk
-records record_reader  messages by position    index reader   the log by unit, offset, id, time
+records record_reader  messages by position    index seek reader  the log by unit, offset, id, time
 snapshot reclaim       what makes it short     verify repair  what the CLI offers
 """
 

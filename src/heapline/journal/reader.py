@@ -7,22 +7,26 @@ below the watermark must check, and what lies above is not looked at.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from heapline.errors import BadRequest, JournalCorrupt
-from heapline.journal.disk import Disk
-from heapline.journal.index import Entries, SegmentIndex, parse_index
+from heapline.journal import seek
+from heapline.journal.disk import SECTOR, Disk
+from heapline.journal.index import HEADER_BYTES, SegmentIndex, parse_index, parse_wall_max
 from heapline.journal.recovery import list_segments, read_header
+from heapline.journal.seek import Place as Place
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, index_path, segment_path
-from heapline.journal.unit import Unit
-from heapline.journal.walk import SegmentWalk
+from heapline.journal.unit import Unit, crc_seed, parse_header
+from heapline.journal.walk import CHUNK_BYTES, OpenWalk
 from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
-Place = tuple[int, int]  # segment, byte offset of a unit
 _INDEXES_MAX = 64
+_LOOKS_MAX = 8
+Answer = TypeVar("Answer")
 
 
 class LogReader:
@@ -33,6 +37,9 @@ class LogReader:
         self._active = active
         self._headers: dict[int, SegmentHeader] = {}
         self._indexes: dict[int, SegmentIndex] = {}
+        self._growing: SegmentIndex | None = None
+        self._first_times: dict[int, int] = {}
+        self._wall_maxes: dict[int, int] = {}  # of full segments
 
     def watermark(self) -> Watermark:
         mark = read_watermark(self.disk, self.directory)
@@ -84,20 +91,34 @@ class LogReader:
             stop = mark.byte_end if is_last and durable_only else None
             walk = self._walk(segment, at, stop, previous)
             yield from (unit for unit in walk if unit.number >= start_unit)
-            if (walk.broken and not (is_last and not durable_only)) or (stop is not None and walk.at < stop):
-                detail = walk.broken or "durable units are missing here"
-                raise JournalCorrupt(segment_path(self.directory, segment), walk.at, detail)
+            if not (is_last and not durable_only):
+                self._check_end(walk, segment, stop)
             previous = (walk.number, walk.chain) if walk.number else None
             segment, at = segment + 1, FIRST_UNIT_AT
 
-    def _walk(self, segment: int, at: int, stop: int | None, previous: tuple[int, int] | None) -> _OpenWalk:
+    def units_of_segment(self, segment: int, at: int, chunk: int = CHUNK_BYTES) -> Iterator[Unit]:
+        """The durable units of one segment from a byte on, reading so much of it at a time."""
+        mark = self.watermark()
+        stop = mark.byte_end if segment == mark.segment else None
+        walk = self._walk(segment, at, stop, None, chunk)
+        yield from walk
+        self._check_end(walk, segment, stop)
+
+    def _check_end(self, walk: OpenWalk, segment: int, stop: int | None) -> None:
+        if walk.broken or (stop is not None and walk.at < stop):
+            detail = walk.broken or "durable units are missing here"
+            raise JournalCorrupt(segment_path(self.directory, segment), walk.at, detail)
+
+    def _walk(
+        self, segment: int, at: int, stop: int | None, previous: tuple[int, int] | None, chunk: int = CHUNK_BYTES
+    ) -> OpenWalk:
         header = self._header(segment)
         if at == FIRST_UNIT_AT:
             if previous is not None and previous != (header.first_unit, header.chain):
                 path = segment_path(self.directory, segment)
                 raise JournalCorrupt(path, 0, f"the segment does not follow from unit {previous[0] - 1}")
             previous = (header.first_unit, header.chain)
-        return _OpenWalk(self.disk, self.directory, header, at, stop, previous)
+        return OpenWalk(self.disk, self.directory, header, at, stop, previous, chunk)
 
     def _place_of_unit(self, unit: int, segments: list[int]) -> Place:
         if unit <= 0:
@@ -127,128 +148,132 @@ class LogReader:
         - time: the first unit of the partition written at or after this journal time;
         - id: the last unit of the partition whose first enqueued id is at most this one: it holds the message's record.
         """
-        given = [(k, v) for k, v in (("first_offset", offset), ("first_id", id), ("time", time)) if v is not None]
-        if len(given) != 1:
+        if sum(given is not None for given in (offset, id, time)) != 1:
             raise BadRequest("locate takes exactly one of offset, id and time")
-        column, target = given[0]
-        start = self._floor(partition, column, target)
-        if column == "first_id":
-            return self._last_with_id(partition, start, target)
-        return self._first_where(partition, start, column, target)
+        return self._unless_reclaimed(lambda: self._locate(partition, offset, id, time))
 
-    def _floor(self, partition: int, column: str, target: int) -> Place | None:
-        """The nearest indexed unit from which a forward search cannot miss; None: from the start of the journal."""
-        segments = self._segments(self.watermark())
-        # Journal time repeats from unit to unit, so an entry of the very time is not yet a floor.
-        side: Literal["left", "right"] = "left" if column == "time" else "right"
-        low, high, best = 0, len(segments), None
-        while low < high:
-            middle = (low + high) // 2
-            at, entries = middle, self._keyed(segments[middle], partition, column)
-            # A partition may be silent for many segments: then the nearest earlier one that has it decides.
-            while not len(entries) and at > low:
-                at -= 1
-                entries = self._keyed(segments[at], partition, column)
-            near = int(np.searchsorted(entries[column], target, side=side)) - 1
-            if near >= 0:
-                best = (segments[at], int(entries["at"][near]))
-            if near >= 0 or not len(entries):
-                low = middle + 1
-            else:
-                high = at
-        return best
+    def _locate(self, partition: int, offset: int | None, id: int | None, time: int | None) -> Place | None:
+        found: seek.Found | None
+        if time is not None:
+            found = self._first_from(partition, seek.first_unit(self, "time", time))
+        elif offset is not None:
+            start = seek.floor(self, partition, "first_offset", offset)
+            found = seek.first_where(self, partition, start, lambda found: found.end > offset)
+        else:
+            assert id is not None
+            found = seek.last_with_id(self, partition, seek.floor(self, partition, "first_id", id), id)
+        return None if found is None else found.place
 
-    def _keyed(self, segment: int, partition: int, column: str) -> Entries:
-        entries = self.index(segment).of(partition)
-        found: Entries = entries[entries[column] >= 0]
-        return found
+    def offset_at(self, partition: int, *, time: int | None = None, wall: int | None = None) -> int:
+        """The offset of the partition's first row written at or after a journal time, or a moment of wall time; its end
+        if there is none yet, 0 if the journal holds nothing of it. Exactly one of the two.
 
-    def _first_where(self, partition: int, start: Place | None, column: str, target: int) -> Place | None:
-        for unit in self.read_units(place=start):
-            for frame in unit.frames:
-                if frame.partition != partition:
-                    continue
-                if unit.time >= target if column == "time" else frame.first_offset + frame.row_count > target:
-                    return unit.segment, unit.offset
-        return None
+        A moment of wall time is where the clock first showed it or more, in all partitions alike (seek.py): no row
+        written at or after it lies before the offset, even if the clock was set back since.
+        """
+        if (time is None) == (wall is None):
+            raise BadRequest("offset_at takes exactly one of time and wall")
+        column: Literal["time", "wall"] = "time" if wall is None else "wall"
+        target = time if wall is None else wall
+        assert target is not None
+        return self._unless_reclaimed(lambda: self._offset_at(partition, column, target))
 
-    def _last_with_id(self, partition: int, start: Place | None, target: int) -> Place | None:
-        found = None
-        for unit in self.read_units(place=start):
-            ids = [f.first_id for f in unit.frames if f.partition == partition and f.first_id >= 0]
-            if any(i <= target for i in ids):
-                found = unit.segment, unit.offset
-            if any(i > target for i in ids):
-                break
-        return found
+    def _offset_at(self, partition: int, column: Literal["time", "wall"], target: int) -> int:
+        while True:
+            unit = seek.first_unit(self, column, target)
+            found = self._first_from(partition, unit)
+            if found is not None:
+                return found.frame.first_offset
+            limit = seek.END if unit is None else (unit.segment, unit.offset)
+            last = seek.last_before(self, partition, limit)
+            if last is None:
+                return 0
+            if unit is not None or (last.unit.time if column == "time" else last.unit.wall) < target:
+                return last.end  # otherwise it was written while this one was looking
+
+    def _unless_reclaimed(self, look: Callable[[], Answer]) -> Answer:
+        """Look again if a segment went meanwhile: the place is in what is left, or is its start."""
+        for _ in range(_LOOKS_MAX):
+            with contextlib.suppress(FileNotFoundError):
+                return look()
+        raise BadRequest("the journal is being reclaimed faster than it can be searched: try again")
+
+    def _first_from(self, partition: int, unit: Unit | None) -> seek.Found | None:
+        return None if unit is None else next(seek.frames_of(self, partition, (unit.segment, unit.offset)), None)
 
     # Indexes.
 
-    def index(self, segment: int) -> SegmentIndex:
-        """The sparse index of a segment: the writer's, a stored one, or one built now."""
+    def index(self, segment: int, with_walls: bool = False) -> SegmentIndex:
+        """The sparse index of a segment: the writer's, a stored one, or one built now. Old ones hold no wall times."""
         active = self._active() if self._active is not None else None
         if active is not None and active.segment == segment:
             return active
         mark = self.watermark()
-        found = self._indexes.get(segment)
-        if found is None and segment < mark.segment:
-            found = self._stored(segment)
-        if found is None or (segment == mark.segment and found.last_unit < mark.visible):
-            found = self.build_index(segment, mark.byte_end if segment == mark.segment else None)
+        if segment == mark.segment:
+            return self._index_so_far(mark)
+        found = self._indexes.get(segment) or self._stored(segment, mark)
+        if found is None or (with_walls and found.wall_max is None):
+            found = self.build_index(segment, None)
         self._indexes[segment] = found
         if len(self._indexes) > _INDEXES_MAX:
             self._indexes.pop(next(iter(self._indexes)))
         return found
 
-    def _stored(self, segment: int) -> SegmentIndex | None:
+    def _index_so_far(self, mark: Watermark) -> SegmentIndex:
+        """Of the segment that another process writes; kept apart, for it does not hold what will follow."""
+        found = self._growing
+        if found is None or found.segment != mark.segment or found.last_unit < mark.visible:
+            found = self._growing = self.build_index(mark.segment, mark.byte_end)
+        return found
+
+    def _stored(self, segment: int, mark: Watermark) -> SegmentIndex | None:
         try:
             data = self.disk.read_file(index_path(self.directory, segment))
         except FileNotFoundError:
             return None
-        return parse_index(data, segment, self._header(segment).incarnation)
+        return parse_index(data, segment, mark.incarnation)
 
     def build_index(self, segment: int, stop: int | None) -> SegmentIndex:
         """An index from the units themselves, up to byte `stop`."""
         index = SegmentIndex(segment)
         for unit in self._walk(segment, FIRST_UNIT_AT, stop, None):
-            index.add(unit.number, unit.offset, unit.time, unit.frames)
+            index.add(unit.number, unit.offset, unit.time, unit.wall, unit.frames)
         return index
 
-
-class _OpenWalk:
-    """A SegmentWalk that opens its file when iterated and closes it at the end.
-
-    The writer may replace a segment's file by a copy when space runs out, so if units seem to be missing the file is
-    opened once more before anybody is told.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        header: SegmentHeader,
-        at: int,
-        stop: int | None,
-        previous: tuple[int, int] | None,
-    ) -> None:
-        self._disk, self._path, self._header, self._stop = disk, segment_path(directory, header.number), header, stop
-        self.at = at
-        self.number, self.chain = previous if previous is not None else (0, -1)
-        self.broken: str | None = None
-
-    def __iter__(self) -> Iterator[Unit]:
-        for _ in range(2):
-            file = self._disk.open(self._path)
+    def first_time(self, segment: int) -> int | None:
+        """Journal time of a segment's first unit; None if it holds none yet."""
+        known = self._first_times.get(segment)
+        if known is None:
+            file = self.disk.open(path := segment_path(self.directory, segment))
             try:
-                # fmt: off
-                walk = SegmentWalk(file, self._header.incarnation, self._header.number,
-                                   number=self.number, chain=self.chain, at=self.at, stop=self._stop)
-                # fmt: on
-                for unit in walk:
-                    self.at, self.number, self.chain = walk.at, walk.number, walk.chain
-                    yield unit
-                self.broken = walk.broken
+                sector = file.pread(SECTOR, FIRST_UNIT_AT)
             finally:
                 file.close()
-            if self._stop is None or self.at >= self._stop:
-                return
+            first = parse_header(sector, 0, crc_seed(self._header(segment).incarnation, segment), path)
+            if first is None:
+                return None
+            known = self._first_times[segment] = first.time
+        return known
+
+    def wall_max(self, segment: int, mark: Watermark) -> int:
+        """The highest wall time of a segment's units, mostly from the first bytes of its stored index."""
+        known = self._wall_maxes.get(segment)
+        if known is None and segment != mark.segment:
+            known = self._stored_wall_max(segment, mark)
+        if known is None:
+            index = self.index(segment, with_walls=True)
+            assert index.wall_max is not None
+            known = index.wall_max
+        if segment != mark.segment:
+            self._wall_maxes[segment] = known
+        return known
+
+    def _stored_wall_max(self, segment: int, mark: Watermark) -> int | None:
+        try:
+            file = self.disk.open(index_path(self.directory, segment))
+        except FileNotFoundError:
+            return None
+        try:
+            return parse_wall_max(file.pread(HEADER_BYTES, 0), segment, mark.incarnation)
+        finally:
+            file.close()

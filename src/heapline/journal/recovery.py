@@ -206,7 +206,7 @@ class Scan:
     def _passed(self, unit: Unit) -> None:
         self.last_unit, self.last_time, self.chain = unit.number, max(self.last_time, unit.time), unit.header.body_crc
         self.end, self.last_wall = unit.end, unit.wall
-        self.index.add(unit.number, unit.offset, unit.time, unit.frames)
+        self.index.add(unit.number, unit.offset, unit.time, unit.wall, unit.frames)
         if self._mark is None:
             self.relaxed = bool(unit.header.flags & FLAG_RELAXED)
         durable = max(self.known_durable, unit.header.durable_end)

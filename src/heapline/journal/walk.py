@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from heapline.journal.disk import SECTOR, File
+from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.sectors import all_zeros
-from heapline.journal.segment import FIRST_UNIT_AT
+from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, segment_path
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
 
 CHUNK_BYTES = 8 << 20
@@ -34,7 +34,9 @@ class SegmentWalk:
         chain: int = NO_CHAIN,
         at: int = FIRST_UNIT_AT,
         stop: int | None = None,
+        chunk: int = CHUNK_BYTES,
     ) -> None:
+        self.chunk = chunk
         self.file = file
         self.segment = segment
         self.seed = crc_seed(incarnation, segment)
@@ -85,4 +87,46 @@ class SegmentWalk:
             yield unit
 
     def _read(self, at: int, end: int, least: int = 0) -> memoryview:
-        return memoryview(self.file.pread(min(max(CHUNK_BYTES, least), end - at), at))
+        return memoryview(self.file.pread(min(max(self.chunk, least), end - at), at))
+
+
+class OpenWalk:
+    """A SegmentWalk that opens its file when iterated and closes it at the end.
+
+    The writer may replace a segment's file by a copy when space runs out, so if units seem to be missing the file is
+    opened once more before anybody is told.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        header: SegmentHeader,
+        at: int,
+        stop: int | None,
+        previous: tuple[int, int] | None,
+        chunk: int,
+    ) -> None:
+        self._disk, self._path, self._header, self._stop = disk, segment_path(directory, header.number), header, stop
+        self._chunk = chunk
+        self.at = at
+        self.number, self.chain = previous if previous is not None else (0, -1)
+        self.broken: str | None = None
+
+    def __iter__(self) -> Iterator[Unit]:
+        for _ in range(2):
+            file = self._disk.open(self._path)
+            try:
+                # fmt: off
+                walk = SegmentWalk(file, self._header.incarnation, self._header.number,
+                                   number=self.number, chain=self.chain, at=self.at, stop=self._stop,
+                                   chunk=self._chunk)
+                # fmt: on
+                for unit in walk:
+                    self.at, self.number, self.chain = walk.at, walk.number, walk.chain
+                    yield unit
+                self.broken = walk.broken
+            finally:
+                file.close()
+            if self._stop is None or self.at >= self._stop:
+                return

@@ -208,7 +208,7 @@ class SegmentWriter:
             self.durable_unit = unit.number
         self.chain = crc
         self.written_unit = unit.number
-        self.index.add(unit.number, unit.offset, unit.time, unit.frames)
+        self.index.add(unit.number, unit.offset, unit.time, unit.wall, unit.frames)
         self.on_written(unit)
         self._last = unit
         if self.policy != "interval":

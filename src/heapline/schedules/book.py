@@ -59,10 +59,11 @@ class Taken(NamedTuple):
     messages: list[Outgoing]  # empty if all were skipped: then there is only the record
     record: ScheduleFired
     missed: bool  # some firings were not in time, and `misfire` decided
+    times: list[int]  # of the messages
 
 
-class ScheduleInfo(NamedTuple):
-    """What is told about a schedule."""
+class Standing(NamedTuple):
+    """How a schedule stands."""
 
     state: ScheduleState
     next_ms: int | None  # its next firing; None if it is paused, over, or has a problem
@@ -118,6 +119,13 @@ class Book:
         """Let a schedule go on from now, though it is done further: after a clock that was ahead has been set right."""
         state = self._find(name).state
         return self._begin(state.schedule, state.anchor_ms, now, now)
+
+    def outdo(self, name: str, incarnation: int, done: int, now: int) -> ScheduleSet:
+        """Go on under a higher number than this one, which the topic knows and this book, an older copy, does not;
+        firings up to `done` are done there."""
+        state = self._find(name).state
+        number = max(self._incarnations, incarnation) + 1
+        return self._done(ScheduleSet(state.schedule, number, state.anchor_ms, max(done, state.done_ms), now))
 
     def pause(self, name: str, now: int) -> SchedulePaused | None:
         """Fire nothing until it is resumed; None if it is paused already."""
@@ -197,13 +205,16 @@ class Book:
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def get(self, name: str) -> ScheduleInfo:
+    def get(self, name: str) -> Standing:
         held = self._find(name)
-        return ScheduleInfo(held.state, held.next_ms(), held.problem)
+        return Standing(held.state, held.next_ms(), held.problem)
 
-    def list_all(self, namespace: str | None = None) -> list[ScheduleInfo]:
+    def list_all(self, namespace: str | None = None) -> list[Standing]:
         """All of them, or those of a namespace, by name."""
         return [self.get(name) for name in sorted(self._held) if namespace in (None, name.partition("/")[0])]
+
+    def names(self) -> list[str]:
+        return sorted(self._held)
 
     def ran_ahead(self, now: int, slack_ms: int = 60_000) -> list[str]:
         """Schedules that are done with times which have not come yet: the clock was ahead and has been set back."""
@@ -211,6 +222,14 @@ class Book:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    @property
+    def incarnations(self) -> int:
+        """The last number that was given out."""
+        return self._incarnations
 
     def to_state(self) -> BookState:
         return BookState(
@@ -273,7 +292,7 @@ class Book:
         schedule = state.schedule
         messages = [schedule.message(state.incarnation, at) for at in times]
         record = ScheduleFired(schedule.name, state.incarnation, until, times[-1] if times else None, len(times))
-        return Taken(schedule.name, schedule.topic, messages, record, owed.missed)
+        return Taken(schedule.name, schedule.topic, messages, record, owed.missed, times)
 
     def _plan(self, held: _Held) -> None:
         held.wake = held.next_ms()

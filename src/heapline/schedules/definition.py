@@ -24,6 +24,11 @@ EVERY_MS_MIN = 1000
 EVERY_MS_MAX = 366 * 86400 * 1000
 GRACE_MS_MAX = 3600 * 1000
 MAKEUP_MAX = 1000
+#: What people may say of one, besides its name.
+FIELDS = frozenset((
+    "topic", "payload", "cron", "every", "tz", "starts", "ends", "misfire", "grace", "makeup_max", "priority", "key",
+    "headers", "ttl", "max_retries", "fairness_key",
+))  # fmt: skip
 MOMENT_MS_MAX = 32_503_680_000_000  # the year 3000
 #: Headers that every firing carries: which schedule, and the moment that it was meant for.
 SCHEDULE, SCHEDULED_AT = "heapline-schedule", "heapline-scheduled-at"
@@ -92,6 +97,8 @@ def make_schedule(
     """
     every_ms = None if every is None else _span("every", every, EVERY_MS_MIN, EVERY_MS_MAX)
     _check_timing(cron, every, tz)
+    if misfire not in MISFIRES:
+        raise BadRequest(f'misfire is "skip", "once" or "all", not {misfire!r}')
     plain = {
         "name": schedule_name(name), "topic": "/".join(parse_topic(topic)), "payload": _payload(payload), "cron": cron,
         "every_ms": every_ms, "tz": tz or "UTC", "starts_ms": _moment("starts", starts),
@@ -105,6 +112,19 @@ def make_schedule(
         raise BadRequest(f"a schedule's settings do not fit: {error}") from None
     check_schedule(schedule)
     return schedule
+
+
+def schedule_of(name: str, **fields: Any) -> Schedule:
+    """`make_schedule` for keywords that came from elsewhere: one that it does not know is told like any other mistake.
+
+    >>> schedule_of("nightly", cron="0 3 * * *", topic="jobs", misfires="all")
+    Traceback (most recent call last):
+    heapline.errors.BadRequest: a schedule has no misfires: it has cron, ends, every, fairness_key, grace, headers, ...
+    """
+    unknown = sorted(fields.keys() - FIELDS)
+    if unknown:
+        raise BadRequest(f"a schedule has no {', '.join(unknown)}: it has {', '.join(sorted(FIELDS))}")
+    return make_schedule(name, **fields)
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -147,7 +167,7 @@ def _span(name: str, value: Any, low: int, high: int) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
     if not number or not low <= seconds * 1000 <= high:
-        raise BadRequest(f"{name}={value!r}: give {low / 1000:g} to {high / 1000:g} seconds, or a timedelta of that")
+        raise BadRequest(f"{name}={value!r}: give {low // 1000} to {high // 1000} seconds, or a timedelta of that")
     return round(seconds * 1000)
 
 

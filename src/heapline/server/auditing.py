@@ -22,6 +22,8 @@ from heapline.server.front import ACTIONS, ADMIN, Visit
 
 #: Carried out or failed, these leave a line. Cancelling one message does not: that is a producer's daily business.
 AUDITED = frozenset(call for call, action in ACTIONS.items() if action is ADMIN and not call.startswith("List"))
+AUDITED |= {"CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule"}
+AUDITED |= {"CancelReplay"}  # which finds out by itself whose it is
 REFUSALS = (Unauthenticated, PermissionDenied, ConfirmationNeeded)
 REFUSED = Allowance(burst=100, refill_ms=100)
 QUEUED_MAX = 10_000

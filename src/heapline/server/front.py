@@ -35,6 +35,13 @@ ACTIONS: dict[str, Action | None] = {
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
     "Offsets": CONSUME, "ReadLog": CONSUME, "LogIndex": CONSUME, "ReadUnits": CONSUME, "Session": None,
+    "CreateGroup": ADMIN, "GetGroup": CONSUME, "ListGroups": CONSUME, "DeleteGroup": ADMIN, "GroupOffsets": CONSUME,
+    "ResetOffsets": ADMIN, "GroupFetch": CONSUME, "GroupAck": CONSUME, "GroupNack": CONSUME, "GroupLeave": CONSUME,
+    "GroupDeadList": CONSUME, "GroupDeadReplay": ADMIN, "GroupDeadDelete": ADMIN, "Subscribe": None,
+    "CreateSchedule": None, "GetSchedule": None, "ListSchedules": None, "PauseSchedule": None, "ResumeSchedule": None,
+    "DeleteSchedule": None,
+    "Replay": CONSUME, "KeepReplay": CONSUME, "StartReplay": ADMIN, "GetReplay": None, "ListReplays": None,
+    "CancelReplay": None,
     "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
     "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip

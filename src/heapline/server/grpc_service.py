@@ -21,8 +21,11 @@ from heapline.server.auth.principal import Action
 from heapline.server.enqueue_stream import enqueue_stream
 from heapline.server.front import Caller, Front, Stopping
 from heapline.server.giving_back import give_back_leases, give_back_result
+from heapline.server.grpc_groups import GroupCalls
 from heapline.server.limiting import pop_within
 from heapline.server.pop_stream import PopStream
+from heapline.server.replaying import ReplayMethods
+from heapline.server.schedules import ScheduleCalls
 from heapline.server.session import Session
 from heapline.wire import shapes
 from heapline.wire.columns import (
@@ -44,11 +47,12 @@ POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
 LIST_DEFAULT = {"Peek": 10, "DlqList": 100}
 
 
-class GrpcService:
+class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
     def __init__(self, broker: EmbeddedBroker, front: Front) -> None:
         self._broker = broker
         self._front = front
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._subscribed = {}
         self._by_wait_id: dict[tuple[str, str], asyncio.Task[Any]] = {}  # of those, by subject and wait_id
 
     # -- heaps -----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from heapline.wire.schema import METHODS, pb
 CALLS_MAX = 1024  # under way, or answered and not sent, at a time; and pops that wait
 BYTES_MAX = 64 << 20  # of requests under way and answers not sent
 ANSWER_BYTES = 4 << 20  # about as many bytes of answers go into one message; a larger one goes alone
+WAITING = ("Pop", "GroupFetch")
 OWN_HEADERS = ("traceparent", "tracestate", "x-correlation-id")  # that a call may bring; who calls is the stream's
 log = Log("heapline.server")
 
@@ -97,7 +98,7 @@ class Session:
         while self._is_full():
             self._room.clear()
             await self._room.wait()
-        waits = call.method == "Pop" and _waits(call.request)
+        waits = call.method in WAITING and _waits(call.method, call.request)
         self._pops += waits
         self._bytes += len(call.request)
         self._calls[call.number] = task = asyncio.ensure_future(self._carry_out(call))
@@ -159,8 +160,8 @@ class Session:
         return taken
 
 
-def _waits(request: bytes) -> bool:
+def _waits(method: str, request: bytes) -> bool:
     try:
-        return bool(pb.PopRequest.FromString(request).wait)
+        return bool(METHODS[method].request.FromString(request).wait)
     except DecodeError:
         return False  # told when it is carried out

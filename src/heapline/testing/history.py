@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from heapline.config import TopicConfig
-from heapline.errors import CorruptionError, DeadlineExceeded, HeaplineError, LeaseLost, TopicReloading
+from heapline.errors import (
+    CorruptionError,
+    DeadlineExceeded,
+    DeliveryLost,
+    HeaplineError,
+    LeaseLost,
+    TopicReloading,
+)
 from heapline.testing.clock import FakeClock
 
 T = TypeVar("T")
@@ -193,6 +200,9 @@ class History:
             answer = await work
         except LeaseLost as error:
             self.end(call, "ok", {"lost": sorted(error.lost)}, error)
+        except DeliveryLost as error:
+            lost = sorted(zip(error.partitions, error.offsets, strict=True))
+            self.end(call, "ok", {"lost": lost}, error)
         except UNSURE as error:
             self.end(call, "unknown", error=error)
         except HeaplineError as error:

@@ -18,6 +18,7 @@ from heapline.engine.catalog import Catalog
 from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
+from heapline.engine.schedules.store import NAME, NAMESPACE
 from heapline.engine.sync import SyncBroker
 from heapline.errors import Closed
 from heapline.model import MessageInfo
@@ -81,6 +82,7 @@ class MemoryBroker(EmbeddedBroker):
         for runner in self._all_runners():
             if not runner._loop.is_closed():
                 runner.later(lambda now: None)
+        self._schedules.poke()
 
     def abandon(self) -> None:
         """Close it from outside its event loop, which may be gone: nothing is answered any more."""
@@ -92,6 +94,8 @@ class MemoryBroker(EmbeddedBroker):
         for watch in self._batches._watches:
             if not watch.get_loop().is_closed():
                 watch.cancel()
+        self._schedules.abandon()
+        self._replays.stop()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -127,16 +131,22 @@ class MemoryBroker(EmbeddedBroker):
     async def _open_at_once(self) -> None:
         """`_start` without tasks."""
         self._catalog = self._open_directory()
-        for entry in list(self._catalog.entries.values()):
+        entries = dict(self._catalog.entries)
+        kept = entries.pop((NAMESPACE, NAME), None)
+        if kept is not None:
+            await self._open_schedules(kept)
+        for entry in entries.values():
             await self._load(entry)
         self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self._schedules.start()
+        self._replays.open()
 
     def _runner(self, topic: str) -> TopicRunner:
         self._open_here()
         return super()._runner(topic)
 
     def _catalog_or_fail(self) -> Catalog:
-        if self._catalog is None or self._runners:  # not while it is being opened
+        if self._catalog is None or self._all_runners():  # not while it is being opened
             self._open_here()
         return super()._catalog_or_fail()
 
@@ -175,6 +185,7 @@ class SyncMemoryBroker(SyncBroker):
         return self._memory.topic_names()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._refuse_own_thread(work)
         if self._loop is None:
             work.close()
             raise Closed

@@ -26,6 +26,8 @@ from heapline.config import Backoff, BrokerConfig, aging
 from heapline.testing.batch_client import Batcher
 from heapline.testing.checkers import judge
 from heapline.testing.clients import Budget, Client, Drainer, Operator, Producer, Worker
+from heapline.testing.group_checker import group_complaints
+from heapline.testing.group_client import GROUPS, GroupDrainer, Member, make_groups
 from heapline.testing.history import History
 from heapline.testing.node import Node
 from heapline.testing.rank_audit import ranks
@@ -64,14 +66,16 @@ class Report:
 class Chaos:
     """Draws what goes wrong, and when."""
 
-    def __init__(self, node: Node, seed: int, topics: list[str], rot: bool) -> None:
-        self.node, self.topics, self.rot = node, topics, rot
+    def __init__(self, node: Node, seed: int, topics: list[str], rot: bool, reads: bool = True) -> None:
+        self.node, self.topics, self.rot, self.reads = node, topics, rot, reads
         self.rng = random.Random(f"chaos {seed}")
         self.counts: dict[str, int] = {}
 
     async def run(self) -> None:
         kinds = ["crash", "crash", "cut", "cut", "commit", "close", "full", "fsync", "fsync", "write", "read", "wall"]
         kinds += ["rot"] if self.rot else []
+        if not self.reads:
+            kinds.remove("read")
         while True:
             await asyncio.sleep(self.rng.expovariate(1.0))
             kind = self.rng.choice(kinds)
@@ -197,7 +201,7 @@ def delivery_config(rng: random.Random) -> dict[str, Any]:
 
 
 class Simulation:
-    def __init__(self, seed: int, steps: int = STEPS, *, rot: bool | None = None) -> None:
+    def __init__(self, seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False) -> None:
         rng = random.Random(f"simulation {seed}")
         self.seed = seed
         config = broker_config(rng)
@@ -214,7 +218,12 @@ class Simulation:
             Operator(self.node, "operator", seed, topics, budget),
             Batcher(self.node, "batcher", seed, topics, budget),
         ]
-        self._chaos = Chaos(self.node, seed, topics, rng.random() < 0.2 if rot is None else rot)
+        self._followed = [name for name, wanted in self._wanted.items() if groups and wanted["streams"]]
+        if self._followed:
+            self._clients += [Member(self.node, f"member{i}", seed, self._followed, budget) for i in range(4)]
+        # A record that cannot be read is passed over by groups: what they must see would not be known.
+        rot = (rng.random() < 0.2 if rot is None else rot) and not groups
+        self._chaos = Chaos(self.node, seed, topics, rot, reads=not groups)
         self._drainer = Drainer(self.node, "drain", seed, topics, budget)
         self._ranked = 0
 
@@ -225,6 +234,8 @@ class Simulation:
         except Exception:
             report.complaints.append(traceback.format_exc())
         report.complaints += judge(self.node.history)
+        if self._followed:
+            report.complaints += group_complaints(self.node.history)
         report.crashes, report.opens, report.faults = self.node.crashes, self.node.opens, self._chaos.counts
         report.disk_steps = self.node.steps
         report.ranked = self._ranked
@@ -237,6 +248,9 @@ class Simulation:
             self.node.disk.capacity = None
         self.node.disk.clear_faults()
         self.node.live(lambda: [self._drainer.run()])
+        for i, _ in enumerate(GROUPS if self._followed else ()):
+            drainer = GroupDrainer(self.node, f"reader{i}", self.seed, self._followed, self._budget)
+            self.node.live(lambda drainer=drainer: [drainer.run()])  # type: ignore[misc]
         self.node.live(lambda: [self._audit()])
 
     async def _audit(self) -> None:
@@ -255,6 +269,8 @@ class Simulation:
         for name, wanted in self._wanted.items():
             info = await self.node.hl.create_topic(name, **wanted)
             self.node.history.topics[name] = info.config
+            if name in self._followed:
+                await make_groups(self.node.hl, name)
 
     async def _until_spent(self) -> None:
         chaos = asyncio.ensure_future(self._chaos.run())
@@ -266,13 +282,13 @@ class Simulation:
                 task.cancel()
 
 
-def simulate(seed: int, steps: int = STEPS, *, rot: bool | None = None) -> Report:
+def simulate(seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False) -> Report:
     """One run. Judge it by `complaints`; compare runs by `digest`."""
     logger = logging.getLogger("heapline")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        return Simulation(seed, steps, rot=rot).run()
+        return Simulation(seed, steps, rot=rot, groups=groups).run()
     finally:
         logger.setLevel(before)
 
@@ -308,12 +324,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="client steps in a run")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--soak", type=float, default=0.0, help="go on with new seeds for so many seconds")
+    parser.add_argument("--groups", action="store_true", help="consumer groups follow the topics")
     parser.add_argument("--tail", action="store_true", help="print the history also when all is well")
     options = parser.parse_args(arguments)
     totals = Totals()
     seed, shown_at = options.seed, 0.0
     while True:
-        report = simulate(seed, options.steps)
+        report = simulate(seed, options.steps, groups=options.groups)
         totals.add(report)
         if report.complaints:
             print(report.text(), flush=True)

@@ -103,7 +103,7 @@ def pack_outgoing(messages: Sequence[Outgoing]) -> Any:
     if any(m.idempotency_scope is not None for m in messages):
         columns.idempotency_scopes = bytes([SCOPES.index(m.idempotency_scope) for m in messages])
     if any(m.headers for m in messages):
-        columns.headers.extend(_pack_headers([m.headers for m in messages]))
+        columns.headers.extend(pack_headers([m.headers for m in messages]))
     return columns
 
 
@@ -143,16 +143,16 @@ def unpack_outgoing(columns: Any) -> list[Outgoing]:
     rows = zip(
         payloads,
         priorities.tolist(),
-        _texts(columns.keys, "keys", count) or repeat(None),
+        texts_in(columns.keys, "keys", count) or repeat(None),
         _numbers(columns.delays, "<f8", "delays", count, math.nan),
         moments if isinstance(moments, repeat) else [None if us is None else from_us(us) for us in moments],
-        _headers(columns.headers, count) or repeat(None),
+        headers_in(columns.headers, count) or repeat(None),
         _numbers(columns.ttls, "<f8", "ttls", count, math.nan),
         _numbers(columns.max_retries, "<i4", "max_retries", count, -1),
-        _texts(columns.idempotency_keys, "idempotency_keys", count) or repeat(None),
+        texts_in(columns.idempotency_keys, "idempotency_keys", count) or repeat(None),
         scopes,
         _numbers(columns.seqs, "<i8", "seqs", count, -1),
-        _texts(columns.fairness_keys, "fairness_keys", count) or repeat(None),
+        texts_in(columns.fairness_keys, "fairness_keys", count) or repeat(None),
         strict=False,
     )
     return list(starmap(Outgoing, rows))
@@ -167,7 +167,7 @@ def _numbers(data: bytes, dtype: str, name: str, count: int, none: float) -> Any
     return [None if v == none else v for v in values]
 
 
-def _texts(values: Any, name: str, count: int) -> _Texts:
+def texts_in(values: Any, name: str, count: int) -> _Texts:
     if not values:
         return None
     if len(values) != count:
@@ -175,7 +175,7 @@ def _texts(values: Any, name: str, count: int) -> _Texts:
     return [v or None for v in values]
 
 
-def _headers(values: Any, count: int) -> list[dict[str, str] | None] | None:
+def headers_in(values: Any, count: int) -> list[dict[str, str] | None] | None:
     if not values:
         return None
     if len(values) != count:
@@ -189,7 +189,7 @@ def _headers(values: Any, count: int) -> list[dict[str, str] | None] | None:
     return found
 
 
-def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> list[Any]:
+def pack_headers(headers: Sequence[Mapping[str, str] | None]) -> list[Any]:
     """Messages of a batch mostly have the same ones. A protobuf map costs microseconds, to look for one does not."""
     packed: dict[tuple[tuple[str, str], ...], Any] = {}
     found = []
@@ -217,7 +217,7 @@ def pack_popped(popped: Popped) -> Any:
     if popped.fairness_keys is not None and any(popped.fairness_keys):
         columns.fairness_keys.extend([k or "" for k in popped.fairness_keys])
     if popped.headers is not None and any(popped.headers):
-        columns.headers.extend(_pack_headers(popped.headers))
+        columns.headers.extend(pack_headers(popped.headers))
     return columns
 
 
@@ -254,11 +254,11 @@ def unpack_messages(broker: Any, topic: str, columns: Any) -> list[Message]:
         cut(columns.payloads, columns.payload_sizes, count),
         unpack(columns.priorities, "<i8", "priorities", count).tolist(),
         list(columns.attempts),
-        _texts(columns.keys, "keys", count) or repeat(None),
-        _headers(columns.headers, count) or repeat(None),
+        texts_in(columns.keys, "keys", count) or repeat(None),
+        headers_in(columns.headers, count) or repeat(None),
         unpack(columns.enqueued_ms, "<i8", "enqueued_ms", count).tolist(),
         repeat(deadlines[0]) if len(deadlines) == 1 else deadlines,
-        _texts(columns.fairness_keys, "fairness_keys", count) or repeat(None),
+        texts_in(columns.fairness_keys, "fairness_keys", count) or repeat(None),
         strict=False,
     )
     return list(starmap(Message, rows))

@@ -243,11 +243,11 @@ def tell_message(info: MessageInfo, wanted: PayloadAs) -> MessageTold:
     )  # fmt: skip
 
 
-def config_json(fields: dict[str, Any]) -> str:
+def config_json(fields: dict[str, Any], whose: str = "topic") -> str:
     try:
         return msgspec.json.encode(fields).decode()
     except (TypeError, ValueError) as error:
-        raise BadRequest(f"a topic's settings do not fit: {error}") from None
+        raise BadRequest(f"a {whose}'s settings do not fit: {error}") from None
 
 
 def read_settings(fields: dict[str, Any]) -> dict[str, Any]:

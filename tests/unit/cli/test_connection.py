@@ -25,7 +25,7 @@ from heapline.testing import MemoryBroker
 
 COMMANDS = (
     "topic create", "topic list", "topic show", "topic update", "topic delete", "put", "peek", "pop", "get", "dlq list",
-    "dlq replay", "dlq delete",
+    "dlq replay", "dlq delete", "replay read", "replay start", "replay list", "replay show", "replay cancel",
 )  # fmt: skip
 
 

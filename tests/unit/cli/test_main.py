@@ -38,10 +38,10 @@ def fails() -> None:
 @pytest.fixture
 def subcommands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "single.py").write_text(SINGLE)
-    (tmp_path / "group.py").write_text(GROUP)
+    (tmp_path / "several.py").write_text(GROUP)
     monkeypatch.setattr(heapline.cli, "__path__", [*heapline.cli.__path__, str(tmp_path)])
-    monkeypatch.setattr(main, "SUBCOMMANDS", ("single", "group", "absent"))
-    for name in ("single", "group"):
+    monkeypatch.setattr(main, "SUBCOMMANDS", ("single", "several", "absent"))
+    for name in ("single", "several"):
         monkeypatch.delitem(sys.modules, f"heapline.cli.{name}", raising=False)
 
 
@@ -65,7 +65,7 @@ def test_function_of_a_module_is_a_command() -> None:
 
 @pytest.mark.usefixtures("subcommands")
 def test_app_of_a_module_is_a_group_of_commands() -> None:
-    assert runner.invoke(main.app, ["group", "first"]).stdout == "first done\n"
+    assert runner.invoke(main.app, ["several", "first"]).stdout == "first done\n"
 
 
 @pytest.mark.usefixtures("subcommands")
@@ -77,7 +77,7 @@ def test_unknown_command_is_refused_by_name() -> None:
 
 @pytest.mark.usefixtures("subcommands")
 def test_heapline_error_is_shown_without_a_traceback() -> None:
-    result = runner.invoke(main.app, ["group", "fails"])
+    result = runner.invoke(main.app, ["several", "fails"])
     assert result.exit_code == 1
     assert "TopicNotFound: there is no topic 'jobs'" in result.stderr
     assert "Traceback" not in result.stderr

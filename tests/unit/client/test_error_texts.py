@@ -19,6 +19,7 @@ import heapline
 from heapline import contents
 from heapline.cli import worker as worker_cli
 from heapline.client import forking, outbox
+from heapline.client.http import HttpBroker
 from heapline.client.outbox import sending, serving
 from heapline.client.outbox.rows import Row, fields_of
 from heapline.client.sdk import ConnectedBroker
@@ -110,7 +111,7 @@ def silent_server() -> None:
     asyncio.run(call())
 
 
-def log_that_breaks(environment: Environment) -> None:
+def log_that_breaks(environment: Environment, read_again: bool = False) -> None:
     class Wire:
         async def stream(self, name: str, request: Any) -> Any:
             raise heapline.UnavailableError("the server is gone")
@@ -121,7 +122,8 @@ def log_that_breaks(environment: Environment) -> None:
     environment.set.setattr(ConnectedBroker, "_make_calls", lambda self, endpoint: Wire())
 
     async def read() -> None:
-        async for _ in heapline.connect("a:1", deadline=0.01).read_log("t"):
+        hl = heapline.connect("a:1", deadline=0.01)
+        async for _ in hl.replay("t") if read_again else hl.read_log("t"):
             pass
 
     asyncio.run(read())
@@ -196,6 +198,7 @@ CASES: list[tuple[str, Cause]] = [
      "heapline.connect_sync from several threads", lambda e: two_loops()),
     ("Pop was not answered within 0.001 s: it may have been done", lambda e: silent_server()),
     ("ReadLog was given up after 0.01 s: the connection broke (the server is gone)", log_that_breaks),
+    ("Replay was given up after 0.01 s: the connection broke (the server is gone)", lambda e: log_that_breaks(e, True)),
     # -- calls
     ("a batch holds heapline.Outgoing(…), not bytes",
      lambda e: run(lambda: heapline.connect("a:1").enqueue_batch("t", [b"x"]))),  # type: ignore[list-item]
@@ -204,6 +207,16 @@ CASES: list[tuple[str, Cause]] = [
      lambda e: run(lambda: heapline.connect("a:1").set_partition_throttled("t", 0, 1))),  # type: ignore[arg-type]
     ("rate is messages a second, over 0 and at most 1e6, not 0",
      lambda e: run(lambda: heapline.connect("a:1").dlq_replay("t", rate=0))),
+    # -- groups
+    ('a place in a stream is "earliest", "latest", an offset, a datetime with its time zone, or {partition: offset}, '
+     "not 'middle'", lambda e: run(lambda: heapline.connect("a:1").reset_offsets("t", "g", to="middle"))),
+    ("rows are given as {partition: [offsets]}, not as list",
+     lambda e: run(lambda: heapline.connect("a:1").group_ack("t", "g", "m", [1], session="s"))),  # type: ignore[arg-type]
+    ("offsets are a list of ints from 0 on, not '[-1]'",
+     lambda e: run(lambda: heapline.connect("a:1").group_ack("t", "g", "m", {0: [-1]}, session="s"))),
+    ("an argument does not fit: ",
+     lambda e: run(lambda: heapline.connect("a:1").get_group("t", 5))),  # type: ignore[arg-type]
+    ("'a b' is not a group name", lambda e: run(lambda: HttpBroker("http://a:1").create_group("t", "a b"))),
     # -- payloads
     ("the payload does not fit: Expected `int`, got `str`", lambda e: contents.decode(b'"a"', None, int)),
     ("the payload is 'image/png', which only you can read: take it from m.payload",

@@ -99,7 +99,7 @@ class BatchRig(EnqueueRig):
         for event in events:
             if self.p.fair is not None and len(event.ids):
                 event.keys = self.p.decide_turns(event)
-            self.emit(event)
+            self.emit(self.p.decide_places(event) if self.config.streams else event)
         for row in visible:
             self.model.enqueue(row.message)
             if row.name is not None and row.key is not None:

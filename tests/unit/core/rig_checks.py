@@ -68,6 +68,9 @@ class CheckingRig(JournalRig):
         delayed = {id for id in living if messages[id].state == "delayed"}
         assert p.retrying <= delayed
         assert {id for id in delayed - p.touched.keys() if messages[id].attempts} <= p.retrying
+        assert p.shown <= delayed
+        if self.config.streams:
+            assert {id for id in delayed & self.streamed if not messages[id].attempts} <= p.shown <= self.streamed
         assert p.touched.keys() <= living
         assert p.limits == {id: messages[id].max_retries for id in living if messages[id].max_retries is not None}
         assert p.reasons.keys() <= living

@@ -31,6 +31,7 @@ from heapline.core.lifecycle import ALLOWED
 from heapline.core.live import LiveMap
 from heapline.core.partition import Partition
 from heapline.core.position import size_class
+from heapline.core.stream import stream_of
 from heapline.core.timer_chunks import Sizes
 from heapline.core.wheel import TimingWheel
 from heapline.engine import freeze as freezing
@@ -98,6 +99,7 @@ class JournalRig:
         self.where: dict[int, tuple[int, int]] = {}  # id -> segment, byte
         self.segment, self._at = 1, 512
         self.reached: set[tuple[str, str, str]] = set()
+        self.streamed: set[int] = set()  # messages that have had their place in the stream
         self.old_tokens: list[tuple[int, int]] = []
         self._seq = 1
 
@@ -116,6 +118,9 @@ class JournalRig:
         self.log.append(Entry(encode_event(event), self.now.steady, rows, positions, fairness))
         ids = self._ids_of(event, rows)
         before = {id: self.state_of(id) for id in ids}
+        shown = stream_of(event, self.p.offset, rows, positions).ids.tolist() if self.config.streams else []
+        assert self.streamed.isdisjoint(shown), "a message takes its place in the stream once"
+        self.streamed.update(shown)
         self.p.apply(event, self.now.steady, rows, positions, fairness)
         kind = KIND_NAMES[type(event)].replace("fired_count", "fired")
         for id in ids:
@@ -125,6 +130,9 @@ class JournalRig:
             else:
                 assert step in ALLOWED, f"{step} is no transition of the lifecycle"
                 self.reached.add(step)
+            if step[2] == "ready" and self.config.streams:
+                assert id in self.streamed, "a message takes its place in the stream when it first falls due"
+        assert all(self.state_of(id) != "delayed" for id in shown)
 
     def _ids_of(self, event: AnyEvent, rows: Any) -> list[int]:
         if isinstance(event, Enqueued | Moved):

@@ -182,12 +182,12 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
     ids = [id for part in "123" for id in rig.prepare("b", part, Outgoing(b"x"), Outgoing(b"y"))]
     events = rig.p.prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [event.more for event in events] == [True, True, False]
-    rig.emit(events[0])
+    rig.emit(rig.p.decide_places(events[0]))
     # Killed here: what is left is decided anew, and nothing is attached twice.
     rest = rig.replayed().partitions[0].prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [id for event in rest for id in event.ids.tolist()] == ids[2:]
     for event in rest:
-        rig.emit(event)
+        rig.emit(rig.p.decide_places(event))
     assert rig.p.eligible(10).ids.tolist() == ids
     assert not rig.p.prepared
 

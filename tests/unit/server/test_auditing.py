@@ -52,7 +52,10 @@ async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Ri
     assert len(calls) == len(AUDITED)
     assert {
         "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot",
-        "DlqReplay", "DlqDelete", "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser",
+        "DlqReplay", "DlqDelete", "CreateGroup", "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
+        "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser",
+        "CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
+        "StartReplay", "CancelReplay",
     } == AUDITED  # fmt: skip
 
 

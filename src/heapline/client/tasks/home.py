@@ -156,7 +156,7 @@ class Elsewhere:
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "read_log":
+        if name.startswith("_") or name in ("read_log", "replay"):
             raise AttributeError(f"{name!r} of a broker that lives in another event loop")
 
         async def there(args: Any, kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from heapline.server.http import (
     dead_letters,
     docs_page,
     enqueuing,
+    groups,
     health,
     heap_verbs,
     heaps,
@@ -29,6 +30,8 @@ from heapline.server.http import (
     metrics,
     mqueue,
     popping,
+    replays,
+    schedules,
 )  # fmt: skip
 from heapline.server.http.door import Door
 from heapline.server.http.openapi import make_document
@@ -39,14 +42,17 @@ A durable queue of priorities and times: the most urgent message that is due, to
 
 Send an API key, or a token of `POST /v1/auth/login`, as `authorization: Bearer …`. Bodies are JSON
 (`content-type: application/json`). A heap is a path, with what is done to it behind a colon
-(`POST /v1/heaps/jobs:pause`); everything about messages is a verb with the `topic` in its body or query.
+(`POST /v1/heaps/jobs:pause`), as are its consumer groups (`/v1/heaps/jobs:groups/billing`); everything about messages
+is a verb with the `topic` in its body or query.
 Payloads are bytes: give `payload` in base64, or `payload_text`, or `payload_json`. Times are RFC 3339. Every refusal
 has the same shape: `error` (its class), `facts` (its data), `text` (what to do).
 """
-# Verbs of a heap stand before the heap itself: its path would swallow them.
+# Verbs of a heap, and its groups, stand before the heap itself: its path would swallow them.
 ROUTERS = (
+    groups.router,
     health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
     messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
+    replays.router, schedules.router,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     help: str
 
 
-T, TP = ("topic",), ("topic", "partition")
+T, TP, TG = ("topic",), ("topic", "partition"), ("topic", "group")
 FAMILIES = (
     Family("enqueue_latency_ms", "histogram", T, "Enqueue calls, from asked to durable; one call may bring many."),
     Family("pop_latency_ms", "histogram", T, "Pops that got something; waiting until something was there is left out."),
@@ -43,11 +43,28 @@ FAMILIES = (
     Family("prepared", "gauge", TP, "Messages in parts of batches that are not decided yet."),
     Family("oldest_ready_age_seconds", "gauge", TP, "Since the oldest waiting message was enqueued: the lag in time."),
     Family("partition_throttled", "gauge", TP, "1 if the partition is left out of pops."),
-    Family("scheduler_delay_ms", "histogram", T, "How late the engine looked at timers and leases that fell due."),
+    Family("scheduler_delay_ms", "histogram", T, "Delayed messages and retries, from being due to being ready."),
+    Family("tick_delay_ms", "histogram", T, "How late the engine looked at timers and leases that fell due."),
     Family("topic_serving", "gauge", T, "1 if the topic takes calls, 0 while it is loaded again."),
     Family("topic_paused", "gauge", T, "1 if the topic hands out nothing."),
     Family("topics", "gauge", (), "Topics that are open."),
     Family("topics_refused", "gauge", (), "Topics that are not served because their files are damaged."),
+    # -- consumer groups
+    Family("group_lag", "gauge", TG, "Rows of the stream that the group is not done with."),
+    Family("group_outstanding", "gauge", TG, "Rows that its members hold."),
+    Family("group_members", "gauge", TG, "Its members."),
+    Family("group_dead_letters", "gauge", TG, "Rows that it gave up, and that are kept."),
+    Family("group_redeliveries_total", "counter", T, "Rows delivered to a group once more, all groups of the topic."),
+    Family("group_timeouts_total", "counter", T, "Deliveries that were not acked in time."),
+    Family("group_dead_total", "counter", T, "Rows that groups gave up."),
+    Family("group_rebalances_total", "counter", T, "Times that partitions were spread anew over members."),
+    # -- schedules
+    Family("schedules", "gauge", (), "Schedules that are kept."),
+    Family("schedules_failing", "gauge", (), "Schedules whose last firing could not be enqueued."),
+    Family("schedule_fired_total", "counter", (), "Messages enqueued by schedules."),
+    Family("schedule_missed_total", "counter", (), "Times that a schedule was late, and its misfire policy decided."),
+    Family("schedule_failures_total", "counter", (), "Tries of firings that did not get in."),
+    Family("schedule_delay_ms", "histogram", (), "From the moment that a firing was meant for until it was durable."),
     # -- storage
     Family("commit_latency_ms", "histogram", T, "A unit, from being handed to the disk until it is durable."),
     Family("fsync_latency_ms", "histogram", (), "The disk's own part of that: fdatasync, all files of the directory."),

@@ -14,7 +14,7 @@ from heapline.engine.measures import Measures, measure
 from heapline.server.observing.calls import CallCounts
 from heapline.server.observing.exposition import expose
 from heapline.server.observing.families import BY_NAME
-from heapline.server.observing.readings import Rows, Value, WalBytes, add_disk, add_topics
+from heapline.server.observing.readings import Rows, Value, WalBytes, add_disk, add_schedules, add_topics
 from heapline.server.observing.timed_disk import TimedDisk
 
 
@@ -50,7 +50,11 @@ class Metrics:
     def _finish(self, rows: Rows, measures: Measures) -> bytes:
         add_topics(rows, measures)
         add_disk(rows, self._broker.path)
-        system = [measures.system] if measures.system is not None else []
-        rows.add("wal_bytes_written_total", (), self._wal.total([*measures.topics, *system]))
+        own = [measures.system]
+        if measures.schedules is not None:
+            add_schedules(rows, measures.schedules)
+            own.append(measures.schedules.journal)
+        journals = [*measures.topics, *(journal for journal in own if journal is not None)]
+        rows.add("wal_bytes_written_total", (), self._wal.total(journals))
         rows.add("build_info", (version("heapline"),), 1)
         return expose(rows)

@@ -1,9 +1,10 @@
 """From what the broker measures to rows of metrics: which number goes under which name, and how many series there are.
 
-Labels are topics, partitions and fixed names, nothing that a caller could make up. A server may hold very many topics:
-those beyond `TOPICS_MAX` (in the order in which they were made) are summed under `OTHER`, which no topic can be called,
-and a topic with more than `PARTITIONS_MAX` partitions tells the rest of them together. So counters
-of the rest may fall when one of its topics is deleted, which Prometheus takes for a restart.
+Labels are topics, their partitions and groups, and fixed names, nothing else that a caller could make up. A server may
+hold very many topics: those beyond `TOPICS_MAX` (in the order in which they were made) are summed under `OTHER`, which
+no topic can be called, and a topic with more than `PARTITIONS_MAX` partitions, or `GROUPS_MAX` groups, tells the rest
+of them together. So counters of the rest may fall when one of its topics is deleted, which Prometheus takes for a
+restart.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 from collections.abc import Iterable
 
 from heapline.engine.latency import Tally
-from heapline.engine.measures import Measures, TopicMeasures
+from heapline.engine.measures import Measures, ScheduleMeasures, TopicMeasures
 
 TOPICS_MAX = 100
 PARTITIONS_MAX = 32
+GROUPS_MAX = 32  # of a topic
 OTHER = "(other)"
 ALL = "all"  # partitions
 Labels = tuple[str, ...]
@@ -26,11 +28,13 @@ _TOTALS = {
     "duplicates_total": "duplicates", "leased_total": "leased", "acked_total": "acked", "nacked_total": "nacked",
     "expired_total": "expired", "commits_total": "commits", "segments_reclaimed_total": "segments_reclaimed",
     "records_moved_total": "records_moved", "snapshots_total": "snapshots", "corrupt_records_total": "corrupt",
-    "reloads_total": "reloads", "clock_jumps_total": "clock_jumps",
+    "reloads_total": "reloads", "clock_jumps_total": "clock_jumps", "group_redeliveries_total": "redeliveries",
+    "group_timeouts_total": "group_timeouts", "group_dead_total": "group_dead",
+    "group_rebalances_total": "rebalances",
 }  # fmt: skip
 _LATENCIES = {
     "enqueue_latency_ms": "enqueue", "pop_latency_ms": "pop", "commit_latency_ms": "commit",
-    "scheduler_delay_ms": "late",
+    "scheduler_delay_ms": "fired", "tick_delay_ms": "late",
 }  # fmt: skip
 _LARGEST = {"oldest_ready_age_seconds", "snapshot_age_seconds"}  # of several the largest is told, not the sum
 
@@ -60,6 +64,15 @@ def add_topics(rows: Rows, measures: Measures, topics_max: int = TOPICS_MAX) -> 
     rows.add("topics_refused", (), measures.refused)
 
 
+def add_schedules(rows: Rows, schedules: ScheduleMeasures) -> None:
+    rows.add("schedules", (), schedules.kept)
+    rows.add("schedules_failing", (), schedules.failing)
+    rows.add("schedule_fired_total", (), schedules.fired)
+    rows.add("schedule_missed_total", (), schedules.missed)
+    rows.add("schedule_failures_total", (), schedules.failed)
+    rows.add("schedule_delay_ms", (), schedules.delay)
+
+
 def _add_topic(rows: Rows, name: str, topic: TopicMeasures) -> None:
     labels = (name,)
     for family, key in _TOTALS.items():
@@ -86,6 +99,12 @@ def _add_topic(rows: Rows, name: str, topic: TopicMeasures) -> None:
         rows.add("partition_throttled", place, int(p.throttled))
         rows.add("oldest_ready_age_seconds", place, p.oldest_ready_ms / 1000)
         rows.add("snapshot_bytes", place, p.snapshot_bytes)
+    for index, group in enumerate(topic.groups):
+        whose = (name, group.name if index < GROUPS_MAX and name != OTHER else OTHER)
+        rows.add("group_lag", whose, group.lag)
+        rows.add("group_outstanding", whose, group.outstanding)
+        rows.add("group_members", whose, group.members)
+        rows.add("group_dead_letters", whose, group.dead)
 
 
 class WalBytes:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from heapline.assign.model import State
 from heapline.testing.clock import FakeClock
 from heapline.testing.crowd.chaos import Chaos, quietly
 from heapline.testing.crowd.checkers import affinity_kept, eventually_assigned
@@ -51,6 +52,8 @@ def verdict(world: World) -> list[str]:
     late = [f"EventuallyAssigned: {', '.join(waiting)} has no assignment yet"] if waiting else []
     if world.leaders.last is not None and any(world.leaders.last.revoked):
         late.append("EventuallyAssigned: moves are under way")
+    if any(worker.manager.state is State.SCALING for worker in world.running()):  # one that ended is still seen
+        late.append("EventuallyAssigned: the leader is about to spread anew")
     return late + eventually_assigned(world.running(), world.partitions)
 
 

@@ -5,21 +5,32 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from heapline.engine.latency import Latency
-from heapline.engine.measures import Measures, PartitionMeasures, TopicMeasures
+from heapline.engine.measures import GroupMeasures, Measures, PartitionMeasures, TopicMeasures
 from heapline.server.observing.exposition import expose
-from heapline.server.observing.readings import _TOTALS, OTHER, PARTITIONS_MAX, Rows, Value, WalBytes, add_topics
+from heapline.server.observing.readings import (
+    _TOTALS,
+    GROUPS_MAX,
+    OTHER,
+    PARTITIONS_MAX,
+    Rows,
+    Value,
+    WalBytes,
+    add_topics,
+)
 
 TOTALS = [*_TOTALS.values(), "bytes_written"]
 
 
-def topic(name: str, partitions: int = 1, *, ready: int = 1, age_ms: int = 0, written: int = 10) -> TopicMeasures:
+def topic(
+    name: str, partitions: int = 1, *, ready: int = 1, age_ms: int = 0, written: int = 10, groups: int = 0
+) -> TopicMeasures:
     latency = Latency()
     latency.add(0.0015)
     return TopicMeasures(
         name, True, False,
         [PartitionMeasures(n, ready, 0, 2, 0, 0, False, age_ms, 5) for n in range(partitions)],
-        dict.fromkeys(TOTALS, written), dict.fromkeys(("enqueue", "pop", "commit", "late"), latency.tally()),
-        100, 1000, 1 << 20, 1, 64, 0,
+        dict.fromkeys(TOTALS, written), dict.fromkeys(("enqueue", "pop", "commit", "late", "fired"), latency.tally()),
+        100, 1000, 1 << 20, 1, 64, 0, [GroupMeasures(f"g{n}", 5, 2, 1, 0) for n in range(groups)],
     )  # fmt: skip
 
 
@@ -43,6 +54,12 @@ def test_partitions_beyond_the_limit_are_told_together() -> None:
     told = rows_of(topic("wide", PARTITIONS_MAX + 7, ready=3))["backlog"]
     assert len(told) == PARTITIONS_MAX + 1
     assert told["wide", OTHER] == 21
+
+
+def test_groups_beyond_the_limit_are_told_together() -> None:
+    told = rows_of(topic("followed", groups=GROUPS_MAX + 3))["group_lag"]
+    assert len(told) == GROUPS_MAX + 1
+    assert (told["followed", "g0"], told["followed", OTHER]) == (5, 15)
 
 
 def test_written_bytes_never_fall() -> None:

@@ -1,0 +1,1 @@
+"""`python -m benchmarks streams`: topics as streams: publishing, groups, ten million timers, seeking."""

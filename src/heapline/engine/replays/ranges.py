@@ -1,0 +1,93 @@
+"""Which rows a replay is over: from what was asked for to a start and an end offset of each partition.
+
+The end is fixed here, at what is durable now, so a replay into its own topic does not chase its own tail. A moment
+means the wall time of the unit that a row stands in: the range from one moment to another holds the rows of all units
+from the first that was written at or after the one, up to the first at or after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heapline.engine.log import first_offsets
+from heapline.engine.replays.asking import Mark, Request
+from heapline.engine.runner import TopicRunner
+from heapline.errors import BadRequest
+from heapline.journal.reader import LogReader
+
+Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the one after the last
+
+
+async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Ranges:
+    """`kept`: where to go on, by partition, instead of at the start that was asked for."""
+    if not runner.topic.config.streams:
+        raise BadRequest(f"topic {runner.name!r} was made with streams=False: which rows fell due is not in its log")
+    ends = await runner.call(lambda now: [p.offset for p in runner.topic.partitions])
+    if runner.topic.config.fsync != "commit":  # an end is durable, also where answers are not
+        await runner.committer.between_commits(runner.journal.sync)
+    chosen = _chosen(request, len(ends), runner.name)
+    return await runner.io.run(_find, runner.journal.reader(), request, chosen, ends, kept or {})
+
+
+async def check_there(runner: TopicRunner, ranges: Ranges) -> None:
+    """Raises unless the log still begins at or before these: for whoever goes on after a while."""
+    found = await runner.io.run(first_offsets, runner.journal.reader(), len(runner.topic.partitions))
+    for partition, (start, end) in ranges.items():
+        first = found[partition]
+        if start < end and (first is None or start < first):
+            begins = "has nothing of it any more" if first is None else f"starts at {first}"
+            raise BadRequest(
+                f"offset {start} of partition {partition} was reclaimed before it was read: the log {begins}"
+            )
+
+
+def _chosen(request: Request, count: int, topic: str) -> list[int]:
+    """The partitions asked for; those that `start` names, where it names some."""
+    chosen = request.partitions
+    if chosen is None:
+        chosen = sorted(request.start.offsets) if request.start.offsets else list(range(count))
+    named = [*chosen, *(request.start.offsets or ()), *(request.end.offsets or () if request.end else ())]
+    for partition in named:
+        if partition >= count:
+            raise BadRequest(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
+    return chosen
+
+
+def _find(
+    reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]
+) -> Ranges:  # fmt: skip
+    found = first_offsets(reader, len(ends))
+    firsts = {p: end if (first := found[p]) is None else first for p, end in enumerate(ends)}
+    lasts = {p: ends[p] for p in chosen}
+    starts = _offsets(reader, request.start, firsts, lasts)
+    stops = lasts if request.end is None else _offsets(reader, request.end, firsts, lasts)
+    for partition in chosen:
+        asked = _asked(request.start, partition)
+        if partition in kept:
+            asked = starts[partition] = kept[partition]
+        elif kept and partition > max(kept) and request.partitions is None and request.start.offsets is None:
+            asked, starts[partition] = None, firsts[partition]  # the topic has grown since
+        if asked is not None and asked < firsts[partition]:
+            raise BadRequest(
+                f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"
+                + (f', and this checkpoint cannot go on: begin another one (start="earliest", or from '
+                   f"{firsts[partition]})" if partition in kept else ' (start="earliest" begins there)')
+            )  # fmt: skip
+    # One that ends before it starts is empty: it stays where it is.
+    return {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
+
+
+def _asked(start: Mark, partition: int) -> int | None:
+    """The very offset that was asked for, if one was."""
+    return (start.offsets or {}).get(partition) if start.offsets is not None else start.offset
+
+
+def _offsets(reader: LogReader, mark: Mark, firsts: dict[int, int], lasts: dict[int, int]) -> dict[int, int]:
+    if mark.end_of_log is not None:
+        return {p: firsts[p] if mark.end_of_log == "earliest" else last for p, last in lasts.items()}
+    if mark.offset is not None:
+        return dict.fromkeys(lasts, mark.offset)
+    if mark.wall_ms is not None:
+        return {p: min(reader.offset_at(p, wall=mark.wall_ms), last) for p, last in lasts.items()}
+    offsets = mark.offsets or {}
+    return {p: offsets.get(p, last) for p, last in lasts.items()}

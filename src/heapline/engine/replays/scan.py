@@ -1,0 +1,131 @@
+"""One pass over the journal for all partitions of a replay: their stream rows in the order of the units.
+
+Units are written one after the other, each at its time, so their order is the order of time over partitions, and within
+a partition the order of offsets. A unit is read once, however many partitions have rows in it. Blocking: for I/O
+threads. Who wants which of the rows is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from heapline.core.position import PositionLayout
+from heapline.engine.replays.ranges import Ranges
+from heapline.engine.streams.pages import Load, Page, PageBuilder
+from heapline.errors import BadRequest
+from heapline.journal.reader import LogReader, Place
+from heapline.journal.unit import Unit
+
+STRETCH_ROWS = 4096
+STRETCH_BYTES = 4 << 20
+
+
+class Run(NamedTuple):
+    """Rows of one partition that stand next to each other in the merged order: [first, last) of its page."""
+
+    partition: int
+    first: int
+    last: int
+
+
+class Stretch(NamedTuple):
+    pages: dict[int, Page]
+    records: dict[int, Any]  # partition -> the record rows behind its page
+    runs: list[Run]
+    positions: dict[int, int]  # where to go on, of all partitions of the replay
+
+
+class _Gathering(PageBuilder):
+    """A page that is fed unit by unit."""
+
+    def add(self, unit: Unit) -> tuple[int, int]:
+        """Which rows of the page the unit brought."""
+        before = self._count
+        self._scan_unit(unit)
+        return before, self._count
+
+    @property
+    def rows(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes + self._bytes_elsewhere
+
+    def records(self) -> Any:
+        """The record rows behind the page, once that is made."""
+        return np.concatenate([part.rows for part in self._parts])
+
+
+class MergedScan:
+    """Reads stretch by stretch; `positions` begins at the ranges' starts and ends at their ends."""
+
+    def __init__(self, reader: LogReader, layout: PositionLayout, load: Load, ranges: Ranges) -> None:
+        self._reader, self._layout, self._load = reader, layout, load
+        self._ends = {p: end for p, (_, end) in ranges.items()}
+        self.positions = {p: start for p, (start, _) in ranges.items()}
+        self._place: Place | None = None
+        self.began_in: int | None = None  # the segment in which the last stretch begins
+
+    @property
+    def is_done(self) -> bool:
+        return all(self.positions[p] >= end for p, end in self._ends.items())
+
+    @property
+    def segment(self) -> int | None:
+        """That it reads next, once it has begun."""
+        return None if self._place is None else self._place[0]
+
+    def read(self, rows_max: int = STRETCH_ROWS, bytes_max: int = STRETCH_BYTES) -> Stretch:
+        """The next stretch; it may have no rows, but it makes way unless the replay is done."""
+        builders = {
+            p: _Gathering(self._reader, self._layout, self._load, p, self.positions[p])
+            for p, end in self._ends.items() if self.positions[p] < end
+        }  # fmt: skip
+        place = self._place or self._locate(builders)
+        self.began_in = None if place is None else place[0]
+        runs: list[Run] = []
+        if place is not None and builders:
+            try:
+                self._scan(builders, place, runs, rows_max, bytes_max)
+            except BadRequest:
+                self._place = None  # it was reclaimed meanwhile: whoever asks again is told where the log starts
+                raise
+        for p, builder in builders.items():
+            self.positions[p] = min(max(self.positions[p], builder.end), self._ends[p])
+        if place is None:  # nothing of these partitions is in the log any more
+            self.positions.update(self._ends)
+        pages = {p: builder.page() for p, builder in builders.items() if builder.rows}
+        records = {p: builders[p].records() for p in pages}
+        return Stretch(pages, records, runs, dict(self.positions))
+
+    def _locate(self, builders: dict[int, _Gathering]) -> Place | None:
+        places = [self._reader.locate(p, offset=self.positions[p]) for p in builders]
+        return min((place for place in places if place is not None), default=None)
+
+    def _scan(
+        self, builders: dict[int, _Gathering], place: Place, runs: list[Run], rows_max: int, bytes_max: int
+    ) -> None:
+        waiting = dict(builders)
+        for unit in self._reader.read_units(place=place):
+            for p in sorted({frame.partition for frame in unit.frames} & waiting.keys()):
+                first, last = builders[p].add(unit)
+                if last > first:
+                    _lengthen(runs, Run(p, first, last))
+                if builders[p].end >= self._ends[p]:
+                    del waiting[p]
+            self._place = (unit.segment, unit.end)
+            gathered = builders.values()
+            if not waiting or sum(b.rows for b in gathered) >= rows_max or sum(b.nbytes for b in gathered) >= bytes_max:
+                return
+        # The log ended before they did: a place was reclaimed in between, or the ends were never durable.
+        raise BadRequest(f"the log ends before offset {min(self._ends[p] for p in waiting)}: start again")
+
+
+def _lengthen(runs: list[Run], run: Run) -> None:
+    if runs and runs[-1].partition == run.partition:
+        runs[-1] = runs[-1]._replace(last=run.last)
+    else:
+        runs.append(run)

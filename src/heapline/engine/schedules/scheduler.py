@@ -1,0 +1,354 @@
+"""Fires schedules in time, and changes them: a loop that sleeps until something is due.
+
+Each schedule is held by one task at a time (`_alone`): its firing, or a change that first brings in what it still owes
+(as well as that can be done: a topic that is full does not keep anybody from pausing or deleting). Different schedules
+do not wait for each other; their writes meet in group commit.
+
+What is told is durable: kept.py sees to that. Why each firing goes in once is told in firing.py.
+
+The clock is the wall's. The loop looks at it at least every ten seconds, so that one that was set is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from heapline.engine.columns import check_one
+from heapline.engine.latency import Latency
+from heapline.engine.runner import TopicRunner
+from heapline.engine.schedules.firing import Sent, producer_of, send
+from heapline.engine.schedules.kept import KeptBook
+from heapline.engine.schedules.store import ScheduleStore, check_size
+from heapline.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
+from heapline.logs import Log
+from heapline.schedules import Book, Schedule, ScheduleFired, ScheduleInfo, ScheduleState, Taken, tell
+from heapline.schedules.definition import schedule_name
+from heapline.schedules.telling import short
+
+log = Log("heapline.engine")
+T = TypeVar("T")
+RETRY_MS = 5000  # what could not be enqueued is tried again after this
+PAUSE = 5.0  # seconds between tries to read the schedules
+CLOSE_SECONDS = 5.0  # that firings under way are given to end when the broker closes
+UNDER_WAY_MAX = 256  # firings at a time: a topic takes them all in one step
+PAGE_BYTES = 4 << 20  # of payloads in one page, about
+ROUNDS_MAX = 10  # of firings that a change brings in first
+
+
+class Scheduler:
+    """`topic` gives the runner of a topic, or raises."""
+
+    def __init__(
+        self, store: ScheduleStore, *, topic: Callable[[str], TopicRunner], wall_ms: Callable[[], int]
+    ) -> None:
+        self.store = store
+        self._topic = topic
+        self._wall_ms = wall_ms
+        self._kept = KeptBook(store)
+        self._poked = asyncio.Event()
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._firings: set[asyncio.Task[None]] = set()  # of those
+        self._loop: asyncio.Task[None] | None = None
+        self._closed = False
+        self.fired = 0  # messages that went in
+        self.missed = 0  # times that a schedule was late, and `misfire` decided
+        self.failed = 0  # tries that did not get all in
+        self.delay = Latency()  # from the moment that a firing was meant for until it was durable
+
+    def __len__(self) -> int:
+        return len(self._book)
+
+    @property
+    def failing(self) -> int:
+        """Schedules whose last firing could not be enqueued."""
+        return len(self._troubles)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._loop = asyncio.ensure_future(self._run())
+
+    def poke(self) -> None:
+        """Look at the clock now."""
+        self._poked.set()
+
+    async def close(self) -> None:
+        """Before the topics are closed: what is under way may end."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        self.abandon()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """End all tasks now: what is not done is still owed."""
+        self._closed = True
+        for task in (*self._tasks, *((self._loop,) if self._loop is not None else ())):
+            if not task.get_loop().is_closed():
+                task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            self._poked.clear()
+            try:
+                await self._know()
+                self._begin_due()
+                now = self._wall_ms()
+                wake = self._book.next_wake(now)
+                is_busy = len(self._firings) >= UNDER_WAY_MAX
+                pause = None if wake is None or is_busy else max(0, wake - now) / 1000
+            except (HeaplineError, OSError) as error:
+                log.error("schedules cannot be read", error=str(error), retry_in=PAUSE)
+                pause = PAUSE
+            except Exception:
+                log.exception("schedules wait")
+                pause = PAUSE
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._poked.wait()
+
+    async def _know(self) -> None:
+        if self._closed:
+            raise Closed
+        await self._kept.know()
+
+    async def _keep(self, name: str) -> None:
+        try:
+            await self._kept.keep(name)
+        finally:
+            self.poke()
+
+    @property
+    def _book(self) -> Book:
+        return self._kept.book
+
+    # -- firing ----------------------------------------------------------------------------------------------------
+
+    async def fire_due(self) -> None:
+        """Fire what is due by now, and wait for it; what cannot be enqueued is tried again later."""
+        await self._know()
+        self._begin_due()
+        while self._firings:  # also those that the loop began
+            await asyncio.wait(self._firings, return_when=asyncio.FIRST_COMPLETED)
+            self._begin_due()
+
+    def _begin_due(self) -> None:
+        """As many as may be under way: each that ends pokes the loop, which begins more."""
+        now = self._wall_ms()
+        for one in self._book.take_due(now, UNDER_WAY_MAX - len(self._firings)):
+            self._postpone(one.name)  # unless it succeeds, which plans it anew
+            firing = self._spawn(self._fire(one.name))
+            self._firings.add(firing)
+            firing.add_done_callback(self._firings.discard)
+
+    async def _fire(self, name: str) -> None:
+        try:
+            async with self._alone(name):
+                await self._know()
+                await self._settle(name)
+        except ScheduleNotFound:  # deleted meanwhile
+            self._kept.has_succeeded(name)
+        except (HeaplineError, OSError) as error:  # of the store: the mark is behind, and the topic knows
+            if not self._closed:
+                log.warning("a schedule waits", schedule=name, error=str(error))
+        except Exception:
+            log.exception("a schedule waits", schedule=name)
+        self.poke()
+
+    async def _settle(self, name: str) -> bool:
+        """Bring in what a schedule owes; whether there was something, and all of it went in."""
+        now = self._wall_ms()
+        taken = self._book.take_one(name, now)
+        if taken is None:
+            return False
+        state = self._book.get(name).state
+        sent = await self._send(state, taken)
+        await self._know()
+        self._tell(name, taken, sent)
+        record = _record(taken, sent)
+        if isinstance(sent.error, StaleEpoch):
+            self._outdo(state, sent.error)
+        elif record is None:
+            self._postpone(name)
+            return False
+        else:
+            self._book.apply(record)
+            if sent.error is not None:
+                self._postpone(name)
+        await self._keep(name)
+        if sent.error is None:
+            self._kept.has_succeeded(name)
+        return sent.error is None
+
+    def _postpone(self, name: str) -> None:
+        self._kept.postpone(name, self._wall_ms() + RETRY_MS)
+
+    async def _send(self, state: ScheduleState, taken: Taken) -> Sent:
+        if not taken.messages:  # all were skipped
+            return Sent(0, 0)
+        try:
+            return await send(self._topic(short(taken.topic)), state, taken)
+        except HeaplineError as error:  # no such topic, or it cannot be opened
+            return Sent(0, 0, error)
+
+    def _outdo(self, state: ScheduleState, error: StaleEpoch) -> None:
+        """The book is an older copy than the topic, which was written to by a later incarnation of the schedule."""
+        name = state.schedule.name
+        if name in self._book and self._book.get(name).state.incarnation == state.incarnation:
+            partitions = self._topic(state.schedule.topic).topic.partitions
+            done = max(p.sequences.done_up_to(producer_of(name)) for p in partitions)
+            self._book.outdo(name, error.current, done, self._wall_ms())
+
+    def _tell(self, name: str, taken: Taken, sent: Sent) -> None:
+        self.fired += sent.new
+        now = self._wall_ms()
+        for at in taken.times[sent.done - sent.new : sent.done]:
+            self.delay.add(max(0, now - at) / 1000)
+        if sent.error is None or isinstance(sent.error, StaleEpoch):
+            self.missed += taken.missed and sent.error is None
+            self._troubles.pop(name, None)
+            return
+        if isinstance(sent.error, Closed):
+            return
+        self.failed += 1
+        if name not in self._troubles:
+            log.warning("a schedule cannot be fired", schedule=name, topic=taken.topic, error=str(sent.error))
+        self._troubles[name] = str(sent.error)
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def set(self, schedule: Schedule) -> ScheduleInfo:
+        check_size(schedule)
+        self._check_topic(schedule)
+
+        def change() -> bool:
+            changed = self._book.set(schedule, self._wall_ms()) is not None
+            if changed:
+                self._troubles.pop(schedule.name, None)
+            return changed
+
+        return await self._to_its_end(self._change(schedule.name, change))
+
+    def _check_topic(self, schedule: Schedule) -> None:
+        """Whether the topic takes such a message, as it is now."""
+        runner = self._topic(short(schedule.topic))
+        message = schedule.message(1, self._wall_ms())
+        check_one(message, runner.topic.config, runner.name)
+
+    async def pause(self, name: str) -> ScheduleInfo:
+        return await self._to_its_end(self._change(schedule_name(name), lambda: self._pause(name)))
+
+    def _pause(self, name: str) -> bool:
+        self._troubles.pop(schedule_name(name), None)  # what is owed is given up
+        return self._book.pause(name, self._wall_ms()) is not None
+
+    async def resume(self, name: str) -> ScheduleInfo:
+        return await self._to_its_end(self._change(schedule_name(name), lambda: self._resume(name)))
+
+    def _resume(self, name: str) -> bool:
+        return self._book.resume(name, self._wall_ms()) is not None
+
+    async def delete(self, name: str) -> None:
+        await self._to_its_end(self._delete(schedule_name(name)))
+
+    async def get(self, name: str) -> ScheduleInfo:
+        await self._know()
+        return await self._kept.look(lambda book: self._told(book, name))
+
+    async def list_all(self) -> list[ScheduleInfo]:
+        await self._know()
+        return await self._kept.look(lambda book: [self._told(book, name) for name in book.names()])
+
+    async def page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        """Some of them, by name, and after which one there are more. Few if they are large."""
+        await self._know()
+        return await self._kept.look(lambda book: self._page(book, schedule_name(after) if after else "", limit))
+
+    def _page(self, book: Book, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
+        names = book.names()
+        found: list[ScheduleInfo] = []
+        size = 0
+        for name in names[bisect_right(names, after) :]:
+            if len(found) == limit or size > PAGE_BYTES:
+                return found, found[-1].name
+            found.append(self._told(book, name))
+            size += len(found[-1].payload)
+        return found, None
+
+    def _told(self, book: Book, name: str) -> ScheduleInfo:
+        standing = book.get(name)
+        return tell(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
+
+    async def _change(self, name: str, change: Callable[[], bool]) -> ScheduleInfo:
+        async with self._alone(name):
+            await self._bring_in(name)
+            await self._know()
+            if change():
+                await self._keep(name)
+            return await self._kept.look(lambda book: self._told(book, name))
+
+    async def _delete(self, name: str) -> None:
+        async with self._alone(name):
+            await self._bring_in(name)
+            await self._know()
+            self._book.delete(name)
+            self._troubles.pop(name, None)
+            self._kept.has_succeeded(name)
+            await self._keep(name)
+
+    async def _bring_in(self, name: str) -> None:
+        """What it owes, before it changes."""
+        await self._know()
+        if name in self._book:
+            for _ in range(ROUNDS_MAX):
+                if not await self._settle(name):
+                    return
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """A change goes on when its caller is cancelled: half of one would leave a book that is not what is on disk."""
+        task = self._spawn(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise Closed from None
+            raise
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """One firing or change of a schedule at a time."""
+        lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[name]
+
+
+def _record(taken: Taken, sent: Sent) -> ScheduleFired | None:
+    """What is done of what was owed; None if nothing is."""
+    if sent.done == len(taken.messages):
+        return taken.record
+    if not sent.done:
+        return None
+    last = taken.times[sent.done - 1]
+    return ScheduleFired(taken.name, taken.record.incarnation, last, last, sent.done)

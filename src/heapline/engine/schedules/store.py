@@ -1,0 +1,127 @@
+"""Where schedules are kept: a topic of the broker's own that nobody can name, one message a schedule.
+
+A message holds the whole state of one schedule (`BookState` with one entry). A change writes the new state and cancels
+the message before it, in one turn; should a crash separate the two, the later message counts when they are read. The
+last number of an incarnation that was given out stands in each of them, and when a schedule is deleted, in a message
+without any. So the journal, group commit, snapshots, reclaiming, backups and `journal verify` are those of any topic.
+
+Nothing is decided here. If a write fails nobody knows what is on disk, and it has to be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import numpy as np
+
+from heapline.config import TopicConfig
+from heapline.core.events import Cancelled
+from heapline.engine.calls import EnqueueCall
+from heapline.engine.runner import TopicRunner
+from heapline.errors import BadRequest, HeaplineError, JournalCorrupt
+from heapline.model import Now, Outgoing
+from heapline.schedules import Book, BookState, Schedule, ScheduleState, decode_state, encode_state
+
+NAMESPACE, NAME = "_system", "schedules"  # no user's topic can be called that: names start with a letter or digit
+CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
+READ_ROWS = 1024
+STATE_BYTES = 4096  # an upper bound of a state without payload, key and headers
+_HEAD = ""  # what the message without a schedule is kept under
+_WHERE = "the journal of the schedules"
+
+
+def check_size(schedule: Schedule) -> None:
+    texts = (schedule.key or "", schedule.fairness_key or "", *schedule.headers, *schedule.headers.values())
+    size = len(schedule.payload) + sum(len(text.encode()) + 8 for text in texts)
+    limit = CONFIG.max_payload_bytes - STATE_BYTES
+    if size > limit:
+        raise BadRequest(
+            f"a schedule's message of {size} bytes is over the {limit} that are kept: store the rest elsewhere, and "
+            "send where it is"
+        )
+
+
+class ScheduleStore:
+    """`make` makes the topic, the first time that something is kept."""
+
+    def __init__(self, make: Callable[[], Awaitable[TopicRunner]]) -> None:
+        self._make = make
+        self.runner: TopicRunner | None = None
+        self.refusal: HeaplineError | None = None  # the topic cannot be opened
+        self._ids: dict[str, int] = {}  # schedule -> the message that holds it
+        self._superseded: list[int] = []  # messages that a crash left behind
+
+    async def read(self) -> BookState:
+        """All that is on disk. Nobody writes meanwhile."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
+        if self.runner is None:
+            return BookState()
+        for last in (False, False, True):
+            found, bad = await self._read_all(self.runner)
+            if bad is None:
+                break
+            if last:  # each record was looked at several times, and where it lies now
+                raise bad
+        return self._latest(found)
+
+    def _latest(self, found: list[tuple[int, BookState]]) -> BookState:
+        self._ids, self._superseded = {}, []
+        states: dict[str, ScheduleState] = {}
+        for id, kept in found:
+            name = kept.schedules[0].schedule.name if kept.schedules else _HEAD
+            if name in self._ids:
+                self._superseded.append(self._ids[name])
+            self._ids[name] = id
+            states.update((state.schedule.name, state) for state in kept.schedules)
+        numbers = [kept.incarnations for _, kept in found]
+        return BookState(incarnations=max(numbers, default=0), schedules=list(states.values()))
+
+    @staticmethod
+    async def _read_all(runner: TopicRunner) -> tuple[list[tuple[int, BookState]], JournalCorrupt | None]:
+        """By id, which is the order in which they were written; or what does not check: a record may move while others
+        are read."""
+        ids, positions = await runner.call(lambda now: runner.topic.partitions[0].waiting())
+        order = ids.argsort()
+        ids, positions = ids[order], positions[order]
+        found: list[tuple[int, BookState]] = []
+        for start in range(0, len(ids), READ_ROWS):
+            records = await runner.load(positions[start : start + READ_ROWS])
+            for fact in records.bad.values():
+                return [], JournalCorrupt(fact.path, fact.offset, f"a schedule ({fact.detail})")
+            for id, payload in zip(ids[start : start + READ_ROWS].tolist(), records.payloads, strict=True):
+                found.append((id, decode_state(payload, _WHERE)))
+        return found, None
+
+    async def write(self, book: Book, names: Iterable[str]) -> None:
+        """Have these schedules on disk as the book has them when it is their turn, or gone if it has them no more."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
+        if self.runner is None:
+            self.runner = await self._make()
+        runner, names = self.runner, list(names)
+        await runner.bring(lambda now: self._decide(runner, book, names, now))
+
+    def _decide(self, runner: TopicRunner, book: Book, names: list[str], now: Now) -> None:
+        kept: dict[str, BookState] = {}
+        for name in names:
+            states = [book.get(name).state] if name in book else []
+            kept[name if states else _HEAD] = BookState(incarnations=book.incarnations, schedules=states)
+        calls = [EnqueueCall(runner.future(), message=Outgoing(encode_state(state))) for state in kept.values()]
+        answers = [result for _, result in runner.admission.admit(calls, now)]
+        for result in answers:
+            if isinstance(result, Exception):
+                raise result
+        before = [self._ids.pop(name) for name in {*names, *kept} if name in self._ids]
+        self._cancel(runner, [*before, *self._superseded], now)
+        self._superseded = []
+        self._ids |= {name: result.id for name, result in zip(kept, answers, strict=True)}
+
+    @staticmethod
+    def _cancel(runner: TopicRunner, going: list[int], now: Now) -> None:
+        partition = runner.topic.partitions[0]
+        ids = np.array(sorted(going), dtype=np.int64)
+        positions = partition.positions_of(ids)
+        there = positions >= 0
+        if there.any():
+            runner.emit(partition, Cancelled(ids[there], positions[there], bytes(int(there.sum()))), now)

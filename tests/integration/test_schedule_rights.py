@@ -1,0 +1,123 @@
+"""Who may do what with schedules on a real server, on either face, and what the audit log has of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from heapline.errors import PayloadTooLarge, PermissionDenied
+from tests.integration.guarded_rig import GuardedRig
+
+PAYLOAD = b"the payload is swordfish"
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
+    async with GuardedRig(tmp_path) as rig:
+        await rig.behind.create_topic("shop/jobs", **rig.small)
+        await rig.behind.create_schedule("shop/theirs", every=60, topic="shop/jobs", payload=PAYLOAD)
+        yield rig
+
+
+async def denied(rig: GuardedRig, key: str, method: str, path: str, **options: Any) -> None:
+    answer = await rig.ask(method, path, key, **options)
+    assert answer.status_code == 403
+    assert answer.json()["error"] == "PermissionDenied"
+    assert "swordfish" not in answer.text
+
+
+@pytest.mark.parametrize("scopes", [("shop/*:produce,consume",), ("jobs:admin", "*:produce"), ("shop/jobs:admin",)])
+async def test_schedule_is_closed_to_whoever_may_not_admin_its_name(rig: GuardedRig, scopes: tuple[str, ...]) -> None:
+    _, key = rig.key(*scopes)
+    async with rig.as_(key) as hl:
+        for name in ("shop/theirs", "shop/not-there"):
+            for call in (hl.get_schedule, hl.pause_schedule, hl.resume_schedule, hl.delete_schedule):
+                with pytest.raises(PermissionDenied):
+                    await call(name)
+            with pytest.raises(PermissionDenied):
+                await hl.create_schedule(name, every=60, topic="shop/jobs")
+        assert await hl.list_schedules() == []
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", ":pause"), ("POST", ":resume")):
+        await denied(rig, key, method, f"/v1/schedules/shop/theirs{path}")
+    await denied(rig, key, "POST", "/v1/schedules", json={"name": "shop/theirs", "topic": "shop/jobs", "every": 60})
+    assert (await rig.ask("GET", "/v1/schedules", key)).json() == {"schedules": []}
+    assert (await rig.behind.get_schedule("shop/theirs")).payload == PAYLOAD
+
+
+async def test_nobody_schedules_messages_into_a_topic_that_he_may_not_produce_to(rig: GuardedRig) -> None:
+    _, key = rig.key("shop/*:admin", "jobs:produce")
+    async with rig.as_(key) as hl:
+        with pytest.raises(PermissionDenied):
+            await hl.create_schedule("shop/mine", every=60, topic="shop/jobs")
+        with pytest.raises(PermissionDenied):
+            await hl.create_schedule("shop/theirs", every=60, topic="shop/jobs", payload=b"mine")
+        assert (await hl.create_schedule("shop/mine", every=60, topic="jobs")).topic == "jobs"
+        assert [info.name for info in await hl.list_schedules()] == ["shop/mine", "shop/theirs"]
+        assert (await hl.pause_schedule("shop/theirs")).state == "paused"
+
+
+async def test_changes_are_on_record_with_the_schedules_name_and_without_payloads(rig: GuardedRig) -> None:
+    async with rig.as_(rig.admin_key) as admin:
+        await admin.create_schedule("nightly", cron="0 3 * * *", topic="jobs", payload=PAYLOAD)
+        await admin.get_schedule("nightly")
+        await admin.list_schedules()
+        await admin.pause_schedule("nightly")
+    await rig.ask("POST", "/v1/schedules/nightly:resume")
+    await rig.ask("DELETE", "/v1/schedules/nightly")
+    _, key = rig.key("jobs:produce")
+    await rig.ask("DELETE", "/v1/schedules/shop/theirs", key)
+    await rig.server.auditing.close()
+    text = (rig.directory / "audit.jsonl").read_text()
+    found = [msgspec.json.decode(line) for line in text.splitlines()]
+    mine = [(line["call"], line["topic"], line["about"], line["outcome"]) for line in found if "Sched" in line["call"]]
+    assert mine == [
+        ("CreateSchedule", "jobs", "schedule default/nightly", "ok"),
+        ("PauseSchedule", "", "schedule default/nightly", "ok"),
+        ("ResumeSchedule", "", "schedule default/nightly", "ok"),
+        ("DeleteSchedule", "", "schedule default/nightly", "ok"),
+        ("DeleteSchedule", "", "schedule shop/theirs", "PermissionDenied"),
+    ]
+    assert "swordfish" not in text
+
+
+async def test_servers_limit_of_payloads_holds_for_schedules_too(tmp_path: Path) -> None:
+    async with GuardedRig(tmp_path, payload_bytes_max=100) as rig, rig.as_(rig.admin_key) as admin:
+        with pytest.raises(PayloadTooLarge):
+            await admin.create_schedule("a", every=60, topic="jobs", payload=bytes(101))
+        body = {"name": "a", "topic": "jobs", "every": 60, "payload_text": "x" * 101}
+        assert (await rig.ask("POST", "/v1/schedules", json=body)).status_code == 413
+        assert await admin.list_schedules() == []
+
+
+async def test_http_takes_and_shows_payloads_as_text_and_json(rig: GuardedRig) -> None:
+    body = {"name": "a", "topic": "jobs", "cron": "@hourly", "payload_json": {"order": 7}}
+    made = await rig.ask("POST", "/v1/schedules", json=body)
+    assert made.status_code == 201
+    shown = (await rig.ask("GET", "/v1/schedules/a?payload_as=json")).json()
+    assert (shown["payload_json"], shown["state"], shown["tz"]) == ({"order": 7}, "active", "UTC")
+    twice = await rig.ask("POST", "/v1/schedules", json=body | {"payload_text": "x"})
+    assert (twice.status_code, twice.json()["error"]) == (400, "BadRequest")
+    unknown = await rig.ask("POST", "/v1/schedules", json=body | {"evry": 60})
+    assert (unknown.status_code, "evry" in unknown.json()["text"]) == (400, True)
+    page = (await rig.ask("GET", "/v1/schedules?limit=1")).json()
+    assert [one["name"] for one in page["schedules"]] == ["a"]
+    rest = (await rig.ask("GET", f"/v1/schedules?after={page['next']}")).json()
+    assert ([one["name"] for one in rest["schedules"]], "next" in rest) == (["shop/theirs"], False)
+
+
+async def test_pages_tell_nothing_of_schedules_that_are_not_for_the_caller(rig: GuardedRig) -> None:
+    for name in ("a/1", "a/2", "b/mine", "c/1", "c/2", "d/mine", "e/1"):
+        await rig.behind.create_schedule(name, every=60, topic="shop/jobs")
+    _, key = rig.key("b/*:admin", "d/*:admin")
+    found, after, texts = [], "", []
+    while after is not None:
+        answer = await rig.ask("GET", f"/v1/schedules?limit=1&after={after}", key)
+        texts.append(answer.text)
+        found += [told["name"] for told in answer.json()["schedules"]]
+        after = answer.json().get("next")
+    assert found == ["b/mine", "d/mine"]
+    assert not any(f"{other}/" in text for text in texts for other in "ace")

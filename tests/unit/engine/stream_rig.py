@@ -1,0 +1,76 @@
+"""Groups on a rig without the calls for them: what the log side keeps is looked at directly.
+
+`told` is the stream as whoever reads the journal sees it: the yardstick for all that is kept in memory.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from heapline.config import GroupConfig
+from heapline.core.deliveries import Columns, join_columns
+from heapline.core.events import AnyEvent, decode_events
+from heapline.core.groups import Groups
+from heapline.core.stream import stream_of
+from heapline.engine.runner import TopicRunner
+from heapline.model import Now
+
+
+async def make_group(
+    runner: TopicRunner, name: str = "g", at: list[tuple[int, int]] | None = None, **fields: Any
+) -> None:
+    """A group in every partition, at these (offset, count), or from the beginning on."""
+    starts = [(number, *(at[number] if at else (0, 0))) for number in range(len(runner.topic.partitions))]
+    await record(runner, lambda now: Groups.decide_create(name, GroupConfig(**fields), starts, now.steady))
+
+
+async def record(runner: TopicRunner, decide: Any) -> None:
+    """Have events recorded: `decide(now)` gives (partition, event) pairs."""
+
+    def run(now: Now) -> None:
+        for number, event in decide(now):
+            runner.emit(runner.topic.partitions[number], event, now)
+
+    await runner.call(run)
+
+
+async def ack_below(runner: TopicRunner, offset: int, partition: int = 0, name: str = "g") -> None:
+    """The group reads from where it is, and acks all rows below an offset."""
+    offsets = runner.topic.groups.by_name[name].partitions[partition]
+    tail = runner.topic.tails[partition]
+    assert tail is not None
+
+    def decide(now: Now) -> list[tuple[int, AnyEvent]]:
+        page = tail.read(offsets.cursor, 1 << 20, offset)
+        assert page is not None
+        taken = offsets.take(1 << 20, page, now.steady, now.steady + 30_000)
+        event, lost = offsets.decide_ack(taken.rows.offsets, now.steady)
+        assert not len(lost)
+        return [(partition, event)] if event is not None else []
+
+    await record(runner, decide)
+
+
+async def told(runner: TopicRunner, partition: int = 0) -> Columns:
+    """The stream rows of a partition as its journal tells them, from its start on."""
+    return await runner.io.run(partial(_told, runner, partition))
+
+
+def _told(runner: TopicRunner, partition: int) -> Columns:
+    parts: list[Columns] = []
+    for unit in runner.journal.reader().read_units():
+        for frame in unit.frames:
+            if frame.partition == partition:
+                offset = frame.first_offset
+                for event in decode_events(frame.events, "test"):
+                    rows, positions, _ = runner.topic._records(unit, event)
+                    parts.append(stream_of(event, offset, rows, positions))
+                    offset += event.rows()
+    return join_columns(parts)
+
+
+def as_lists(columns: Columns) -> list[list[int]]:
+    return [np.asarray(column).tolist() for column in columns]

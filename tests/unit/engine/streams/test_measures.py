@@ -1,0 +1,51 @@
+"""What a topic tells of its groups and of how late its timers fire."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from heapline.engine.latency import BOUNDS_MS, Latency
+from heapline.engine.measures import measure
+from heapline.testing import HandClock
+from tests.unit.engine.streams.test_groups import ack, fetch, let_pass, world
+
+
+def test_many_at_once_are_counted_as_one_by_one() -> None:
+    times = [0, 1, 2, 7, 49, 50, 51, 10_000, 99_999_999]
+    one, many = Latency(), Latency()
+    for ms in times:
+        one.add(ms / 1000)
+    many.add_many(np.array(times))
+    assert many.tally().counts == one.tally().counts
+    assert many.tally().sum_ms == sum(times)
+    assert len(one.tally().counts) == len(BOUNDS_MS) + 1
+
+
+async def test_the_scheduler_delay_is_from_due_to_fired() -> None:
+    clock = HandClock()
+    async with await world(clock) as hl:
+        await hl.enqueue("jobs", b"x", delay=1.0)
+        await let_pass(clock, 1.9)  # and a tick more
+        told = (await hl.stats("jobs")).latencies["fired"]
+        assert sum(told.counts) == 1
+        assert 900 <= told.sum_ms <= 1100
+
+
+async def test_lag_redeliveries_timeouts_and_rebalances_are_told() -> None:
+    clock = HandClock()
+    async with await world(clock) as hl:
+        backoff = {"base": 1.0, "factor": 1.0, "jitter": 0.0}
+        await hl.create_group("jobs", "g", max_retries=1, ack_timeout=5.0, backoff=backoff, member_lease=100.0)
+        await hl.enqueue("jobs", b"x")
+        await hl.enqueue("jobs", b"y")
+        got = await fetch(hl)
+        await hl.group_ack("jobs", "g", "a", {0: [got.batches[0].offsets.tolist()[0]]}, session="s")
+        await let_pass(clock, 6)
+        await let_pass(clock, 2)
+        await ack(hl, await fetch(hl))
+        await hl.enqueue("jobs", b"z")
+        (topic,) = (await measure(hl)).topics
+        (group,) = topic.groups
+        assert (group.name, group.lag, group.members, group.dead) == ("g", 1, 1, 0)
+        told = {name: topic.totals[name] for name in ("redeliveries", "rebalances", "group_timeouts", "group_dead")}
+        assert told == {"redeliveries": 1, "rebalances": 1, "group_timeouts": 1, "group_dead": 0}

@@ -1,0 +1,407 @@
+"""A subscription: credits, signs of life, partitions that come and go, acks that go together, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from heapline import subscribing
+from heapline.broker import GroupBroker
+from heapline.broker import Subscription as Contract
+from heapline.engine.streams import admin
+from heapline.errors import BadRequest, DeliveryLost, MemberReplaced, ResourceExhausted, TopicReloading
+from heapline.model import Outgoing
+from heapline.streams import StreamBatch
+from heapline.subscribing import Subscription, offsets_of
+from heapline.testing import MemoryBroker
+
+SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
+
+
+class Watched(MemoryBroker):
+    """Counts what a subscription asks, and fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.failing = 0
+        self.held: asyncio.Event | None = None
+
+    async def group_fetch(self, *args: Any, **more: Any) -> Any:
+        self.calls["fetch" if more.get("max_messages") else "beat"] += 1
+        if self.failing:
+            self.failing -= 1
+            raise TopicReloading("jobs", "a test")
+        return await super().group_fetch(*args, **more)
+
+    async def group_ack(self, *args: Any, **more: Any) -> None:
+        self.calls["ack"] += 1
+        if self.held is not None:
+            await self.held.wait()
+        await super().group_ack(*args, **more)
+
+
+async def world(count: int = 0, **topic: Any) -> Watched:
+    hl = Watched()
+    await hl.__aenter__()
+    await hl.create_topic("jobs", **{**SMALL, **topic})
+    if count:
+        await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, key=str(i)) for i in range(count)])
+    return hl
+
+
+async def take(subscription: Subscription, count: int) -> list[Any]:
+    return [await anext(subscription) for _ in range(count)]
+
+
+async def steps(count: int = 30) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_the_embedded_broker_keeps_to_the_contract_of_groups() -> None:
+    broker: GroupBroker = MemoryBroker()
+    subscription: type[Contract] = Subscription
+    assert broker is not subscription
+
+
+async def test_at_most_so_many_rows_are_out_as_there_are_credits() -> None:
+    async with await world(50) as hl, hl.subscribe("jobs", group="g", credits=10) as subscription:
+        got = await take(subscription, 10)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(subscription)
+        (offset,) = await hl.group_offsets("jobs", "g")
+        assert offset.outstanding == 10
+        await subscription.ack(got[3:6])
+        assert [row.payload for row in await take(subscription, 3)] == [b"10", b"11", b"12"]
+
+
+async def test_batches_come_as_columns_and_are_acked_whole() -> None:
+    async with await world(50) as hl:
+        async with hl.subscribe("jobs", group="g", batches=True) as subscription:
+            batch: StreamBatch = await anext(subscription)
+            assert [bytes(p) for p in batch.payloads] == [b"%d" % i for i in range(50)]
+            await batch.ack()
+        assert (await hl.get_group("jobs", "g")).lag == 0
+
+
+async def test_acks_given_while_one_is_under_way_go_together() -> None:
+    async with await world(50) as hl, hl.subscribe("jobs", group="g") as subscription:
+        got = await take(subscription, 50)
+        hl.held = asyncio.Event()
+        acks = []
+        for row in got:
+            acks.append(asyncio.ensure_future(row.ack()))
+            await steps(2)
+        hl.held.set()
+        await asyncio.gather(*acks)
+        assert hl.calls["ack"] == 2
+        assert (await hl.get_group("jobs", "g")).lag == 0
+
+
+async def test_of_acks_that_went_together_only_those_hear_of_lost_rows_who_named_them() -> None:
+    async with await world(3) as hl, hl.subscribe("jobs", group="g", member="m") as subscription:
+        got = await take(subscription, 3)
+        hl.held = asyncio.Event()
+        first = asyncio.ensure_future(got[0].ack())
+        await steps()
+        others = [asyncio.ensure_future(got[1].ack()), asyncio.ensure_future(subscription.ack({0: [12345]}))]
+        await steps()
+        hl.held.set()
+        await first
+        await others[0]
+        with pytest.raises(DeliveryLost) as lost:
+            await others[1]
+        assert (lost.value.partitions, lost.value.offsets) == ([0], [12345])
+
+
+async def test_a_slow_consumer_gives_signs_of_life() -> None:
+    more: dict[str, Any] = {"member": "m", "credits": 5, "member_lease": 0.3}
+    async with await world(5) as hl, hl.subscribe("jobs", group="g", **more) as subscription:
+        got = await take(subscription, 5)
+        generation = (await hl.get_group("jobs", "g")).generation
+        async with asyncio.timeout(10):
+            while hl.calls["beat"] < 5:  # noqa: ASYNC110 - over more than one lease
+                await asyncio.sleep(0.005)
+        info = await hl.get_group("jobs", "g")
+        assert (list(info.members), info.generation) == (["m"], generation)
+        await subscription.ack(got)
+
+
+async def test_rows_that_were_forgotten_come_again_though_they_had_all_the_credits() -> None:
+    more: dict[str, Any] = {"credits": 2, "ack_timeout": 0.1, "backoff": {"base": 0.0, "jitter": 0.0}}
+    async with await world(3) as hl, hl.subscribe("jobs", group="g", member_lease=0.3, **more) as subscription:
+        first = await take(subscription, 2)
+        async with asyncio.timeout(10):
+            again = await take(subscription, 2)
+        assert {(row.offset, row.attempts) for row in again} == {(row.offset, 2) for row in first}
+
+
+async def test_rows_that_waited_here_for_longer_than_they_are_the_members_are_not_given_out() -> None:
+    async with await world(5) as hl, hl.subscribe("jobs", group="g") as subscription:
+        assert len(await take(subscription, 2)) == 2
+        subscription._rows_until = 0.0  # as when the consumer was slow
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(subscription)
+
+
+async def test_members_are_told_of_partitions_that_come_and_go() -> None:
+    told: list[tuple[str, list[int]]] = []
+
+    async def revoked(partitions: list[int]) -> None:
+        told.append(("a lost", partitions))
+
+    async with await world(partitions=2) as hl:
+        first = hl.subscribe(
+            "jobs", group="g", on_assigned=lambda partitions: told.append(("a got", partitions)), on_revoked=revoked
+        )
+        async with first:
+            assert told == [("a got", [0, 1])]
+            second = hl.subscribe("jobs", group="g", on_assigned=lambda p: told.append(("b got", p)))
+            async with second:
+                await steps()
+                assert told[1:] in ([("b got", [1]), ("a lost", [1])], [("b got", [0]), ("a lost", [0])])
+                assert sorted(first.partitions + second.partitions) == [0, 1]
+            await steps()
+            assert told[-1][0] == "a got"
+            assert first.partitions == [0, 1]
+
+
+async def test_closing_gives_what_was_not_acked_to_others_at_once() -> None:
+    async with await world(10) as hl:
+        async with hl.subscribe("jobs", group="g") as first:
+            got = await take(first, 10)
+            await first.ack(got[:4])
+        async with hl.subscribe("jobs", group="g") as second:
+            again = await take(second, 6)
+            assert [row.payload for row in again] == [b"%d" % i for i in range(4, 10)]
+            assert {row.attempts for row in again} == {1}
+
+
+async def test_who_is_replaced_hears_it_when_it_iterates() -> None:
+    async with await world() as hl, hl.subscribe("jobs", group="g", member="m") as first:
+        waiting = asyncio.ensure_future(anext(first))
+        await steps()
+        async with hl.subscribe("jobs", group="g", member="m") as second:
+            with pytest.raises(MemberReplaced):
+                await waiting
+            await hl.enqueue("jobs", b"x")
+            assert (await anext(second)).payload == b"x"
+            await first.close()
+            assert list((await hl.get_group("jobs", "g")).members) == ["m"], "closing the old one ends not the new"
+
+
+async def test_trouble_that_passes_is_not_noticed() -> None:
+    async with await world(3) as hl:
+        hl.failing = 2
+        async with hl.subscribe("jobs", group="g", credits=1) as subscription:
+            for i in range(3):
+                hl.failing = 1
+                row = await anext(subscription)
+                assert row.payload == b"%d" % i
+                await row.ack()
+
+
+async def test_iteration_ends_when_the_subscription_or_the_broker_closes() -> None:
+    hl = await world()
+    subscription = hl.subscribe("jobs", group="g")
+    waiting = asyncio.ensure_future(anext(subscription, "end"))
+    await steps()
+    await subscription.close()
+    assert await waiting == "end"
+    async with hl.subscribe("jobs", group="g") as other:
+        waiting = asyncio.ensure_future(anext(other, "end"))
+        await steps()
+        await hl.close()
+        assert await waiting == "end"
+
+
+async def test_what_is_wrong_with_a_subscription_is_told_when_it_begins() -> None:
+    async with await world() as hl:
+        with pytest.raises(BadRequest, match="credits"):
+            hl.subscribe("jobs", group="g", credits=0)
+        with pytest.raises(BadRequest, match="no setting"):
+            await hl.subscribe("jobs", group="g", colour="red").__aenter__()
+        async with hl.subscribe("jobs", group="g") as subscription:
+            with pytest.raises(BadRequest, match="ack rows"):
+                await subscription.ack("x")
+
+
+def test_rows_to_settle_are_told_in_any_shape() -> None:
+    assert {p: offsets.tolist() for p, offsets in offsets_of({1: (2, 3)}).items()} == {1: [2, 3]}
+    assert offsets_of([]) == {}
+
+
+# -- whoever is gone leaves nothing behind -----------------------------------------------------------------------------
+
+
+async def members(hl: Watched) -> list[str]:
+    return list((await hl.get_group("jobs", "g")).members)
+
+
+async def test_member_whose_hook_raised_while_it_joined_is_no_member() -> None:
+    def refuse(partitions: list[int]) -> None:
+        raise ValueError("not these")
+
+    async with await world() as hl:
+        with pytest.raises(ValueError, match="not these"):
+            async with hl.subscribe("jobs", group="g", member="m", on_assigned=refuse):
+                pass
+        assert await members(hl) == []
+
+
+async def test_member_whose_joining_was_cancelled_is_no_member_and_may_try_again() -> None:
+    told: list[list[int]] = []
+
+    async def slow(partitions: list[int]) -> None:
+        told.append(partitions)
+        if len(told) == 1:
+            await asyncio.Event().wait()
+
+    async with await world(1) as hl:
+        subscription = hl.subscribe("jobs", group="g", member="m", on_assigned=slow)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(subscription)
+        assert await members(hl) == []
+        async with asyncio.timeout(5):
+            await (await anext(subscription)).ack()
+        assert told == [[0], [0]]
+        await subscription.close()
+
+
+async def test_member_whose_hook_raised_later_leaves_when_it_is_closed() -> None:
+    def refuse(partitions: list[int]) -> None:
+        raise ValueError("not yet")
+
+    async with await world(partitions=2) as hl:
+        async with hl.subscribe("jobs", group="g", member="m", on_revoked=refuse) as subscription:
+            await hl.group_fetch("jobs", "g", "n", session="s")
+            async with asyncio.timeout(5):
+                with pytest.raises(ValueError, match="not yet"):
+                    await anext(subscription)
+        assert await members(hl) == ["n"]
+
+
+async def test_closing_ends_a_subscription_that_is_still_joining() -> None:
+    async with await world() as hl:
+        hl.failing = 1_000_000
+        subscription = hl.subscribe("jobs", group="g", member="m")
+        asking = asyncio.ensure_future(anext(subscription))
+        await steps()
+        async with asyncio.timeout(5):
+            await subscription.close()
+            with pytest.raises(StopAsyncIteration):
+                await asking
+
+
+async def test_subscription_may_be_closed_by_its_own_hook() -> None:
+    async with await world(partitions=2) as hl:
+
+        async def close(partitions: list[int]) -> None:
+            await subscription.close()
+
+        for hook in ("on_assigned", "on_revoked"):
+            subscription = hl.subscribe("jobs", group="g", member="m", **{hook: close})
+            async with asyncio.timeout(5):
+                if hook == "on_revoked":
+                    await subscription.__aenter__()
+                    await hl.group_fetch("jobs", "g", "n", session="s")
+                with pytest.raises(StopAsyncIteration):
+                    await anext(subscription)
+                while "m" in await members(hl):
+                    await steps()
+
+
+# -- acks that go together, and consumers who are slow -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{0: [-1]}, {"0": [1]}, {-1: [0]}, {0: [1.5]}, {0: [1 << 64]}, {0: 7}, {0: "12"}])
+async def test_malformed_ack_is_refused_and_harms_no_other_that_goes_with_it(wrong: Any) -> None:
+    async with await world(2) as hl, hl.subscribe("jobs", group="g") as subscription:
+        got = await take(subscription, 2)
+        answers = await asyncio.gather(got[0].ack(), subscription.ack(wrong), got[1].ack(), return_exceptions=True)
+        assert isinstance(answers[1], BadRequest)
+        assert (answers[0], answers[2]) == (None, None)
+        assert (await hl.get_group("jobs", "g")).lag == 0
+
+
+async def test_ack_is_given_up_when_its_rows_time_is_over_however_long_each_try_takes() -> None:
+    async with await world(1) as hl, hl.subscribe("jobs", group="g", ack_timeout=0.05) as subscription:
+        (row,) = await take(subscription, 1)
+        tries = 0
+
+        async def hang(*args: Any, **more: Any) -> None:
+            nonlocal tries
+            tries += 1
+            await asyncio.sleep(0.06)
+            raise TopicReloading("jobs", "a test")
+
+        hl.group_ack = hang  # type: ignore[method-assign]
+        with pytest.raises(TopicReloading):
+            await row.ack()
+        assert tries == 1
+
+
+async def test_rows_whose_time_ran_out_before_anybody_saw_them_are_not_given_out(clock: list[float]) -> None:
+    async with await world(10) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=10) as subscription:
+        first = await take(subscription, 1)
+        clock[0] += 61.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await take(subscription, 1)
+        assert first[0].payload == b"0"
+
+
+async def test_slow_consumer_has_ever_fewer_rows_fetched_ahead_and_a_quick_one_more_again(clock: list[float]) -> None:
+    async with await world(1000) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=64) as subscription:
+        for _ in range(3):
+            await take(subscription, 1)
+            clock[0] += 61.0
+        assert subscription._window <= 24
+        for _ in range(20):
+            await subscription.ack(await take(subscription, 12))
+        assert subscription._window > 24
+
+
+async def test_subscription_that_nobody_reads_stops_fetching() -> None:
+    short = {"ack_timeout": 0.02, "member_lease": 0.03}
+    async with await world(1000) as hl, hl.subscribe("jobs", group="g", credits=10, **short) as subscription:
+        await take(subscription, 1)
+        await asyncio.sleep(0.1)
+        fetches, beats = hl.calls["fetch"], hl.calls["beat"]
+        while hl.calls["beat"] < beats + 5:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)
+        assert hl.calls["fetch"] == fetches
+
+
+async def test_limit_that_keeps_a_member_or_group_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.core.group.MEMBERS_MAX", 1)
+    monkeypatch.setattr(admin, "GROUPS_MAX", 1)
+    async with await world() as hl, hl.subscribe("jobs", group="g", member="m"), asyncio.timeout(5):
+        for group, text in (("g", "members of group 'g'"), ("h", "groups of topic 'jobs'")):
+            with pytest.raises(ResourceExhausted, match=text):
+                await hl.subscribe("jobs", group=group, member="n").__aenter__()
+        await hl.group_fetch("jobs", "g", "m", session="another")  # who is in may come again
+
+
+async def test_nothing_is_kept_of_those_who_ack_and_are_no_members() -> None:
+    async with await world(1) as hl:
+        await hl.create_group("jobs", "g")
+        for number in range(3):
+            with pytest.raises(DeliveryLost):
+                await hl.group_ack("jobs", "g", f"nobody-{number}", {0: [0]}, session="s")
+        assert hl._runner("jobs").streams.sessions._current == {}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a subscription believes to be later than it is."""
+    ahead = [0.0]
+    monkeypatch.setattr(subscribing, "_now", lambda: asyncio.get_running_loop().time() + ahead[0])
+    return ahead

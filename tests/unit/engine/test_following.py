@@ -1,0 +1,121 @@
+"""What a topic keeps for its groups is what its journal tells, live, after a crash and from a snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from heapline.core.events import GroupDeleted
+from heapline.model import Outgoing
+from heapline.testing import FakeDisk
+from tests.unit.engine.rig import Rig, opened, settle, until
+from tests.unit.engine.stream_rig import ack_below, as_lists, make_group, record, told
+
+
+async def everything(rig: Rig) -> None:
+    """All ways in which messages come into the stream, and some that do not count."""
+    hl = rig.hl
+    await hl.enqueue_batch("jobs", [Outgoing(b"a%d" % i) for i in range(5)])
+    await hl.enqueue_batch("jobs", [Outgoing(b"d%d" % i, delay=1.0 + i % 2) for i in range(6)])
+    later = (await hl.enqueue("jobs", b"later", delay=3600.0)).id
+    await hl.prepare_batch("b", "p", {"jobs": [Outgoing(b"b0"), Outgoing(b"b1", delay=5.0)]})
+    await hl.prepare_batch("b", "q", {"jobs": [Outgoing(b"lost")]})
+    await hl.commit_batch("b", ["p"])
+    await hl.ack(await hl.pop("jobs", 2))
+    await hl.nack(await hl.pop("jobs", 1), backoff=1.0)
+    await hl.reschedule("jobs", later, delay=0)
+    rig.clock.advance(10_000)
+    rig.runner()._plan_turn()
+    await until(lambda: rig.runner().topic.partitions[0].delayed == 0)
+    await settle()
+
+
+async def check(rig: Rig) -> None:
+    topic = rig.runner().topic
+    stream = await told(rig.runner())
+    assert topic.counts[0].total == len(stream.offsets) == 14
+    assert len(set(stream.ids.tolist())) == 14, "each message once"
+    tail = topic.tails[0]
+    assert tail is not None
+    page = tail.read(tail.start, 1000, topic.partitions[0].offset)
+    assert page is not None
+    assert as_lists(page.rows) == as_lists(stream.only(stream.offsets >= tail.start))
+    assert tail.durable_end(rig.runner().journal.durable_unit) == topic.partitions[0].offset
+    assert topic.groups.by_name["g"].partitions[0].lag(topic.counts[0].total) == 14 - 3
+
+
+@pytest.mark.parametrize("how", ["live", "journal", "snapshot", "between"])
+async def test_what_is_kept_for_groups_is_what_the_journal_tells(how: str) -> None:
+    async with opened() as rig:
+        await make_group(rig.runner())
+        await everything(rig)
+        if how in ("snapshot", "between"):
+            await rig.hl.snapshot("jobs")
+        await ack_below(rig.runner(), 4)
+        if how == "snapshot":
+            await rig.hl.snapshot("jobs")
+        if how == "live":
+            await check(rig)
+            return
+        other = Rig(rig.disk.crash())
+        other.clock.advance(10_000)
+        await other.open()
+        try:
+            await check(other)
+            assert other.runner().topic.groups.by_name["g"].partitions[0].committed == 3 + 1
+        finally:
+            await other.hl.close()
+
+
+async def test_topic_without_groups_keeps_no_tail_and_loses_it_with_the_last() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        topic = rig.runner().topic
+        assert topic.tails == [None]
+        await make_group(rig.runner())
+        assert topic.tails[0] is not None
+        await record(rig.runner(), lambda now: [(0, GroupDeleted("g", now.steady))])
+        assert topic.tails == [None]
+        assert not topic.groups
+
+
+async def test_topic_without_streams_counts_nothing() -> None:
+    async with opened(topic={"streams": False}) as rig:
+        await rig.hl.enqueue("jobs", b"x")
+        assert rig.runner().topic.counts[0].total == 0
+
+
+async def test_group_gets_the_partitions_of_a_topic_that_grows_from_their_beginning() -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        await make_group(rig.runner(), "one")
+        await make_group(rig.runner(), "two")
+        spread: list[int] = []
+        rig.runner().on_grown = lambda runner, now: spread.append(len(runner.topic.partitions))
+        await rig.hl.update_topic("jobs", partitions=5)
+        assert spread == [5]
+        other = Rig(rig.disk.crash())
+        await other.open()
+        for each in (rig, other):
+            for group in each.runner().topic.groups:
+                assert sorted(group.partitions) == [0, 1, 2, 3, 4]
+                assert [group.partitions[p].committed for p in (2, 3, 4)] == [0, 0, 0]
+        await other.hl.close()
+
+
+async def test_group_that_a_crash_left_half_made_or_half_deleted_is_set_right_when_opened() -> None:
+    async with opened(topic={"partitions": 3}) as rig:
+        for name in ("half", "gone", "whole"):
+            await make_group(rig.runner(), name)
+        await record(rig.runner(), lambda now: [(2, GroupDeleted("half", now.steady))])
+        await record(rig.runner(), lambda now: [(0, GroupDeleted("gone", now.steady))])
+        disk: FakeDisk = rig.disk
+        for _ in range(2):
+            other = Rig(disk.crash())
+            await other.open()
+            groups = other.runner().topic.groups
+            assert sorted(groups.by_name) == ["half", "whole"]
+            assert all(sorted(group.partitions) == [0, 1, 2] for group in groups)
+            await asyncio.sleep(0)
+            await other.hl.close()
+            disk = other.disk

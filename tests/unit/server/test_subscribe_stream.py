@@ -1,0 +1,271 @@
+"""One member's stream: credits, acks and answers, the end of it; and that a slow reader holds one batch at most."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from heapline.errors import BadRequest, MemberReplaced, PermissionDenied, Unauthenticated
+from heapline.server import subscribe_stream
+from heapline.server.front import Stopping
+from heapline.server.subscribe_stream import SubscribeStream
+from heapline.streams import StreamBatch
+from heapline.wire.schema import pb
+from heapline.wire.stream_rows import pack_rows, unpack_batch, unpack_rows
+from tests.unit.server.fake_groups import FakeGroups, batch
+
+
+class FakeCaller:
+    def __init__(self) -> None:
+        self.visit = SimpleNamespace(topic=None)
+        self.valid = self.may = True
+
+    def must(self, action: Any, topic: str) -> None:
+        if not self.may:
+            raise PermissionDenied("consume", topic, "key:x")
+
+    def must_be_valid(self) -> None:
+        if not self.valid:
+            raise Unauthenticated("revoked")
+
+
+class Client:
+    """Says things on a stream, and reads what comes."""
+
+    def __init__(self, broker: FakeGroups, credits: int = 0, streams: Any = None, **options: Any) -> None:
+        self.front = SimpleNamespace(stopping=asyncio.Event())
+        self.caller = FakeCaller()
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.say(open=pb.SubscribeOpen(topic="jobs", group="g", member="m", session="s", **options), credits=credits)
+        stream: Any = SubscribeStream(broker, self.front, self.caller, {} if streams is None else streams)  # type: ignore[arg-type]
+        self.answers: AsyncIterator[Any] = stream.run(self._requests())
+
+    def say(self, **what: Any) -> None:
+        self._queue.put_nowait(pb.SubscribeRequest(**what))
+
+    def end(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while (request := await self._queue.get()) is not None:
+            yield request
+
+    async def next(self) -> Any:
+        async with asyncio.timeout(5):
+            return await anext(self.answers, None)
+
+    async def rows(self) -> list[StreamBatch]:
+        """Of the next answer that has some."""
+        while not (answer := await self.next()).batches:
+            pass
+        return [unpack_batch(None, "jobs", columns) for columns in answer.batches]
+
+
+def settle(number: int, offsets: dict[int, list[int]], **more: Any) -> Any:
+    return pb.Settle(number=number, rows=pack_rows(offsets), **more)
+
+
+async def test_first_answer_tells_at_once_what_the_member_reads() -> None:
+    client = Client(FakeGroups())
+    answer = await client.next()
+    assert (answer.topic, list(answer.assignment.partitions), answer.assignment.generation) == ("jobs", [0, 1], 1)
+    assert not answer.batches
+
+
+async def test_rows_come_as_columns_and_only_for_credits() -> None:
+    broker = FakeGroups(batch(0, 5, [b"a", b"", b"ccc"], keys=["k", None, None]), batch(1, 7, [b"d"]))
+    client = Client(broker, credits=3)
+    (first,) = await client.rows()
+    assert (first.partition, first.offsets.tolist(), list(first.payloads)) == (0, [5, 6, 7], [b"a", b"", b"ccc"])
+    assert (first.keys, first.headers, first.ids.tolist()) == (["k", None, None], None, [1005, 1006, 1007])
+    waiting = asyncio.ensure_future(client.next())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    client.say(credits=1)
+    (columns,) = (await waiting).batches
+    assert unpack_batch(None, "jobs", columns).offsets.tolist() == [7]
+
+
+async def test_rows_that_come_later_are_pushed() -> None:
+    broker = FakeGroups()
+    client = Client(broker, credits=10)
+    await client.next()
+    waiting = asyncio.ensure_future(client.rows())
+    await asyncio.sleep(0.01)
+    broker.put(batch(1, 0, [b"x"]))
+    ((rows),) = await waiting
+    assert list(rows.payloads) == [b"x"]
+
+
+async def test_member_without_credits_gives_signs_of_life_and_hears_of_other_partitions() -> None:
+    broker = FakeGroups(batch(0, 0, [b"x"]))
+    client = Client(broker)
+    await client.next()
+    waiting = asyncio.ensure_future(client.next())
+    await asyncio.sleep(0.01)
+    assert broker.calls[-1] == ("fetch", 0, subscribe_stream.WAIT)
+    broker.assign(1)
+    answer = await waiting
+    assert (list(answer.assignment.partitions), answer.assignment.generation) == ([1], 2)
+
+
+async def test_acks_are_answered_by_number_and_lost_rows_are_told() -> None:
+    broker = FakeGroups(batch(0, 0, [b"x"] * 4))
+    client = Client(broker, credits=4)
+    await client.rows()
+    client.say(settle=[settle(7, {0: [0, 1]}), settle(8, {0: [2, 99]}), settle(9, {0: [3]}, nack=True, reason="no")])
+    settled: dict[int, Any] = {}
+    while len(settled) < 3:
+        settled |= {s.number: s for s in (await client.next()).settled}
+    assert not settled[7].lost
+    assert not settled[9].lost
+    assert {p: o.tolist() for p, o in unpack_rows(settled[8].lost).items()} == {0: [99]}
+    assert ("nack", {0: [3]}, "no") in broker.calls
+
+
+async def test_leave_comes_after_what_was_settled_before_and_ends_the_stream() -> None:
+    broker = FakeGroups(batch(0, 0, [b"x"]))
+    client = Client(broker, credits=5)
+    await client.rows()
+    client.say(settle=[settle(1, {0: [0]})], leave=True)
+    numbers = []
+    while (answer := await client.next()) is not None:
+        numbers += [s.number for s in answer.settled]
+    assert numbers == [1]
+    assert [call[0] for call in broker.calls if call[0] != "fetch"] == ["ack", "leave"]
+    assert broker.calls[-1] == ("leave",), "and nothing joins again behind it"
+
+
+async def test_client_that_ends_stays_a_member() -> None:
+    broker = FakeGroups()
+    client = Client(broker, credits=5)
+    await client.next()
+    client.end()
+    assert await client.next() is None
+    assert not broker.left
+
+
+async def test_slow_reader_holds_one_batch_and_its_acks_are_carried_out() -> None:
+    broker = FakeGroups(*(batch(0, n, [b"x"]) for n in range(50)))
+    client = Client(broker, credits=50, max_messages=1)
+    await client.rows()
+    client.say(settle=[settle(1, {0: [0]})])
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(broker.waiting) >= 48, "at most what it has read and one more is out"
+
+
+async def test_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscribe_stream, "SETTLES_MAX", 4)
+    broker = FakeGroups(batch(0, 0, [b"x"]))
+    client = Client(broker, credits=1)
+    await client.rows()
+    for n in range(20):
+        client.say(settle=[settle(n, {0: [0]})])
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert sum(call[0] == "ack" for call in broker.calls) <= 5
+    numbers: list[int] = []
+    while len(numbers) < 20:
+        numbers += [s.number for s in (await client.next()).settled]
+    assert numbers == list(range(20))
+
+
+async def test_member_that_was_replaced_is_told() -> None:
+    broker = FakeGroups()
+    client = Client(broker, credits=1)
+    await client.next()
+    broker.fail(MemberReplaced("jobs", "g", "m"))
+    with pytest.raises(MemberReplaced):
+        await client.next()
+
+
+async def test_stopping_server_and_revoked_credential_end_the_stream() -> None:
+    client = Client(FakeGroups(), credits=1)
+    await client.next()
+    client.front.stopping.set()
+    with pytest.raises(Stopping):
+        await client.next()
+    other = Client(FakeGroups(), credits=1)
+    await other.next()
+    other.caller.valid = False
+    other.say(credits=1)
+    with pytest.raises(Unauthenticated):
+        await other.next()
+
+
+async def test_who_may_not_consume_gets_nothing() -> None:
+    broker = FakeGroups(batch(0, 0, [b"x"]))
+    client = Client(broker, credits=1)
+    client.caller.may = False
+    with pytest.raises(PermissionDenied):
+        await client.next()
+    assert broker.calls == []
+
+
+@pytest.mark.parametrize(
+    "what", [{"credits": -1}, {"credits": 1 << 40}, {"open": pb.SubscribeOpen(topic="jobs")}], ids=str
+)
+async def test_bad_requests_end_the_stream(what: dict[str, Any]) -> None:
+    client = Client(FakeGroups())
+    await client.next()
+    client.say(**what)
+    with pytest.raises(BadRequest):
+        await client.next()
+
+
+async def test_another_stream_of_the_same_session_ends_the_former_which_takes_nothing_more() -> None:
+    broker = FakeGroups()
+    streams: dict[Any, SubscribeStream] = {}
+    former = Client(broker, credits=5, streams=streams)
+    await former.next()
+    waiting = asyncio.ensure_future(former.next())
+    await asyncio.sleep(0.01)
+    later = Client(broker, credits=5, streams=streams)
+    await later.next()
+    with pytest.raises(MemberReplaced):
+        await waiting
+    broker.put(batch(0, 0, [b"x"]))
+    assert [list(b.payloads) for b in await later.rows()] == [[b"x"]]
+    later.end()
+    assert await later.next() is None
+    assert streams == {}
+
+
+@pytest.mark.parametrize("later", range(6))
+async def test_answer_to_an_ack_does_not_wait_for_rows_when_credits_come_about_then(later: int) -> None:
+    client = Client(FakeGroups(batch(0, 0, [b"a"])), credits=1)
+    await client.rows()
+    answer = asyncio.ensure_future(client.next())
+    await steps()
+    client.say(settle=[settle(1, {0: [0]})])
+    for _ in range(later):
+        await asyncio.sleep(0)
+    client.say(credits=5)
+    await steps()
+    assert answer.done()
+    assert [s.number for s in answer.result().settled] == [1]
+
+
+async def test_bytes_of_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscribe_stream, "SETTLES_BYTES_MAX", 1000)
+    broker = FakeGroups()
+    client = Client(broker)
+    await client.next()
+    for number in range(10):
+        client.say(settle=[settle(number, {0: list(range(100))})])
+    answered: list[int] = []
+    while len(answered) < 10:
+        await steps()
+        assert sum(call[0] == "ack" for call in broker.calls) <= len(answered) + 1
+        answered += [s.number for s in (await client.next()).settled]
+    assert answered == list(range(10))
+
+
+async def steps() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
