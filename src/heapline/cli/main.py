@@ -24,7 +24,7 @@ from heapline.errors import BadRequest, HeaplineError
 #: Subcommands in the order in which a newcomer meets them; `name` is the module `heapline.cli.name`.
 SUBCOMMANDS = (
     "demo", "serve", "topic", "put", "peek", "pop", "get", "dlq", "group", "replay", "schedule", "worker", "top",
-    "bench", "journal", "backup", "keys", "users", "certs", "outbox", "assign",
+    "bench", "journal", "backup", "keys", "users", "certs", "outbox", "assign", "sink", "pipeline",
 )  # fmt: skip
 #: Those that need the server's packages; all others do with the client's, or with none.
 WITH_SERVER = ("serve", "keys", "users", "certs")

@@ -1,0 +1,95 @@
+"""What the commands of all jobs share: where the queue is, which Spark runs the job, and how its end is told.
+
+`spark_job` makes a command of a function that takes a session and the options of a read: it adds --path, --to,
+--key-file, --ca and --master, starts Spark, runs the function, and stops Spark again if it was started here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from heapline.cli.present import make_console
+from heapline.client import connecting
+from heapline.errors import BadRequest
+
+PANEL = "Where"
+
+PathOption = Annotated[
+    Path | None, typer.Option(
+        "--path", metavar="DIR", rich_help_panel=PANEL,
+        help="A data directory, read as it lies there, also beside a server that runs on it. Without it: the server.",
+    ),
+]  # fmt: skip
+ToOption = Annotated[
+    str | None, typer.Option(
+        "--to", metavar="HOST:PORT", envvar=connecting.URL, rich_help_panel=PANEL,
+        help="The server; heaplines://host:port over TLS.",
+    ),
+]  # fmt: skip
+KeyFileOption = Annotated[
+    Path | None, typer.Option(
+        "--key-file", metavar="FILE", envvar=connecting.KEY_FILE, rich_help_panel=PANEL,
+        help="A file with the API key. Without one, and for a server on this machine, its admin.key.",
+    ),
+]  # fmt: skip
+MasterOption = Annotated[
+    str | None, typer.Option(
+        "--master", metavar="URL", rich_help_panel=PANEL,
+        help="Which Spark runs the job: local[2] is this machine, spark://host:7077 a cluster.",
+    ),
+]  # fmt: skip
+TopicOption = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Name, or namespace/name.")]
+_OPTIONS: dict[str, Any] = {"path": PathOption, "to": ToOption, "key_file": KeyFileOption, "master": MasterOption}
+
+
+def where_options(path: Path | None, to: str | None, key_file: Path | None) -> dict[str, str]:
+    """As options of the format `heapline`, for reads; writes take the same but `path`."""
+    if path is not None:
+        if not path.is_dir():
+            raise BadRequest(f"--path {str(path)!r} is no directory")
+        return {"path": str(path)}
+    found = {"heapline.url": to or connecting.TARGET}
+    if key_file is not None:
+        found["heapline.api_key_file"] = str(key_file.resolve())
+    return found
+
+
+def spark_job(job: Callable[..., None]) -> Callable[..., None]:
+    """`def audit(spark, where, topic: …)` becomes a command; `where` is a dict of options of the format `heapline`."""
+    signature = inspect.signature(job, eval_str=True)
+    own = list(signature.parameters.values())[2:]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+
+    @functools.wraps(job)
+    def run(**given: Any) -> None:
+        master = given.pop("master")
+        where = where_options(given.pop("path"), given.pop("to"), given.pop("key_file"))
+        job(_session(master), where, **given)
+
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + added
+    run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _session(master: str | None) -> Any:
+    """Spark ends with this process."""
+    from heapline.spark import session
+    from heapline.spark.java import NoJava
+
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with make_console(stderr=True).status("starting Spark …"):
+        try:
+            return session(master=master, app="heapline pipeline")
+        except (ImportError, NoJava) as error:
+            raise BadRequest(str(error)) from None
