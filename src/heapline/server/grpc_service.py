@@ -174,6 +174,8 @@ class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
             else:
                 shares[share.topic] = unpack_outgoing(share.columns)
         answers = await self._broker.prepare_batch(request.batch_id, request.part, shares, **_identity(request))
+        if request.without_results:
+            return pb.PrepareBatchResponse()
         return pb.PrepareBatchResponse(
             shares=[pb.TopicEnqueued(topic=t, results=shapes.pack_results(r)) for t, r in answers.items()]
         )
