@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import date
@@ -13,13 +15,15 @@ import pytest
 import heapline
 from heapline.errors import BadRequest
 from heapline.spark.jobs.archive import ArchiveResult, archive
-from heapline.spark.lake.claims import OtherIncarnation
+from heapline.spark.lake import layout
+from heapline.spark.lake.claims import Claim, LakeMoved, OtherIncarnation
 from heapline.spark.lake.tables import LakeTable, need_table
 from heapline.spark.lake.upkeep import contents, drop, maintain
 from heapline.spark.log import DataLost
 from tests.unit.spark.lake_rig import TasksAtOnce, fill, reclaim, rows_in
 
 VIEWS = ("messages", "events")
+ROOT = Path(__file__).parents[3]
 
 
 class Died(Exception):
@@ -175,8 +179,6 @@ def test_archives_that_race_bring_every_row_once(hl: Any, tmp_path: Path, lake: 
 
 
 def test_delta_refuses_the_second_of_two_commits_upon_the_same_version(hl: Any, tmp_path: Path, lake: Path) -> None:
-    from heapline.spark.lake.claims import Claim, LakeMoved
-
     fill(hl, 20)
     run(tmp_path)
     one, other = need_table(lake, "events"), need_table(lake, "events")
@@ -246,6 +248,39 @@ def test_upkeep_joins_files_and_drops_days_and_the_lake_still_knows_how_far_it_g
         table.cleanup_metadata()
     assert [(t.topic, t.rows, t.ends) for t in contents(lake)] == [(t.topic, 0, t.ends) for t in before]
     assert run(tmp_path).rows == 0
+
+
+def test_lake_of_an_older_version_gets_the_columns_that_its_view_has_got_since(
+    hl: Any, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tuple(column for column in layout.VIEWS["events"] if column.name != "details")
+    monkeypatch.setitem(layout.VIEWS, "events", short)
+    fill(hl, 20)
+    run(tmp_path, views=("events",))
+    monkeypatch.undo()
+    hl.ack(hl.pop("jobs", 5))
+    run(tmp_path, views=("events",))
+    found = need_table(lake, "events").table.to_pyarrow_table()
+    assert (found.num_rows, found["details"].type) == (30, "string")
+
+
+def test_killed_archive_leaves_a_lake_that_another_goes_on_with(hl: Any, tmp_path: Path, lake: Path) -> None:
+    fill(hl, 400)
+    code = (
+        "from heapline.spark.jobs.archive import archive\n"
+        "from tests.unit.spark.lake_rig import TasksAtOnce\n"
+        f"archive(TasksAtOnce(), {{'path': {str(tmp_path / 'data')!r}}}, 'jobs', {str(lake)!r}, round_rows=7,\n"
+        "        on_progress=lambda p: print(p.done, flush=True))"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert killed.stdout is not None
+    for _ in range(3):
+        assert killed.stdout.readline()
+    killed.kill()  # in the middle of its fourth round, wherever it is
+    killed.wait()
+    killed.stdout.close()
+    assert 0 < len(rows_in(lake, "events")) < 400
+    check_whole(lake, 400, run(tmp_path))
 
 
 def test_topics_of_other_namespaces_lie_apart_and_a_pattern_takes_both(hl: Any, tmp_path: Path, lake: Path) -> None:

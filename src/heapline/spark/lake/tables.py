@@ -121,10 +121,10 @@ def open_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable | None:
 
 
 def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
-    """The table, made if it is not there."""
+    """The table, made if it is not there, and with the columns that the view has got since."""
     found = open_table(lake_dir, view)
     if found is not None:
-        return found
+        return _widened(found)
     root = f"{lake_path(os.fspath(lake_dir))}/{view}"
     os.makedirs(root, exist_ok=True)
     schema = delta().Schema.from_arrow(table_schema(view))
@@ -135,6 +135,16 @@ def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
     made = open_table(lake_dir, view)
     assert made is not None
     return made
+
+
+def _widened(found: LakeTable) -> LakeTable:
+    """Views grow by columns. Rows that are there have nothing in them."""
+    wanted = delta().Schema.from_arrow(table_schema(found.view)).fields
+    there = {field.name for field in found.table.schema().fields}
+    missing = [field for field in wanted if field.name not in there]
+    if missing:
+        found.table.alter.add_columns(missing)
+    return found
 
 
 def need_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
