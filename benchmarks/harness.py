@@ -40,7 +40,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.streams.publishing", "benchmarks.streams.groups", "benchmarks.streams.remote",
         "benchmarks.streams.timers", "benchmarks.streams.seeking",
     ),
-    "spark": ("benchmarks.spark.reading", "benchmarks.spark.writing"),
+    "spark": (
+        "benchmarks.spark.reading", "benchmarks.spark.writing", "benchmarks.spark.archiving",
+    ),
 }  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
