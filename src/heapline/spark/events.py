@@ -44,7 +44,7 @@ _ZERO_IS_NULL = {"dues", "expires"}
 #: What only the engine understands, or what nobody else may know.
 _UNSAID = {
     "tokens", "positions", "block", "start", "producers", "grants", "leased", "index", "known", "known_ids",
-    "fingerprint",
+    "fingerprint", "ready", "again",
 }  # fmt: skip
 _BRINGS_RECORDS = (Enqueued, Moved)
 

@@ -98,7 +98,7 @@ EVENTS = (
         "due_wall",
         "boolean",
         True,
-        "of new, `fired` and `rescheduled`: it waits for a time of the machine's clock (`deliver_at`), not of the journal",
+        "of new, `fired` and `rescheduled`: it waits for a time of the machine's clock, not of the journal",
     ),
 )
 
