@@ -1,7 +1,7 @@
 """Spark drivers in processes of their own: started on a script beside the tests, watched line by line, killed.
 
-A driver, its Java and all of its workers are one session of processes, so a kill takes them all at once, as a machine
-that loses its power does; or the driver and its Java alone, so that workers go on for a while after those who sent them.
+A driver, its Java and all of its workers are one session of processes, so a kill takes them all at once, as when a
+machine loses its power; or the driver and its Java alone, so that workers go on for a while after who sent them.
 A script gets what it needs as JSON and tells what it did as lines of JSON; the rest of what it says goes to a file.
 """
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from heapline.spark import session
 def main(given: dict[str, Any]) -> None:
     events, key_file = given["events"], given["key_file"]
     spark = session(
-        master="local[1]", **{"spark.eventLog.enabled": "true", "spark.eventLog.dir": events, "spark.eventLog.compress": "false"}
+        master="local[1]",
+        **{"spark.eventLog.enabled": "true", "spark.eventLog.dir": events, "spark.eventLog.compress": "false"},
     )
     version = spark.sparkContext._jvm.System.getProperty("java.home")
     tell(java=version, home=os.environ.get("JAVA_HOME"))
@@ -33,7 +35,7 @@ def main(given: dict[str, Any]) -> None:
     for way, options in ways.items():
         options = {"heapline.url": given["url"], "subscribe": "jobs", **options}
         df = spark.read.format("heapline").options(**options).load()
-        tell(way=way, rows=df.count(), plan=explained(df), streamed=streamed(spark, options))
+        tell(way=way, rows=patiently(df.count), plan=explained(df), streamed=streamed(spark, options))
         failing = spark.read.format("heapline").options(**options).option("startingOffsets", '{"jobs": {"0": 9999}}')
         lost = spark.read.format("heapline").options(**{**options, "subscribe": "nowhere"})
         told = [failure_of(failing.load), failure_of(lost.load)]
@@ -56,15 +58,30 @@ def streamed(spark: Any, options: dict[str, str]) -> str:
     df = spark.readStream.format("heapline").options(**options).option("startingOffsets", "earliest").load()
     with tempfile.TemporaryDirectory() as checkpoint:
         writing = df.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
-        query = writing.start()
-        query.awaitTermination()
+        query = patiently(lambda: ended(writing.start()))
         files = [path.read_text(errors="replace") for path in Path(checkpoint).rglob("*") if path.is_file()]
     return "\n".join([str([p.json for p in query.recentProgress]), str(query.status), query.explain() or "", *files])
 
 
+def ended(query: Any) -> Any:
+    query.awaitTermination()
+    return query
+
+
+def patiently(act: Callable[[], Any]) -> Any:
+    """Spark gives a worker ten seconds to start, which is little on a machine that many share."""
+    for _ in range(5):
+        try:
+            return act()
+        except Exception as error:
+            if "connect back" not in str(error):
+                raise
+    return act()
+
+
 def failure_of(load: Any) -> str:
     try:
-        load().collect()
+        patiently(lambda: load().collect())
     except Exception as error:
         chain, seen = [], error
         while seen is not None:

@@ -1,4 +1,4 @@
-"""What is settled when Spark starts: it runs where there is no Java, and no key is in its event log, plans or errors."""
+"""Settled when Spark starts: it runs where there is no Java, and no key is in its event log, plans or errors."""
 
 from __future__ import annotations
 
