@@ -1,10 +1,10 @@
 """What Spark does to its sinks at its worst, without Spark: a driver that tries, fails, forgets and repeats, by seed.
 
 Real Spark shows a few of these orders of events, and slowly (tests/spark/test_sink_kill.py). Here a driver of some
-lines calls what its tasks and commits call, against a server that is killed now and then: attempts die among their rows, two
-attempts of a task both finish, others go on after their query is over, a driver dies before or after its commit or
-commits once more when another has taken over, and what is replayed is cut into other tasks. In the end each row is a
-message, once.
+lines calls what its tasks and commits call, against a server that is killed now and then: attempts die among their
+rows, two attempts of a task both finish, others go on after their query is over, a driver dies before or after its
+commit or commits once more when another has taken over, and what is replayed is cut into other tasks. In the end each
+row is a message, once.
 """
 
 from __future__ import annotations
