@@ -22,7 +22,7 @@ from heapline.errors import BadRequest
 from heapline.spark.jobs.queueing import F64, I64, Load, fewest, grown, load_of, quantiles, resampled, simulate
 
 MESSAGES_MAX = 1_000_000  # some 3 s for each crowd
-WINDOWS = 256  # stretches that a long past is cut into, of which every so-many-th is taken
+WINDOWS = 48  # stretches that a long past is cut into, of which every so-many-th is taken
 PRIORITIES_MAX = 12  # the most frequent ones have a row of their own
 WORKERS_MAX = 4096
 GOAL_RANK = 0.95
