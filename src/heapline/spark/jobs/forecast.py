@@ -176,7 +176,7 @@ def _collected(lifecycles: Any, since: datetime | None, until: datetime | None, 
 
     from heapline.spark.jobs.report import within
 
-    rows = lifecycles.where(within(F, "due_at", since, until)).select(
+    rows = lifecycles.where(within(F, "due_at", since, until) & F.col("priority").isNotNull()).select(
         F.unix_millis("due_at").alias("ready_ms"), "priority", "service_ms",
         (F.coalesce("retries", F.lit(0)) + 1).alias("tries"), "wait_ms",
     )  # fmt: skip

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from heapline.errors import BadRequest
-
 PERCENTILES = (0.5, 0.9, 0.99)
 PRIORITIES_MAX = 40  # the most frequent ones have a row of their own
 RETRIES_MAX = 10  # as many or more are one row
@@ -105,7 +103,8 @@ def report(
     rows = lifecycles.select(*COLUMNS).persist()
     try:
         meant = functools.partial(within, since=since, until=until)
-        fresh = rows.where(meant(F, "enqueued_at"))
+        # Of what was enqueued before the events begin neither is known.
+        fresh = rows.where(meant(F, "enqueued_at")).where("priority IS NOT NULL")
         tell("reading lifecycles …")
         (all_,) = fresh.agg(*_totals(F)).collect()
         tell("waits by priority …")
@@ -132,13 +131,14 @@ def read_lifecycles(
 ) -> tuple[Any, Any]:
     """And the events that they were made of."""
     from heapline.spark.jobs.inputs import events_of
-    from heapline.spark.jobs.lifecycles import lifecycles
+    from heapline.spark.jobs.lifecycles import MARK_NEEDS, NEEDS, lifecycles
 
-    if events is None:
-        if not (where or lake):
-            raise BadRequest("say where the queue is: options of the format `heapline`, or a lake")
-        events = events_of(spark, where=where, lake=lake, topic=topic)
-    return lifecycles(events), events
+    if events is not None:
+        return lifecycles(events), events
+    events, marks = (
+        events_of(spark, where=where, lake=lake, topic=topic, columns=columns) for columns in (NEEDS, MARK_NEEDS)
+    )
+    return lifecycles(events, marks=marks), events
 
 
 def _messages(spark: Any, where: Mapping[str, str] | None, lake: str | None, topic: str) -> Any:
