@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import heapline
+from heapline.model import Outgoing
+from heapline.spark.jobs.forecast import forecast
 from heapline.spark.jobs.report import Bucket, Counted, Percentiles, Report, report
+from heapline.spark.jobs.report_page import report_page
 from tests.spark.conftest import MARKS
 from tests.spark.lifecycle_rows import SCHEMA, at, lifecycle
 
@@ -82,3 +87,35 @@ def test_nothing_is_a_report_too(spark: Any) -> None:
     found = report(spark, None, "jobs", lifecycles=spark.createDataFrame([], SCHEMA))
     assert isinstance(found, Report)
     assert (found.messages, found.first_ms, found.throughput, found.delays) == (0, None, (), None)
+
+
+def test_report_and_forecast_of_a_queue_that_was_worked_on(spark: Any, tmp_path: Path) -> None:
+    with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs", partitions=2, max_retries_default=1)
+        bad = [i % 6 == 0 for i in range(30)]
+        hl.enqueue_batch("jobs", [Outgoing(b"bad" if bad[i] else b"x", 1 + i % 2, key=f"k{i % 3}") for i in range(30)])
+        hl.enqueue("jobs", b"later", delay=0.01)
+        hl.enqueue("jobs", b"much later", delay=3600.0)
+        done = failed = 0
+        while done < 26 or failed < 10:
+            for message in hl.pop("jobs", 10, wait=10.0):
+                if message.payload == b"bad":
+                    hl.nack(message, backoff=0.0, reason="no stock")
+                    failed += 1
+                else:
+                    hl.ack(message)
+                    done += 1
+    where = {"path": str(tmp_path / "data")}
+    found = report(spark, where, "jobs")
+    assert found.messages == 32
+    assert set(found.outcomes) == {Counted("acked", 26), Counted("dead", 5), Counted("delayed", 1)}
+    assert found.dead_reasons == (Counted("no stock", 5),)
+    assert (found.deliveries, found.retries) == (36, 5)
+    assert sum(bucket.enqueued for bucket in found.throughput) == 32
+    assert sum(bucket.done for bucket in found.throughput) == 31
+    assert found.delays is not None
+    assert found.delays.to_ready.count == 1
+    assert {counted.what: counted.messages for counted in found.keys} == {"k0": 10, "k1": 10, "k2": 10}
+    assert "k0" in report_page(found)
+    ahead = forecast(spark, where, "jobs", workers=[1, 2])
+    assert ahead.messages == 32

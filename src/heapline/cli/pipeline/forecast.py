@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from heapline.cli import units
-from heapline.cli.pipeline.report import HtmlOption, JsonOption, LakeOption, SinceOption, UntilOption, show, write_page
+from heapline.cli.pipeline.report import (
+    HtmlOption,
+    JsonOption,
+    LakeOnlyOption,
+    LakeOption,
+    SinceOption,
+    UntilOption,
+    show,
+    where_of,
+    write_page,
+)
 from heapline.cli.pipeline.sharing import TopicOption, spark_job
 from heapline.cli.present import json_line, make_console
 
@@ -41,7 +51,7 @@ def goal(text: str) -> tuple[int | None, float]:
 def forecast(
     spark: Any, where: dict[str, str], topic: TopicOption,
     workers: Annotated[
-        list[int] | None, typer.Option(
+        Any, typer.Option(
             "--workers", metavar="N,N,…", parser=crowd_sizes, help="Numbers of workers to try. Default: some that tell."
         ),
     ] = None,
@@ -53,7 +63,7 @@ def forecast(
     ] = None,
     growth: Annotated[float, typer.Option("--growth", metavar="X", help="As if X times as much came.")] = 1.0,
     html: HtmlOption = None, since: SinceOption = None, until: UntilOption = None, lake: LakeOption = None,
-    as_json: JsonOption = False,
+    lake_only: LakeOnlyOption = False, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """How long messages would wait with so many workers, and how many it takes to keep a goal.
 
@@ -64,8 +74,9 @@ def forecast(
 
     with make_console(stderr=True).status("looking at the past …") as status:
         found = job.forecast(
-            spark, where, topic, lake=lake, workers=workers, goal=dict(goals) if goals else None, growth=growth,
-            since=since, until=until, tell=lambda step: status.update(step),
+            spark, where_of(where, lake, lake_only), topic, lake=lake, workers=workers,
+            goal=dict(goals) if goals else None, growth=growth, since=since, until=until,
+            tell=lambda step: status.update(step),
         )  # fmt: skip
     if html is not None:
         write_page(html, forecast_page(found))

@@ -42,7 +42,14 @@ UntilOption = Annotated[
 LakeOption = Annotated[
     str | None, typer.Option("--lake", metavar="DIR", help="Read the archive there, and the journal from its end on.")
 ]  # fmt: skip
+LakeOnlyOption = Annotated[bool, typer.Option("--lake-only", help="With --lake: without the journal.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as one line of JSON.")]
+
+
+def where_of(where: dict[str, str], lake: str | None, lake_only: bool) -> dict[str, str] | None:
+    if lake_only and lake is None:
+        raise BadRequest("--lake-only needs --lake DIR")
+    return None if lake_only else where
 
 
 def show(heading: str, lead: str, sections: list[Section]) -> None:
@@ -69,6 +76,7 @@ def write_page(path: Path, text: str) -> None:
 def report(
     spark: Any, where: dict[str, str], topic: TopicOption, html: HtmlOption = None, since: SinceOption = None,
     until: UntilOption = None, lake: LakeOption = None,
+    lake_only: LakeOnlyOption = False,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="So many keys and reasons.")] = 10,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -81,7 +89,14 @@ def report(
 
     with make_console(stderr=True).status("looking at the topic …") as status:
         found = job.report(
-            spark, where, topic, lake=lake, since=since, until=until, top=top, tell=lambda step: status.update(step)
+            spark,
+            where_of(where, lake, lake_only),
+            topic,
+            lake=lake,
+            since=since,
+            until=until,
+            top=top,
+            tell=lambda step: status.update(step),
         )
     if html is not None:
         write_page(html, report_page(found))
