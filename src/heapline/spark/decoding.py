@@ -112,6 +112,8 @@ class Decoder:
         records: list[Records] = []
         if isinstance(event, Enqueued | Moved):
             records = [records_of(unit, event).between(low, high)]
+        elif isinstance(event, BatchPrepared):
+            records = [records_of(unit, event)] if event.count else []
         elif isinstance(event, BatchCommitted) and len(event.ids):
             found = self._committed(unit, partition, event, low, high)
             # What is known of each message goes beside its row only if it is known of all: rows must not shift.

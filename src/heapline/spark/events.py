@@ -24,7 +24,7 @@ from heapline.core.events import (
     Leased,
     Moved,
 )
-from heapline.core.record import DEFAULT_RETRIES
+from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.journal.unit import Unit
 from heapline.spark.buffers import Bools, chosen, flags, moments, numbers, repeated, ulids
 from heapline.spark.records import Records
@@ -38,13 +38,13 @@ _FIELDS = {
     "ids": "id", "dues": "due", "deadlines": "deadline", "reason": "reason", "seq": "seq", "limit": "limit_key",
     "keys": "heap_key", "priorities": "priority", "expires": "expires_at", "delayed": "was_delayed", "at": "at",
     "count": "count", "batch_id": "batch_id", "group": "group", "offsets": "stream_offset", "kept": "kept",
-    "attempts": "attempts", "failures": "attempts",
+    "attempts": "attempts", "failures": "attempts", "wall": "due_wall",
 }  # fmt: skip
 _ZERO_IS_NULL = {"dues", "expires"}
 #: What only the engine understands, or what nobody else may know.
 _UNSAID = {
     "tokens", "positions", "block", "start", "producers", "grants", "leased", "index", "known", "known_ids",
-    "fingerprint",
+    "fingerprint", "ready", "again",
 }  # fmt: skip
 _BRINGS_RECORDS = (Enqueued, Moved)
 
@@ -101,10 +101,13 @@ class EventBatches:
             gone = len(event.ids)
             self._say("id", np.concatenate((event.ids, event.leased))[low:high], count)
             self._say("returned", np.arange(low, high) < gone, count)
-        if records:
+        if records and not isinstance(event, BatchPrepared):
             self._say_records(records, isinstance(event, Enqueued))
         if rest and "details" in self._wanted:
-            self._say("details", _as_json({name: getattr(event, name) for name in rest}), count)
+            said = {name: getattr(event, name) for name in rest}
+            if isinstance(event, BatchPrepared):
+                said |= _prepared(event, records)
+            self._say("details", _as_json(said), count)
         self._facts.append((partition, offset + low, unit.time, unit.wall, unit.number, count))
         self._kinds.append(KIND_NAMES[type(event)])
         self.count += count
@@ -147,6 +150,7 @@ class EventBatches:
                 ("id", rows["id"]), ("priority", rows["priority"]), ("due", (rows["due"], rows["due"] != 0)),
                 ("turn", rows["turn"]), ("payload_bytes", rows["payload_len"]),
                 ("expires_at", (begins + ttl, ttl != 0)),
+                ("enqueued_at", rows["enqueued_at"]), ("due_wall", (rows["flags"] & FLAG_WALL) != 0),
                 ("max_retries", (retries, retries != DEFAULT_RETRIES)),
             ):  # fmt: skip
                 self._say(column, values, count, first)
@@ -213,6 +217,15 @@ class EventBatches:
 _ARROW = {
     "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC"),
 }  # fmt: skip
+
+
+def _prepared(event: BatchPrepared, records: list[Records]) -> dict[str, int]:
+    """What must be known to judge what becomes of a part: between which ids its messages are, and how many of them
+    have an identity, which a commit leaves out if another of its parts has the same."""
+    said = {"identified": sum(len(p.index) for p in event.producers) + (len(event.keys.index) if event.keys else 0)}
+    if records and len(records[0]):
+        said |= {"first_id": int(records[0].ids[0]), "last_id": int(records[0].ids[-1])}
+    return said
 
 
 def _as_json(fields: dict[str, Any]) -> str:

@@ -93,6 +93,13 @@ EVENTS = (
     Column("group", "string", True, "of events of a consumer group"),
     Column("stream_offset", "bigint", True, "of events of a consumer group: the offset of the row that they are about"),
     Column("details", "string", True, "whatever else the event says, as JSON"),
+    Column("enqueued_at", "timestamp", True, "of a new or moved message: when it was enqueued, or prepared"),
+    Column(
+        "due_wall",
+        "boolean",
+        True,
+        "of new, `fired` and `rescheduled`: it waits for a time of the machine's clock, not of the journal",
+    ),
 )
 
 VIEWS: dict[str, tuple[Column, ...]] = {"messages": MESSAGES, "events": EVENTS}

@@ -1,0 +1,189 @@
+"""One row per message, from its events: when it came, was due, was first leased, ended, how often it was tried, and how
+it ended. A transformation of DataFrames and nothing else: what is kept on disk is in keeping.py.
+
+*How.* Each event becomes a *step*: the few columns in which it has something to say about its message. Steps go to
+their message in one shuffle and are folded in the order of their offsets, which within a message is all there is: a
+message never leaves its partition. A row that an earlier fold made is a step as well (`before`), so that more events
+can be added to what was known without reading the old ones again.
+
+*What an event does not say.* A purge names no messages: whatever waits in its partition is gone with it. On a topic
+made with `streams=False` timers that fire are counted, not named: there a message counts as waiting once a later firing
+of its partition has passed its time. `moved` rows say that a record was copied, also of messages that are gone and
+still held by a group: they tell facts of messages that something else is known of, and are never a row of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Columns of the view `events` that are needed: for reading with `columns=`.
+NEEDS = (
+    "topic", "partition", "offset", "timestamp", "kind", "message_id", "id", "at", "priority", "due", "attempts",
+    "reason", "payload_bytes", "returned", "kept", "batch_id", "enqueued_at",
+)  # fmt: skip
+#: Of the rows that concern no message by name.
+MARK_NEEDS = ("topic", "partition", "offset", "timestamp", "kind", "at")
+
+#: States as numbers, which fold faster than words. A message is over from ACKED on; DEAD may come back.
+WAITING, DELAYED, LEASED, DEAD, ACKED, EXPIRED, CANCELLED, PURGED, DROPPED, DELETED = range(10)
+OUTCOMES = ("waiting", "delayed", "leased", "dead", "acked", "expired", "cancelled", "purged", "dead", "dead")
+OVER = ACKED
+_CODE_BITS = 4
+#: The columns of a row, in order; docs/spark-schema.md has those of events.
+COLUMNS = (
+    "topic", "partition", "message_id", "id", "priority", "enqueued_at", "due_at", "first_leased_at", "last_leased_at",
+    "done_at", "attempts", "retries", "lease_expiries", "wait_ms", "service_ms", "outcome", "reason", "batch_id",
+    "payload_bytes", "enqueued_offset", "last_offset", "ready_at", "is_over",
+)  # fmt: skip
+
+
+def lifecycles(events: Any, before: Any = None, marks: Any = None) -> Any:
+    """One row per message of which the events tell anything but that its record was moved.
+
+    `before`: rows of an earlier call, of which these events are the continuation. `marks`: the same events, or only
+    those of the kinds `purged` and `fired_count`, if they can be had cheaper than by reading `events` twice.
+    """
+    from pyspark.sql import functions as F
+
+    steps = _steps(events)
+    if before is not None:
+        steps = steps.unionByName(_steps_before(before))
+    folded = _folded(steps)
+    marks = _marks(events if marks is None else marks)
+    told = folded.join(F.broadcast(marks), ["topic", "partition"], "left")
+    return _finished(told)
+
+
+def _steps(events: Any) -> Any:
+    """What each event says of its message."""
+    from pyspark.sql import functions as F
+
+    kind, at, due = F.col("kind"), F.col("at"), F.col("due")
+    is_new, is_lease = kind.isin("enqueued", "batch_committed"), kind == "leased"
+    later = F.when(due.isNull(), WAITING).otherwise(DELAYED)
+    state = (
+        F.when(kind.isin("enqueued", "batch_committed", "nacked", "lease_expired", "replayed", "rescheduled"), later)
+        .when(kind.isin("fired", "released"), WAITING)
+        .when(is_lease, LEASED)
+        .when(kind == "acked", ACKED)
+        .when(kind == "dead_lettered", F.when(F.col("kept"), DEAD).otherwise(DROPPED))
+        .when(kind == "dead_deleted", DELETED)
+        .when(kind == "cancelled", CANCELLED)
+        .when((kind == "expired") & F.col("returned"), EXPIRED)
+    )
+    ends = kind.isin("acked", "cancelled", "dead_lettered") | ((kind == "expired") & F.col("returned"))
+    sets_due = is_new | (kind == "rescheduled")
+    return events.where(F.col("id").isNotNull() & ~kind.startswith("group_")).select(
+        "topic", "partition", "id", "message_id", "offset",
+        _packed("offset", state).alias("state"),
+        F.when(sets_due, F.col("priority")).alias("priority"), F.when(is_new, at).alias("enqueued_at"),
+        F.when(kind == "moved", F.struct("priority", "enqueued_at")).alias("moved"),
+        F.when(is_new, F.col("offset")).alias("enqueued_offset"),
+        F.when(sets_due, F.greatest(at, due)).alias("due_at"),
+        F.when(state == DELAYED, due).alias("ready_at"),
+        F.when(is_lease, at).alias("first_leased_at"), F.when(is_lease, at).alias("last_leased_at"),
+        F.when(ends, at).alias("done_at"),
+        F.when(is_lease, 1).when(kind == "released", -1).otherwise(0).alias("attempts"),
+        F.when(is_lease, F.col("attempts")).alias("attempt"),
+        is_lease.cast("int").alias("leases"),
+        (kind == "nacked").cast("int").alias("retries"),
+        (kind == "lease_expired").cast("int").alias("lease_expiries"),
+        F.when(kind == "lease_expired", F.lit("lease expired"))
+        .when(kind.isin("nacked", "dead_lettered"), F.col("reason")).alias("reason"),
+        F.when(kind == "batch_committed", F.col("batch_id")).alias("batch_id"), "payload_bytes",
+    )  # fmt: skip
+
+
+def _steps_before(rows: Any) -> Any:
+    """What is known already, as the first step of each message."""
+    from pyspark.sql import functions as F
+
+    code = F.coalesce(*(F.when(F.col("outcome") == name, n) for n, name in enumerate(OUTCOMES)))
+    return rows.select(
+        "topic", "partition", "id", "message_id", F.col("last_offset").alias("offset"),
+        _packed("last_offset", code).alias("state"), "priority", "enqueued_at",
+        F.lit(None).cast("struct<priority:bigint,enqueued_at:timestamp>").alias("moved"), "enqueued_offset", "due_at",
+        "ready_at", "first_leased_at", "last_leased_at", "done_at", "attempts", F.col("attempts").alias("attempt"),
+        F.col("first_leased_at").isNotNull().cast("int").alias("leases"), "retries", "lease_expiries", "reason",
+        "batch_id", "payload_bytes",
+    )  # fmt: skip
+
+
+def _packed(offset: str, code: Any) -> Any:
+    """A state and since when, as one number: the largest is the latest."""
+    from pyspark.sql import functions as F
+
+    return F.shiftleft(offset, _CODE_BITS) + code
+
+
+def _folded(steps: Any) -> Any:
+    """One row per message: one shuffle, one sort, and both the window and the fold go along it."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    so_far = Window.partitionBy("topic", "id").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
+    offset = F.col("offset")
+
+    def latest(name: str) -> Any:
+        return F.max_by(name, F.when(F.col(name).isNotNull(), offset)).alias(name)
+
+    # A later reschedule does not change when it was due for its first delivery. A row from before that has one says
+    # itself when that was.
+    has_been_leased = F.sum("leases").over(so_far)
+    steps = steps.withColumn("due_at", F.when((has_been_leased == 0) | (F.col("leases") > 0), F.col("due_at")))
+    highest = ("partition", "message_id", "state", "enqueued_offset", "last_leased_at", "attempt", "batch_id",
+               "payload_bytes", "moved")  # fmt: skip
+    return steps.groupBy("topic", "id").agg(
+        *(F.max(name).alias(name) for name in highest), F.max("offset").alias("last_offset"),
+        *(F.min(name).alias(name) for name in ("enqueued_at", "first_leased_at")),
+        *(latest(name) for name in ("priority", "due_at", "ready_at", "done_at", "reason")),
+        *(F.sum(name).cast("int").alias(name) for name in ("attempts", "retries", "lease_expiries")),
+    ).where(F.col("state").isNotNull())  # fmt: skip
+
+
+def _marks(events: Any) -> Any:
+    """By partition: the purges, in order, and when a firing last counted messages without naming them."""
+    from pyspark.sql import functions as F
+
+    purge = F.when(F.col("kind") == "purged", F.struct("offset", "at"))
+    fired = F.when(F.col("kind") == "fired_count", F.col("timestamp"))
+    rows = events.where(F.col("kind").isin("purged", "fired_count"))
+    return rows.groupBy("topic", "partition").agg(
+        F.sort_array(F.collect_list(purge)).alias("purges"), F.max(fired).alias("fired_at")
+    )
+
+
+def _finished(told: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    code, since = F.col("state") % (1 << _CODE_BITS), F.shiftright("state", _CODE_BITS)
+    waits = code.isin(WAITING, DELAYED)
+    purges = F.filter("purges", lambda purge: purge["offset"] > since)
+    purge = F.when(waits & (F.size(purges) > 0), F.get(purges, F.lit(0)))
+    fired = (code == DELAYED) & F.coalesce(F.col("ready_at") <= F.col("fired_at"), F.lit(False))
+    told = told.withColumn("purge", purge)
+    told = told.withColumn("code", F.when(F.col("purge").isNotNull(), PURGED).when(fired, WAITING).otherwise(code))
+    return _as_columns(told)
+
+
+def _as_columns(told: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    code = F.col("code")
+    ended = code >= DEAD
+    ms = {name: F.unix_millis(name) for name in ("first_leased_at", "last_leased_at", "due_at", "ended_at")}
+    known, wait = F.col("enqueued_offset").isNotNull(), ms["first_leased_at"] - ms["due_at"]
+    told = told.withColumn("ended_at", F.when(ended, F.coalesce(F.col("purge.at"), F.col("done_at"))))
+    columns = {
+        "done_at": F.col("ended_at"),
+        "priority": F.coalesce("priority", "moved.priority"),
+        "enqueued_at": F.coalesce("enqueued_at", "moved.enqueued_at"),
+        # Of one that began before these events, the last number that a lease gave says more than what was counted.
+        "attempts": F.when(known, F.col("attempts")).otherwise(F.greatest("attempts", "attempt")),
+        "wait_ms": F.when(wait < 0, 0).otherwise(wait),
+        "service_ms": F.when(code.isin(ACKED, DEAD, DROPPED, DELETED), ms["ended_at"] - ms["last_leased_at"]),
+        "outcome": F.element_at(F.array(*map(F.lit, OUTCOMES)), code.cast("int") + 1),
+        "ready_at": F.when(code == DELAYED, F.col("ready_at")),
+        "is_over": code >= OVER,
+    }
+    return told.select(*(columns[name].alias(name) if name in columns else F.col(name) for name in COLUMNS))
