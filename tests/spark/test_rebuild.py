@@ -143,8 +143,7 @@ async def test_every_moment_is_rebuilt_as_the_engine_told_it_then(spark: Any, st
             assert _utc(row.deadline) == info.deadline
             if info.state == "delayed":
                 assert _utc(row.due) == info.due_at
-            if row.batch_id is None:
-                assert _utc(row.enqueued_at) == info.enqueued_at
+            assert _utc(row.enqueued_at) == info.enqueued_at
             if info.state != "dead":
                 assert _utc(row.expires_at) == info.expires_at
             assert row.payload_bytes == len(info.payload or b"")

@@ -2,8 +2,8 @@
 
 The log is the truth, so the state at a moment is what the rows up to it add up to: for each message its last row that
 changed anything, and with it the last that spoke of its priority, its due time, its lease and its attempts. That is one
-grouping by message: no order over the whole, no state carried from row to row. A purge names no messages: it took what waited in
-its partition, which is every message whose last row left it waiting and stands before it.
+grouping by message: no order over the whole, no state carried from row to row. A purge names no messages: it took what
+waited in its partition, which is every message whose last row left it waiting and stands before it.
 
 A message is delayed until the log says that it fired, and leased until it says that the lease ended: as the engine had
 it, which may be late where it was down. Events must reach back to the first row of every partition: what a log that was
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heapline.errors import BadRequest
+from heapline.spark.jobs.inputs import events_of
 from heapline.spark.jobs.ranges import ranges_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ _READY = ("fired", "released")
 _CHANGES = (*_NEW, *_BACK, *_READY, "leased", "dead_lettered", "acked", "cancelled", "expired", "dead_deleted")
 _GONE = ("acked", "cancelled", "expired", "dead_deleted")
 _EXTENDED, _PURGED, _COUNTED = "extended", "purged", "fired_count"
+#: Columns of the view `events` that are needed.
+NEEDS = (
+    "topic", "partition", "offset", "timestamp", "kind", "message_id", "id", "at", "priority", "due", "deadline",
+    "attempts", "holder", "reason", "expires_at", "payload_bytes", "returned", "kept", "batch_id", "enqueued_at",
+)  # fmt: skip
 VALUES = ("value", "key", "headers", "fairness_key")  # what `messages` adds
 MOMENT = "moment"
 
@@ -44,7 +50,7 @@ def rebuild(
     from pyspark.sql import functions as F
 
     check_asked(at, offsets, datetime.now(UTC))
-    events = _events(spark, where, lake, topic)
+    events = events_of(spark, where, lake, topic, columns=NEEDS)
     if not incomplete:
         firsts = {p: first for p, (first, _) in ranges_of(where or {}, topic).items()} if lake is None else None
         check_complete(first_offsets(events) if firsts is None else firsts, topic)
@@ -133,7 +139,7 @@ def _last_words() -> list[Column]:
 
     return [
         last("struct(kind, `offset`, kept)", _CHANGES, "last"),
-        last("struct(at, `offset`, payload_bytes, batch_id)", _NEW, "new"),
+        last("struct(coalesce(enqueued_at, at) AS at, `offset`, payload_bytes, batch_id)", _NEW, "new"),
         last("struct(due IS NULL AS at_once, coalesce(due, at) AS due)", (*_NEW, *_BACK), "due"),
         last("priority", (*_NEW, "rescheduled"), "priority"),
         last("expires_at", (*_NEW, "rescheduled", "replayed"), "expires_at"),
@@ -169,14 +175,14 @@ def _attempts() -> Column:
     )  # fmt: skip
 
 
-def _events(spark: SparkSession, where: Mapping[str, str] | None, lake: str | None, topic: str) -> DataFrame:
-    options = {**(where or {}), "subscribe": topic, "view": "events"}
-    return spark.read.format("heapline").options(**options).load()
-
-
 def _with_values(
     spark: SparkSession, where: Mapping[str, str] | None, lake: str | None, topic: str, found: DataFrame
 ) -> DataFrame:
-    options: dict[str, Any] = {**(where or {}), "subscribe": topic, "includeHeaders": "true"}
-    options["columns"] = ",".join(("id", *VALUES))
-    return found.join(spark.read.format("heapline").options(**options).load(), "id", "left")
+    if lake is not None:
+        from heapline.spark.jobs.lake import lake as read_lake
+
+        messages = read_lake(spark, lake, where, topic).select("id", *VALUES)
+    else:
+        options = {**(where or {}), "subscribe": topic, "includeHeaders": "true", "columns": ",".join(("id", *VALUES))}
+        messages = spark.read.format("heapline").options(**options).load()
+    return found.join(messages, "id", "left")
