@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         MessageInfo,
         Outgoing,
         PartitionStats,
+        SinkInfo,
         SpineStats,
         TopicInfo,
         TopicStats,
@@ -104,9 +105,9 @@ __all__ = [
     "MemberReplaced", "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats",
     "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt", "ReplayExists", "ReplayFilter",
     "ReplayInfo", "ReplayNotFound", "RequestError", "ResourceExhausted", "Retry", "Schedule", "ScheduleInfo",
-    "ScheduleNotFound", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull", "StreamBatch",
-    "StreamMessage", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading", "TopicStats",
-    "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
+    "ScheduleNotFound", "SinkInfo", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull",
+    "StreamBatch", "StreamMessage", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading",
+    "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
     "connect", "connect_from_env", "connect_sync", "consume", "open", "open_sync",
 ]  # fmt: skip
 
@@ -130,7 +131,8 @@ _HOMES = {
     ),
     "heapline.model": (
         "BatchInfo", "DepthBucket", "DlqFilter", "DueBucket", "Enqueued", "LatencyHistogram", "LeaseRef", "LogEvent",
-        "LogFrame", "Message", "MessageInfo", "Outgoing", "PartitionStats", "SpineStats", "TopicInfo", "TopicStats",
+        "LogFrame", "Message", "MessageInfo", "Outgoing", "PartitionStats", "SinkInfo", "SpineStats", "TopicInfo",
+        "TopicStats",
     ),
     "heapline.producer": ("Producer",),
     "heapline.schedules": ("Schedule", "ScheduleInfo"),

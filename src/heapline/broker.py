@@ -20,6 +20,7 @@ from heapline.model import (
     Message,
     MessageInfo,
     Outgoing,
+    SinkInfo,
     TopicInfo,
     TopicStats,
 )  # fmt: skip
@@ -260,9 +261,16 @@ class Broker(GroupBroker, ReplayBroker, ScheduleBroker, Protocol):
         """
         ...
 
-    async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
+    async def commit_batch(
+        self, batch_id: str, parts: Sequence[str], *, sink: str | None = None, version: int | None = None
+    ) -> int:
         """Make exactly the named parts visible, all at once over all topics, and drop the others; returns how many
-        messages. A part that is not prepared fails the whole commit (UnknownPart). Repeating it changes nothing."""
+        messages. A part that is not prepared fails the whole commit (UnknownPart). Repeating it changes nothing.
+
+        With a sink and a version it is one of a row of commits whose versions rise. The last version of a sink is
+        remembered for ever: a commit of that or a lower one, whatever its batch and parts, changes nothing, drops what
+        was prepared under its batch and returns what the first one did, or 0 if that is no longer known.
+        """
         ...
 
     async def abort_batch(self, batch_id: str) -> int:
@@ -271,6 +279,15 @@ class Broker(GroupBroker, ReplayBroker, ScheduleBroker, Protocol):
 
     async def list_batches(self) -> list[BatchInfo]:
         """Batches that are not decided, and those committed of late."""
+        ...
+
+    async def list_sinks(self) -> list[SinkInfo]:
+        """The sinks that batches were committed for, each with its last commit."""
+        ...
+
+    async def forget_sink(self, name: str) -> bool:
+        """Forget which version of a sink was committed last, so that its versions may start again; whether there was
+        such a sink. Whoever still repeats a commit of it doubles its messages."""
         ...
 
     # -- out -------------------------------------------------------------------------------------------------------

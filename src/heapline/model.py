@@ -311,6 +311,17 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime  # its first part was prepared, or it was committed
 
 
+class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The last commit of a sink: of it, and of all versions below, a repeat changes nothing."""
+
+    name: str
+    version: int
+    batch_id: str
+    messages: int  # that it made visible
+    topics: list[str]
+    committed_at: datetime
+
+
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int

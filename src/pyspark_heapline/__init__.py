@@ -35,5 +35,11 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: Any) -> Any:
         return self._made().streamReader(schema)
 
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        return self._made().writer(schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        return self._made().streamWriter(schema, overwrite)
+
 
 __all__ = ["DefaultSource"]

@@ -195,6 +195,7 @@ async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: 
         ("GroupDeadReplay", lambda hl: hl.group_dead_replay("jobs", "g")),
         ("GroupDeadDelete", lambda hl: hl.group_dead_delete("jobs", "g")),
         ("DeleteSchedule", lambda hl: hl.delete_schedule("s")),
+        ("ForgetSink", lambda hl: hl.forget_sink("a sink")),
     ],
 )
 async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call: Any) -> None:
@@ -221,6 +222,7 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
     "dlq_list": lambda hl: hl.dlq_list("jobs"),
     "offsets": lambda hl: hl.offsets("jobs"),
     "list_batches": lambda hl: hl.list_batches(),
+    "list_sinks": lambda hl: hl.list_sinks(),
     "commit_batch": lambda hl: hl.commit_batch("b", ["p"]),
     "prepare_batch": lambda hl: hl.prepare_batch("c", "p", {"jobs": [Outgoing(b"c")]}),
     "enqueue": lambda hl: hl.enqueue("jobs", b"n", producer_id="p1", epoch=1, seq=0, answered_below=0),
@@ -290,7 +292,7 @@ async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
         "group_dead_replay", "group_dead_delete",
         "group_ack", "group_nack", "subscribe",  # test_group_faces.py
-        "delete_schedule", "replay",
+        "delete_schedule", "replay", "forget_sink",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}
     assert calls == set(STATE) | elsewhere

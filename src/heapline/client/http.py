@@ -42,6 +42,7 @@ from heapline.engine.requests import (
     check_name,
     check_producer,
     check_reason,
+    check_sink,
     check_unnumbered,
     identity_of,
     messages_by_topic,
@@ -57,6 +58,7 @@ from heapline.model import (
     Message,
     MessageInfo,
     Outgoing,
+    SinkInfo,
     TopicInfo,
     TopicStats,
 )  # fmt: skip
@@ -221,8 +223,11 @@ class HttpBroker(HttpGroups, HttpReplays, HttpSchedules):
         answer = await self._post("batches:prepare", told.PreparedTold, body)
         return {name: reading.results(rows) for name, rows in answer.results.items()}
 
-    async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
-        body = ask.CommitAsk(batch_id=batch_id, parts=checked_parts(batch_id, parts))
+    async def commit_batch(
+        self, batch_id: str, parts: Sequence[str], *, sink: str | None = None, version: int | None = None
+    ) -> int:
+        check_sink(sink, version)
+        body = ask.CommitAsk(batch_id=batch_id, parts=checked_parts(batch_id, parts), sink=sink, version=version)
         return (await self._post("batches:commit", told.Count, body)).count
 
     async def abort_batch(self, batch_id: str) -> int:
@@ -231,6 +236,13 @@ class HttpBroker(HttpGroups, HttpReplays, HttpSchedules):
 
     async def list_batches(self) -> list[BatchInfo]:
         return (await self.calls("GET", "/v1/batches", told.BatchesTold)).batches
+
+    async def list_sinks(self) -> list[SinkInfo]:
+        return (await self.calls("GET", "/v1/sinks", told.SinksTold)).sinks
+
+    async def forget_sink(self, name: str) -> bool:
+        check_name("name", name)
+        return (await self._twice("DELETE", f"/v1/sinks/{quote(name, safe='')}", told.KnownTold)).known
 
     # -- out -------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
-"""Blocking calls for processes that only read logs, such as Spark's workers: no event loop, no session.
+"""Blocking calls for processes that only read logs, or prepare batches, such as Spark's workers: no event loop, no
+session.
 
-Reading changes nothing, so every call is repeated while a server cannot be reached, at the next endpoint, until
-`patience` has passed without anything coming. A key is sent only to the servers that it was given for.
+What is called here may be called again: reading changes nothing, and preparing, committing and aborting a batch twice
+is as good as once. So every call is repeated while a server cannot be reached, at the next endpoint, until `patience`
+has passed without anything coming. A key is sent only to the servers that it was given for.
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ class LogCalls:
 
     def __call__(self, name: str, request: Any) -> Any:
         return self._repeated(lambda: self._stub(name)(request, metadata=self._metadata, timeout=CALL_SECONDS))
+
+    def begin(self, name: str, request: Any) -> Any:
+        """A call that is not waited for: gRPC's own future. Who finds that it failed makes the call again, as above."""
+        return self._stub(name).future(request, metadata=self._metadata, timeout=CALL_SECONDS)
 
     def stream(self, name: str, request_from: Callable[[], Any]) -> Iterator[Any]:
         """The answers of a streaming method. If it breaks it is asked again, for what `request_from` then says."""

@@ -30,7 +30,7 @@ from heapline.errors import Closed, DeadlineExceeded, HeaplineError, TopicReload
 
 #: Doing them twice is not doing them once: they would also hit what came in between.
 ONCE = frozenset({
-    "Purge", "DeleteHeap", "DlqReplay", "DlqDelete", "DeleteSchedule",
+    "Purge", "DeleteHeap", "DlqReplay", "DlqDelete", "DeleteSchedule", "ForgetSink",
     "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
 })  # fmt: skip
 

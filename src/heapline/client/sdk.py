@@ -67,8 +67,8 @@ class ConnectedBroker(WireBroker):
     - group_ack, group_nack, group_leave and create_group: made again, which is as good as once. What a group_fetch took
       whose answer was lost comes again when its time is over; a subscription goes on by itself.
     - purge, delete_topic, delete_schedule, dlq_replay, dlq_delete, delete_group, reset_offsets, group_dead_replay,
-      group_dead_delete: not made again, since they would also hit what came in between. They raise UnavailableError,
-      which says that they may have been carried out.
+      group_dead_delete, forget_sink: not made again, since they would also hit what came in between. They raise
+      UnavailableError, which says that they may have been carried out.
     """
 
     def __init__(

@@ -42,6 +42,7 @@ from heapline.engine.requests import (
     check_name,
     check_producer,
     check_reason,
+    check_sink,
     check_unnumbered,
     identity_of,
     messages_by_topic,
@@ -57,6 +58,7 @@ from heapline.model import (
     Message,
     MessageInfo,
     Outgoing,
+    SinkInfo,
     TopicInfo,
     TopicStats,
 )  # fmt: skip
@@ -237,9 +239,13 @@ class WireBroker(WireGroups, WireReplays, WireSchedules):
         answer = await self.calls("PrepareBatch", request)
         return {share.topic: shapes.unpack_results(share.results) for share in answer.shares}
 
-    async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
+    async def commit_batch(
+        self, batch_id: str, parts: Sequence[str], *, sink: str | None = None, version: int | None = None
+    ) -> int:
         parts = checked_parts(batch_id, parts)
-        return _count(await self.calls("CommitBatch", pb.CommitBatchRequest(batch_id=batch_id, parts=parts)))
+        check_sink(sink, version)
+        request = pb.CommitBatchRequest(batch_id=batch_id, parts=parts, sink=sink, version=version)
+        return _count(await self.calls("CommitBatch", request))
 
     async def abort_batch(self, batch_id: str) -> int:
         check_name("batch_id", batch_id)
@@ -247,6 +253,14 @@ class WireBroker(WireGroups, WireReplays, WireSchedules):
 
     async def list_batches(self) -> list[BatchInfo]:
         return shapes.unpack_batches(await self.calls("ListBatches", pb.Nothing()))
+
+    async def list_sinks(self) -> list[SinkInfo]:
+        return shapes.unpack_sinks(await self.calls("ListSinks", pb.Nothing()))
+
+    async def forget_sink(self, name: str) -> bool:
+        check_name("name", name)
+        known: bool = (await self._confirmed("ForgetSink", pb.SinkRequest(name=name))).known
+        return known
 
     # -- out -------------------------------------------------------------------------------------------------------
 

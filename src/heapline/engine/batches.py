@@ -23,6 +23,11 @@ that did and one that did not differ only until the second is opened.
 The decision's own write fails: nobody knows whether step 2 happened. Nothing about any batch is decided until the
 system journal has been read again; if the decision is there, it is carried out then.
 
+*Sinks.* A commit with a sink and a version that is not above the sink's last is a no-op: it drops what was prepared
+under its batch id and answers what the first one did. Whether it is, is looked up while this commit is the only one of
+that sink, and that it was committed stands in the decision itself: so of two commits of the same version at once,
+whatever their batch ids and parts, one is carried out, also if the power is cut between them.
+
 *Abort* needs no decision. Dropping parts makes nothing visible, so it need not happen everywhere at once: a crash in
 the midst leaves a batch that is undecided, and a commit that names a dropped part fails as a whole. Only a commit
 excludes it, and that is known for certain here. For the same reason a part that is prepared after an abort is taken; it
@@ -48,7 +53,7 @@ from heapline.engine.preparing import PartName, PartView, TopicView
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BatchDecided, HeaplineError, UnavailableError, UnknownPart
 from heapline.logs import Log
-from heapline.model import BatchInfo, Enqueued, Now, Outgoing, from_ms
+from heapline.model import BatchInfo, Enqueued, Now, Outgoing, SinkInfo, from_ms
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -68,7 +73,7 @@ class BatchCoordinator:
         self._missing = missing
         self._wall_ms = wall_ms
         self._unrepeated: set[str] = set()
-        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._locks: dict[str | tuple[str, str], tuple[asyncio.Lock, list[None]]] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._watches: set[asyncio.Task[Any]] = set()
 
@@ -88,9 +93,10 @@ class BatchCoordinator:
         return await asyncio.shield(_spawn(work, self._calls))
 
     @contextlib.asynccontextmanager
-    async def _alone(self, batch_id: str) -> AsyncIterator[None]:
-        """One commit or abort of a batch at a time, and only when it is known what was decided."""
-        lock, users = self._locks.setdefault(batch_id, (asyncio.Lock(), []))
+    async def _alone(self, what: str | tuple[str, str]) -> AsyncIterator[None]:
+        """One commit or abort of a batch (its id), one commit of a sink (_sink of its name) at a time, and only when it
+        is known what was decided. Who needs both takes the batch first."""
+        lock, users = self._locks.setdefault(what, (asyncio.Lock(), []))
         users.append(None)
         try:
             async with lock:
@@ -99,7 +105,7 @@ class BatchCoordinator:
         finally:
             users.pop()
             if not users:
-                del self._locks[batch_id]
+                del self._locks[what]
 
     async def _settle(self) -> None:
         """All that is found is begun before anything is waited for: whoever asked may be cancelled then."""
@@ -161,8 +167,10 @@ class BatchCoordinator:
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, batch_id: str, parts: Sequence[str]) -> int:
-        count: int = await self._to_its_end(self._commit(batch_id, list(dict.fromkeys(parts))))
+    async def commit(self, batch_id: str, parts: Sequence[str], sink: str = "", version: int = -1) -> int:
+        named = list(dict.fromkeys(parts))
+        work = self._commit_to(sink, version, batch_id, named) if sink else self._commit(batch_id, named)
+        count: int = await self._to_its_end(work)
         return count
 
     async def _commit(self, batch_id: str, parts: list[str]) -> int:
@@ -175,7 +183,27 @@ class BatchCoordinator:
             await self._carry_out(decision)
             return decision.count
 
-    async def _decide(self, batch_id: str, parts: list[str]) -> Decision:
+    async def _commit_to(self, sink: str, version: int, batch_id: str, parts: list[str]) -> int:
+        async with self._alone(batch_id), self._alone(_sink(sink)):
+            mine, last = self.decisions.get(batch_id), self.decisions.last_of_sink(sink)
+            if last is not None and version <= last.version:
+                return await self._leave_it_at(sink, version, batch_id, mine)
+            if mine is not None:
+                raise BatchDecided(batch_id, "was committed, but not as this version of this sink")
+            decision = await self._decide(batch_id, parts, sink, version)
+            await self._carry_out(decision)
+            return decision.count
+
+    async def _leave_it_at(self, sink: str, version: int, batch_id: str, mine: Decision | None) -> int:
+        """This version was committed: what a late attempt has prepared goes, and the first commit's answer is given."""
+        first = next((d for d in self.decisions.of_sink(sink) if d.version == version), None)
+        if mine is None:
+            await self._drop(batch_id)
+        else:
+            await self._carry_out(mine)
+        return 0 if first is None else first.count
+
+    async def _decide(self, batch_id: str, parts: list[str], sink: str = "", version: int = -1) -> Decision:
         views = await self._look(batch_id, parts)
         for part in parts:
             self._check_whole(batch_id, part, {t: v.parts[part] for t, v in views.items() if part in v.parts})
@@ -183,7 +211,8 @@ class BatchCoordinator:
         left_out = {topic: view.left_out for topic, view in views.items() if view.left_out}
         count = held - sum(map(len, left_out.values()))
         decision = Decision(
-            batch_id=batch_id, parts=parts, topics=sorted(views), count=count, at=self._wall_ms(), left_out=left_out
+            batch_id=batch_id, parts=parts, topics=sorted(views), count=count, at=self._wall_ms(), left_out=left_out,
+            sink=sink, version=version,
         )  # fmt: skip
         try:
             await self.decisions.record(decision)
@@ -261,11 +290,13 @@ class BatchCoordinator:
             problem = self._missing()
             if isinstance(problem, UnavailableError):
                 raise problem  # a topic that comes back may hold parts
-            runners = [r for r in self._serving() if preparing.holds(r.topic, batch_id)]
-            dropped = await asyncio.gather(
-                *(runner.call(partial(preparing.drop, runner, batch_id)) for runner in runners)
-            )
-            return len(set().union(*dropped))
+            return await self._drop(batch_id)
+
+    async def _drop(self, batch_id: str) -> int:
+        """What the topics that are served now hold of it; how many parts."""
+        runners = [r for r in self._serving() if preparing.holds(r.topic, batch_id)]
+        dropped = await asyncio.gather(*(runner.call(partial(preparing.drop, runner, batch_id)) for runner in runners))
+        return len(set().union(*dropped))
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -296,22 +327,64 @@ class BatchCoordinator:
         return count
 
     async def forget_old(self, seconds: float) -> None:
-        """Forget decisions that are old and carried out everywhere."""
+        """Forget decisions that are old and carried out everywhere; never the last one of a sink."""
         limit = self._wall_ms() - round(seconds * 1000)
-        old = [d.batch_id for d in self.decisions.all() if d.at <= limit or d.batch_id in self._unrepeated]
+        done_with = self._unrepeated | self.decisions.superseded()
+        old = [d.batch_id for d in self.decisions.all() if d.at <= limit or d.batch_id in done_with]
         if not old or self._missing() is not None:
             return  # a topic that is away may still have to carry it out
-        # Carried out in memory is not enough: what a power cut undoes would find no decision any more.
-        held = [await self._held_in(runner) for runner in list(self._serving())]
-        needed = set().union(self._locks, *held)
-        going = [batch_id for batch_id in old if batch_id not in needed]
+        needed = await self._held_anywhere() | {key for key in self._locks if isinstance(key, str)}
+        # Looked at last, and not awaited after: which one is the last may have changed meanwhile.
+        lasting = {last.batch_id for sink in self.decisions.sinks() if (last := self.decisions.last_of_sink(sink))}
+        going = [batch_id for batch_id in old if batch_id not in needed | lasting]
         await self.decisions.forget(going)
         self._unrepeated.difference_update(going)
+
+    async def _held_anywhere(self) -> set[str]:
+        """The batches of which a topic that is served holds something, durably: carried out in memory is not enough,
+        since what a power cut undoes would find no decision any more."""
+        held = [await self._held_in(runner) for runner in list(self._serving())]
+        return set().union(*held)
 
     def nobody_repeats(self, batch_id: str) -> None:
         """Its decision need not be kept for a repeat. Not recorded: after a restart it goes when it is old."""
         if self.decisions.get(batch_id) is not None:
             self._unrepeated.add(batch_id)
+
+    # -- sinks -----------------------------------------------------------------------------------------------------
+
+    async def sinks(self) -> list[SinkInfo]:
+        await self._settle()
+        last = [self.decisions.last_of_sink(sink) for sink in self.decisions.sinks()]
+        return [
+            SinkInfo(
+                name=d.sink, version=d.version, batch_id=d.batch_id, messages=d.count, topics=d.topics,
+                committed_at=from_ms(d.at),
+            )
+            for d in last if d is not None
+        ]  # fmt: skip
+
+    async def forget_sink(self, sink: str) -> bool:
+        known: bool = await self._to_its_end(self._forget_sink(sink))
+        return known
+
+    async def _forget_sink(self, sink: str) -> bool:
+        """All of its decisions at once, or an older one would take the place of the last."""
+        async with self._alone(_sink(sink)):
+            going = self.decisions.of_sink(sink)
+            if not going:
+                return False
+            for decision in going:
+                await self._carry_out(decision)
+            problem = self._missing()
+            if problem is None and await self._held_anywhere() & {d.batch_id for d in going}:
+                problem = UnavailableError(f"a commit of sink {sink!r} is still being carried out: call again")
+            if problem is not None:
+                raise problem
+            await self.decisions.forget([d.batch_id for d in going])
+            return True
+
+    # -- looking ---------------------------------------------------------------------------------------------------
 
     async def listed(self) -> list[BatchInfo]:
         found = []
@@ -335,6 +408,11 @@ class BatchCoordinator:
                 BatchInfo(batch_id=d.batch_id, state="committed", parts=parts, messages=d.count, since=from_ms(d.at))
             )
         return found
+
+
+def _sink(name: str) -> tuple[str, str]:
+    """What is locked for a sink: never a batch's id."""
+    return "sink", name
 
 
 def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:

@@ -4,6 +4,11 @@ A decision is one message of that topic, made durable like any other; it is what
 one step. It is read back at open, and kept until `decision_retention` is over and every topic has carried it out.
 A forgotten decision makes a late repeat of its commit fail (`UnknownPart`); it never doubles anything.
 
+*Sinks.* A commit may be one of a row of them, for a sink under a version that rises. The decision with the highest
+version of each sink is never forgotten unless somebody says so (`forget_sink`): it is what makes a repeat a no-op for
+ever. Of the older ones of a sink a few are kept as long as any decision is; the others are needed by nobody, since
+their versions tell that they were committed, and a stream makes one every second.
+
 *In doubt.* When the write of a decision fails, nobody knows whether it is on disk. Nothing is decided then about any
 batch until the journal has been read again (`settle`).
 """
@@ -25,6 +30,7 @@ from heapline.model import Now, Outgoing
 
 NAMESPACE, NAME = "_system", "batches"  # no user's topic can be called that: names start with a letter or digit
 READ_ROWS = 1024
+SINK_KEPT = 16  # decisions of a sink, the last one among them, that are kept for their own sake
 CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
 
 
@@ -37,6 +43,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     count: int  # messages that it makes visible
     at: int  # wall ms
     left_out: dict[str, list[int]] = {}  # topic -> ids that repeat an identity of an earlier part
+    sink: str = ""  # the row of commits that it belongs to; "": none
+    version: int = -1  # its place in that row
 
 
 class Decisions:
@@ -46,6 +54,7 @@ class Decisions:
         self._make = make
         self._runner: TopicRunner | None = None
         self._by_batch: dict[str, tuple[Decision, int]] = {}  # and its message's id
+        self._by_sink: dict[str, dict[int, str]] = {}  # sink -> version -> batch
         self._doubts = 0  # writes of decisions that failed
         self._reading = asyncio.Lock()
         self._settled = 0  # of those, how many were settled by reading again
@@ -57,6 +66,27 @@ class Decisions:
 
     def all(self) -> list[Decision]:
         return [decision for decision, _ in self._by_batch.values()]
+
+    def of_sink(self, sink: str) -> list[Decision]:
+        """Those that are known of a sink, the last one first; at least that one, if there ever was one."""
+        versions = self._by_sink.get(sink, {})
+        return [self._by_batch[versions[version]][0] for version in sorted(versions, reverse=True)]
+
+    def last_of_sink(self, sink: str) -> Decision | None:
+        versions = self._by_sink.get(sink)
+        return self._by_batch[versions[max(versions)]][0] if versions else None
+
+    def sinks(self) -> list[str]:
+        return sorted(self._by_sink)
+
+    def superseded(self) -> set[str]:
+        """Batches of sinks whose versions alone say all that anybody may ask."""
+        return {d.batch_id for sink in self._by_sink for d in self.of_sink(sink)[SINK_KEPT:]}
+
+    def _know(self, decision: Decision, id: int) -> None:
+        self._by_batch[decision.batch_id] = decision, id
+        if decision.sink:
+            self._by_sink.setdefault(decision.sink, {})[decision.version] = decision.batch_id
 
     @property
     def in_doubt(self) -> bool:
@@ -91,7 +121,8 @@ class Decisions:
                 raise bad
         # Known all at once: half of them would be carried out, and the others called undecided.
         new = [(decision, id) for decision, id in found if decision.batch_id not in self._by_batch]
-        self._by_batch |= {decision.batch_id: (decision, id) for decision, id in new}
+        for decision, id in new:
+            self._know(decision, id)
         self._settled = max(self._settled, doubts)
         return [decision for decision, _ in new]
 
@@ -123,12 +154,12 @@ class Decisions:
         except BaseException:
             self._doubts += 1
             raise
-        self._by_batch[decision.batch_id] = (decision, result.id)
+        self._know(decision, result.id)
 
     async def forget(self, batch_ids: Iterable[str]) -> None:
         """Drop decisions that nobody needs any more."""
         runner = self._runner
-        going = {batch_id: self._by_batch[batch_id][1] for batch_id in batch_ids}
+        going = {batch_id: self._by_batch[batch_id][1] for batch_id in batch_ids if batch_id in self._by_batch}
         if runner is None or not going:
             return
 
@@ -142,4 +173,9 @@ class Decisions:
 
         await runner.call(decide)
         for batch_id in going:
-            del self._by_batch[batch_id]
+            decision, _ = self._by_batch.pop(batch_id, (None, 0))  # somebody else may have been quicker
+            if decision is not None and decision.sink:
+                versions = self._by_sink[decision.sink]
+                del versions[decision.version]
+                if not versions:
+                    del self._by_sink[decision.sink]

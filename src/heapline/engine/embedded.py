@@ -39,6 +39,7 @@ from heapline.engine.requests import (
     check_name,
     check_producer,
     check_reason,
+    check_sink,
     check_text,
     check_unnumbered,
     identity_of,
@@ -67,6 +68,7 @@ from heapline.model import (
     Now,
     Outgoing,
     Popped,
+    SinkInfo,
     TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
@@ -274,14 +276,17 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
         answers = await self._batches.prepare(batch_id, part, shares, identity)
         return {name: answers[runner] for name, runner in names.items()}
 
-    async def commit_batch(self, batch_id: str, parts: Sequence[str]) -> int:
+    async def commit_batch(
+        self, batch_id: str, parts: Sequence[str], *, sink: str | None = None, version: int | None = None
+    ) -> int:
         self._catalog_or_fail()
         check_name("batch_id", batch_id)
         if isinstance(parts, str | bytes) or not isinstance(parts, Iterable):
             raise BadRequest(f"parts is a list of part names, not {parts!r}")
         for part in (parts := list(parts)):
             check_name("part", part)
-        return await self._batches.commit(batch_id, parts)
+        check_sink(sink, version)
+        return await self._batches.commit(batch_id, parts, sink or "", -1 if version is None else version)
 
     async def abort_batch(self, batch_id: str) -> int:
         self._catalog_or_fail()
@@ -295,6 +300,15 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
     async def list_batches(self) -> list[BatchInfo]:
         self._catalog_or_fail()
         return await self._batches.listed()
+
+    async def list_sinks(self) -> list[SinkInfo]:
+        self._catalog_or_fail()
+        return await self._batches.sinks()
+
+    async def forget_sink(self, name: str) -> bool:
+        self._catalog_or_fail()
+        check_name("name", name)
+        return await self._batches.forget_sink(name)
 
     # -- out -------------------------------------------------------------------------------------------------------
 

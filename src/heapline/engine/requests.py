@@ -114,6 +114,16 @@ def check_name(name: str, value: Any) -> None:
         raise BadRequest(f"{name} is {len(value.encode())} bytes long; at most {NAME_BYTES_MAX} are allowed")
 
 
+def check_sink(sink: Any, version: Any) -> None:
+    """Of a commit: both or neither."""
+    if sink is None and version is None:
+        return
+    if sink is None or version is None:
+        raise BadRequest("a sink goes with a version: give both, or neither")
+    check_name("sink", sink)
+    check_int("version", version, 0, (1 << 63) - 1)
+
+
 def messages_by_topic(messages: Any, topic: str | None) -> dict[str, list[Outgoing]]:
     """Both ways of giving a part's messages, as one."""
     if isinstance(messages, Mapping):

@@ -42,6 +42,7 @@ ACTIONS: dict[str, Action | None] = {
     "DeleteSchedule": None,
     "Replay": CONSUME, "KeepReplay": CONSUME, "StartReplay": ADMIN, "GetReplay": None, "ListReplays": None,
     "CancelReplay": None,
+    "ListSinks": ADMIN, "ForgetSink": ADMIN,  # on all topics, as sinks are over all of them
     "ListKeys": ADMIN, "CreateKey": ADMIN, "RevokeKey": ADMIN,  # these on all topics, and only over HTTP
     "ListUsers": ADMIN, "CreateUser": ADMIN, "UpdateUser": ADMIN, "DisableUser": ADMIN,
 }  # fmt: skip

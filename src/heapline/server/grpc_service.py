@@ -174,18 +174,31 @@ class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
             else:
                 shares[share.topic] = unpack_outgoing(share.columns)
         answers = await self._broker.prepare_batch(request.batch_id, request.part, shares, **_identity(request))
+        if request.without_results:
+            return pb.PrepareBatchResponse()
         return pb.PrepareBatchResponse(
             shares=[pb.TopicEnqueued(topic=t, results=shapes.pack_results(r)) for t, r in answers.items()]
         )
 
     async def CommitBatch(self, request: Any, caller: Caller) -> Any:
-        return pb.Count(count=await self._broker.commit_batch(request.batch_id, list(request.parts)))
+        count = await self._broker.commit_batch(
+            request.batch_id, list(request.parts), sink=given(request, "sink"), version=given(request, "version")
+        )
+        return pb.Count(count=count)
 
     async def AbortBatch(self, request: Any, caller: Caller) -> Any:
         return pb.Count(count=await self._broker.abort_batch(request.batch_id))
 
     async def ListBatches(self, request: Any, caller: Caller) -> Any:
         return shapes.pack_batches(await self._broker.list_batches())
+
+    async def ListSinks(self, request: Any, caller: Caller) -> Any:
+        return shapes.pack_sinks(await self._broker.list_sinks())
+
+    async def ForgetSink(self, request: Any, caller: Caller) -> Any:
+        caller.tell(about=f"sink {request.name}")
+        caller.confirm("ForgetSink", "", request.confirmation, request.name)
+        return pb.Known(known=await self._broker.forget_sink(request.name))
 
     # -- out -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The format `heapline` as Spark sees it: a data source, its batch reader and its stream reader.
+"""The format `heapline` as Spark sees it: a data source, its batch reader and its stream reader. (Writers: sink.py.)
 
 Spark makes these objects in processes of its own and pickles them from one to the other, so they hold options and
 nothing that is open. Thin: what is read is decided in positions.py and planning.py.
@@ -10,7 +10,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -24,7 +31,9 @@ from heapline.spark.narrowing import Narrowing
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
 from heapline.spark.planning import Work, plan_batch, read
 from heapline.spark.schema import spark_ddl
+from heapline.spark.sink import BatchWriter, StreamWriter
 from heapline.spark.sources import settled, source_of
+from heapline.spark.write_options import WriteOptions, parse_write, settled_write, spark_columns
 
 
 class Piece(InputPartition):
@@ -33,7 +42,7 @@ class Piece(InputPartition):
 
 
 class HeaplineSource(DataSource):
-    """`spark.read.format("heapline")`, and `readStream`."""
+    """`spark.read.format("heapline")`, and `readStream`; `df.write`, and `writeStream`."""
 
     @classmethod
     def name(cls) -> str:
@@ -48,6 +57,16 @@ class HeaplineSource(DataSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         return StreamReader(settled(parse_options(self.options, streaming=True)))
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(self._write_options(schema, overwrite, streaming=False))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamWriter(self._write_options(schema, overwrite, streaming=True))
+
+    def _write_options(self, schema: Any, overwrite: bool, *, streaming: bool) -> WriteOptions:
+        columns = spark_columns(schema)
+        return settled_write(parse_write(self.options, columns, streaming=streaming, overwrite=overwrite))
 
 
 class BatchReader(DataSourceReader):

@@ -17,12 +17,17 @@ def settled(options: ReadOptions) -> ReadOptions:
         if target.api_key is not None or target.api_key_file is not None:
             raise BadRequest("a directory is read without a key: leave it away, or give heapline.url instead of path")
         return options
+    return dataclasses.replace(options, target=settled_target(target))
+
+
+def settled_target(target: Target) -> Target:
+    """A server's address and key, where they were given or in the environment."""
     from heapline.client.connecting import local_key, named_in_env
 
     named = named_in_env(url=target.url, key_file=None if target.api_key is not None else target.api_key_file)
     key = target.api_key or named.api_key or local_key(named.endpoints)
     ca = None if named.tls is None or named.tls.ca is None else str(named.tls.ca)
-    return dataclasses.replace(options, target=Target(url=",".join(named.endpoints), api_key=key, ca_file=ca))
+    return Target(url=",".join(named.endpoints), api_key=key, ca_file=ca)
 
 
 def source_of(options: ReadOptions) -> Source:

@@ -107,6 +107,8 @@ class PrepareAsk(Identified, kw_only=True):
 class CommitAsk(Ask, kw_only=True):
     batch_id: Batch
     parts: Annotated[list[Batch], Meta(max_length=100_000)]
+    sink: Annotated[Batch | None, Meta(description="with `version`: the row of commits that this is one of")] = None
+    version: Annotated[Natural | None, Meta(description="a repeat of it or of a lower one changes nothing")] = None
 
 
 class AbortAsk(Ask, kw_only=True):

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from heapline.config import TopicConfig
 from heapline.errors import BadRequest
-from heapline.model import BatchInfo, Enqueued, MessageInfo, Popped, State, TopicInfo, TopicStats, from_ms
+from heapline.model import BatchInfo, Enqueued, MessageInfo, Popped, SinkInfo, State, TopicInfo, TopicStats, from_ms
 from heapline.ulid import to_ulid, to_ulids
 from heapline.wire import codes
 
@@ -94,6 +94,14 @@ class EpochTold(Shape, kw_only=True):
 
 class BatchesTold(Shape, kw_only=True):
     batches: list[BatchInfo]
+
+
+class SinksTold(Shape, kw_only=True):
+    sinks: list[SinkInfo]
+
+
+class KnownTold(Shape, kw_only=True):
+    known: bool
 
 
 class OneTold(Shape, kw_only=True):

@@ -24,6 +24,7 @@ from heapline.model import (
     LogFrame,
     MessageInfo,
     Outgoing,
+    SinkInfo,
     TopicInfo,
     TopicStats,
 )  # fmt: skip
@@ -76,6 +77,14 @@ def pack_batches(batches: list[BatchInfo]) -> Any:
 
 def unpack_batches(batches: Any) -> list[BatchInfo]:
     return msgspec.json.decode(batches.batches_json, type=list[BatchInfo])
+
+
+def pack_sinks(sinks: list[SinkInfo]) -> Any:
+    return pb.SinkInfos(sinks_json=msgspec.json.encode(sinks).decode())
+
+
+def unpack_sinks(sinks: Any) -> list[SinkInfo]:
+    return msgspec.json.decode(sinks.sinks_json, type=list[SinkInfo])
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Ri
         "DlqReplay", "DlqDelete", "CreateGroup", "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
         "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser",
         "CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
-        "StartReplay", "CancelReplay",
+        "StartReplay", "CancelReplay", "ForgetSink",
     } == AUDITED  # fmt: skip
 
 

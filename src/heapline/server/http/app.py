@@ -32,6 +32,7 @@ from heapline.server.http import (
     popping,
     replays,
     schedules,
+    sinks,
 )  # fmt: skip
 from heapline.server.http.door import Door
 from heapline.server.http.openapi import make_document
@@ -52,7 +53,7 @@ ROUTERS = (
     groups.router,
     health.router, metrics.router, heap_verbs.router, heaps.router, enqueuing.router, popping.router, leases.router,
     messages.router, dead_letters.router, batches.router, log.router, login.router, access.router, docs_page.router,
-    replays.router, schedules.router,
+    replays.router, schedules.router, sinks.router,
 )  # fmt: skip
 
 

@@ -31,9 +31,11 @@ async def prepare(house: Here) -> Response:
 @documented(router, "POST", "/batches:commit", asks=CommitAsk, tells=Count, summary="Make a batch visible")
 async def commit(house: Here) -> Response:
     """Exactly the named parts; the others are dropped. A part that is not prepared fails the whole commit (404).
-    Repeating it changes nothing. Needs to produce on all topics."""
+    Repeating it changes nothing; with `sink` and `version` for ever, and whatever the parts are called. Needs to
+    produce on all topics."""
     async with house.asked("CommitBatch", CommitAsk) as (body, _):
-        return say(Count(count=await house.broker.commit_batch(body.batch_id, body.parts)))
+        count = await house.broker.commit_batch(body.batch_id, body.parts, sink=body.sink, version=body.version)
+        return say(Count(count=count))
 
 
 @documented(router, "POST", "/batches:abort", asks=AbortAsk, tells=Count, summary="Drop a batch")

@@ -1,0 +1,328 @@
+"""From Arrow batches to messages on the wire: which rows can be enqueued, and the others why not.
+
+By columns: numbers and payloads go as the buffers that they are, so a row costs no Python object. Keys and headers do
+cost one each, where there are any: the wire has them one by one. What a row may hold is what the broker would say (see
+engine/columns.py), told before anything is sent, with the row's facts and never with its payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from heapline.engine.columns import HEADERS_BYTES_MAX, KEY_BYTES_MAX, MOMENT_MAX, SECONDS_MAX, priority_range
+from heapline.model import TopicInfo
+from heapline.spark.options import plain_topic
+from heapline.wire.columns import NO_MOMENT, ints, pack_headers, to_us
+from heapline.wire.schema import pb
+
+PART_ROWS, PART_BYTES = 5_000, 4 << 20
+PART_BYTES_MIN = 64 << 10
+ROW_BYTES = 320  # an upper bound of what a row takes in a journal beside its payload, key and headers
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Shares = list[tuple[str, Any]]  # topic, OutgoingColumns
+_TEXTS = (("key", "keys"), ("idempotency_key", "idempotency_keys"), ("fairness_key", "fairness_keys"))
+
+
+class TopicFacts(NamedTuple):
+    """What a topic takes."""
+
+    payload_max: int
+    priority_min: int
+    priority_max: int
+    fair: bool
+    part_bytes: int  # that one part may bring
+
+    @classmethod
+    def of(cls, info: TopicInfo) -> TopicFacts:
+        config = info.config
+        low, high = priority_range(config)
+        spread = config.partitions * 4096  # what names and frames add, in each partition
+        room = min(PART_BYTES, config.segment_bytes - (64 << 10)) - spread
+        return cls(config.max_payload_bytes, low, high, config.fairness == "keys", max(PART_BYTES_MIN, room))
+
+
+class BadRow(NamedTuple):
+    row: int  # of its batch
+    topic: str | None
+    reason: str
+
+
+def accept(
+    batch: Any, default_topic: str | None, topics: Callable[[Sequence[str]], Mapping[str, TopicFacts]]
+) -> tuple[Good, list[BadRow]]:
+    """The rows of a batch that can be enqueued, and those that cannot. `topics` knows the topics of these names, as far
+    as there are such."""
+    checks = _Checks(batch, default_topic, topics)
+    bad = checks.bad_rows()
+    if not bad:
+        return checks.good(None), []
+    keep = np.ones(batch.num_rows, dtype=np.bool_)
+    keep[[row.row for row in bad]] = False
+    return checks.good(keep), bad
+
+
+class _Checks:
+    """Goes through the columns; a row's first fault is the one that is told."""
+
+    def __init__(
+        self, batch: Any, default: str | None, topics: Callable[[Sequence[str]], Mapping[str, TopicFacts]]
+    ) -> None:
+        self._batch, self._count = batch, batch.num_rows
+        self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self._faults: dict[int, str] = {}
+        self._place(default)
+        found = topics([name for name in self._names if name])
+        self._facts = [found.get(name) for name in self._names]
+        self._known = [
+            facts or TopicFacts(1 << 62, -(1 << 63), (1 << 63) - 1, True, PART_BYTES) for facts in self._facts
+        ]
+        self._headers: list[dict[str, str] | None] | None = None
+        if self._count:
+            self._check()
+
+    def _place(self, default: str | None) -> None:
+        """Which topic each row goes to: names, and a number of one of them for each row."""
+        column = self._columns.get("topic")
+        if column is None:
+            self._names, self._codes = [default or ""], np.zeros(self._count, dtype=np.int64)
+            return
+        coded = pc.fill_null(_text(column), default or "").dictionary_encode()
+        names = [plain_topic(name) for name in coded.dictionary.to_pylist()]
+        self._names = list(dict.fromkeys(names))
+        number = {name: i for i, name in enumerate(self._names)}
+        same = np.array([number[name] for name in names], dtype=np.int64)
+        self._codes = same[coded.indices.to_numpy(zero_copy_only=False)] if names else np.zeros(0, dtype=np.int64)
+
+    def _check(self) -> None:
+        self._mark(np.array([not name for name in self._names])[self._codes], lambda row: "topic is null")
+        unknown = np.array([facts is None for facts in self._facts])[self._codes]
+        self._mark(unknown, lambda row: f"there is no topic {self._topic(row)!r}")
+        self._check_value()
+        if "priority" in self._columns:
+            self._check_priority()
+        for name, _ in _TEXTS:
+            if name in self._columns:
+                self._check_text(name)
+        if "fairness_key" in self._columns:
+            given = _valid(self._columns["fairness_key"])
+            self._mark(given & ~self._of_topic("fair"), lambda row: "its topic knows no fairness keys")
+        if "deliver_at" in self._columns:
+            us, valid = _numbers(self._columns["deliver_at"], pa.int64())
+            wrong = valid & ((us <= -1000) | (us > to_us(MOMENT_MAX)))
+            self._mark(wrong, lambda row: "deliver_at is before 1970 or centuries away")
+        for name in ("delay", "ttl"):
+            if name in self._columns:
+                self._check_seconds(name)
+        if "headers" in self._columns:
+            self._check_headers()
+
+    def _mark(self, wrong: Bools, reason: Callable[[int], str]) -> None:
+        if wrong.any():
+            for row in np.flatnonzero(wrong).tolist():
+                self._faults.setdefault(row, reason(row))
+
+    def _topic(self, row: int) -> str:
+        return self._names[int(self._codes[row])]
+
+    def _of_topic(self, field: str) -> npt.NDArray[Any]:
+        return np.array([getattr(facts, field) for facts in self._known])[self._codes]
+
+    def _check_value(self) -> None:
+        value = self._columns["value"]
+        self._mark(~_valid(value), lambda row: "value is null")
+        sizes, limits = _lengths(value), self._of_topic("payload_max")
+        over = sizes > limits
+        self._mark(over, lambda row: f"value has {sizes[row]} bytes, over the {limits[row]} that its topic takes")
+
+    def _check_priority(self) -> None:
+        given, valid = _numbers(self._columns["priority"], pa.int64())
+        low, high = self._of_topic("priority_min"), self._of_topic("priority_max")
+        wrong = valid & ((given < low) | (given > high))
+        self._mark(wrong, lambda row: f"priority {given[row]} is not from {low[row]} to {high[row]}")
+
+    def _check_text(self, name: str) -> None:
+        column = self._columns[name]
+        valid, sizes = _valid(column), _lengths(column)
+        self._mark(valid & (sizes == 0), lambda row: f"{name} is empty: null stands for none")
+        over = sizes > KEY_BYTES_MAX
+        self._mark(over, lambda row: f"{name} has {sizes[row]} bytes; at most {KEY_BYTES_MAX} are allowed")
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+            try:
+                self._columns[name] = column.cast(pa.string())
+            except pa.ArrowInvalid:
+                wrong = np.array([not _is_text(v) for v in column.to_pylist()])
+                self._mark(wrong, lambda row: f"{name} is not UTF-8")
+
+    def _check_seconds(self, name: str) -> None:
+        seconds, valid = _numbers(self._columns[name], pa.float64())
+        low = seconds <= 0 if name == "ttl" else seconds < 0
+        wrong = valid & (np.isnan(seconds) | low | (seconds > SECONDS_MAX))
+        self._mark(wrong, lambda row: f"{name} is not a number of seconds from 0 to {SECONDS_MAX:g}")
+
+    def _check_headers(self) -> None:
+        self._headers = [None] * self._count
+        for row, pairs in enumerate(self._columns["headers"].to_pylist()):
+            if pairs:
+                found = _headers(pairs)
+                if isinstance(found, str):
+                    self._faults.setdefault(row, found)
+                else:
+                    self._headers[row] = found
+
+    def bad_rows(self) -> list[BadRow]:
+        return [BadRow(row, self._topic(row) or None, reason) for row, reason in sorted(self._faults.items())]
+
+    def good(self, keep: Bools | None) -> Good:
+        columns = {name: column for name, column in self._columns.items() if name not in ("topic", "headers")}
+        codes, headers = self._codes, self._headers
+        if keep is not None:
+            mask = pa.array(keep)
+            columns = {name: _text_or_same(name, column.filter(mask)) for name, column in columns.items()}
+            codes = codes[keep]
+            headers = None if headers is None else [h for h, kept in zip(headers, keep.tolist(), strict=True) if kept]
+        return Good(columns, self._names, codes, headers, min((f.part_bytes for f in self._known), default=PART_BYTES))
+
+
+class Good:
+    """Rows that can be enqueued, by columns."""
+
+    def __init__(
+        self, columns: dict[str, Any], names: list[str], codes: I64, headers: list[Any] | None, part_bytes: int
+    ) -> None:
+        self._columns, self._names, self._codes, self._headers = columns, names, codes, headers
+        self._part_bytes = part_bytes
+        self.count = len(codes)
+
+    def parts(self) -> Iterator[tuple[int, Shares]]:
+        """(rows, what each topic gets of them), each small enough to be written at once."""
+        if not self.count:
+            return
+        sizes = _lengths(self._columns["value"]) + ROW_BYTES
+        for name, _ in _TEXTS:
+            if name in self._columns:
+                sizes = sizes + _lengths(self._columns[name])
+        if self._headers is not None:
+            sizes = sizes + np.array([0 if h is None else _size(h) for h in self._headers])
+        ends = np.cumsum(sizes)
+        start = 0
+        while start < self.count:
+            before = int(ends[start - 1]) if start else 0
+            fits = int(np.searchsorted(ends, before + self._part_bytes, side="right"))
+            end = min(max(fits, start + 1), start + PART_ROWS, self.count)
+            yield end - start, self._shares(start, end)
+            start = end
+
+    def _shares(self, start: int, end: int) -> Shares:
+        columns = {name: column.slice(start, end - start) for name, column in self._columns.items()}
+        headers = None if self._headers is None else self._headers[start:end]
+        codes = self._codes[start:end]
+        present = np.unique(codes).tolist()
+        if len(present) == 1:
+            return [(self._names[present[0]], _packed(columns, headers))]
+        shares: Shares = []
+        for code in present:
+            rows = np.flatnonzero(codes == code)
+            index = pa.array(rows)
+            mine = None if headers is None else [headers[row] for row in rows.tolist()]
+            shares.append((self._names[code], _packed({n: c.take(index) for n, c in columns.items()}, mine)))
+        return shares
+
+
+def _packed(columns: Mapping[str, Any], headers: list[dict[str, str] | None] | None) -> Any:
+    """Messages of one topic as they travel."""
+    payloads, sizes = _blob(columns["value"])
+    made = pb.OutgoingColumns(count=len(sizes), payload_sizes=sizes.astype("<u4").tobytes(), payloads=payloads)
+    if "priority" in columns:
+        priorities, _ = _numbers(columns["priority"], pa.int64())
+        if priorities.any():
+            made.priorities = ints(priorities)
+    for name, field in _TEXTS:
+        if name in columns and columns[name].null_count < len(sizes):
+            getattr(made, field).extend(pc.fill_null(columns[name], "").to_pylist())
+    if "deliver_at" in columns and columns["deliver_at"].null_count < len(sizes):
+        us, valid = _numbers(columns["deliver_at"], pa.int64())
+        made.deliver_at_us = ints(np.where(valid, us, NO_MOMENT))
+    for name, field in (("delay", "delays"), ("ttl", "ttls")):
+        if name in columns and columns[name].null_count < len(sizes):
+            seconds, valid = _numbers(columns[name], pa.float64())
+            setattr(made, field, np.where(valid, seconds, np.nan).astype("<f8").tobytes())
+    if headers is not None and any(headers):
+        made.headers.extend(pack_headers(headers))
+    return made
+
+
+# -- columns as numpy --------------------------------------------------------------------------------------------------
+
+
+def _valid(column: Any) -> Bools:
+    valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _lengths(column: Any) -> I64:
+    """In bytes; 0 where there is none."""
+    found: I64 = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _numbers(column: Any, kind: Any) -> tuple[npt.NDArray[Any], Bools]:
+    """The numbers, 0 where there is none, and where there are some."""
+    numbers = column.cast(kind, safe=False)
+    return pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False), _valid(column)
+
+
+def _text(column: Any) -> Any:
+    return column if pa.types.is_string(column.type) else column.cast(pa.string())
+
+
+def _text_or_same(name: str, column: Any) -> Any:
+    """Bytes that were found to be text, now that those that are not are gone."""
+    return _text(column) if name in ("key", "idempotency_key", "fairness_key") else column
+
+
+def _blob(column: Any) -> tuple[bytes, I64]:
+    """All values one after the other, and their sizes; there are no nulls."""
+    plain = column.cast(pa.binary())
+    _, offsets, data = plain.buffers()
+    if not len(plain) or data is None:
+        return b"", np.zeros(len(plain), dtype=np.int64)
+    bounds = np.frombuffer(offsets, dtype=np.int32)[plain.offset : plain.offset + len(plain) + 1].astype(np.int64)
+    return data[int(bounds[0]) : int(bounds[-1])].to_pybytes(), np.diff(bounds)
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is None or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def _headers(pairs: Sequence[Any]) -> dict[str, str] | str:
+    """The headers of a row, or what is wrong with them."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, value = (pair["key"], pair["value"]) if isinstance(pair, dict) else pair or (None, None)
+        if name is None or value is None:
+            return "a header has a name or a value that is null"
+        if isinstance(value, bytes):
+            if not _is_text(value):
+                return f"header {name!r} is not UTF-8"
+            value = value.decode()
+        if name in found:
+            return f"header {name!r} is given twice"
+        found[name] = value
+    if (size := _size(found)) > HEADERS_BYTES_MAX:
+        return f"headers take {size} bytes; at most {HEADERS_BYTES_MAX} are allowed"
+    return found
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    return len(msgspec.msgpack.encode(headers))
