@@ -1,9 +1,10 @@
 """The code that README and docs show must run: all of it, as a reader would run it.
 
 A section of README, and a page of docs/guide, is one walk: its blocks run one after the other in one directory
-(pages.py says how). A comment `<!-- ground: server -->` in it asks for a server that runs already, whose key lies in
-./data; otherwise it starts from nothing. Pages beside the guide show single pieces: each block of python in docs/*.md
-runs by itself, in an empty directory. The shell of docs/operations.md has a test of its own.
+(pages.py says how). So is docs/spark.md, whose blocks share a Spark session that the page itself starts and stops. A
+comment `<!-- ground: server -->` in it asks for a server that runs already, whose key lies in ./data; otherwise it
+starts from nothing. Pages beside the guide show single pieces: each block of python in docs/*.md runs by itself, in an
+empty directory. The shell of docs/operations.md has a test of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.acceptance.pages import ROOT, Block, Ports, Reader, blocks_of, fits
 
 pytestmark = pytest.mark.xdist_group("docs")  # one server for all of them
 GUIDE = ROOT / "docs" / "guide"
+SPARK = ROOT / "docs" / "spark.md"
 GROUND = re.compile(r"<!-- ground: (\w+) -->")
 LINK = re.compile(r"(?<!\!)\[[^\]]+\]\(([^)\s]+)\)")
 
@@ -53,6 +55,7 @@ def walks() -> list[Walk]:
         line += section.count("\n")
     for path in sorted(GUIDE.glob("*.md")):
         found.append(walk_of(f"guide/{path.name}", path.read_text(encoding="utf-8")))
+    found.append(walk_of(SPARK.name, SPARK.read_text(encoding="utf-8")))
     return [walk for walk in found if walk.blocks]
 
 
@@ -104,9 +107,14 @@ def emptied(server: Server) -> None:
 
 
 def walk_parameters() -> list[object]:
-    """Shell takes processes, and so seconds."""
-    slow = {walk.page: any(block.is_run and block.language == "sh" for block in walk.blocks) for walk in walks()}
-    return [pytest.param(w, id=w.page, marks=[pytest.mark.slow] if slow[w.page] else []) for w in walks()]
+    """Shell takes processes, and so seconds; Spark takes more of both."""
+
+    def marks(walk: Walk) -> list[pytest.MarkDecorator]:
+        if walk.page == SPARK.name:
+            return [pytest.mark.slow, pytest.mark.spark]
+        return [pytest.mark.slow] if any(b.is_run and b.language == "sh" for b in walk.blocks) else []
+
+    return [pytest.param(walk, id=walk.page, marks=marks(walk)) for walk in walks()]
 
 
 @pytest.mark.parametrize("walk", walk_parameters())
@@ -115,6 +123,8 @@ def test_walk_does_what_it_says(
 ) -> None:
     if shutil.which("curl") is None and any("curl " in block.body for block in walk.blocks):
         pytest.skip("this walk uses curl")
+    if walk.page == SPARK.name:
+        pytest.importorskip("pyspark")
     monkeypatch.chdir(tmp_path)
     ports = free_ports()
     if walk.ground == "server":
@@ -207,7 +217,7 @@ def test_index_of_the_guide_leads_to_every_page() -> None:
 
 def pieces() -> list[object]:
     found = []
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted(set((ROOT / "docs").glob("*.md")) - {SPARK}):
         for block in blocks_of(path.read_text(encoding="utf-8")):
             if block.language == "python":
                 found.append(pytest.param(path.name, block, id=f"{path.name}:{block.line}"))

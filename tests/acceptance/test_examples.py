@@ -27,11 +27,11 @@ SAID = {
 ON_A_SERVER = ("outbox_sqlalchemy.py", "django_outbox.py")
 
 
-def run(name: str, directory: Path, *arguments: str, **settings: str) -> list[str]:
+def run(name: str, directory: Path, *arguments: str, patience: float = 120, **settings: str) -> list[str]:
     program = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **settings}
     result = subprocess.run(
-        program, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
+        program, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=patience
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -93,5 +93,20 @@ def test_nats_workers_share_the_work_and_take_over(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_tour_ends_with_a_report(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    assert run("spark_tour.py", tmp_path, patience=600, HEAPLINE_BROKER='{"spare_segment_bytes": 0}') == [
+        "archived: {'events': True, 'messages': True}",
+        "messages in the lake: 600",
+        "outcomes: {'acked': 568, 'waiting': 20, 'dead': 12}",
+        "dead letters: {'no stock': 12}",
+        "workers for a wait of a minute: 1",
+    ]
+    assert "Waits by priority" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAID, "fastapi_app.py", "nats_workers.py"}
+    others = {"fastapi_app.py", "nats_workers.py", "spark_tour.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAID, *others}
