@@ -130,7 +130,7 @@ class DirectoryLog:
         last = None
         for head in heads(self._disk, self._folder, self._header(segment), self._at, stop):
             last = head
-            index.add(head.number, head.at, head.time, head.frames)  # type: ignore[arg-type]  # as frames go
+            index.add(head.number, head.at, head.time, head.wall, head.frames)  # type: ignore[arg-type]  # as frames go
             for frame in head.frames:
                 self._ends[frame.partition] = frame.first_offset + frame.row_count
         if stop is None and last is not None and self._header(segment + 1).first_unit != last.number + 1:

@@ -38,6 +38,7 @@ class _Meta(msgspec.Struct, array_like=True, frozen=True):
 class Head(NamedTuple):
     number: int
     time: int
+    wall: int
     segment: int
     at: int
     end: int
@@ -85,4 +86,4 @@ def _head(chunk: bytes, at: int, header: UnitHeader, segment: int, unit_at: int,
         meta = _decode(memoryview(chunk)[at : at + header.meta_len])
     except msgspec.MsgspecError as error:
         raise JournalCorrupt(path, unit_at, f"the frames of unit {header.number} cannot be read: {error}") from None
-    return Head(header.number, header.time, segment, unit_at, unit_at + header.nbytes, meta.frames)
+    return Head(header.number, header.time, header.wall, segment, unit_at, unit_at + header.nbytes, meta.frames)
