@@ -142,10 +142,11 @@ class EventBatches:
         for piece in pieces:
             rows, count = piece.rows, len(piece)
             ttl, retries = rows["ttl_ms"], rows["max_retries"]
+            begins = np.where(rows["due"] != 0, rows["due"], rows["enqueued_at"])  # a life counts from when it is due
             for column, values in (
                 ("id", rows["id"]), ("priority", rows["priority"]), ("due", (rows["due"], rows["due"] != 0)),
                 ("turn", rows["turn"]), ("payload_bytes", rows["payload_len"]),
-                ("expires_at", (rows["enqueued_at"] + ttl, ttl != 0)),
+                ("expires_at", (begins + ttl, ttl != 0)),
                 ("max_retries", (retries, retries != DEFAULT_RETRIES)),
             ):  # fmt: skip
                 self._say(column, values, count, first)

@@ -146,7 +146,9 @@ class _Batch:
         return moments(_MOMENT, self.rows["enqueued_at"])
 
     def _expires_at(self) -> Any:
-        return moments(_MOMENT, self.rows["enqueued_at"] + self.rows["ttl_ms"], self.rows["ttl_ms"] != 0)
+        rows = self.rows
+        begins = np.where(rows["due"] != 0, rows["due"], rows["enqueued_at"])  # a life counts from when it is due
+        return moments(_MOMENT, begins + rows["ttl_ms"], rows["ttl_ms"] != 0)
 
     def _max_retries(self) -> Any:
         return numbers(pa.int32(), self.rows["max_retries"], self.rows["max_retries"] != DEFAULT_RETRIES)

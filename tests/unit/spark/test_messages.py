@@ -58,7 +58,8 @@ async def test_every_field_of_a_message_stands_in_its_column(batches: list[list[
             assert row["enqueued_at"] == row["timestamp"] == now
             due = now + timedelta(seconds=message.delay, milliseconds=1) if message.delay else message.deliver_at
             assert row["deliver_at"] == due
-            assert row["expires_at"] == (None if message.ttl is None else now + timedelta(seconds=message.ttl))
+            life = None if message.ttl is None else timedelta(seconds=message.ttl)
+            assert row["expires_at"] == (None if life is None else (due or now) + life)
             assert (row["max_retries"], row["fairness_key"]) == (message.max_retries, message.fairness_key)
             assert (row["topic"], row["timestampType"], row["batch_id"]) == ("jobs", 1, None)
 
