@@ -549,7 +549,7 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
             await runner.committer.between_commits(runner.journal.sync)
         starts = await runner.io.run(first_offsets, runner.journal.reader(), len(ends))
         pairs = zip(starts, ends, strict=True)
-        return {p: (end if start is None else start, end) for p, (start, end) in enumerate(pairs)}
+        return {p: (end if start is None else min(start, end), end) for p, (start, end) in enumerate(pairs)}
 
     async def read_log(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None

@@ -57,9 +57,12 @@ def index_after(
         first, marks, segments = _marks(reader, after_unit, mark.visible)
     except FileNotFoundError:
         raise UnavailableError("a segment was reclaimed just now: ask again") from None
-    starts, ends = zip(*offsets.values(), strict=True)
+    # As of now: what was asked before the hold was taken may have been raised since.
+    raised = reader.log_start()
+    starts = [min(end, max(start, raised.get(p, 0))) for p, (start, end) in offsets.items()]
+    ends = [end for _, end in offsets.values()]
     capacity = runner.topic.config.segment_bytes
-    return LogIndex(mark.incarnation, first, mark.visible, capacity, list(starts), list(ends), marks, segments)
+    return LogIndex(mark.incarnation, first, mark.visible, capacity, starts, ends, marks, segments)
 
 
 def _keep(runner: TopicRunner, hold: Hold) -> None:

@@ -182,9 +182,12 @@ class DirectoryLog:
         return {p: self._ends.get(p, 0) for p in range(count)}
 
     def starts(self) -> dict[int, int]:
-        marks = self.marks()
-        found = {p: (marks.first_offset(p), end) for p, end in self.ends().items()}
-        return {p: end if start is None else start for p, (start, end) in found.items()}
+        marks, raised = self.marks(), self._reader.log_start()
+        starts = {}
+        for partition, end in self.ends().items():
+            first = marks.first_offset(partition)
+            starts[partition] = end if first is None else min(end, max(first, raised.get(partition, 0)))
+        return starts
 
     def last_unit(self) -> int:
         return self._mark.visible if self._mark is not None else 0
