@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from heapline.core.position import size_bound
 from heapline.errors import BadRequest, UnavailableError
 from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS_MAX = 3600.0
 TAKE_BYTES = 1 << 20
+RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # read at once; a single one may be larger
 
 
 class Hold(NamedTuple):
@@ -101,6 +103,17 @@ def units_between(reader: LogReader, start: int, end: int) -> Iterator[Unit]:
         if unit.number >= end:
             return
         yield unit
+
+
+def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArray[np.int64]) -> None:
+    """Raises unless these can be positions of this topic's journal, and not too many to be read at once."""
+    if incarnation != runner.loader.incarnation:
+        raise BadRequest(f"topic {runner.name!r} was deleted and made again: these positions are of the one before")
+    if len(positions) and positions.min() < 0:
+        raise BadRequest("positions are not negative")
+    too_large = len(positions) > 1 and size_bound(positions).sum() > RECORDS_BYTES_MAX
+    if len(positions) > RECORDS_MAX or too_large:
+        raise BadRequest(f"{len(positions)} records are more than are read at once: ask for fewer")
 
 
 def take_units(found: Iterator[Unit]) -> list[Unit]:
