@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heapline.errors import BadRequest
-from heapline.spark.schema import VIEWS, Column, columns_of
+from heapline.spark.schema import OF_A_MOMENT, VIEWS, Column, columns_of
 
 #: A task costs Spark some 50 ms, in which it could have read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of log
 #: on two busy cores in 0.73, 0.49, 0.43 and 0.38 s (the same rows as Parquet: 0.40 s).
@@ -110,6 +110,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         if name not in _KNOWN:
             raise BadRequest(f"there is no option {name!r} for reading; there are {', '.join(NAMES)}")
     view, columns = _columns(given)
+    if view in OF_A_MOMENT:
+        _check_moment(given, view, streaming)
     if streaming and (found := [name for name in _ENDS if name in given]):
         raise BadRequest(f"a stream has no end: leave {_KNOWN[found[0]]} out")
     default = LATEST if streaming else EARLIEST
@@ -124,6 +126,13 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
         pushdown=_flag(given, "pushdown", False),
     )  # fmt: skip
+
+
+def _check_moment(given: dict[str, str], view: str, streaming: bool) -> None:
+    if streaming:
+        raise BadRequest(f"the view {view} shows one moment, so it is read as a batch; streams read messages or events")
+    if found := [name for name in (*_STARTS, *_ENDS) if name in given]:
+        raise BadRequest(f"the view {view} shows the moment at which it is planned: leave {_KNOWN[found[0]]} out")
 
 
 def _target(given: dict[str, str]) -> Target:
