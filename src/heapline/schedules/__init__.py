@@ -5,7 +5,7 @@ what is owed · `records` what is written down · `book` all schedules of a brok
 """
 
 from heapline.schedules.book import Book, Standing, Taken
-from heapline.schedules.definition import Schedule, idempotency_key, make_schedule, schedule_of
+from heapline.schedules.definition import Schedule, make_schedule, schedule_of
 from heapline.schedules.records import (
     BookState,
     Record,
@@ -26,6 +26,6 @@ from heapline.schedules.timetable import Owed, Timetable
 __all__ = [
     "Book", "BookState", "Owed", "Record", "Schedule", "ScheduleDeleted", "ScheduleFired", "ScheduleInfo",
     "SchedulePaused", "ScheduleResumed", "ScheduleSet", "ScheduleState", "Standing", "Taken", "Timetable",
-    "decode_record", "decode_state", "encode_record", "encode_state", "idempotency_key", "make_schedule", "schedule_of",
+    "decode_record", "decode_state", "encode_record", "encode_state", "make_schedule", "schedule_of",
     "tell",
 ]  # fmt: skip
