@@ -357,6 +357,24 @@ class Subscription:
             self._changed.set()
 
 
+class Subscribes:
+    """Mixed into whatever has the calls that a subscription is made of."""
+
+    def subscribe(
+        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
+        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
+        **config: Any,
+    ) -> Subscription:  # fmt: skip
+        return Subscription(
+            self._member(), topic, group=group, member=member, credits=credits, batches=batches, start=start,
+            on_assigned=on_assigned, on_revoked=on_revoked, config=config,
+        )  # fmt: skip
+
+    def _member(self) -> Any:
+        """Who makes the calls of a subscription."""
+        return self
+
+
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
