@@ -16,7 +16,6 @@ import msgspec
 from heapline.config import DEFAULT_NAMESPACE, NAME, parse_topic
 from heapline.errors import BadName, BadRequest
 from heapline.model import EPOCH, Outgoing, from_ms
-from heapline.schedules.cron import cron_times
 
 Misfire = Literal["skip", "once", "all"]
 MISFIRES = ("skip", "once", "all")
@@ -129,6 +128,8 @@ def check_schedule(schedule: Schedule) -> None:
     if taken:
         raise BadRequest(f"header {min(taken)!r} is set by the schedule itself: leave it away")
     if schedule.cron is not None:
+        from heapline.schedules.cron import cron_times  # brings time zones along, which few processes need
+
         cron_times(schedule.cron, schedule.tz)
 
 
