@@ -95,9 +95,8 @@ class StreamServing:
             return fetched
         except asyncio.CancelledError:
             if not call.future.cancelled() and call.future.exception() is None:
-                self._answering.keep(
-                    call, call.future.result().batches
-                )  # cancelled between the answer and the one who asked
+                # It was answered, but whoever asked was cancelled before it could see that.
+                self._answering.keep(call, call.future.result().batches)
             raise
         finally:
             self.at_disk.discard(call)
