@@ -187,6 +187,7 @@ class Reading:
             group = runner.topic.groups.by_name.get(name)
             if group is None or not cursor <= group.partitions[number].cursor < first:
                 return  # it was put elsewhere meanwhile, where the log was not asked about
+            self._serving.moved_on += 1
             log.warning(
                 "rows of a group were reclaimed unread", topic=runner.name, group=name, partition=number, offset=first
             )

@@ -72,6 +72,7 @@ class StreamServing:
         self._reading = Reading(runner, self)
         self._answering = Answering(runner, self)
         self.redelivered = self.timeouts = 0
+        self.moved_on = 0  # places that were found below the log's start; those that the reclaimer moves on are its own
 
     def installed(self) -> None:
         """The topic was loaded: nothing that was read or planned before holds."""

@@ -10,6 +10,7 @@ import pytest
 from heapline.config import GroupConfig
 from heapline.core.events import GroupCreated
 from heapline.engine import EmbeddedBroker
+from heapline.engine.measures import measure
 from heapline.engine.streams import admin
 from heapline.engine.streams.fetching import FetchCall
 from heapline.engine.streams.page_store import PageStore
@@ -531,6 +532,7 @@ async def test_group_below_the_logs_start_goes_on_there_and_that_is_logged(
         assert (await rig.hl.group_offsets("jobs", "g"))[0].committed < start
         await rig.reopen()
         got = await fetch(rig.hl, "a", wait=5.0)
+        assert (await measure(rig.hl)).topics[0].totals["moved_on"] == 1
         await rig.reopen()
         (place,) = await rig.hl.group_offsets("jobs", "g")
         assert place.committed >= start
