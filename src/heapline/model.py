@@ -67,7 +67,38 @@ class Enqueued(msgspec.Struct, frozen=True):
         return to_ulid(self.id)
 
 
-class Message:
+class Delivered:
+    """What can be read of a message, whether it was leased or is a row of a stream. The fields are its heirs'."""
+
+    __slots__ = ()
+
+    id: int
+    payload: bytes
+    _headers: dict[str, str] | None
+    _enqueued_ms: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._headers or {}
+
+    @property
+    def message_id(self) -> str:
+        return to_ulid(self.id)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return from_ms(self._enqueued_ms)
+
+    def json(self) -> Any:
+        """The payload read as plain values, by its content-type header; JSON where it has none."""
+        return self.decode(Any)
+
+    def decode(self, kind: Any) -> Any:
+        """The payload as a `kind`: a dataclass, a struct, a pydantic model, list[int], …"""
+        return contents.decode(self.payload, self.headers.get(contents.CONTENT_TYPE), kind)
+
+
+class Message(Delivered):
     """A leased message. Ack it when the work is done; nack, release or bury it otherwise."""
 
     __slots__ = (
@@ -95,29 +126,9 @@ class Message:
         self.fairness_key = fairness_key
 
     @property
-    def headers(self) -> dict[str, str]:
-        return self._headers or {}
-
-    @property
-    def message_id(self) -> str:
-        return to_ulid(self.id)
-
-    @property
-    def enqueued_at(self) -> datetime:
-        return from_ms(self._enqueued_ms)
-
-    @property
     def deadline(self) -> datetime:
         """When the lease ends unless it is extended."""
         return from_ms(self._deadline_ms)
-
-    def json(self) -> Any:
-        """The payload read as plain values, by its content-type header; JSON where it has none."""
-        return self.decode(Any)
-
-    def decode(self, kind: Any) -> Any:
-        """The payload as a `kind`: a dataclass, a struct, a pydantic model, list[int], …"""
-        return contents.decode(self.payload, self.headers.get(contents.CONTENT_TYPE), kind)
 
     async def ack(self) -> None:
         await self._broker.ack(self)

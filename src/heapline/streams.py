@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from heapline import contents
 from heapline.config import GroupConfig
-from heapline.model import from_ms
+from heapline.model import Delivered
 from heapline.ulid import to_ulid
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Settles(Protocol):
     async def nack(self, rows: Any, *, reason: str | None = None) -> None: ...
 
 
-class StreamMessage:
+class StreamMessage(Delivered):
     """One row of the stream, delivered to a member of a group. Ack it when it is done."""
 
     __slots__ = (
@@ -63,26 +62,6 @@ class StreamMessage:
         self._headers = headers
         self._enqueued_ms = enqueued_ms
         self.fairness_key = fairness_key
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return self._headers or {}
-
-    @property
-    def message_id(self) -> str:
-        return to_ulid(self.id)
-
-    @property
-    def enqueued_at(self) -> datetime:
-        return from_ms(self._enqueued_ms)
-
-    def json(self) -> Any:
-        """The payload read as plain values, by its content-type header; JSON where it has none."""
-        return self.decode(Any)
-
-    def decode(self, kind: Any) -> Any:
-        """The payload as a `kind`: a dataclass, a struct, a pydantic model, list[int], …"""
-        return contents.decode(self.payload, self.headers.get(contents.CONTENT_TYPE), kind)
 
     async def ack(self) -> None:
         if self._settles is not None:  # rows of a replay belong to no group

@@ -19,18 +19,15 @@ import inspect
 import random
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from heapline.errors import BadRequest, Closed, DeliveryLost, HeaplineError, ResourceExhausted, UnavailableError
 from heapline.rows_out import RowsOut
+from heapline.settling import I64, Acks, offsets_of
 from heapline.streams import Fetched, GroupEvents, GroupInfo, Offsets, Place, StreamBatch, StreamMessage
 
-I64 = npt.NDArray[np.int64]
 PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between tries
 WAIT_MAX = 10.0  # seconds that a fetch waits at most
 BEATS = 3  # signs of life within a member's lease
@@ -61,21 +58,6 @@ class Fetches(Protocol):
 class _Chunk(NamedTuple):
     batch: StreamBatch
     until: float  # by the loop's time: then it is the member's no more
-
-
-class _Acks:
-    """Acks that go together: what they name, and what becomes of them."""
-
-    def __init__(self) -> None:
-        self._offsets: dict[int, list[I64]] = {}
-        self.done: asyncio.Future[DeliveryLost | None] = asyncio.get_running_loop().create_future()
-
-    def add(self, offsets: Mapping[int, I64]) -> None:
-        for partition, some in offsets.items():
-            self._offsets.setdefault(partition, []).append(some)
-
-    def offsets(self) -> dict[int, I64]:
-        return {p: some[0] if len(some) == 1 else np.concatenate(some) for p, some in self._offsets.items()}
 
 
 class Subscription:
@@ -109,7 +91,7 @@ class Subscription:
         self._joining: asyncio.Task[None] | None = None
         self._has_joined = False
         self._pump: asyncio.Task[None] | None = None
-        self._acks: _Acks | None = None  # that wait for the ones under way
+        self._acks: Acks | None = None  # that wait for the ones under way
         self._acking: asyncio.Task[None] | None = None
 
     @property
@@ -308,7 +290,7 @@ class Subscription:
         if not offsets:
             return
         if self._acks is None:
-            self._acks = _Acks()
+            self._acks = Acks()
         acks = self._acks
         acks.add(offsets)
         if self._acking is None or self._acking.done():
@@ -357,6 +339,24 @@ class Subscription:
             self._changed.set()
 
 
+class Subscribes:
+    """Mixed into whatever has the calls that a subscription is made of."""
+
+    def subscribe(
+        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
+        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
+        **config: Any,
+    ) -> Subscription:  # fmt: skip
+        return Subscription(
+            self._member(), topic, group=group, member=member, credits=credits, batches=batches, start=start,
+            on_assigned=on_assigned, on_revoked=on_revoked, config=config,
+        )  # fmt: skip
+
+    def _member(self) -> Any:
+        """Who makes the calls of a subscription."""
+        return self
+
+
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -369,47 +369,6 @@ def _is_cancelled() -> bool:
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
     if not future.done():
         future.set_result(result)
-
-
-def offsets_of(rows: Any) -> dict[int, I64]:
-    """Rows, batches, many of them, or {partition: offsets}, as columns."""
-    if isinstance(rows, StreamMessage):
-        return {rows.partition: np.array([rows.offset])}
-    if isinstance(rows, StreamBatch):
-        return {rows.partition: rows.offsets}
-    if isinstance(rows, Mapping):
-        return {_partition(partition): _column(offsets) for partition, offsets in rows.items()}
-    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise BadRequest(f"ack rows or batches of this subscription, or {{partition: offsets}}, not {rows!r}")
-    found: dict[int, list[int]] = {}
-    for each in rows:
-        if isinstance(each, StreamMessage):
-            if each.partition in found:
-                found[each.partition].append(each.offset)
-            else:
-                found[each.partition] = [each.offset]
-        elif isinstance(each, StreamBatch):
-            found.setdefault(each.partition, []).extend(each.offsets.tolist())
-        else:
-            raise BadRequest(f"ack rows or batches of this subscription, not {type(each).__name__}")
-    return {partition: np.array(offsets) for partition, offsets in found.items()}
-
-
-def _partition(partition: Any) -> int:
-    if type(partition) is not int or partition < 0:
-        raise BadRequest(f"a partition is an int from 0 on, not {str(partition)[:80]!r}")
-    return partition
-
-
-def _column(offsets: Any) -> I64:
-    """What a broker would refuse is refused here: it goes there together with the acks of others."""
-    try:
-        column = np.asarray(offsets if isinstance(offsets, np.ndarray) else list(offsets))
-    except (TypeError, ValueError, OverflowError):
-        column = np.zeros((0, 0))
-    if column.ndim != 1 or (len(column) and (column.dtype.kind != "i" or column.min() < 0)):
-        raise BadRequest(f"offsets are a list of int from 0 on, not {str(offsets)[:80]!r}")
-    return column.astype(np.int64)
 
 
 async def _tell(hook: GroupEvents | None, partitions: list[int]) -> None:

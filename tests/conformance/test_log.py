@@ -32,6 +32,23 @@ async def test_offsets_count_rows_not_events(jobs: Broker, bare_log: None) -> No
     assert (await jobs.stats("jobs")).partitions[0].offset == 11
 
 
+@pytest.mark.usefixtures("fake_time")
+async def test_timers_without_streams_take_one_row_however_many_fire(
+    topic: MakeTopic, broker: Broker, world: World
+) -> None:
+    await topic(streams=False)
+    await broker.enqueue_batch("jobs", [Outgoing(b"x", delay=5.0)] * 4)
+    await world.advance(6)
+    assert len(await broker.pop("jobs", 10)) == 4
+    events = [event for frame in await read(broker) for event in frame.events]
+    (fired,) = [event for event in events if event.kind == "fired_count"]
+    assert (fired.row_count, fired.columns["count"]) == (1, 4)
+    (leased,) = [event for event in events if event.kind == "leased"]
+    start = fired.offset + 1
+    assert (leased.offset, leased.columns["tokens"].tolist()) == (start, list(range(start, start + 4)))
+    assert (await broker.offsets("jobs"))[0] == (0, start + 4)
+
+
 async def test_frames_are_dense_and_end_where_offsets_say(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2)
     for i in range(30):

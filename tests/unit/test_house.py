@@ -109,8 +109,37 @@ def test_importing_heapline_loads_only_what_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+#: What the SDK's client takes from rooms that are not a client's: checks, and the forms of what is asked and told.
+CLIENT_TAKES = {
+    "engine": {"", "calls", "columns", "replays", "replays.asking", "replays.delivering", "requests"},
+    "schedules": {"", "definition", "telling"},
+}
+CLIENT_NEVER_LOADS = {"zoneinfo", "cronsim", "typer", "rich", "starlette", "uvicorn", "structlog", "sqlalchemy"}
+
+
+def test_client_loads_only_what_it_needs_to_ask() -> None:
+    program = "import sys, heapline.client.sdk; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.split())
+    assert not CLIENT_NEVER_LOADS & {name.partition(".")[0] for name in loaded}
+    for room in ("engine", "schedules", "journal", "server", "cli", "assign", "outbox", "testing"):
+        whole = f"heapline.{room}"
+        taken = {name.removeprefix(whole).removeprefix(".") for name in loaded if f"{name}.".startswith(f"{whole}.")}
+        assert taken <= CLIENT_TAKES.get(room, set())
+    assert not {name for name in loaded if name.startswith("heapline.wire.json_")} - {"heapline.wire.json_shapes"}
+
+
+def test_time_zones_are_loaded_for_a_cron_and_not_for_an_interval() -> None:
+    program = (
+        "import sys; from heapline.schedules import make_schedule\n"
+        "make_schedule('a', topic='t', every=60); assert not {'zoneinfo', 'cronsim'} & set(sys.modules)\n"
+        "make_schedule('a', topic='t', cron='0 3 * * *'); assert {'zoneinfo', 'cronsim'} <= set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_name_that_does_not_exist_is_no_attribute() -> None:
-    for module in (heapline, heapline.engine):
+    for module in (heapline, heapline.engine, heapline.schedules):
         with pytest.raises(AttributeError, match="no attribute 'conect'"):
             module.conect  # noqa: B018
     assert heapline.engine.SyncBroker.__module__ == "heapline.engine.sync"

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,6 +40,14 @@ def message(broker: Any = None, **changes: Any) -> heapline.Message:
     return heapline.Message(broker, **(facts | changes))
 
 
+def row(**changes: Any) -> heapline.StreamMessage:
+    facts: dict[str, Any] = {
+        "topic": "jobs", "partition": 0, "offset": 3, "id": ID, "payload": b"abc", "priority": 5, "attempts": 2,
+        "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000,
+    }  # fmt: skip
+    return heapline.StreamMessage(None, **(facts | changes))
+
+
 def test_instants_have_a_time_zone() -> None:
     assert from_ms(1_767_225_600_123) == datetime(2026, 1, 1, 0, 0, 0, 123000, tzinfo=UTC)
     m = message()
@@ -52,9 +61,24 @@ def test_id_has_two_spellings_everywhere() -> None:
         assert (thing.id, thing.message_id) == (ID, to_ulid(ID))
 
 
-def test_message_without_headers_has_an_empty_mapping() -> None:
-    assert message().headers == {}
-    assert message(headers={"a": "b"}).headers == {"a": "b"}
+@pytest.mark.parametrize("make", [message, row])
+def test_message_and_row_can_be_read_alike(make: Callable[..., heapline.Message | heapline.StreamMessage]) -> None:
+    assert make().headers == {}
+    one = make(headers={"a": "b"}, payload=b"[1, 2]")
+    assert (one.headers, one.message_id, one.enqueued_at) == ({"a": "b"}, to_ulid(ID), datetime(2026, 1, 1, tzinfo=UTC))
+    assert one.json() == one.decode(list[int]) == [1, 2]
+
+
+@pytest.mark.parametrize("make", [message, row])
+def test_message_and_row_are_small_and_can_be_sent_to_another_process(
+    make: Callable[..., heapline.Message | heapline.StreamMessage],
+) -> None:
+    one = make(headers={"a": "b"})
+    assert not hasattr(one, "__dict__")
+    with pytest.raises(AttributeError):
+        one.note = "x"  # type: ignore[union-attr]
+    for again in (pickle.loads(pickle.dumps(one)), copy.copy(one)):
+        assert (again.id, again.payload, again.headers, again.attempts) == (ID, b"abc", {"a": "b"}, 2)
 
 
 async def test_message_asks_its_own_broker() -> None:

@@ -16,6 +16,7 @@ from heapline.cli.present import count, make_console
 from heapline.cli.units import past
 from heapline.errors import BadRequest
 from heapline.model import DlqFilter
+from heapline.ulid import parse_id
 
 PANEL = "Which ones"
 COUNT_MAX = 100  # letters that are counted before a question: they come with their payloads
@@ -101,6 +102,12 @@ async def replay_command(
         print_json({"count": replayed})
     else:
         make_console().print(f"{_letters(replayed)} replayed into [bold]{escape(topic)}[/bold]")
+    named = len({parse_id(id) for id in ids or ()})
+    if replayed < named and where is None:  # one that a filter left out is no mistake
+        raise BadRequest(
+            f"{named - replayed} of the {named} ids named no dead letter of {topic}: it was replayed or deleted "
+            f"before, or the id is of another topic (heapline dlq list {topic} shows what there is)"
+        )
 
 
 @app.command("delete")

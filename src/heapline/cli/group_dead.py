@@ -74,8 +74,15 @@ async def replay_command(
     Example:  [cyan]heapline group dead replay jobs billing --all[/cyan]
     """
     _check_chosen("replay", topic, group, rows, everything)
-    replayed = await hl.group_dead_replay(topic, group, rows_named(rows) if rows else None)
+    named = rows_named(rows) if rows else {}
+    replayed = await hl.group_dead_replay(topic, group, named or None)
     _told(replayed, f"come to group [bold]{escape(group)}[/bold] again", as_json)
+    count = sum(len(set(offsets)) for offsets in named.values())
+    if replayed < count:
+        raise BadRequest(
+            f"{count - replayed} of the {count} rows named no dead letter of group {group}: it was replayed or deleted "
+            f"before (heapline group dead list {topic} {group} shows what there is)"
+        )
 
 
 @app.command("delete")

@@ -11,13 +11,13 @@ from typing import Any
 from heapline.client.checks import checked_topic
 from heapline.client.group_checks import check_fetch, checked_place, rows_of, spelled
 from heapline.engine.requests import check_int, check_reason
-from heapline.streams import Fetched, GroupDeadLetter, GroupEvents, GroupInfo, GroupOffset, Offsets, Place
-from heapline.subscribing import Subscription
+from heapline.streams import Fetched, GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
+from heapline.subscribing import Subscribes
 from heapline.wire import stream_rows as rows
 from heapline.wire.schema import pb
 
 
-class WireGroups:
+class WireGroups(Subscribes):
     """`calls`, `_confirmed` and `_act` are the wire client's."""
 
     calls: Any
@@ -58,20 +58,6 @@ class WireGroups:
         return _offsets(await self.calls("ResetOffsets", request))
 
     # -- members ---------------------------------------------------------------------------------------------------
-
-    def subscribe(
-        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
-        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
-        **config: Any,
-    ) -> Subscription:  # fmt: skip
-        return Subscription(
-            self._member(), topic, group=group, member=member, credits=credits, batches=batches, start=start,
-            on_assigned=on_assigned, on_revoked=on_revoked, config=config,
-        )  # fmt: skip
-
-    def _member(self) -> Any:
-        """Who makes the calls of a subscription: this client itself, rows being fetched."""
-        return self
 
     async def group_fetch(
         self, topic: str, group: str, member: str, *, session: str, max_messages: int = 1000,

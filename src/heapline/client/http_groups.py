@@ -16,15 +16,15 @@ from heapline.config import NAME
 from heapline.engine.requests import check_int, check_name, check_reason
 from heapline.errors import BadName, DeliveryLost
 from heapline.model import EPOCH
-from heapline.streams import Fetched, GroupDeadLetter, GroupEvents, GroupInfo, GroupOffset, Offsets, Place, StreamBatch
-from heapline.subscribing import Subscription
+from heapline.streams import Fetched, GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place, StreamBatch
+from heapline.subscribing import Subscribes
 from heapline.wire import json_groups as shapes
 from heapline.wire.json_shapes import Count, Done, config_json
 
 _MS = timedelta(milliseconds=1)
 
 
-class HttpGroups:
+class HttpGroups(Subscribes):
     """`calls` and `_twice` are the HTTP client's."""
 
     calls: Any
@@ -60,16 +60,6 @@ class HttpGroups:
         return list((await self.calls("POST", f"{_group(topic, group)}:reset", shapes.GroupOffsetsTold, body)).offsets)
 
     # -- members ---------------------------------------------------------------------------------------------------
-
-    def subscribe(
-        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
-        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
-        **config: Any,
-    ) -> Subscription:  # fmt: skip
-        return Subscription(
-            self, topic, group=group, member=member, credits=credits, batches=batches, start=start,
-            on_assigned=on_assigned, on_revoked=on_revoked, config=config,
-        )  # fmt: skip
 
     async def group_fetch(
         self, topic: str, group: str, member: str, *, session: str, max_messages: int = 1000,

@@ -11,5 +11,5 @@ from heapline.schedules.telling import short
 
 def checked_schedule(name: str, fields: dict[str, Any]) -> Schedule:
     schedule = schedule_of(name, **fields)
-    check_outgoing(schedule.message(1, 0), short(schedule.topic))
+    check_outgoing(schedule.message(0), short(schedule.topic))
     return schedule

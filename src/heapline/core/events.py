@@ -147,7 +147,12 @@ class FiredInTurnAgain(FiredInTurn, tag=0x084, gc=False):
 
 
 class FiredCount(Event, tag=0x091, gc=False):
-    """The same on a topic without streams: only how many, which is enough to replay."""
+    """The same on a topic without streams: only how many, which is enough to replay.
+
+    One row, however many fired, as all events that name no messages: rows are what readers of the log find in columns,
+    and there is none here to find. Whoever writes and whoever reads counts by `rows()` alone, so offsets agree; that it
+    is 1 is on disk, in all offsets behind, and stays. Rows of a stream are another thing, and this kind has none.
+    """
 
     count: int
     wall: bool

@@ -1,19 +1,19 @@
 """The embedded broker: the contract of `broker.py` on a directory, in this process.
 
 Each method checks its arguments, asks the topic's runner, and shapes the answer. What happens is decided in
-`core`, when it is answered in `runner.py`.
+`core`, when it is answered in `runner.py`. Parts of the contract have files of their own: groups (streams/calls.py),
+replays (replays/face.py), schedules (schedules/calls.py), topics as a whole (topic_calls.py, keeper.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from heapline.broker import Held, MessageId
-from heapline.core.events import I64, Paused, Resumed, Throttled
+from heapline.core.events import I64
 from heapline.core.leases import DEADLINE
 from heapline.core.partition import Partition
 from heapline.engine import deadletters, lookup, raw_log, state_rows
@@ -25,12 +25,10 @@ from heapline.engine.columns import (
     check_priority,
     check_seconds,
     delay_ms,
-    to_ms,
 )  # fmt: skip
 from heapline.engine.delivery import PopCall
 from heapline.engine.log import first_offsets, frames
 from heapline.engine.replays.face import ReplayFace
-from heapline.engine.reporting import topic_stats
 from heapline.engine.requests import (
     by_topic,
     check_all,
@@ -48,7 +46,9 @@ from heapline.engine.requests import (
     parse_ids,
 )  # fmt: skip
 from heapline.engine.runner import TopicRunner
+from heapline.engine.schedules.calls import ScheduleCalls
 from heapline.engine.streams.calls import GroupCalls
+from heapline.engine.topic_calls import TopicCalls
 from heapline.errors import (
     BadRequest,
     HeaplineError,
@@ -70,89 +70,16 @@ from heapline.model import (
     Outgoing,
     Popped,
     SinkInfo,
-    TopicStats,
 )  # fmt: skip
 from heapline.producer import Producer
-from heapline.schedules import ScheduleInfo, schedule_of
 from heapline.ulid import parse_id
 
 POP_MESSAGES_MAX = 100_000
 PEEK_MAX = 10_000
-GROWING_SEGMENTS = 4  # at the journal's end: those that may still be filled
 
 
-class EmbeddedBroker(ReplayFace, GroupCalls):
+class EmbeddedBroker(ReplayFace, ScheduleCalls, TopicCalls, GroupCalls):
     """Made by `heapline.open`; use it as an async context manager."""
-
-    async def purge(self, topic: str) -> int:
-        runner = self._runner(topic)
-
-        def decide(now: Now) -> int:
-            count = 0
-            for partition in runner.topic.partitions:
-                event = partition.decide_purge(now)
-                if event is not None:
-                    count += event.count
-                    runner.emit(partition, event, now)
-            return count
-
-        return await runner.call(decide)
-
-    async def pause_topic(self, topic: str, until: datetime | None = None) -> None:
-        runner = self._runner(topic)
-        if until is not None:
-            check_moment("until", until)
-        moment = None if until is None else to_ms(until)
-        await runner.call(lambda now: runner.emit(runner.topic.partitions[0], Paused(moment), now))
-
-    async def resume_topic(self, topic: str) -> None:
-        runner = self._runner(topic)
-
-        def decide(now: Now) -> None:
-            if runner.topic.paused:
-                runner.emit(runner.topic.partitions[0], Resumed(), now)
-
-        await runner.call(decide)
-
-    async def set_partition_throttled(
-        self, topic: str, partition: int, throttled: bool, reason: str | None = None
-    ) -> None:
-        runner = self._runner(topic)
-        if type(throttled) is not bool:
-            raise BadRequest(f"throttled is True or False, not {throttled!r}")
-        check_reason(reason)
-
-        def decide(now: Now) -> None:
-            check_int("partition", partition, 0, len(runner.topic.partitions) - 1)
-            chosen = runner.topic.partitions[partition]
-            wanted = (reason or "") if throttled else None
-            if chosen.throttled != wanted:
-                runner.emit(chosen, Throttled(throttled, wanted or ""), now)
-
-        await runner.call(decide)
-
-    async def snapshot(self, topic: str) -> None:
-        await self._runner(topic).upkeep.snapshot()
-
-    async def stats(self, topic: str) -> TopicStats:
-        runner = self._runner(topic)
-        usage = await self._io_or_fail().run(self._usage, runner)
-        return await runner.call(lambda now: topic_stats(runner, usage, now))
-
-    def _usage(self, runner: TopicRunner) -> tuple[int, int]:
-        """Bytes and number of segments. One that has a few behind it no longer grows: its size is asked for once."""
-        directory, known, sizes = runner.loader.directory, runner.segment_sizes, dict[str, int]()
-        names = sorted(name for name in self._disk.listdir(directory) if name.endswith(".seg"))
-        for name in names:
-            if name not in known or name in names[-GROWING_SEGMENTS:]:
-                with contextlib.suppress(FileNotFoundError):  # reclaimed just now
-                    file = self._disk.open(f"{directory}/{name}")
-                    sizes[name] = file.size()
-                    file.close()
-            else:
-                sizes[name] = known[name]
-        runner.segment_sizes = sizes
-        return sum(sizes.values()), len(sizes)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -514,46 +441,6 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
             raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
         check_filter(where)
         return await deadletters.delete(self._runner(topic), parse_ids(ids), where)
-
-    # -- schedules -------------------------------------------------------------------------------------------------
-
-    async def create_schedule(
-        self, name: str, *, topic: str, payload: bytes = b"", cron: str | None = None, every: float | None = None,
-        tz: str | None = None, **more: Any,
-    ) -> ScheduleInfo:  # fmt: skip
-        self._catalog_or_fail()
-        wanted = schedule_of(name, topic=topic, payload=payload, cron=cron, every=every, tz=tz, **more)
-        return await self._schedules.set(wanted)
-
-    async def get_schedule(self, name: str) -> ScheduleInfo:
-        self._catalog_or_fail()
-        return await self._schedules.get(name)
-
-    async def list_schedules(self) -> list[ScheduleInfo]:
-        self._catalog_or_fail()
-        return await self._schedules.list_all()
-
-    async def pause_schedule(self, name: str) -> ScheduleInfo:
-        self._catalog_or_fail()
-        return await self._schedules.pause(name)
-
-    async def resume_schedule(self, name: str) -> ScheduleInfo:
-        self._catalog_or_fail()
-        return await self._schedules.resume(name)
-
-    async def delete_schedule(self, name: str) -> None:
-        self._catalog_or_fail()
-        await self._schedules.delete(name)
-
-    async def schedules_page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
-        """`list_schedules`, a page at a time: those after this name, and after which name there are more."""
-        self._catalog_or_fail()
-        return await self._schedules.page(after, limit)
-
-    async def fire_schedules(self) -> None:
-        """Fire what is due by now, and wait for it: for clocks that are moved by hand."""
-        self._catalog_or_fail()
-        await self._schedules.fire_due()
 
     # -- the log ---------------------------------------------------------------------------------------------------
 

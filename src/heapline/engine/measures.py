@@ -146,6 +146,7 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "records_moved": upkeep.records_moved_total,
         "redeliveries": runner.streams.redelivered,
         "rebalances": counters.rebalances,
+        "moved_on": upkeep.reclaimer.groups_moved_on_total + runner.streams.moved_on,
         "group_timeouts": runner.streams.timeouts,
         "group_dead": counters.group_dead,
     }

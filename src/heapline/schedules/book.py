@@ -9,9 +9,8 @@ Whoever calls it does three things, in this order, for each schedule that it nam
     3. `apply` the record.
 
 A crash before 1 has been answered or before 2 leaves the mark where it was: the same firings are taken again, under
-the same idempotency keys, and the topic recognises those that it has. A crash after 2 is none. The other order would
-lose firings. Where enqueues and record can go into one unit of one journal, that is better still: keys are only
-remembered for the topic's `dedup_window`, a unit is whole for ever.
+the same numbers (incarnation and moment), and the topic recognises those that it has: see engine/schedules/firing.py.
+A crash after 2 is none. The other order would lose firings.
 
 `set`, `pause`, `resume`, `delete` and `rewind` decide and apply at once; the record that they return must become
 durable before anybody is answered (if it does not, throw the book away and read it again). They take effect from now
@@ -290,7 +289,7 @@ class Book:
             times = times[:limit]
             until = times[-1]
         schedule = state.schedule
-        messages = [schedule.message(state.incarnation, at) for at in times]
+        messages = [schedule.message(at) for at in times]
         record = ScheduleFired(schedule.name, state.incarnation, until, times[-1] if times else None, len(times))
         return Taken(schedule.name, schedule.topic, messages, record, owed.missed, times)
 

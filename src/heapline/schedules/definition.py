@@ -16,7 +16,6 @@ import msgspec
 from heapline.config import DEFAULT_NAMESPACE, NAME, parse_topic
 from heapline.errors import BadName, BadRequest
 from heapline.model import EPOCH, Outgoing, from_ms
-from heapline.schedules.cron import cron_times
 
 Misfire = Literal["skip", "once", "all"]
 MISFIRES = ("skip", "once", "all")
@@ -64,23 +63,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """What its firings are computed from."""
         return self.cron, self.tz, self.every_ms, self.starts_ms
 
-    def message(self, incarnation: int, fire_ms: int) -> Outgoing:
-        """What a firing enqueues: the same, key and all, however often it is asked for."""
+    def message(self, fire_ms: int) -> Outgoing:
+        """What a firing enqueues: the same, however often it is asked for. Its number is the moment it is meant for;
+        who counts, and in which incarnation, is for whoever enqueues it."""
         told = {SCHEDULE: self.name, SCHEDULED_AT: from_ms(fire_ms).isoformat(timespec="milliseconds")}
         return Outgoing(
             self.payload, priority=self.priority, key=self.key, headers={**self.headers, **told}, ttl=self.ttl,
-            max_retries=self.max_retries, fairness_key=self.fairness_key,
-            idempotency_key=idempotency_key(self.name, incarnation, fire_ms),
+            max_retries=self.max_retries, fairness_key=self.fairness_key, seq=fire_ms,
         )  # fmt: skip
-
-
-def idempotency_key(name: str, incarnation: int, fire_ms: int) -> str:
-    """The identity of one firing. It is on disk, in topics' windows of keys: it never changes its form.
-
-    >>> idempotency_key("default/nightly", 3, 1_770_000_000_000)
-    'schedule:default/nightly:3:1770000000000'
-    """
-    return f"schedule:{name}:{incarnation}:{fire_ms}"
 
 
 def make_schedule(
@@ -138,6 +128,8 @@ def check_schedule(schedule: Schedule) -> None:
     if taken:
         raise BadRequest(f"header {min(taken)!r} is set by the schedule itself: leave it away")
     if schedule.cron is not None:
+        from heapline.schedules.cron import cron_times  # brings time zones along, which few processes need
+
         cron_times(schedule.cron, schedule.tz)
 
 

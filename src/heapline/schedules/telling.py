@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from heapline.config import DEFAULT_NAMESPACE
 from heapline.model import from_ms
-from heapline.schedules.book import Standing
 from heapline.schedules.definition import Misfire
+
+if TYPE_CHECKING:
+    from heapline.schedules.book import Standing
 
 #: A schedule that is done so far ahead of the clock was fired by a clock that has been set back since.
 AHEAD_MS = 60_000

@@ -213,7 +213,8 @@ class SubscribeStream:
         except HeaplineError as error:
             answer.error.CopyFrom(pack_error(error))
         except Exception as error:
-            self._problem = error
+            self._problem = error  # ends the stream: an answer without an error would say that it is done
+            return
         self._settled.append(answer)
 
     async def _leave(self) -> None:

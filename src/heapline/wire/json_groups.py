@@ -77,13 +77,6 @@ class DeadRowsAsk(Ask, kw_only=True):
     rows: Annotated[Rows | None, Meta(description="all, if not given")] = None
 
 
-def read_group_settings(fields: dict[str, Any]) -> dict[str, Any]:
-    for name in fields:
-        if name not in GroupConfig.__struct_fields__:
-            raise BadRequest(f"a group has no setting {name!r}; it has {', '.join(GroupConfig.__struct_fields__)}")
-    return fields
-
-
 def place_in(where: Any) -> Place:
     """What a body calls a place."""
     if isinstance(where, dict):

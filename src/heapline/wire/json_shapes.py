@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from heapline.config import TopicConfig
+from heapline.config import GroupConfig, TopicConfig
 from heapline.errors import BadRequest
 from heapline.model import BatchInfo, Enqueued, MessageInfo, Popped, SinkInfo, State, TopicInfo, TopicStats, from_ms
 from heapline.ulid import to_ulid, to_ulids
@@ -256,6 +256,13 @@ def config_json(fields: dict[str, Any], whose: str = "topic") -> str:
         return msgspec.json.encode(fields).decode()
     except (TypeError, ValueError) as error:
         raise BadRequest(f"a {whose}'s settings do not fit: {error}") from None
+
+
+def read_group_settings(fields: dict[str, Any]) -> dict[str, Any]:
+    for name in fields:
+        if name not in GroupConfig.__struct_fields__:
+            raise BadRequest(f"a group has no setting {name!r}; it has {', '.join(GroupConfig.__struct_fields__)}")
+    return fields
 
 
 def read_settings(fields: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from heapline.streams import (
     StreamBatch,
 )
 from heapline.wire.columns import from_us, headers_in, ints, pack_headers, read_ints, sizes_of, texts_in, to_us, unpack
-from heapline.wire.json_groups import read_group_settings
-from heapline.wire.json_shapes import config_json
+from heapline.wire.json_shapes import config_json, read_group_settings
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
 

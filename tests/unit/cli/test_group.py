@@ -175,6 +175,8 @@ def test_dead_letters_are_listed_replayed_and_deleted(cli: Cli) -> None:
     row = f"0:{letters[1]['offset']}"
     assert row in shown
     assert cli.json("group", "dead", "replay", "jobs", "g", row) == [{"count": 1}]
+    again = cli("group", "dead", "replay", "jobs", "g", row, row, code=1)
+    assert "1 of the 1 rows named no dead letter of group g" in again.stderr
     assert [r["payload_text"] for r in read(cli)] == ["two"]
     cli("group", "dead", "delete", "jobs", "g", "--all", typed="n\n", code=1)
     assert "2 rows" in cli("group", "dead", "delete", "jobs", "g", "--all", "--yes").stdout

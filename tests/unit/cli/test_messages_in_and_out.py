@@ -417,6 +417,18 @@ def test_dead_letters_are_replayed_by_id_by_reason_or_all(cli: Cli, dead: list[s
     assert "no dead letters lie in jobs" in cli("dlq", "list", "jobs").stdout
 
 
+def test_dlq_replay_says_how_many_ids_named_no_dead_letter(cli: Cli, dead: list[str]) -> None:
+    told = cli("dlq", "replay", "jobs", dead[0], dead[0], dead[1])
+    assert told.stdout == "2 dead letters replayed into jobs\n"
+    again = cli("dlq", "replay", "jobs", dead[0], dead[2], code=1)
+    assert again.stdout == "1 dead letter replayed into jobs\n", "the others are"
+    assert "1 of the 2 ids named no dead letter of jobs" in again.stderr
+    unknown = cli("dlq", "replay", "jobs", dead[0], "--json", code=1)
+    assert (unknown.stdout, "1 of the 1 ids" in unknown.stderr) == ('{"count":0}\n', True)
+    cli("dlq", "replay", "jobs", dead[0], "--reason", "another")  # a filter may leave some out
+    cli("dlq", "replay", "jobs", "--all")
+
+
 def test_deletion_of_dead_letters_asks_how_many_are_meant(cli: Cli, dead: list[str]) -> None:
     choices = {"1 dead letter": [dead[0]], "2 dead letters": ["--reason", "timeout"], "all 3": ["--all"]}
     for said, choice in choices.items():

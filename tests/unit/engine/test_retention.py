@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from heapline.engine.measures import measure
 from heapline.errors import BadRequest
 from heapline.model import Outgoing
 from tests.unit.engine.rig import Rig, opened
@@ -74,7 +75,8 @@ async def test_group_that_does_not_hold_is_moved_on_with_the_journals_start(how:
         start, _ = (await rig.hl.offsets("jobs"))[0]
         assert place.committed >= start
         assert place.lag == len((await told(rig.runner())).offsets)
-        assert rig.runner().upkeep.reclaimer.groups_moved_on_total > 0
+        (topic,) = (await measure(rig.hl)).topics
+        assert topic.totals["moved_on"] == rig.runner().upkeep.reclaimer.groups_moved_on_total > 0
         await churn(rig)
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2, "being moved on does not make it hold the journal again"

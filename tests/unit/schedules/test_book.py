@@ -29,7 +29,7 @@ def fire(book: Book, now: int) -> list[int]:
     fired = []
     while taken := book.take_due(now):
         for one in taken:
-            fired += [int((m.idempotency_key or "").rpartition(":")[2]) for m in one.messages]
+            fired += [m.seq for m in one.messages if m.seq is not None]
             book.apply(one.record)
     return fired
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from heapline.errors import BadName, BadRequest
-from heapline.schedules import idempotency_key, make_schedule
+from heapline.schedules import make_schedule
 
 DAY = datetime(2026, 11, 16, tzinfo=UTC)
 
@@ -64,17 +64,12 @@ def test_firing_carries_what_was_asked_for_and_what_it_is() -> None:
     schedule = make_schedule(
         "nightly", topic="jobs", every=60, payload=b"p", priority=3, key="k", headers={"a": "b"}, ttl=5.0, max_retries=2
     )
-    message = schedule.message(4, 1_770_000_000_123)
+    message = schedule.message(1_770_000_000_123)
     assert (message.payload, message.priority, message.key, message.ttl, message.max_retries) == (b"p", 3, "k", 5.0, 2)
     assert message.headers == {
         "a": "b",
         "heapline-schedule": "default/nightly",
         "heapline-scheduled-at": "2026-02-02T02:40:00.123+00:00",
     }
-    assert message.idempotency_key == "schedule:default/nightly:4:1770000000123"
-    assert message == schedule.message(4, 1_770_000_000_123)
-
-
-def test_identity_of_a_firing_differs_by_name_incarnation_and_time() -> None:
-    keys = {idempotency_key(n, i, t) for n in ("a/b", "a/c") for i in (1, 11) for t in (1, 11, 111)}
-    assert len(keys) == 12
+    assert (message.seq, message.idempotency_key) == (1_770_000_000_123, None)
+    assert message == schedule.message(1_770_000_000_123)

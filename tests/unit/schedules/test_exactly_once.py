@@ -1,6 +1,6 @@
 """Firings over crashes at every step, restarts, changes and a clock that jumps, against a walk by the minute.
 
-The queue is a fake that keeps what it accepted and recognises idempotency keys. Records and snapshots go through
+The queue is a fake that keeps what it accepted and recognises numbers. Records and snapshots go through
 their bytes. All schedules make up everything they missed, so that each firing must be there, and be there once.
 """
 
@@ -69,15 +69,15 @@ class Expected(NamedTuple):
 
 class FakeQueue:
     def __init__(self) -> None:
-        self.keys: set[str] = set()
+        self.numbers: set[tuple[str, int, int]] = set()
         self.accepted: list[tuple[str, int]] = []  # schedule, moment
 
-    def enqueue(self, message: Outgoing) -> None:
-        key = message.idempotency_key or ""
-        if key not in self.keys:
-            self.keys.add(key)
-            _, name, _, at = key.split(":")
-            self.accepted.append((name, int(at)))
+    def enqueue(self, name: str, incarnation: int, message: Outgoing) -> None:
+        assert message.seq is not None
+        number = name, incarnation, message.seq
+        if number not in self.numbers:
+            self.numbers.add(number)
+            self.accepted.append((name, message.seq))
 
 
 class ExactlyOnce(RuleBasedStateMachine):
@@ -122,7 +122,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             for one in taken:
                 for message in one.messages:
                     step()
-                    self.queue.enqueue(message)
+                    self.queue.enqueue(one.name, one.record.incarnation, message)
                 step()
                 self.write(one.record)
                 step()

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 from heapline.engine.replays.asking import Request, check_name, request
 from heapline.errors import HeaplineError
+from heapline.logs import Log
 from heapline.streams import Place, ReplayFilter, StreamBatch, StreamMessage
 
+log = Log("heapline.replay")
 KEEP_ROWS = 1000
 KEEP_SECONDS = 1.0
 
@@ -79,8 +81,10 @@ async def deliver(
                 place.positions.update(step.positions)
                 await place.keep_sometimes()
         except BaseException:  # also of whoever stops reading
-            with contextlib.suppress(HeaplineError):  # what went wrong first is told
+            try:
                 await place.keep_now()
+            except HeaplineError as error:  # what went wrong first is told; whoever just stopped cannot be
+                log.warning("the place of a replay was not kept: rows come once more", error=str(error))
             raise
         await place.keep_now()
 

@@ -69,7 +69,11 @@ class ReplayJobs:
                 if self._refusal is None:
                     log.error("replays cannot be listed: they do not go on", error=str(error), retry_in=PAUSE)
                 self._refusal = UnavailableError(f"the replays cannot be listed ({error.strerror}): try again later")
-                self._looked.set()
+            except Exception:  # a fault of our own: whoever asks must not wait for ever
+                if self._refusal is None:
+                    log.exception("replays cannot be listed: they do not go on", retry_in=PAUSE)
+                self._refusal = UnavailableError("the replays cannot be listed: the server's log tells why")
+            self._looked.set()
             await asyncio.sleep(PAUSE)
         self._refusal = None
         for job in jobs:
@@ -160,7 +164,11 @@ class ReplayJobs:
     async def _forget_old(self) -> None:
         ended = sorted((r.job.started_ms, n) for n, r in self._runs.items() if r.job.state != "running")
         for _, name in ended[:-ENDED_MAX]:
-            await self._io().run(self._files.forget, name)
+            try:
+                await self._io().run(self._files.forget, name)
+            except OSError as error:  # the one that was asked for has begun; the old one is tried again by the next
+                log.warning("an old replay cannot be forgotten", replay=name, error=str(error))
+                return
             del self._runs[name]
 
     async def get(self, name: str) -> ReplayInfo:

@@ -28,8 +28,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from heapline.engine.calls import EnqueueCall, Identity
 from heapline.engine.columns import Columns, check_one
 from heapline.engine.runner import TopicRunner
@@ -57,13 +55,11 @@ def producer_of(schedule: str) -> str:
 
 async def send(runner: TopicRunner, state: ScheduleState, taken: Taken) -> Sent:
     """Enqueue what a schedule owes, the oldest first; durable on return."""
-    pairs = zip(taken.messages, taken.times, strict=True)
-    messages = [replace(message, idempotency_key=None, seq=at) for message, at in pairs]
     identity = Identity(producer_of(taken.name), state.incarnation, state.done_ms + 1)
     done = new = 0
     try:
-        check_one(messages[0], runner.topic.config, runner.name)  # the others are like it
-        for chunk in _chunks(messages):
+        check_one(taken.messages[0], runner.topic.config, runner.name)  # the others are like it
+        for chunk in _chunks(taken.messages):
             try:
                 new += await _enqueue(runner, chunk, identity)
                 done += len(chunk)

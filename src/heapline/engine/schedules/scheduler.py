@@ -240,7 +240,7 @@ class Scheduler:
     def _check_topic(self, schedule: Schedule) -> None:
         """Whether the topic takes such a message, as it is now."""
         runner = self._topic(short(schedule.topic))
-        message = schedule.message(1, self._wall_ms())
+        message = schedule.message(self._wall_ms())
         check_one(message, runner.topic.config, runner.name)
 
     async def pause(self, name: str) -> ScheduleInfo:

@@ -116,7 +116,10 @@ class Answering:
         self, call: FetchCall, finish: Callable[[Records], None], records: Records, missing: I64,
         load: asyncio.Future[Records],
     ) -> None:  # fmt: skip
-        if load.cancelled() or load.exception() is not None:
+        problem = None if load.cancelled() else load.exception()
+        if problem is not None:
+            log.error("records of a stream cannot be read", topic=self._runner.name, error=str(problem))
+        if load.cancelled() or problem is not None:
             refuse(call.future, TopicReloading(self._runner.name, "records could not be read"))
             return
         records.fill(missing, load.result())

@@ -15,8 +15,8 @@ from heapline.engine.requests import check_int, check_reason, check_text
 from heapline.engine.streams import admin
 from heapline.engine.streams.fetching import FetchCall, SettleCall
 from heapline.errors import BadName, BadRequest
-from heapline.streams import Fetched, GroupDeadLetter, GroupEvents, GroupInfo, GroupOffset, Offsets, Place
-from heapline.subscribing import Subscription
+from heapline.streams import Fetched, GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
+from heapline.subscribing import Subscribes
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
@@ -26,7 +26,7 @@ MEMBER_BYTES_MAX = 256
 _OFFSET_MAX = 1 << 62
 
 
-class GroupCalls:
+class GroupCalls(Subscribes):
     """Mixed into the embedded broker."""
 
     takes_columns = True  # offsets may be arrays: see heapline.subscribing
@@ -68,16 +68,6 @@ class GroupCalls:
         return await admin.reset(runner, group, to, partitions)
 
     # -- members ---------------------------------------------------------------------------------------------------
-
-    def subscribe(
-        self, topic: str, *, group: str, member: str | None = None, credits: int = 1000, batches: bool = False,
-        start: Place = "earliest", on_assigned: GroupEvents | None = None, on_revoked: GroupEvents | None = None,
-        **config: Any,
-    ) -> Subscription:  # fmt: skip
-        return Subscription(
-            self, topic, group=group, member=member, credits=credits, batches=batches, start=start,
-            on_assigned=on_assigned, on_revoked=on_revoked, config=config,
-        )  # fmt: skip
 
     async def group_fetch(
         self, topic: str, group: str, member: str, *, session: str, max_messages: int = 1000,

@@ -72,6 +72,12 @@ class PageStore:
         for key in [key for key in self._places if key[0] == partition and key[1] < offset]:
             del self._places[key]
 
+    def forget(self, partition: int, offset: int) -> None:
+        """Pages that tell of this offset, and where one from it on would begin: it is to be read anew."""
+        for start in [s for s in self._starts.get(partition, ()) if s <= offset < self._pages[partition, s].end]:
+            self._drop(partition, start)
+        self._places.pop((partition, offset), None)
+
     def _drop(self, partition: int, start: int) -> None:
         self._nbytes -= self._pages.pop((partition, start)).nbytes
         self._starts[partition].remove(start)

@@ -102,6 +102,17 @@ def is_there(runner: TopicRunner, starts: Sequence[Start]) -> bool:
     return all(offset >= floors[number] for number, offset, _ in starts)
 
 
+def goes_on_at(reader: LogReader, partition: int, offset: int) -> int | None:
+    """Blocking: the first offset from this one on that the log holds a row for; None if there is none. It is another
+    one only where the log begins above."""
+    place = reader.locate(partition, offset=offset)
+    for unit in () if place is None else reader.read_units(place=place):
+        for frame in unit.frames:
+            if frame.partition == partition and frame.first_offset + frame.row_count > offset:
+                return max(offset, frame.first_offset)
+    return None
+
+
 async def make_seen(runner: TopicRunner) -> None:
     """Readers of the journal's files see what is synced: under the relaxed policies less than was answered."""
     journal = runner.journal

@@ -72,6 +72,7 @@ class StreamServing:
         self._reading = Reading(runner, self)
         self._answering = Answering(runner, self)
         self.redelivered = self.timeouts = 0
+        self.moved_on = 0  # places that were found below the log's start; those that the reclaimer moves on are its own
 
     def installed(self) -> None:
         """The topic was loaded: nothing that was read or planned before holds."""
@@ -95,9 +96,8 @@ class StreamServing:
             return fetched
         except asyncio.CancelledError:
             if not call.future.cancelled() and call.future.exception() is None:
-                self._answering.keep(
-                    call, call.future.result().batches
-                )  # cancelled between the answer and the one who asked
+                # It was answered, but whoever asked was cancelled before it could see that.
+                self._answering.keep(call, call.future.result().batches)
             raise
         finally:
             self.at_disk.discard(call)

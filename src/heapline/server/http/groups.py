@@ -26,7 +26,7 @@ from heapline.server.http.queries import As, HeapPath, Strict
 from heapline.server.http.visiting import Here, House
 from heapline.streams import Fetched
 from heapline.wire import json_groups as shapes
-from heapline.wire.json_shapes import Count, Done
+from heapline.wire.json_shapes import Count, Done, read_group_settings
 
 router = APIRouter(prefix="/v1", tags=["groups"])
 FETCH_MAX, FETCH_BYTES_MAX = 10_000, 32 << 20  # of one answer: it is built in memory, an object a row
@@ -47,7 +47,7 @@ async def create_group(topic: HeapPath, house: Here) -> Response:
     """It begins at `start`. Again with equal settings is fine, and leaves it where it is; with others it is refused."""
     async with house.asked("CreateGroup", shapes.NewGroup, topic) as (body, caller):
         caller.tell(about=f"group {body.group!r}")
-        config, start = shapes.read_group_settings(body.config or {}), shapes.place_in(body.start)
+        config, start = read_group_settings(body.config or {}), shapes.place_in(body.start)
         info = await house.broker.create_group(topic, body.group, start=start, **config)
         return say(shapes.tell_group(info), 201)
 
@@ -92,7 +92,7 @@ async def group_fetch(topic: HeapPath, group: GroupPath, house: Here) -> Respons
             topic, group, body.member, session=body.session, max_messages=min(body.max_messages, FETCH_MAX),
             wait=body.wait,
             max_bytes=min(body.max_bytes, FETCH_BYTES_MAX), start=shapes.place_in(body.start),
-            config=shapes.read_group_settings(body.config or {}),
+            config=read_group_settings(body.config or {}),
         )  # fmt: skip
         if body.wait:
             with caller.while_valid():

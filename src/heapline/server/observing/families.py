@@ -58,6 +58,7 @@ FAMILIES = (
     Family("group_timeouts_total", "counter", T, "Deliveries that were not acked in time."),
     Family("group_dead_total", "counter", T, "Rows that groups gave up."),
     Family("group_rebalances_total", "counter", T, "Times that partitions were spread anew over members."),
+    Family("groups_moved_on_total", "counter", T, "Places of groups that the log's start overtook: rows went unread."),
     # -- schedules
     Family("schedules", "gauge", (), "Schedules that are kept."),
     Family("schedules_failing", "gauge", (), "Schedules whose last firing could not be enqueued."),

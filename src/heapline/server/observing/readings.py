@@ -30,7 +30,7 @@ _TOTALS = {
     "records_moved_total": "records_moved", "snapshots_total": "snapshots", "corrupt_records_total": "corrupt",
     "reloads_total": "reloads", "clock_jumps_total": "clock_jumps", "group_redeliveries_total": "redeliveries",
     "group_timeouts_total": "group_timeouts", "group_dead_total": "group_dead",
-    "group_rebalances_total": "rebalances",
+    "group_rebalances_total": "rebalances", "groups_moved_on_total": "moved_on",
 }  # fmt: skip
 _LATENCIES = {
     "enqueue_latency_ms": "enqueue", "pop_latency_ms": "pop", "commit_latency_ms": "commit",

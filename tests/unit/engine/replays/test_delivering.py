@@ -85,3 +85,18 @@ async def test_what_goes_wrong_first_is_told_and_not_that_the_place_could_not_be
     delivering.KEEP_ROWS = 1000
     with pytest.raises(heapline.UnavailableError, match="the stream broke"):
         [row async for row in deliver(broken(), keep, False)]
+
+
+async def test_reader_who_stops_leaves_a_note_in_the_log_if_the_place_could_not_be_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def keep(positions: dict[int, int]) -> None:
+        raise heapline.UnavailableError("the disk is full")
+
+    delivering.KEEP_ROWS = 1000
+    rows = deliver(steps(), keep, False)
+    for _ in range(2):
+        await anext(rows)
+    await rows.aclose()  # type: ignore[attr-defined]
+    assert "was not kept" in caplog.text
+    assert "the disk is full" in caplog.text

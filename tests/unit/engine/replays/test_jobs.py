@@ -11,7 +11,7 @@ import pytest
 
 import heapline
 from heapline.engine import EmbeddedBroker
-from heapline.engine.replays import delivering, managing, reading, running, scan
+from heapline.engine.replays import delivering, jobs, managing, reading, running, scan
 from heapline.streams import ReplayFilter, ReplayInfo
 from heapline.testing import FakeDisk
 from heapline.testing.disk import PowerCut
@@ -498,6 +498,47 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
             while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "running"
+
+
+async def test_jobs_are_listed_again_after_a_fault_of_our_own_and_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(managing, "PAUSE", 0.0)
+    async with opened() as rig:
+        await rig.topic("other")
+        await rig.hl.start_replay("r", "jobs", into="other")
+        await ended(rig.hl)
+        await rig.hl.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs.files, "load", lambda *_: 1 / 0)
+            await rig.open()
+            with pytest.raises(heapline.UnavailableError, match="log tells why"):
+                await rig.hl.get_replay("r")
+        async with asyncio.timeout(30):
+            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert (await rig.hl.get_replay("r")).state == "done"
+        assert caplog.text.count("replays cannot be listed") == 1
+        assert "ZeroDivisionError" in caplog.text
+
+
+async def test_an_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(managing, "ENDED_MAX", 1)
+    async with opened() as rig:
+        await rig.topic("other")
+        for name in ("r", "s"):
+            await rig.hl.start_replay(name, "jobs", into="other")
+            await ended(rig.hl, name)
+            rig.clock.advance(1)
+        rig.disk.inject("unlink", path="replays")
+        for name, left in (("t", ["r", "s", "t"]), ("u", ["t", "u"])):
+            await rig.hl.start_replay(name, "jobs", into="other")
+            await ended(rig.hl, name)
+            rig.clock.advance(1)
+            assert [info.name for info in await rig.hl.list_replays()] == left
+        assert "cannot be forgotten" in caplog.text
 
 
 async def test_what_nobody_has_thought_of_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

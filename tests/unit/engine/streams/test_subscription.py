@@ -14,8 +14,9 @@ from heapline.broker import Subscription as Contract
 from heapline.engine.streams import admin
 from heapline.errors import BadRequest, DeliveryLost, MemberReplaced, ResourceExhausted, TopicReloading
 from heapline.model import Outgoing
+from heapline.settling import offsets_of
 from heapline.streams import StreamBatch
-from heapline.subscribing import Subscription, offsets_of
+from heapline.subscribing import Subscription
 from heapline.testing import MemoryBroker
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
