@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import heapline
@@ -17,9 +20,12 @@ from heapline.errors import BadRequest
 from heapline.spark.jobs.archive import ArchiveResult, archive
 from heapline.spark.lake import layout
 from heapline.spark.lake.claims import Claim, LakeMoved, OtherIncarnation
+from heapline.spark.lake.layout import stored_columns
 from heapline.spark.lake.tables import LakeTable, need_table
 from heapline.spark.lake.upkeep import contents, drop, maintain
+from heapline.spark.lake.writing import write_parts
 from heapline.spark.log import DataLost
+from heapline.spark.schema import arrow_schema, columns_of
 from tests.unit.spark.lake_rig import TasksAtOnce, fill, reclaim, rows_in
 
 VIEWS = ("messages", "events")
@@ -292,6 +298,35 @@ def test_topics_of_other_namespaces_lie_apart_and_a_pattern_takes_both(hl: Any, 
     assert {(f.topic, f.rows) for f in table.files()} == {("jobs", 20), ("billing/jobs", 30)}
     folders = {str(path.relative_to(lake / "messages").parent.parent) for path in lake.rglob("messages/**/*.parquet")}
     assert folders == {"namespace=default/topic=jobs", "namespace=billing/topic=billing%2Fjobs"}
+
+
+def test_task_that_fails_while_it_writes_leaves_no_file(tmp_path: Path) -> None:
+    schema = arrow_schema(columns_of("events"))
+
+    def batches() -> Iterator[Any]:
+        column = {"int32": 1, "int64": 1, "string": "x", "bool": True}
+        yield pa.RecordBatch.from_pylist([{f.name: column.get(str(f.type), datetime.now(UTC)) for f in schema}], schema)
+        raise Died
+
+    with pytest.raises(Died):
+        write_parts(str(tmp_path), "events", "jobs", (batch.drop_columns(["topic"]) for batch in batches()))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_rows_of_several_days_go_to_a_file_each_and_every_file_says_what_is_in_it(tmp_path: Path) -> None:
+    columns = stored_columns("messages")
+    at = [datetime(2026, 1, 31, 23, 59, 59, 999_000, UTC), datetime(2026, 2, 1, tzinfo=UTC)] * 3
+    rows = [
+        {"value": b"x", "partition": 0, "offset": i, "timestamp": at[i], "timestampType": 1, "message_id": "x", "id": i,
+         "priority": -i, "enqueued_at": at[i], "unit": 1} for i in range(6)
+    ]  # fmt: skip
+    batch = pa.RecordBatch.from_pylist(rows, arrow_schema(columns))
+    found = sorted(write_parts(str(tmp_path), "messages", "jobs", [batch]))
+    assert [(file.date, file.rows) for file in found] == [("2026-01-31", 3), ("2026-02-01", 3)]
+    stats = json.loads(found[0].stats)
+    assert (stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (0, 4)
+    assert stats["maxValues"]["enqueued_at"] == "2026-01-31T23:59:59.999Z"
+    assert [os.path.getsize(tmp_path / file.path) for file in found] == [file.nbytes for file in found]
 
 
 def test_what_cannot_be_archived_is_told_and_nothing_is_made(hl: Any, tmp_path: Path, lake: Path) -> None:
