@@ -16,6 +16,7 @@ from typing import Any
 from heapline.errors import BadRequest
 from heapline.spark.lake.claims import Claim, claim_of
 from heapline.spark.lake.layout import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
+from heapline.spark.lake.sameness import check_same
 from heapline.spark.lake.tables import LakeTable, need_table, open_table
 from heapline.spark.options import parse_options, plain_topic
 from heapline.spark.positions import Subscription
@@ -78,6 +79,8 @@ def _missing(table: LakeTable | None, options: Mapping[str, str]) -> dict[str, C
             journal = {p: (starts[p], end) for p, end in log.ends().items()}
             kept = None if table is None else table.kept(topic)
             found[topic] = claim_of(topic, kept, log.ref.incarnation, journal)
+            if table is not None:
+                check_same(table, log)
     finally:
         subscription.close()
     return found
