@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
 from heapline.spark.lake.holding import GroupHold
+from heapline.spark.lake.sameness import check_same
 from heapline.spark.lake.tables import LakeTable, make_table
 from heapline.spark.lake.writing import Written, write_parts
 from heapline.spark.log import Source
@@ -73,6 +74,13 @@ class Rounds:
                     raise
                 time.sleep(PAUSE_SECONDS)
         raise AssertionError("unreachable")
+
+    def check(self) -> None:
+        """Raises if nothing of this can be: told before a group is made for it."""
+        tables = self.look().tables
+        for log in self._subscription.logs.values():
+            for table in tables.values():
+                check_same(table, log)
 
     def _claims(self, table: LakeTable, goal: Offsets | None) -> dict[str, Claim]:
         found = {}

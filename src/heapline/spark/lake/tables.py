@@ -85,7 +85,7 @@ class LakeTable:
             max_commit_retries=RETRIES, app_transactions=_transactions(claims),
         )  # fmt: skip
         self._commit([_added(file) for file in files], properties, claims)
-        self._sync()
+        _sync_log(self.root, self.version - 1)
 
     def _commit(self, actions: list[Any], properties: Any, claims: Mapping[str, Claim]) -> None:
         try:
@@ -99,14 +99,16 @@ class LakeTable:
                 raise
             raise LakeMoved(f"the lake's {self.view} went on meanwhile: {error}") from None
 
-    def _sync(self) -> None:
-        """The commits since this version to disk: whoever is told of one may forget the rows elsewhere."""
-        log = f"{self.root}/_delta_log"
-        for name in os.listdir(log):
-            number, _, kind = name.partition(".")
-            if kind == "json" and number.isdigit() and int(number) > self.version - 1:
-                sync_path(f"{log}/{name}")
-        sync_path(log)
+
+def _sync_log(root: str, after: int) -> None:
+    """The commits after this version to disk: whoever is told of one may forget the rows elsewhere."""
+    log = f"{root}/_delta_log"
+    for name in os.listdir(log):
+        number, _, kind = name.partition(".")
+        if kind == "json" and number.isdigit() and int(number) > after:
+            sync_path(f"{log}/{name}")
+    for folder in (log, root, os.path.dirname(root)):
+        sync_path(folder)
 
 
 def open_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable | None:
@@ -132,9 +134,8 @@ def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
         root, schema, mode="ignore", partition_by=list(PARTITIONED_BY), name=f"heapline_{view}",
         description=f"What Heapline's log says, view {view}",
     )  # fmt: skip
-    made = open_table(lake_dir, view)
-    assert made is not None
-    return made
+    _sync_log(root, -1)
+    return need_table(lake_dir, view)
 
 
 def _widened(found: LakeTable) -> LakeTable:
