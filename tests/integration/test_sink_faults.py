@@ -33,7 +33,7 @@ from tests.integration.server_process import Process  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sink_faults")]
 BATCHES, ROWS = 12, 40
-SEEDS = int(os.environ.get("HEAPLINE_SOAK_SEEDS", "200"))
+SEEDS = int(os.environ.get("HEAPLINE_FAULT_SEEDS", "200"))
 
 
 class Died(Exception):

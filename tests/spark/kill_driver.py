@@ -2,12 +2,11 @@
 
 At once: a stream to the sink (`out`), a stream whose every batch is written twice (`left` and `right`, each as an own
 transaction), and the archive of `out`; or the archive of `in` alone. A few of the tasks throw. It tells of every batch
-that is through, and at the end what the audit says, where there is one.
+that is through, and at the end what the audit says.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import sys
@@ -16,10 +15,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
-
 from heapline.spark import session
 from heapline.spark.jobs.archive import archive
+from heapline.spark.jobs.audit import audit
 
 Given = dict[str, Any]
 TRIES = 20
@@ -43,8 +41,7 @@ def main(given: Given) -> int:
         archiver.join()
     result = archive(spark, given["where"], "out", given["lake"])
     tell(archived={table.view: sum(table.ends.values()) for table in result.tables})
-    tell(verdicts=[audited(spark, given, topic) for topic in ("in", "out", "left", "right")])
-    tell(done=True)
+    tell(audit=audited(spark, given), done=True)
     return 0
 
 
@@ -53,30 +50,33 @@ def archive_alone(spark: Any, given: Given) -> int:
         spark, given["where"], "in", given["lake"], round_rows=given["round_rows"],
         on_progress=lambda progress: tell(archiving=progress.done),
     )  # fmt: skip
-    tell(archived=result.rows, conflicts=result.conflicts, verdicts=[], done=True)
+    tell(archived=result.rows, conflicts=result.conflicts, done=True)
     return 0
 
 
 def carry_through(spark: Any, given: Given, name: str) -> None:
     """One stream to its end, on its checkpoint: started again if it fails, as a good cluster would do."""
-    last = -1
     for _ in range(TRIES):
-        query = begin(spark, given, name)
-        error = None
-        while error is None and query.isActive:
-            try:
+        try:
+            query = begin(spark, given, name)
+            told = -1
+            while query.isActive:
                 query.awaitTermination(0.1)
-            except StreamingQueryException as failed:
-                error = failed
-            for progress in query.recentProgress:
-                if progress.batchId > last:
-                    last = progress.batchId
-                    tell(query=name, batch=last)
-        error = error or query.exception()
-        if error is None:
+                told = tell_batches(query, name, told)
+            tell_batches(query, name, told)
+            query.awaitTermination()  # raises what ended it
             return
-        tell(query=name, failed=str(error)[:300])
+        except Exception as error:  # also a start that failed: Spark gives a worker ten seconds to come up
+            tell(query=name, failed=str(error)[:300])
     raise AssertionError(f"{name} failed {TRIES} times")
+
+
+def tell_batches(query: Any, name: str, told: int) -> int:
+    for progress in query.recentProgress:
+        if progress.batchId > told:
+            told = progress.batchId
+            tell(query=name, batch=told)
+    return told
 
 
 def begin(spark: Any, given: Given, name: str) -> Any:
@@ -133,13 +133,11 @@ def follow(spark: Any, given: Given, over: threading.Event) -> None:
             over.wait(0.5)
 
 
-def audited(spark: Any, given: Given, topic: str) -> dict[str, Any]:
-    if importlib.util.find_spec("heapline.spark.jobs.audit") is None:
-        return {"topic": topic, "holds": None}
-    from heapline.spark.jobs.audit import audit
-
-    result = audit(spark, given["where"], topic)
-    return {"topic": topic, "holds": result.holds, "told": str(result)[:2000]}
+def audited(spark: Any, given: Given) -> dict[str, Any]:
+    """What the queue's own audit says of all four topics."""
+    result = audit(spark, given["where"], ("in", "out", "left", "right"))
+    told = {check.name: check.verdict for check in result.checks}
+    return {"refuted": list(result.refuted), "messages": result.messages, "checks": told, "events": result.events}
 
 
 def tell(**facts: Any) -> None:

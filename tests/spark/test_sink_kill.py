@@ -5,7 +5,9 @@ The quick form is one seed and one kill of the driver. `HEAPLINE_SOAK_SEEDS=0-9`
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +29,21 @@ def test_long_series_of_kills_loses_and_doubles_nothing(tmp_path: Path, seed: in
     with Scene(tmp_path, rows=12_000, batch_rows=300) as scene:
         scene.check(disturb(scene, seed, runs=5))
         print(f"seed {seed}: {dict(scene.record)}")
+
+
+def test_query_whose_checkpoint_was_deleted_is_another_query_and_begins_anew(spark: Any, tmp_path: Path) -> None:
+    """A sink knows a query by its checkpoint. Deleting that asks for the rows once more, and they come once more."""
+    with Scene(tmp_path, rows=100, batch_rows=100) as scene:
+        queries = set()
+        for _ in range(2):
+            rows = spark.readStream.format("heapline").options(**scene.where, subscribe="in", columns="value")
+            writer = rows.option("startingOffsets", "earliest").load().writeStream.format("heapline")
+            writer = writer.options(**scene.where).option("topic", "out").trigger(availableNow=True)
+            query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+            query.awaitTermination()
+            queries.add(f"query:{query.id}")
+            shutil.rmtree(tmp_path / "checkpoint")
+        assert set(scene.values("out").values()) == {2}
+        with scene.client() as hl:
+            assert {sink.name for sink in hl.list_sinks()} == queries
+        assert len(queries) == 2
