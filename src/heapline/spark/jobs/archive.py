@@ -143,6 +143,7 @@ class _Run:
                     )
                 if every is None or look.rows > self._round_rows:
                     continue
+            self._rounds.renew()
             _nap(begun + (every or 0), until)
             self._subscription.find()
 

@@ -8,6 +8,7 @@ neither: the same rows come again, whoever archives, compacts or works meanwhile
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def archived(spark: Any, table: LakeTable, topics: Sequence[str] | None = None) 
 
 def _live(spark: Any, table: LakeTable | None, where: Mapping[str, str], topics: list[str], view: str) -> Any:
     options = {**where, "subscribe": ",".join(topics), "view": view}
+    if "path" in options:
+        options["path"] = os.path.abspath(options["path"])  # Spark plans in a process that may have begun elsewhere
     claims = _missing(table, options)
     starts = {t: {str(p): start for p, (start, _) in claim.ranges.items()} for t, claim in claims.items()}
     ends = {t: {str(p): end for p, end in claim.ends.items()} for t, claim in claims.items()}

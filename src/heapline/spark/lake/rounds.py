@@ -124,6 +124,10 @@ class Rounds:
                 topic, {p: max(start, min(known.get(p, 0) for known in ends)) for p, start in starts.items()}
             )
 
+    def renew(self) -> None:
+        if self._hold is not None:
+            self._hold.renew()
+
     def is_news(self, look: Look) -> bool:
         """Whether there is more than what moving our own group has written: else every round would cause the next."""
         echo = {} if self._hold is None else self._hold.echo
