@@ -17,6 +17,7 @@ from pathlib import Path
 import heapline
 from heapline.spark import session
 from heapline.spark.jobs.archive import archive
+from heapline.spark.jobs.audit import audit
 from heapline.spark.jobs.forecast import forecast
 from heapline.spark.jobs.lake import lake
 from heapline.spark.jobs.report import report
@@ -91,6 +92,9 @@ def main() -> None:
 
         ahead = forecast(spark, where, TOPIC, lake="lake", goal=60.0)
         print("workers for a wait of a minute:", ahead.workers_needed)
+
+        verdict = audit(spark, where, TOPIC)
+        print("audit:", "refuted" if verdict.is_refuted else "passed,", verdict.messages, "messages")
     spark.stop()
 
 

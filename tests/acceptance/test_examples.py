@@ -95,7 +95,7 @@ def test_nats_workers_share_the_work_and_take_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_spark_tour_ends_with_a_report(tmp_path: Path) -> None:
+def test_spark_tour_ends_with_a_report_and_an_audit_that_passes(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     assert run("spark_tour.py", tmp_path, patience=600, HEAPLINE_BROKER='{"spare_segment_bytes": 0}') == [
         "archived: {'events': True, 'messages': True}",
@@ -103,6 +103,7 @@ def test_spark_tour_ends_with_a_report(tmp_path: Path) -> None:
         "outcomes: {'acked': 568, 'waiting': 20, 'dead': 12}",
         "dead letters: {'no stock': 12}",
         "workers for a wait of a minute: 1",
+        "audit: passed, 600 messages",
     ]
     assert "Waits by priority" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

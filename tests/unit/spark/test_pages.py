@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.spark.jobs import plots
+from heapline.cli.pipeline import forecast as cli
+from heapline.spark import readings
+from heapline.spark.jobs import figures, forecast, plots, queueing, report
+from heapline.spark.jobs import forecast_page as forecast_page_module
 from heapline.spark.jobs.figures import harmless
 from heapline.spark.jobs.forecast import Crowd, Forecast, Wait
 from heapline.spark.jobs.forecast_page import forecast_page
@@ -121,8 +127,6 @@ def test_empty_report_is_a_page_that_says_so() -> None:
     ({"0": 1000.0, "": 4000.0}, 1, "1 worker keeps the p95 of waits within 1 s for priority 0, 4 s"),
 ])  # fmt: skip
 def test_forecast_says_its_answer(goals: dict[str, float], needed: int | None, said: str) -> None:
-    from dataclasses import replace
-
     found = replace(a_forecast(), goals_ms=goals, workers_needed=needed, arrivals_per_second=0.5)
     assert said in forecast_lead(found)
 
@@ -130,3 +134,10 @@ def test_forecast_says_its_answer(goals: dict[str, float], needed: int | None, s
 def test_one_priority_is_told_once() -> None:
     assert [s.title for s in forecast_sections(a_forecast(priorities=(None, 5)))] == ["Workers and waits"]
     assert [s.title for s in forecast_sections(a_forecast())] == ["Workers and waits", "Waits by priority"]
+
+
+@pytest.mark.parametrize("module", [figures, plots, forecast, forecast_page_module, queueing, readings, report, cli])
+def test_examples_of_the_docstrings_are_true(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0

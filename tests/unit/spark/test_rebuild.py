@@ -18,7 +18,7 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
     [
         ({}, "either `at`"),
         ({"at": NOW, "offsets": {0: 1}}, "either `at`"),
-        ({"at": datetime(2026, 1, 1)}, "names no time zone"),  # noqa: DTZ001 - that is what is wrong with it
+        ({"at": datetime(2026, 1, 1)}, "names no time zone"),
         ({"at": datetime(2027, 1, 1, tzinfo=UTC)}, "has not been yet"),
         ({"offsets": {}}, "partition: offset"),
         ({"offsets": {0: -1}}, "from 0 on"),

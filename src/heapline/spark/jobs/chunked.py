@@ -47,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     asked: Json
     chunks: list[Any]
+    facts: Json = {}  # whatever else the job must know again
 
     @property
     def app(self) -> str:
@@ -54,10 +55,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """progress.json, for people: how many messages all chunks up to this one have become."""
+    """progress.json: how many messages all chunks up to this one have become, and where the server stood by then."""
 
     chunk: int = -1
     messages: int = 0
+    version: int = -1  # below `chunk` if the last ones had nothing to commit
 
 
 class Committed(Protocol):
@@ -141,14 +143,15 @@ def sync_folder(path: Path) -> None:
 
 
 def settled_plan(
-    folder: JobFolder, kind: str, name: str, asked: Json, sinks: Sinks, make: Callable[[], list[Any]]
+    folder: JobFolder, kind: str, name: str, asked: Json, sinks: Sinks, make: Callable[[], tuple[list[Any], Json]]
 ) -> Plan:
     """The plan that is there, or a new one. Nothing is written to the topic before it is durable."""
     asked = json.loads(json.dumps(asked))
     found = folder.plan()
     if found is None:
         _check_free(kind, name, sinks())
-        found = Plan(kind=kind, name=name, run=secrets.token_hex(8), asked=asked, chunks=make())
+        chunks, facts = make()
+        found = Plan(kind=kind, name=name, run=secrets.token_hex(8), asked=asked, chunks=chunks, facts=facts)
         folder.write(PLAN, found)
     elif (found.kind, found.name, found.asked) != (kind, name, asked):
         changed = sorted(key for key in found.asked.keys() | asked.keys() if found.asked.get(key) != asked.get(key))
@@ -191,7 +194,7 @@ def run_chunks(
         write(plan.chunks[number], plan.app, number)
         progress = _caught_up(progress, sinks().get(sink))
         if progress.chunk < number:  # nothing of it was left to send, so there was nothing to commit
-            progress = Progress(number, progress.messages)
+            progress = Progress(number, progress.messages, progress.version)
         folder.write(PROGRESS, progress)
     if tell is not None:
         tell(total, total, progress.messages)
@@ -200,6 +203,13 @@ def run_chunks(
 
 def _caught_up(known: Progress, last: Committed | None) -> Progress:
     """What was noted, with the commit that the server remembers. Killed between the two, one chunk is not yet noted."""
-    if last is None or last.version <= known.chunk:
+    version = -1 if last is None else last.version
+    if version < known.version:
+        raise BadRequest(
+            f"this job had come to chunk {known.version}, and the server knows it "
+            + ("not at all" if last is None else f"only up to chunk {version}")
+            + ": it is another server, its data were set back, or the sink was forgotten. Begin anew under another name"
+        )
+    if last is None or version <= known.chunk:
         return known
-    return Progress(last.version, known.messages + last.messages)
+    return Progress(version, known.messages + last.messages, version)

@@ -1,15 +1,16 @@
 """The server that jobs write to, asked by the driver: which sinks it remembers, and what a topic is like.
 
-Where it is stands in the same options as for a read or a write, or in the environment.
+Where it is stands in the same options as for a read or a write, or in the environment. Every call may be repeated, and
+is, while the server cannot be reached: one that restarts does not end a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from heapline.errors import BadRequest, TopicNotFound
+from heapline.model import SinkInfo, TopicInfo
 from heapline.spark.options import Target, plain_topic
 from heapline.spark.sources import settled_target
 
@@ -23,27 +24,39 @@ def server_options(where: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in where.items() if name.lower() in _NAMES}
 
 
-@contextmanager
-def server(where: Mapping[str, str]) -> Iterator[Any]:
-    """A client (heapline.SyncBroker's calls), closed at the end."""
-    from heapline.client.connecting import connect_sync
-    from heapline.client.target import ClientTls
+class Server:
+    def __init__(self, where: Mapping[str, str]) -> None:
+        from heapline.spark.sending import calls_of
 
-    given = {name.lower(): value for name, value in server_options(where).items()}
-    key = given.get("heapline.api_key", given.get("heapline.token"))
-    target = settled_target(Target(None, given.get("heapline.url"), key, given.get("heapline.api_key_file")))
-    tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
-    client = connect_sync(endpoints=(target.url or "").split(","), api_key=target.api_key, tls=tls)
-    try:
-        yield client
-    finally:
-        client.close()
+        given = {name.lower(): value for name, value in server_options(where).items()}
+        key = given.get("heapline.api_key", given.get("heapline.token"))
+        self.calls = calls_of(
+            settled_target(Target(None, given.get("heapline.url"), key, given.get("heapline.api_key_file")))
+        )
 
+    def sinks(self) -> dict[str, SinkInfo]:
+        from heapline.wire import shapes
+        from heapline.wire.schema import pb
 
-def sinks_of(client: Any) -> dict[str, Any]:
-    return {sink.name: sink for sink in client.list_sinks()}
+        return {sink.name: sink for sink in shapes.unpack_sinks(self.calls("ListSinks", pb.Nothing()))}
 
+    def topic(self, topic: str) -> TopicInfo:
+        from heapline.wire import shapes
+        from heapline.wire.schema import pb
 
-def check_topic(client: Any, topic: str) -> None:
-    if plain_topic(topic) not in {plain_topic(info.name) for info in client.list_topics()}:
+        for info in map(shapes.unpack_info, self.calls("ListHeaps", pb.Nothing()).heaps):
+            if plain_topic(info.name) == plain_topic(topic):
+                return info
         raise TopicNotFound(topic)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.calls.close()
+
+
+def make_active(spark: Any) -> None:
+    """Spark looks for Python's formats in the session that is the thread's active one, and finds none when a write is
+    called from a thread that has not used one yet. Making a DataFrame is the public call that sets it."""
+    spark.createDataFrame([(0,)], "n int")

@@ -25,7 +25,7 @@ _DELTA_BEYOND_FILES = {"deletionVectors", "columnMapping"}
 def read_table(
     spark: Any, paths: Sequence[str | Path], kind: str | None = None, options: Mapping[str, str] | None = None
 ) -> Any:
-    """The rows of files or folders of one kind, as one DataFrame. Local ones must be there; others are Spark's to find."""
+    """The rows of files or folders of one kind, as one DataFrame. Local ones must be there; Spark finds others."""
     if not paths:
         raise BadRequest("say what to read: one file or folder, or several")
     found = [str(path) for path in paths]

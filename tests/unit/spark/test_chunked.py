@@ -1,0 +1,144 @@
+"""Jobs in chunks: killed anywhere and started again, every chunk counts once; what is not the same job is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heapline.errors import BadRequest, ConflictError
+from heapline.spark.jobs.chunked import PLAN, JobFolder, check_name, run_chunks, settled_plan
+
+
+class Killed(BaseException):
+    """As good as a kill: nothing of the process's own runs after it."""
+
+
+@dataclass
+class Commit:
+    name: str
+    version: int
+    messages: int
+
+
+@dataclass
+class Server:
+    """Remembers the last version of each sink, as the real one does."""
+
+    commits: dict[str, Commit] = field(default_factory=dict)
+    there: list[str] = field(default_factory=list)
+    die_in: int = -1  # steps until it happens
+
+    def step(self) -> None:
+        if self.die_in == 0:
+            raise Killed
+        self.die_in -= 1
+
+    def sinks(self) -> dict[str, Any]:
+        self.step()
+        return dict(self.commits)
+
+    def write(self, chunk: Any, app: str, number: int) -> None:
+        self.step()
+        last = self.commits.get(f"txn:{app}")
+        if chunk and (last is None or last.version < number):
+            self.there += chunk
+            self.commits[f"txn:{app}"] = Commit(f"txn:{app}", number, len(chunk))
+        self.step()  # killed with the chunk committed, and nobody told
+
+
+def run(folder: JobFolder, server: Server, chunks: list[list[str]], name: str = "job", **more: Any) -> Any:
+    with folder.alone():
+        plan = settled_plan(folder, "load", name, {"topic": "jobs"}, server.sinks, lambda: (chunks, {}))
+        return run_chunks(plan, folder, server.sinks, server.write, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.just("m"), max_size=3), max_size=6), st.lists(st.integers(0, 12), max_size=8)
+)  # fmt: skip
+def test_job_that_is_killed_anywhere_writes_every_chunk_once(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[list[str]], kills: list[int]
+) -> None:
+    chunks = [[f"{n}.{i}" for i in range(len(size))] for n, size in enumerate(sizes)]
+    folder, server = JobFolder(tmp_path_factory.mktemp("job")), Server()
+    for steps in kills:
+        server.die_in = steps
+        try:
+            run(folder, server, chunks)
+        except Killed:
+            continue
+    server.die_in = -1
+    ran = run(folder, server, chunks)
+    assert server.there == [message for chunk in chunks for message in chunk]
+    assert (ran.chunks, ran.messages) == (len(chunks), len(server.there))
+    again = run(folder, server, chunks)
+    assert again.was_done
+    assert again.messages == ran.messages
+
+
+def test_same_name_with_another_request_or_without_its_plan_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    server = Server()
+    run(JobFolder(tmp_path / "a"), server, [["x"]])
+    for asked, name, why in (({"topic": "other"}, "job", "another topic"), ({"topic": "jobs"}, "two", "another name")):
+        with pytest.raises(BadRequest, match=why):
+            settled_plan(JobFolder(tmp_path / "a"), "load", name, asked, server.sinks, lambda: ([], {}))
+    with pytest.raises(BadRequest, match=r"the server knows a load 'job' already.*heapline sink forget txn:load:job:"):
+        run(JobFolder(tmp_path / "b"), server, [["x"]])
+    assert not (tmp_path / "b" / PLAN).exists()
+    assert server.there == ["x"]
+
+
+def test_server_that_has_forgotten_the_job_or_is_another_one_is_noticed(tmp_path: Path) -> None:
+    server = Server()
+    run(JobFolder(tmp_path), server, [["x"], ["y"]])
+    server.commits.clear()
+    with pytest.raises(BadRequest, match="knows it not at all"):
+        run(JobFolder(tmp_path), server, [["x"], ["y"]])
+    assert server.there == ["x", "y"]
+
+
+def test_rate_is_kept_over_the_chunks_of_a_run(tmp_path: Path) -> None:
+    now, waits = [0.0], []
+
+    def sleep(span: float) -> None:
+        waits.append(span)
+        now[0] += span
+
+    chunks = [["m"] * 10, ["m"] * 10, ["m"] * 5]
+    ran = run(JobFolder(tmp_path), Server(), chunks, rate=2.0, clock=lambda: now[0], sleep=sleep)
+    assert waits == [5.0, 5.0]
+    assert ran.messages == 25
+    with pytest.raises(BadRequest, match="more than 0"):
+        run(JobFolder(tmp_path / "other"), Server(), chunks, rate=0)
+
+
+def _hold(path: Path, ready: Any, done: Any) -> None:
+    with JobFolder(path).alone():
+        ready.set()
+        done.wait(60)
+
+
+def test_one_process_at_a_time_works_on_a_job(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(tmp_path, ready, done))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(ConflictError, match="another process is at work"), JobFolder(tmp_path).alone():
+        pass
+    done.set()
+    other.join(60)
+    with JobFolder(tmp_path).alone():
+        pass
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a:b", ".x", "x" * 101, "ä"])
+def test_name_that_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="no name for a job"):
+        check_name(name)
