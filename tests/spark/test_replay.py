@@ -33,7 +33,7 @@ async def test_chosen_messages_come_once_more_with_what_they_had_though_the_job_
             await hl.create_topic("orders", partitions=2)
             await hl.create_topic("again", partitions=2)
             sent = [
-                Outgoing(b'{"n": %d}' % n, n % 5, f"k{n % 7}", headers={"a": str(n), "heapline-replay": "old"}, ttl=9000)
+                Outgoing(b'{"n": %d}' % n, n % 5, f"k{n % 7}", headers={"a": f"{n}", "heapline-replay": "x"}, ttl=900)
                 for n in range(300)
             ]  # fmt: skip
             ids = [e.message_id for e in await hl.enqueue_batch("orders", sent)]
@@ -65,7 +65,7 @@ async def test_chosen_messages_come_once_more_with_what_they_had_though_the_job_
             [first] = await hl.peek("again", 1)
             assert first.expires_at is not None
             assert first.due_at is not None
-            assert first.expires_at - first.due_at == timedelta(seconds=9000)
+            assert first.expires_at - first.due_at == timedelta(seconds=900)
             got = await hl.pop("again", 1000)
             assert len(got) == 180
             for message in got:
