@@ -1,4 +1,4 @@
-"""What waits in a topic, read through a server: the same as from its directory, pinned, and only for who may consume."""
+"""What waits in a topic, read through a server: the same as from its directory, pinned, for who may consume."""
 
 from __future__ import annotations
 

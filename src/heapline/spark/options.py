@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from heapline.config import NAME
 from heapline.errors import BadRequest
 from heapline.spark.schema import OF_A_MOMENT, VIEWS, Column, columns_of
 
@@ -31,7 +32,7 @@ NAMES = (
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxPartitionBytes",
-    "failOnDataLoss", "includeHeaders", "leaseSeconds", "pushdown",
+    "failOnDataLoss", "includeHeaders", "leaseSeconds", "pushdown", "group",
 )  # fmt: skip
 _KNOWN = {name.lower(): name for name in NAMES}
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|[a-z]*?)s?\s*", re.IGNORECASE)
@@ -88,6 +89,7 @@ class ReadOptions:
     fail_on_loss: bool
     lease_seconds: float
     pushdown: bool
+    group: str | None = None  # the observer group that a stream's progress is shown by
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[Column, ...]:
@@ -124,7 +126,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         max_delay=_span(given.get("maxtriggerdelay", "15m")), pieces_min=_count(given, "minpartitions") or 1,
         piece_bytes=_count(given, "maxpartitionbytes") or PIECE_BYTES,
         fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
-        pushdown=_flag(given, "pushdown", False),
+        pushdown=_flag(given, "pushdown", False), group=_group(given, streaming),
     )  # fmt: skip
 
 
@@ -133,6 +135,17 @@ def _check_moment(given: dict[str, str], view: str, streaming: bool) -> None:
         raise BadRequest(f"the view {view} shows one moment, so it is read as a batch; streams read messages or events")
     if found := [name for name in (*_STARTS, *_ENDS) if name in given]:
         raise BadRequest(f"the view {view} shows the moment at which it is planned: leave {_KNOWN[found[0]]} out")
+
+
+def _group(given: dict[str, str], streaming: bool) -> str | None:
+    group = given.get("group")
+    if group is None:
+        return None
+    if not streaming or "path" in given:
+        raise BadRequest("group shows the progress of a stream that is read from a server: leave it out here")
+    if not NAME.match(group):
+        raise BadRequest(f"group={group!r} is no name for a group: letters, digits, ., _ and - are")
+    return group
 
 
 def _target(given: dict[str, str]) -> Target:

@@ -134,6 +134,14 @@ DLQ = (
 )
 
 VIEWS: dict[str, tuple[Column, ...]] = {"messages": MESSAGES, "events": EVENTS, "backlog": BACKLOG, "dlq": DLQ}
+CONSUMED = (
+    *(_RECORD[name] for name in ("key", "value", "topic", "partition")),
+    Column(HEADERS, PAIRS, True, "its headers; null where there are none"),
+    *(_RECORD[name] for name in ("message_id", "id")),
+    Column("priority", "bigint", False, _NOW),
+    *(_RECORD[name] for name in ("enqueued_at", "fairness_key")),
+    Column("attempts", "int", False, "the number of this delivery, 1 on the first"),
+)
 OF_A_MOMENT = ("backlog", "dlq")  # and not of a range of the log
 
 
@@ -190,13 +198,14 @@ _TEXT = {
     "backlog": "What waits: ready, delayed and leased messages, as they were when the read was planned. Batch only: "
     "every action on the same DataFrame shows that moment, whatever happens to the queue meanwhile; load it again for "
     "another. Messages that are prepared and not committed do not wait yet.",
+    "heapline.spark.consume": "Not a view: the messages that `consume` has leased, as its function gets them.",
     "dlq": "The dead letters of the work queue (those of groups are not among them), pinned in the same way.",
 }
 
 
 def page() -> str:
     parts = [_PAGE.format(version=SCHEMA_VERSION)]
-    for view, columns in VIEWS.items():
+    for view, columns in {**VIEWS, "heapline.spark.consume": CONSUMED}.items():
         parts.append(f"## `{view}`\n\n{_TEXT[view]}\n\n| column | type | null | meaning |\n|---|---|---|---|\n")
         parts[-1] += "\n".join(
             f"| `{c.name}` | `{c.type}` | {'yes' if c.nullable else 'no'} | {c.meaning} |" for c in columns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -30,9 +31,10 @@ from heapline.spark.following import Following
 from heapline.spark.narrowing import Narrowing
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
 from heapline.spark.planning import Work, plan_batch, read
+from heapline.spark.progress import Progress
 from heapline.spark.schema import OF_A_MOMENT, spark_ddl
 from heapline.spark.sink import stream_writer_of, writer_of
-from heapline.spark.sources import settled, source_of
+from heapline.spark.sources import client_of, settled, source_of
 from heapline.spark.state import StateWork, plan_state, read_state
 from heapline.spark.write_options import WriteOptions, parse_write, settled_write, spark_columns
 
@@ -107,6 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._following: Following | None = None
+        self._progress: Progress | None = None
 
     def _opened(self) -> Following:
         if self._following is None:
@@ -140,6 +143,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition.work, Work)
         return read(source_of(self._options), partition.work, self._options)
 
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.group is not None:
+            if self._progress is None:
+                self._progress = Progress(self._options.group, partial(client_of, self._options.target))
+            self._progress.publish(end)
+
     def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
         if self._following is not None:
             self._following.close()
