@@ -68,8 +68,9 @@ async def test_backlog_and_dead_letters_stay_what_they_were_when_planned(served:
         await served.far.snapshot("jobs")
     assert await asyncio.to_thread(picture) == before
     assert await asyncio.to_thread(served.load(view="backlog").count) == 402
+    query = served.load(stream=True, view="dlq").writeStream.format("noop").start()
     with pytest.raises(Exception, match="shows one moment, so it is read as a batch"):
-        await asyncio.to_thread(lambda: served.load(stream=True, view="dlq").writeStream.format("noop").start())
+        await asyncio.to_thread(query.awaitTermination, 300)
 
 
 async def test_function_that_consumes_reads_the_same_rows_in_every_action(spark: Any, served: Served) -> None:
