@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from heapline.errors import HeaplineError, LeaseLost
+from heapline.errors import HeaplineError, LeaseLost, ResourceExhausted
 from heapline.logs import Log
 
 log_ = Log("heapline.spark")
@@ -53,10 +53,15 @@ class Leases:
         """Up to so many messages, as many as there are now; waits for the first."""
         taken: list[Any] = []
         while len(taken) < count:
-            found = self._client.pop(
-                self._topic, min(POP_MESSAGES, count - len(taken)), visibility=self._visibility,
-                wait=0.0 if taken else wait, holder=self._holder, max_bytes=POP_BYTES,
-            )  # fmt: skip
+            try:
+                found = self._client.pop(
+                    self._topic, min(POP_MESSAGES, count - len(taken)), visibility=self._visibility,
+                    wait=0.0 if taken else wait, holder=self._holder, max_bytes=POP_BYTES,
+                )  # fmt: skip
+            except ResourceExhausted:  # so many leases may one consumer have
+                if not taken:
+                    raise
+                break
             if not found:
                 break
             with self._lock:

@@ -1,8 +1,8 @@
 """The views `backlog` and `dlq`: planned as one moment of the queue, which every task, retry and later action reads.
 
 When it is planned, the driver is told of every message that waits (or lies dead) at one moment: its id, its state and
-where its record lies. That goes into the pieces, some 20 bytes a message, so nothing that happens later changes what is
-read: not a lease, an ack, a move or a restart. Tasks read the records by their positions.
+where its record lies. That goes into the pieces, packed to a few bytes a message, so nothing that happens later changes
+what is read: not a lease, an ack, a move or a restart. Tasks read the records by their positions.
 
 The journal is held for them from the first record on, as for the other views: by the plan for `leaseSeconds`, by a task
 itself from when it runs. A task that comes after that, when a record has been reclaimed, fails and says so; it never

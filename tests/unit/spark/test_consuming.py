@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.errors import BadRequest, LeaseLost, UnavailableError
+from heapline.errors import BadRequest, LeaseLost, ResourceExhausted, UnavailableError
 from heapline.model import Outgoing
 from heapline.spark.consuming import ConsumeResult, consume, consume_with
 from heapline.spark.schema import CONSUMED, arrow_schema
@@ -180,6 +180,22 @@ def test_lease_that_ended_is_noticed_when_it_is_acked(hl: Any) -> None:
 
     result = run(Watching(hl), stolen)
     assert (result.acked, len(result.lost)) == (2, 1)
+
+
+def test_consumer_that_may_have_no_more_leases_works_on_those_that_it_has(hl: Any) -> None:
+    for _ in range(2):
+        fill(hl, 900)
+
+    class Limited(Lending):
+        pops = 0
+
+        def pop(self, *args: Any, **more: Any) -> Any:
+            self.pops += 1
+            if self.pops > 1:
+                raise ResourceExhausted("leases", 1000)
+            return super().pop(*args, **more)
+
+    assert run(Limited(hl), lambda table: None, 1500).acked == 1000
 
 
 @pytest.mark.parametrize(

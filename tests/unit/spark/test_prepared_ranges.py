@@ -4,6 +4,7 @@ where its record lies in another segment than the commit that made it visible.""
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -205,3 +206,66 @@ async def test_start_that_does_not_check_counts_as_none_and_a_backup_brings_it_a
         assert read_log_start(rig.disk, "/copy") == told
         rig.disk.damage(log_start_path(folder), 0)
         assert read_log_start(rig.disk, folder) == []
+
+
+class Life:
+    """Does anything with a topic, and remembers every row that was ever shown."""
+
+    def __init__(self, rig: Rig, random: Random) -> None:
+        self.rig, self.random = rig, random
+        self.open: list[str] = []
+        self.known: dict[tuple[int, int], dict[str, Any]] = {}
+        self.starts = {0: 0, 1: 0}
+        self.batches = 0
+
+    async def step(self) -> None:
+        await self.random.choice([self.prepare, self.prepare, self.commit, self.enqueue, self.work, self.keep])()
+
+    async def prepare(self) -> None:
+        self.batches += 1
+        name = f"b{self.batches}"
+        size = self.random.choice([10, 60_000])
+        delay = self.random.choice([None, None, 3600.0])
+        out = [Outgoing(b"%d" % i * size, i, key=f"k{i}", delay=delay) for i in range(self.random.randrange(1, 4))]
+        await self.rig.hl.prepare_batch(name, "p", out, topic="jobs")
+        self.open.append(name)
+
+    async def commit(self) -> None:
+        if self.open:
+            name = self.open.pop(self.random.randrange(len(self.open)))
+            if self.random.random() < 0.8:
+                await self.rig.hl.commit_batch(name, ["p"])
+            else:
+                await self.rig.hl.abort_batch(name)
+
+    async def enqueue(self) -> None:
+        for i in range(self.random.randrange(20)):
+            await self.rig.hl.enqueue("jobs", BULK, key=f"k{i}")
+
+    async def work(self) -> None:
+        await self.rig.hl.ack(await self.rig.hl.pop("jobs", self.random.randrange(1, 60), max_bytes=1 << 30))
+
+    async def keep(self) -> None:
+        await reclaim(self.rig)
+        if self.random.random() < 0.3:
+            await self.rig.reopen()
+
+    async def check(self) -> None:
+        told = await told_by_all(self.rig)
+        now = {(row["partition"], row["offset"]): row for row in rows(self.rig)}
+        for partition, (start, _) in told.items():
+            assert start >= self.starts[partition]
+            self.starts[partition] = start
+        self.known = {place: row for place, row in self.known.items() if place[1] >= self.starts[place[0]]}
+        assert {place: now.get(place) for place in self.known} == self.known
+        self.known = now
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_row_that_was_shown_is_shown_the_same_for_as_long_as_it_lies_above_the_start(seed: int) -> None:
+    async with opened(topic={"partitions": 2, "streams": seed % 2 == 0}) as rig:
+        life = Life(rig, Random(seed))
+        for _ in range(40):
+            await life.step()
+            await life.check()
+        assert rig.runner().upkeep.segments_reclaimed_total or life.starts != {0: 0, 1: 0}
