@@ -357,14 +357,7 @@ class BatchCoordinator:
 
     async def sinks(self) -> list[SinkInfo]:
         await self._settle()
-        last = [self.decisions.last_of_sink(sink) for sink in self.decisions.sinks()]
-        return [
-            SinkInfo(
-                name=d.sink, version=d.version, batch_id=d.batch_id, messages=d.count, topics=d.topics,
-                committed_at=from_ms(d.at),
-            )
-            for d in last if d is not None
-        ]  # fmt: skip
+        return [d.as_sink() for sink in self.decisions.sinks() if (d := self.decisions.last_of_sink(sink))]
 
     async def forget_sink(self, sink: str) -> bool:
         known: bool = await self._to_its_end(self._forget_sink(sink))
