@@ -26,7 +26,7 @@ from heapline.core.events import Cancelled
 from heapline.engine.calls import EnqueueCall
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, RequestError, ResourceExhausted
-from heapline.model import Now, Outgoing
+from heapline.model import Now, Outgoing, SinkInfo, from_ms
 
 NAMESPACE, NAME = "_system", "batches"  # no user's topic can be called that: names start with a letter or digit
 READ_ROWS = 1024
@@ -45,6 +45,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, list[int]] = {}  # topic -> ids that repeat an identity of an earlier part
     sink: str = ""  # the row of commits that it belongs to; "": none
     version: int = -1  # its place in that row
+
+    def as_sink(self) -> SinkInfo:
+        return SinkInfo(
+            name=self.sink, version=self.version, batch_id=self.batch_id, messages=self.count, topics=self.topics,
+            committed_at=from_ms(self.at),
+        )  # fmt: skip
 
 
 class Decisions:

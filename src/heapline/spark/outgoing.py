@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from heapline.engine.columns import HEADERS_BYTES_MAX, KEY_BYTES_MAX, MOMENT_MAX, SECONDS_MAX, priority_range
 from heapline.model import TopicInfo
+from heapline.spark.buffers import I64, Bools
+from heapline.spark.from_arrow import blob_of, is_text, lengths_of, numbers_of, text_of, valid_of
 from heapline.spark.options import plain_topic
 from heapline.wire.columns import NO_MOMENT, ints, pack_headers, to_us
 from heapline.wire.schema import pb
@@ -25,8 +27,6 @@ from heapline.wire.schema import pb
 PART_ROWS, PART_BYTES = 5_000, 4 << 20
 PART_BYTES_MIN = 64 << 10
 ROW_BYTES = 320  # an upper bound of what a row takes in a journal beside its payload, key and headers
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Shares = list[tuple[str, Any]]  # topic, OutgoingColumns
 _TEXTS = (("key", "keys"), ("idempotency_key", "idempotency_keys"), ("fairness_key", "fairness_keys"))
 
@@ -94,7 +94,7 @@ class _Checks:
         if column is None:
             self._names, self._codes = [default or ""], np.zeros(self._count, dtype=np.int64)
             return
-        coded = pc.fill_null(_text(column), default or "").dictionary_encode()
+        coded = pc.fill_null(text_of(column), default or "").dictionary_encode()
         names = [plain_topic(name) for name in coded.dictionary.to_pylist()]
         self._names = list(dict.fromkeys(names))
         number = {name: i for i, name in enumerate(self._names)}
@@ -112,10 +112,10 @@ class _Checks:
             if name in self._columns:
                 self._check_text(name)
         if "fairness_key" in self._columns:
-            given = _valid(self._columns["fairness_key"])
+            given = valid_of(self._columns["fairness_key"])
             self._mark(given & ~self._of_topic("fair"), lambda row: "its topic knows no fairness keys")
         if "deliver_at" in self._columns:
-            us, valid = _numbers(self._columns["deliver_at"], pa.int64())
+            us, valid = numbers_of(self._columns["deliver_at"], pa.int64())
             wrong = valid & ((us <= -1000) | (us > to_us(MOMENT_MAX)))
             self._mark(wrong, lambda row: "deliver_at is before 1970 or centuries away")
         for name in ("delay", "ttl"):
@@ -137,20 +137,20 @@ class _Checks:
 
     def _check_value(self) -> None:
         value = self._columns["value"]
-        self._mark(~_valid(value), lambda row: "value is null")
-        sizes, limits = _lengths(value), self._of_topic("payload_max")
+        self._mark(~valid_of(value), lambda row: "value is null")
+        sizes, limits = lengths_of(value), self._of_topic("payload_max")
         over = sizes > limits
         self._mark(over, lambda row: f"value has {sizes[row]} bytes, over the {limits[row]} that its topic takes")
 
     def _check_priority(self) -> None:
-        given, valid = _numbers(self._columns["priority"], pa.int64())
+        given, valid = numbers_of(self._columns["priority"], pa.int64())
         low, high = self._of_topic("priority_min"), self._of_topic("priority_max")
         wrong = valid & ((given < low) | (given > high))
         self._mark(wrong, lambda row: f"priority {given[row]} is not from {low[row]} to {high[row]}")
 
     def _check_text(self, name: str) -> None:
         column = self._columns[name]
-        valid, sizes = _valid(column), _lengths(column)
+        valid, sizes = valid_of(column), lengths_of(column)
         self._mark(valid & (sizes == 0), lambda row: f"{name} is empty: null stands for none")
         over = sizes > KEY_BYTES_MAX
         self._mark(over, lambda row: f"{name} has {sizes[row]} bytes; at most {KEY_BYTES_MAX} are allowed")
@@ -158,11 +158,11 @@ class _Checks:
             try:
                 self._columns[name] = column.cast(pa.string())
             except pa.ArrowInvalid:
-                wrong = np.array([not _is_text(v) for v in column.to_pylist()])
+                wrong = np.array([not is_text(v) for v in column.to_pylist()])
                 self._mark(wrong, lambda row: f"{name} is not UTF-8")
 
     def _check_seconds(self, name: str) -> None:
-        seconds, valid = _numbers(self._columns[name], pa.float64())
+        seconds, valid = numbers_of(self._columns[name], pa.float64())
         low = seconds <= 0 if name == "ttl" else seconds < 0
         wrong = valid & (np.isnan(seconds) | low | (seconds > SECONDS_MAX))
         self._mark(wrong, lambda row: f"{name} is not a number of seconds from 0 to {SECONDS_MAX:g}")
@@ -205,10 +205,10 @@ class Good:
         """(rows, what each topic gets of them), each small enough to be written at once."""
         if not self.count:
             return
-        sizes = _lengths(self._columns["value"]) + ROW_BYTES
+        sizes = lengths_of(self._columns["value"]) + ROW_BYTES
         for name, _ in _TEXTS:
             if name in self._columns:
-                sizes = sizes + _lengths(self._columns[name])
+                sizes = sizes + lengths_of(self._columns[name])
         if self._headers is not None:
             sizes = sizes + np.array([0 if h is None else _size(h) for h in self._headers])
         ends = np.cumsum(sizes)
@@ -238,71 +238,30 @@ class Good:
 
 def _packed(columns: Mapping[str, Any], headers: list[dict[str, str] | None] | None) -> Any:
     """Messages of one topic as they travel."""
-    payloads, sizes = _blob(columns["value"])
+    payloads, sizes = blob_of(columns["value"])
     made = pb.OutgoingColumns(count=len(sizes), payload_sizes=sizes.astype("<u4").tobytes(), payloads=payloads)
     if "priority" in columns:
-        priorities, _ = _numbers(columns["priority"], pa.int64())
+        priorities, _ = numbers_of(columns["priority"], pa.int64())
         if priorities.any():
             made.priorities = ints(priorities)
     for name, field in _TEXTS:
         if name in columns and columns[name].null_count < len(sizes):
             getattr(made, field).extend(pc.fill_null(columns[name], "").to_pylist())
     if "deliver_at" in columns and columns["deliver_at"].null_count < len(sizes):
-        us, valid = _numbers(columns["deliver_at"], pa.int64())
+        us, valid = numbers_of(columns["deliver_at"], pa.int64())
         made.deliver_at_us = ints(np.where(valid, us, NO_MOMENT))
     for name, field in (("delay", "delays"), ("ttl", "ttls")):
         if name in columns and columns[name].null_count < len(sizes):
-            seconds, valid = _numbers(columns[name], pa.float64())
+            seconds, valid = numbers_of(columns[name], pa.float64())
             setattr(made, field, np.where(valid, seconds, np.nan).astype("<f8").tobytes())
     if headers is not None and any(headers):
         made.headers.extend(pack_headers(headers))
     return made
 
 
-# -- columns as numpy --------------------------------------------------------------------------------------------------
-
-
-def _valid(column: Any) -> Bools:
-    valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-def _lengths(column: Any) -> I64:
-    """In bytes; 0 where there is none."""
-    found: I64 = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
-
-
-def _numbers(column: Any, kind: Any) -> tuple[npt.NDArray[Any], Bools]:
-    """The numbers, 0 where there is none, and where there are some."""
-    numbers = column.cast(kind, safe=False)
-    return pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False), _valid(column)
-
-
-def _text(column: Any) -> Any:
-    return column if pa.types.is_string(column.type) else column.cast(pa.string())
-
-
 def _text_or_same(name: str, column: Any) -> Any:
     """Bytes that were found to be text, now that those that are not are gone."""
-    return _text(column) if name in ("key", "idempotency_key", "fairness_key") else column
-
-
-def _blob(column: Any) -> tuple[bytes, I64]:
-    """All values one after the other, and their sizes; there are no nulls."""
-    plain = column.cast(pa.binary())
-    _, offsets, data = plain.buffers()
-    if not len(plain) or data is None:
-        return b"", np.zeros(len(plain), dtype=np.int64)
-    bounds = np.frombuffer(offsets, dtype=np.int32)[plain.offset : plain.offset + len(plain) + 1].astype(np.int64)
-    return data[int(bounds[0]) : int(bounds[-1])].to_pybytes(), np.diff(bounds)
-
-
-def _is_text(value: bytes | None) -> bool:
-    try:
-        return value is None or value.decode() is not None
-    except UnicodeDecodeError:
-        return False
+    return text_of(column) if name in ("key", "idempotency_key", "fairness_key") else column
 
 
 def _headers(pairs: Sequence[Any]) -> dict[str, str] | str:
@@ -313,7 +272,7 @@ def _headers(pairs: Sequence[Any]) -> dict[str, str] | str:
         if name is None or value is None:
             return "a header has a name or a value that is null"
         if isinstance(value, bytes):
-            if not _is_text(value):
+            if not is_text(value):
                 return f"header {name!r} is not UTF-8"
             value = value.decode()
         if name in found:
