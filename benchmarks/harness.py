@@ -41,7 +41,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.streams.timers", "benchmarks.streams.seeking",
     ),
     "spark": (
-        "benchmarks.spark.reading", "benchmarks.spark.writing", "benchmarks.spark.disturbing",
+        "benchmarks.spark.reading", "benchmarks.spark.writing", "benchmarks.spark.archiving",
+        "benchmarks.spark.disturbing",
     ),
 }  # fmt: skip
 

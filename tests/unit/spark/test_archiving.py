@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import heapline
 from heapline.errors import BadRequest
 from heapline.spark.jobs.archive import ArchiveResult, archive
-from heapline.spark.lake.claims import OtherIncarnation
+from heapline.spark.lake import layout
+from heapline.spark.lake.claims import Claim, LakeMoved, OtherIncarnation
+from heapline.spark.lake.layout import stored_columns
+from heapline.spark.lake.sameness import OtherJournal
 from heapline.spark.lake.tables import LakeTable, need_table
 from heapline.spark.lake.upkeep import contents, drop, maintain
+from heapline.spark.lake.writing import write_parts
 from heapline.spark.log import DataLost
+from heapline.spark.schema import arrow_schema, columns_of
 from tests.unit.spark.lake_rig import TasksAtOnce, fill, reclaim, rows_in
 
 VIEWS = ("messages", "events")
+ROOT = Path(__file__).parents[3]
 
 
 class Died(Exception):
@@ -163,7 +175,7 @@ def test_archives_that_race_bring_every_row_once(hl: Any, tmp_path: Path, lake: 
 
     def race() -> None:
         together.wait()
-        found.append(run(tmp_path, round_rows=60))
+        found.append(run(tmp_path, round_rows=150))
 
     racers = [threading.Thread(target=race) for _ in range(3)]
     for racer in racers:
@@ -175,8 +187,6 @@ def test_archives_that_race_bring_every_row_once(hl: Any, tmp_path: Path, lake: 
 
 
 def test_delta_refuses_the_second_of_two_commits_upon_the_same_version(hl: Any, tmp_path: Path, lake: Path) -> None:
-    from heapline.spark.lake.claims import Claim, LakeMoved
-
     fill(hl, 20)
     run(tmp_path)
     one, other = need_table(lake, "events"), need_table(lake, "events")
@@ -222,17 +232,32 @@ def test_topic_that_was_made_again_is_refused_until_its_rows_are_dropped(hl: Any
         drop(lake, "other")
 
 
+def test_directory_that_was_begun_anew_is_not_taken_for_the_old_one(tmp_path: Path, lake: Path) -> None:
+    for count in (20, 50):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
+            hl.create_topic("jobs", partitions=1, segment_bytes=1 << 20, max_payload_bytes=1 << 18)
+            fill(hl, count)
+            if count == 20:
+                run(tmp_path)
+                assert run(tmp_path).rows == 0
+            else:
+                with pytest.raises(OtherJournal, match="begun anew"):
+                    run(tmp_path)
+    assert len(rows_in(lake, "events")) == 20
+
+
 def test_upkeep_joins_files_and_drops_days_and_the_lake_still_knows_how_far_it_goes(
     hl: Any, tmp_path: Path, lake: Path
 ) -> None:
-    for first in range(0, 300, 50):
-        fill(hl, 50, first=first)
+    for first in range(0, 300, 100):
+        fill(hl, 100, first=first)
         run(tmp_path)
     before = contents(lake)
-    assert [topic.files for topic in before] == [6, 6]
+    assert [topic.files for topic in before] == [3, 3]
     done = maintain(lake, vacuum_hours=0)
-    assert [(d.files_before, d.files) for d in done] == [(6, 1), (6, 1)]
-    assert all(d.files_removed >= 6 for d in done)
+    assert [(d.files_before, d.files) for d in done] == [(3, 1), (3, 1)]
+    assert all(d.files_removed >= 3 for d in done)
     check_whole(lake, 300)
     after = contents(lake)
     assert [(t.rows, t.ends) for t in after] == [(t.rows, t.ends) for t in before]
@@ -248,6 +273,39 @@ def test_upkeep_joins_files_and_drops_days_and_the_lake_still_knows_how_far_it_g
     assert run(tmp_path).rows == 0
 
 
+def test_lake_of_an_older_version_gets_the_columns_that_its_view_has_got_since(
+    hl: Any, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tuple(column for column in layout.VIEWS["events"] if column.name != "details")
+    monkeypatch.setitem(layout.VIEWS, "events", short)
+    fill(hl, 20)
+    run(tmp_path, views=("events",))
+    monkeypatch.undo()
+    hl.ack(hl.pop("jobs", 5))
+    run(tmp_path, views=("events",))
+    found = need_table(lake, "events").table.to_pyarrow_table()
+    assert (found.num_rows, found["details"].type) == (30, "string")
+
+
+def test_killed_archive_leaves_a_lake_that_another_goes_on_with(hl: Any, tmp_path: Path, lake: Path) -> None:
+    fill(hl, 400)
+    code = (
+        "from heapline.spark.jobs.archive import archive\n"
+        "from tests.unit.spark.lake_rig import TasksAtOnce\n"
+        f"archive(TasksAtOnce(), {{'path': {str(tmp_path / 'data')!r}}}, 'jobs', {str(lake)!r}, round_rows=7,\n"
+        "        on_progress=lambda p: print(p.done, flush=True))"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert killed.stdout is not None
+    for _ in range(3):
+        assert killed.stdout.readline()
+    killed.kill()  # in the middle of its fourth round, wherever it is
+    killed.wait()
+    killed.stdout.close()
+    assert 0 < len(rows_in(lake, "events")) < 400
+    check_whole(lake, 400, run(tmp_path))
+
+
 def test_topics_of_other_namespaces_lie_apart_and_a_pattern_takes_both(hl: Any, tmp_path: Path, lake: Path) -> None:
     hl.create_topic("billing/jobs", partitions=1)
     fill(hl, 20)
@@ -257,6 +315,35 @@ def test_topics_of_other_namespaces_lie_apart_and_a_pattern_takes_both(hl: Any, 
     assert {(f.topic, f.rows) for f in table.files()} == {("jobs", 20), ("billing/jobs", 30)}
     folders = {str(path.relative_to(lake / "messages").parent.parent) for path in lake.rglob("messages/**/*.parquet")}
     assert folders == {"namespace=default/topic=jobs", "namespace=billing/topic=billing%2Fjobs"}
+
+
+def test_task_that_fails_while_it_writes_leaves_no_file(tmp_path: Path) -> None:
+    schema = arrow_schema(columns_of("events"))
+
+    def batches() -> Iterator[Any]:
+        column = {"int32": 1, "int64": 1, "string": "x", "bool": True}
+        yield pa.RecordBatch.from_pylist([{f.name: column.get(str(f.type), datetime.now(UTC)) for f in schema}], schema)
+        raise Died
+
+    with pytest.raises(Died):
+        write_parts(str(tmp_path), "events", "jobs", (batch.drop_columns(["topic"]) for batch in batches()))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_rows_of_several_days_go_to_a_file_each_and_every_file_says_what_is_in_it(tmp_path: Path) -> None:
+    columns = stored_columns("messages")
+    at = [datetime(2026, 1, 31, 23, 59, 59, 999_000, UTC), datetime(2026, 2, 1, tzinfo=UTC)] * 3
+    rows = [
+        {"value": b"x", "partition": 0, "offset": i, "timestamp": at[i], "timestampType": 1, "message_id": "x", "id": i,
+         "priority": -i, "enqueued_at": at[i], "unit": 1} for i in range(6)
+    ]  # fmt: skip
+    batch = pa.RecordBatch.from_pylist(rows, arrow_schema(columns))
+    found = sorted(write_parts(str(tmp_path), "messages", "jobs", [batch]))
+    assert [(file.date, file.rows) for file in found] == [("2026-01-31", 3), ("2026-02-01", 3)]
+    stats = json.loads(found[0].stats)
+    assert (stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (0, 4)
+    assert stats["maxValues"]["enqueued_at"] == "2026-01-31T23:59:59.999Z"
+    assert [os.path.getsize(tmp_path / file.path) for file in found] == [file.nbytes for file in found]
 
 
 def test_what_cannot_be_archived_is_told_and_nothing_is_made(hl: Any, tmp_path: Path, lake: Path) -> None:

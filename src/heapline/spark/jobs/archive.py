@@ -126,7 +126,7 @@ class _Run:
     def follow(self, every: float | None, until: Callable[[], bool]) -> None:
         """Round by round; without `every`, up to where the log is now."""
         goal = self._subscription.ends() if every is None else None
-        self._rounds.look(goal)  # what does not fit is told before a group is made for it
+        self._rounds.check()
         self._rounds.hold()
         in_a_row = 0
         while not until():
@@ -143,6 +143,7 @@ class _Run:
                     )
                 if every is None or look.rows > self._round_rows:
                     continue
+            self._rounds.renew()
             _nap(begun + (every or 0), until)
             self._subscription.find()
 

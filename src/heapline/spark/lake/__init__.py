@@ -2,5 +2,6 @@
 
 Each module decides one thing: claims.py what part of a range the lake lacks, layout.py how tables look, writing.py how
 files are written, tables.py how they are committed, rounds.py how both go together, holding.py who keeps the journal
-meanwhile, upkeep.py what is done to a lake later. The jobs on top are in heapline.spark.jobs.
+meanwhile, sameness.py whether it is the right one, upkeep.py what is done to a lake later. The jobs on top are in
+heapline.spark.jobs.
 """

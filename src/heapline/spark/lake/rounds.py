@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
 from heapline.spark.lake.holding import GroupHold
+from heapline.spark.lake.sameness import check_same
 from heapline.spark.lake.tables import LakeTable, make_table
 from heapline.spark.lake.writing import Written, write_parts
 from heapline.spark.log import Source
@@ -74,6 +75,13 @@ class Rounds:
                 time.sleep(PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
+    def check(self) -> None:
+        """Raises if nothing of this can be: told before a group is made for it."""
+        tables = self.look().tables
+        for log in self._subscription.logs.values():
+            for table in tables.values():
+                check_same(table, log)
+
     def _claims(self, table: LakeTable, goal: Offsets | None) -> dict[str, Claim]:
         found = {}
         for topic, log in self._subscription.logs.items():
@@ -123,6 +131,10 @@ class Rounds:
             self._hold.move(
                 topic, {p: max(start, min(known.get(p, 0) for known in ends)) for p, start in starts.items()}
             )
+
+    def renew(self) -> None:
+        if self._hold is not None:
+            self._hold.renew()
 
     def is_news(self, look: Look) -> bool:
         """Whether there is more than what moving our own group has written: else every round would cause the next."""
