@@ -46,6 +46,8 @@ class Driver:
         with self.process.stdout as lines:
             for line in lines:
                 self.said.append(line)
+                with self._log.open("a") as log:  # as it comes, for whoever looks why it takes so long
+                    log.write(line)
                 self._lines.put(line)
         self._lines.put(None)
 
@@ -97,7 +99,7 @@ class Driver:
 
     def everything(self) -> str:
         """All that it said, on both of its outputs."""
-        return "".join(self.said) + self._log.read_text(errors="replace")
+        return self._log.read_text(errors="replace")
 
 
 def processes_of_session(session: int) -> list[int]:

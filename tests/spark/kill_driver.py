@@ -11,8 +11,8 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from heapline.spark import session
@@ -34,8 +34,7 @@ def main(given: Given) -> int:
     archiver = threading.Thread(target=follow, args=(spark, given, over))
     archiver.start()
     try:
-        with ThreadPoolExecutor() as both:
-            list(both.map(lambda name: carry_through(spark, given, name), ("sink", "both")))
+        carry_through(spark, given, ["sink", "both"])
     finally:
         over.set()
         archiver.join()
@@ -54,21 +53,34 @@ def archive_alone(spark: Any, given: Given) -> int:
     return 0
 
 
-def carry_through(spark: Any, given: Given, name: str) -> None:
-    """One stream to its end, on its checkpoint: started again if it fails, as a good cluster would do."""
-    for _ in range(TRIES):
+def carry_through(spark: Any, given: Given, names: list[str]) -> None:
+    """Streams to their ends, each on its checkpoint, and started again if it fails, as a good cluster would do. From
+    this thread: Spark finds a stream's sink by the session of the thread that starts it."""
+    running = {name: Running(spark, given, name) for name in names}
+    while not all([each.is_over() for each in running.values()]):  # each has its turn
+        time.sleep(0.05)
+
+
+class Running:
+    def __init__(self, spark: Any, given: Given, name: str) -> None:
+        self._begin = lambda: begin(spark, given, name)
+        self._name, self._query, self._tries, self._told = name, None, 0, -1
+        self._over = False
+
+    def is_over(self) -> bool:
         try:
-            query = begin(spark, given, name)
-            told = -1
-            while query.isActive:
-                query.awaitTermination(0.1)
-                told = tell_batches(query, name, told)
-            tell_batches(query, name, told)
-            query.awaitTermination()  # raises what ended it
-            return
+            if self._query is None:
+                self._tries += 1
+                self._query = self._begin()
+            if not self._over:
+                self._told = tell_batches(self._query, self._name, self._told)
+                self._over = bool(self._query.awaitTermination(0.05))
         except Exception as error:  # also a start that failed: Spark gives a worker ten seconds to come up
-            tell(query=name, failed=str(error)[:300])
-    raise AssertionError(f"{name} failed {TRIES} times")
+            tell(query=self._name, failed=str(error)[:300])
+            self._query = None
+            if self._tries == TRIES:
+                raise
+        return self._over
 
 
 def tell_batches(query: Any, name: str, told: int) -> int:
