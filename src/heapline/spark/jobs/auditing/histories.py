@@ -130,22 +130,23 @@ class _Rows:
     def _purges(self, topic: Topic) -> I64:
         steps = self.steps
         found = np.full(len(steps.id), -1, dtype=np.int64)
+        self.purge_unit = np.full(len(steps.id), NEVER, dtype=np.int64)
         waits = self.after <= DELAYED
         next_offset = np.where(self.last, NEVER, np.roll(steps.offset, -1))
         for partition in {purge.partition for purge in topic.purges}:
-            offsets = np.sort([p.offset for p in topic.purges if p.partition == partition])
+            offsets, units = np.array(sorted((p.offset, p.unit) for p in topic.purges if p.partition == partition)).T
             mine = np.flatnonzero(waits & (steps.partition == partition))
             place = np.searchsorted(offsets, steps.offset[mine])
             hit = place < len(offsets)
             mine, place = mine[hit], place[hit]
             hit = offsets[place] < next_offset[mine]
-            found[mine[hit]] = offsets[place[hit]]
+            found[mine[hit]], self.purge_unit[mine[hit]] = offsets[place[hit]], units[place[hit]]
         return found
 
     def _over(self) -> Bools:
         ends = _ENDS[self.steps.step] | (self.purge >= 0)
-        ended = np.cumsum(ends) - ends
-        start = ended[self.first]
+        ended: I64 = np.cumsum(ends) - ends
+        start: I64 = ended[self.first]
         return ended > np.repeat(start, np.diff(np.flatnonzero(self.first), append=len(ends)))
 
     def latest(self, here: Bools) -> I64:
@@ -223,8 +224,9 @@ def _intervals(rows: _Rows, config: Any) -> Intervals:
     from_step[steps.step == S.OPEN_WAITING] = BEGIN
     # What comes next of the message; what is in no order within its unit ends it when that begins.
     after = np.minimum(begins + 1, len(steps.id) - 1)
-    has_next, next_lease = ~rows.last[begins], ~rows.last[begins] & (steps.step[after] == S.LEASED)
-    to_unit = np.where(has_next, steps.unit[after], NEVER)
+    has_next = ~rows.last[begins]
+    next_lease = has_next & (steps.step[after] == S.LEASED) & (rows.purge[begins] < 0)
+    to_unit = np.where(rows.purge[begins] >= 0, rows.purge_unit[begins], np.where(has_next, steps.unit[after], NEVER))
     to_step = np.where(next_lease, steps.seq[after], BEGIN)
     judged = next_lease & leases[after]
     alone = np.flatnonzero(leases & ~_mask(after[judged], len(leases)))  # it was not known to be ready
