@@ -87,6 +87,15 @@ class Readings:
                 self._add(values, "pipeline_query_failures_total", int(failed))
             self._names.pop(query_id, None)
 
+    def round_done(self, name: str, done: int, total: int) -> None:
+        """Of a job that goes in rounds of its own instead of micro-batches, such as the archive."""
+        with self._lock:
+            values = self._of(name)
+            self._add(values, "pipeline_batches_total", 1)
+            values["pipeline_query_active"] = 1
+            values["pipeline_rows_read_total"], values["pipeline_lag_rows"] = float(done), float(total - done)
+            values["pipeline_progress_timestamp_seconds"] = time.time()
+
     def _of(self, query_id: str) -> dict[str, float]:
         return self._values.setdefault(self._names.get(query_id) or query_id, {"pipeline_query_failures_total": 0.0})
 

@@ -65,6 +65,16 @@ def test_query_without_a_name_is_forgotten_when_it_ends() -> None:
     assert told(readings) == {}
 
 
+def test_job_that_goes_in_rounds_is_told_of_too() -> None:
+    readings = Readings()
+    readings.round_done("archive", 100, 250)
+    readings.round_done("archive", 250, 250)
+    found = told(readings)
+    assert found["pipeline_batches_total"] == {"archive": 2}
+    assert found["pipeline_rows_read_total"] == {"archive": 250}
+    assert found["pipeline_lag_rows"] == {"archive": 0}
+
+
 def test_sources_that_speak_otherwise_are_left_out() -> None:
     readings = Readings()
     readings.progressed(progress(sources=[{"endOffset": "a", "latestOffset": None}, {}], sink=None, numInputRows=None))

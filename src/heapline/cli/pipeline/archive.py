@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from heapline.cli.pipeline.sharing import spark_job
+from heapline.cli.pipeline.sharing import MetricsPortOption, spark_job
 from heapline.cli.present import columns_table, count, json_line, make_console, progress_bar, seconds, size
 from heapline.errors import BadRequest
 
@@ -45,6 +45,7 @@ def archive(
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on behind rows that are in no journal any more.")
     ] = False,
+    metrics_port: MetricsPortOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """Bring what the lake lacks of a topic into it: each row once, whatever fails and however often this is run.
@@ -57,11 +58,18 @@ def archive(
     if no_group and group is not None:
         raise BadRequest("--group and --no-group exclude each other")
     console = make_console(stderr=True)
+    readings = None
+    if metrics_port is not None:
+        from heapline.spark.listening import watch
+
+        readings = watch(spark, metrics_port).readings
     with progress_bar(console) as bar:
         task = bar.add_task("rows of the log", total=None)
 
         def show(progress: Progress) -> None:
             bar.update(task, completed=progress.done, total=progress.total)
+            if readings is not None:
+                readings.round_done("archive", progress.done, progress.total)
 
         result = run(
             spark, where, topic or None, lake, pattern=pattern, views=view or VIEWS, available_now=not follow,

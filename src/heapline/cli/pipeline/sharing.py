@@ -46,6 +46,12 @@ MasterOption = Annotated[
     ),
 ]  # fmt: skip
 TopicOption = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Name, or namespace/name.")]
+MetricsPortOption = Annotated[
+    int | None, typer.Option(
+        "--metrics-port", metavar="PORT", min=0, max=65535,
+        help="Tell Prometheus how far it is, on this port of this machine.",
+    ),
+]  # fmt: skip
 _OPTIONS: dict[str, Any] = {"path": PathOption, "to": ToOption, "key_file": KeyFileOption, "master": MasterOption}
 
 

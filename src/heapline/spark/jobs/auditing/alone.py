@@ -43,7 +43,7 @@ def _marks(rows: list[dict[str, Any]]) -> list[Mark]:
         if row["kind"] in KINDS:
             own = None if row["kind"] == "batch_committed" else row["offset"]
             name = (*(row[n] for n in _COLUMNS[:6]), own)
-            mark = found.get(name) or Mark(*(row[n] for n in _COLUMNS[:7]), 0, 0, row["count"] or 0)
+            mark = found.get(name) or Mark(*name[:6], row["offset"], 0, 0, row["count"] or 0)
             first, named = min(mark.offset, row["offset"]), mark.named + (row["id"] is not None)
             found[name] = mark._replace(offset=first, rows=mark.rows + 1, named=named)
     return list(found.values())
