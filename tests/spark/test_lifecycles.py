@@ -46,10 +46,17 @@ def lives() -> dict[str, tuple[pa.Table, Any, Any]]:
         for seed in range(3):
             topic = f"{name.replace(' ', '-')}-{seed}"
             table, settings, stands = asyncio.run(lived(name, seed))
-            named = pa.array([topic] * table.num_rows)
-            place = table.schema.get_field_index("topic")
-            found[topic] = (table.set_column(place, table.schema.field("topic"), named), settings, stands)
+            found[topic] = (renamed(table, topic), settings, stands)
     return found
+
+
+def renamed(table: pa.Table, topic: str) -> pa.Table:
+    """As if it had happened in this topic, in batches of its own: one that spans topics is one batch."""
+    batches = [None if name is None else f"{topic}/{name}" for name in table["batch_id"].to_pylist()]
+    for name, values in (("topic", [topic] * table.num_rows), ("batch_id", batches)):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(name), pa.array(values, pa.string()))
+    return table
 
 
 @pytest.fixture(scope="module")
