@@ -144,16 +144,13 @@ def of_type(annotation: Any, count: int) -> Any:
 
 @pytest.mark.parametrize("kind", KIND_NAMES, ids=lambda kind: kind.__name__)
 def test_event_of_any_kind_has_its_rows_in_the_view(kind: type[Event]) -> None:
-    said = {
-        name: hint for owner in reversed(kind.__mro__) for name, hint in vars(owner).get("__annotations__", {}).items()
-    }
+    said: dict[str, Any] = {}
+    for owner in reversed(kind.__mro__):
+        said |= vars(owner).get("__annotations__", {})
     hints = {name: said[name] for name in kind.__struct_fields__}
     fields = {name: of_type(hint, 3) for name, hint in hints.items()}
-    fields |= {
-        name: bytes(3)
-        for name in ("delayed", "attempts", "ready", "again")
-        if name in fields and hints[name] == "bytes"
-    }
+    by_row = ("delayed", "attempts", "ready", "again")
+    fields |= {name: bytes(3) for name in by_row if name in fields and hints[name] == "bytes"}
     fields |= {name: 3 for name in ("count",) if name in fields}
     fields |= {name: np.zeros(0, dtype=np.int64) for name in ("leased",) if name in fields}
     fields |= {"grants": [Grant(3, 5, "ann", None)]} if kind is Leased else {}
