@@ -49,7 +49,7 @@ def show(lake: LakeOption, as_json: JsonOption = False) -> None:
 def maintain(
     lake: LakeOption,
     keep: Annotated[
-        Any, typer.Option("--keep", parser=duration, metavar="SPAN", help="Drop older days, as 400d; none if not given.")
+        Any, typer.Option("--keep", parser=duration, metavar="SPAN", help="Drop older days, as 400d; none without it.")
     ] = None,
     no_compact: Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")] = False,
     vacuum: Annotated[

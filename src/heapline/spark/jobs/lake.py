@@ -8,6 +8,7 @@ neither: the same rows come again, whoever archives, compacts or works meanwhile
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from heapline.errors import BadRequest
 from heapline.spark.lake.claims import Claim, claim_of
 from heapline.spark.lake.layout import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
+from heapline.spark.lake.sameness import check_same
 from heapline.spark.lake.tables import LakeTable, need_table, open_table
 from heapline.spark.options import parse_options, plain_topic
 from heapline.spark.positions import Subscription
@@ -55,6 +57,8 @@ def archived(spark: Any, table: LakeTable, topics: Sequence[str] | None = None) 
 
 def _live(spark: Any, table: LakeTable | None, where: Mapping[str, str], topics: list[str], view: str) -> Any:
     options = {**where, "subscribe": ",".join(topics), "view": view}
+    if "path" in options:
+        options["path"] = os.path.abspath(options["path"])  # Spark plans in a process that may have begun elsewhere
     claims = _missing(table, options)
     starts = {t: {str(p): start for p, (start, _) in claim.ranges.items()} for t, claim in claims.items()}
     ends = {t: {str(p): end for p, end in claim.ends.items()} for t, claim in claims.items()}
@@ -75,6 +79,8 @@ def _missing(table: LakeTable | None, options: Mapping[str, str]) -> dict[str, C
             journal = {p: (starts[p], end) for p, end in log.ends().items()}
             kept = None if table is None else table.kept(topic)
             found[topic] = claim_of(topic, kept, log.ref.incarnation, journal)
+            if table is not None:
+                check_same(table, log)
     finally:
         subscription.close()
     return found

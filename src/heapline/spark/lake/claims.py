@@ -57,6 +57,11 @@ class Claim:
     def ends(self) -> dict[int, int]:
         return {partition: end for partition, (_, end) in self.ranges.items()}
 
+    def up_to(self, ends: Mapping[int, int]) -> Claim:
+        """Of it what lies below these ends; nothing of a partition that has none."""
+        cut = {p: (start, max(start, min(end, ends.get(p, start)))) for p, (start, end) in self.ranges.items()}
+        return Claim(self.incarnation, cut, self.lost)
+
     def limited(self, limit: int) -> Claim:
         """At most about so many rows of it, from its start: each partition by its share of what waits."""
         starts, ends = ([r[i] for r in self.ranges.values()] for i in (0, 1))

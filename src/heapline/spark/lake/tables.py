@@ -85,7 +85,7 @@ class LakeTable:
             max_commit_retries=RETRIES, app_transactions=_transactions(claims),
         )  # fmt: skip
         self._commit([_added(file) for file in files], properties, claims)
-        self._sync()
+        _sync_log(self.root, self.version - 1)
 
     def _commit(self, actions: list[Any], properties: Any, claims: Mapping[str, Claim]) -> None:
         try:
@@ -99,14 +99,16 @@ class LakeTable:
                 raise
             raise LakeMoved(f"the lake's {self.view} went on meanwhile: {error}") from None
 
-    def _sync(self) -> None:
-        """The commits since this version to disk: whoever is told of one may forget the rows elsewhere."""
-        log = f"{self.root}/_delta_log"
-        for name in os.listdir(log):
-            number, _, kind = name.partition(".")
-            if kind == "json" and number.isdigit() and int(number) > self.version - 1:
-                sync_path(f"{log}/{name}")
-        sync_path(log)
+
+def _sync_log(root: str, after: int) -> None:
+    """The commits after this version to disk: whoever is told of one may forget the rows elsewhere."""
+    log = f"{root}/_delta_log"
+    for name in os.listdir(log):
+        number, _, kind = name.partition(".")
+        if kind == "json" and number.isdigit() and int(number) > after:
+            sync_path(f"{log}/{name}")
+    for folder in (log, root, os.path.dirname(root)):
+        sync_path(folder)
 
 
 def open_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable | None:
@@ -121,10 +123,10 @@ def open_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable | None:
 
 
 def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
-    """The table, made if it is not there."""
+    """The table, made if it is not there, and with the columns that the view has got since."""
     found = open_table(lake_dir, view)
     if found is not None:
-        return found
+        return _widened(found)
     root = f"{lake_path(os.fspath(lake_dir))}/{view}"
     os.makedirs(root, exist_ok=True)
     schema = delta().Schema.from_arrow(table_schema(view))
@@ -132,9 +134,18 @@ def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
         root, schema, mode="ignore", partition_by=list(PARTITIONED_BY), name=f"heapline_{view}",
         description=f"What Heapline's log says, view {view}",
     )  # fmt: skip
-    made = open_table(lake_dir, view)
-    assert made is not None
-    return made
+    _sync_log(root, -1)
+    return need_table(lake_dir, view)
+
+
+def _widened(found: LakeTable) -> LakeTable:
+    """Views grow by columns. Rows that are there have nothing in them."""
+    wanted = delta().Schema.from_arrow(table_schema(found.view)).fields
+    there = {field.name for field in found.table.schema().fields}
+    missing = [field for field in wanted if field.name not in there]
+    if missing:
+        found.table.alter.add_columns(missing)
+    return found
 
 
 def need_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from heapline.errors import BadRequest
+from heapline.spark.lake.claims import LakeMoved
 from heapline.spark.lake.layout import DAY_OF, PARTITIONED_BY
 from heapline.spark.lake.tables import APP, LakeTable, delta, need_table, open_table
 from heapline.spark.options import plain_topic
@@ -100,28 +101,33 @@ def _maintained(
     before, dropped, removed = len(need_table(lake_dir, view).files()), 0, 0
     if keep_days is not None:
         first = (today or datetime.now(UTC).date()) - timedelta(days=keep_days - 1)
-        told = _repeated(lake_dir, view, lambda table: table.delete(f"date < '{first.isoformat()}'"))
+        told = _repeated(lake_dir, view, lambda found: found.table.delete(f"date < '{first.isoformat()}'"))
         dropped = int(told.get("num_deleted_rows") or 0)
     if compact:
-        properties = delta().WriterProperties(compression="ZSTD", compression_level=3)
-        _repeated(
-            lake_dir, view, lambda table: table.optimize.compact(target_size=file_bytes, writer_properties=properties)
-        )  # fmt: skip
+        _repeated(lake_dir, view, lambda found: _compacted(found, file_bytes))
     if vacuum_hours is not None:
-        gone = _repeated(
-            lake_dir, view, lambda table: table.vacuum(
-                retention_hours=vacuum_hours, dry_run=False, enforce_retention_duration=False, full=True,
-            ),
-        )  # fmt: skip
-        removed = len(gone)
+        os.sync()  # what took the place of files is on disk before they go
+        removed = len(_repeated(lake_dir, view, lambda found: _vacuumed(found, vacuum_hours)))
     return Maintained(view, before, len(need_table(lake_dir, view).files()), dropped, removed)
+
+
+def _compacted(found: LakeTable, file_bytes: int) -> None:
+    properties = delta().WriterProperties(compression="ZSTD", compression_level=3)
+    found.table.optimize.compact(target_size=file_bytes, writer_properties=properties)
+
+
+def _vacuumed(found: LakeTable, hours: int) -> list[str]:
+    gone: list[str] = found.table.vacuum(
+        retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
+    )
+    return gone
 
 
 def drop(lake_dir: str | Path, topic: str) -> int:
     """Remove all rows of a topic, and what is known of how far it goes: the next archive begins where the journal does.
     How many rows that were."""
     topic = plain_topic(topic)
-    dropped = [_dropped(need_table(lake_dir, view), topic) for view in _views(lake_dir)]
+    dropped = [_repeated(lake_dir, view, lambda found: _dropped(found, topic)) for view in _views(lake_dir)]
     if all(rows is None for rows in dropped):
         raise BadRequest(f"the lake at {os.fspath(lake_dir)!r} has nothing of topic {topic!r}")
     return sum(rows or 0 for rows in dropped)
@@ -152,12 +158,11 @@ def _views(lake_dir: str | Path) -> list[str]:
     return found
 
 
-def _repeated(lake_dir: str | Path, view: str, act: Callable[[Any], T]) -> T:
+def _repeated(lake_dir: str | Path, view: str, act: Callable[[LakeTable], T]) -> T:
     """On the newest version, again should an archive have committed meanwhile."""
-    for attempt in range(_TRIES):
+    for _ in range(_TRIES):
         try:
-            return act(need_table(lake_dir, view).table)
-        except delta().exceptions.CommitFailedError:
-            if attempt == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable")
+            return act(need_table(lake_dir, view))
+        except delta().exceptions.CommitFailedError as error:
+            conflict = error
+    raise LakeMoved(f"archives keep committing to the lake's {view}: try again when they pause ({conflict})")

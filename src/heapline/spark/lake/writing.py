@@ -123,8 +123,11 @@ class _Part:
         )  # fmt: skip
 
     def abandon(self) -> None:
-        self._file.close()
-        os.unlink(self._file.name)
+        try:
+            self._writer.close()  # else it would try when it is collected, on a file that is closed
+            self._file.close()
+        finally:
+            os.unlink(self._file.name)
 
 
 class _Measures:

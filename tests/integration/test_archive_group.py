@@ -1,0 +1,78 @@
+"""An archive from a server: its group holds the journal until rows are in the lake, and moving it is no news."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline.errors import BadRequest
+from heapline.model import Outgoing
+from tests.integration.server_process import Process
+
+if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyarrow") is None:
+    pytest.skip("the lake needs deltalake and pyarrow", allow_module_level=True)
+
+from heapline.spark.jobs.archive import ArchiveResult, archive
+from tests.unit.spark.lake_rig import TasksAtOnce, rows_in
+
+
+async def run(server: Process, data: Path, lake: Path, **more: Any) -> ArchiveResult:
+    where = {"heapline.url": server.target, "heapline.api_key_file": str(data / "admin.key")}
+    return await asyncio.to_thread(lambda: archive(TasksAtOnce(), where, "jobs", lake, **more))
+
+
+async def test_group_holds_the_journal_from_the_lakes_end(tmp_path: Path) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    async with Process(data) as server, heapline.connect(server.target, api_key=key_of(data)) as hl:
+        await hl.create_topic("jobs", partitions=2)
+        await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, key=f"k{i}") for i in range(300)])
+        result = await run(server, data, lake)
+        assert result.group == "archive"
+        ends = dict(result.tables[0].ends)
+        held = await hl.get_group("jobs", "archive")
+        assert held.holding
+        assert {offset.partition: offset.committed for offset in held.offsets} == ends
+        # A lake that is behind the group, for it is another one, is what counts.
+        other = await run(server, data, tmp_path / "other", views=("messages",), until=iter([False, True]).__next__)
+        assert [table.rows for table in other.tables] == [300]
+        assert len(rows_in(lake, "messages")) == len(rows_in(tmp_path / "other", "messages")) == 300
+        await run(server, data, lake)
+        assert len(rows_in(lake, "messages")) == 300
+
+
+async def test_archive_that_follows_does_not_follow_itself(tmp_path: Path) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    async with Process(data) as server, heapline.connect(server.target, api_key=key_of(data)) as hl:
+        await hl.create_topic("jobs", partitions=2)
+        await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, key=f"k{i}") for i in range(100)])
+        looks = 0
+
+        def enough() -> bool:
+            nonlocal looks
+            looks += 1
+            return looks > 40
+
+        result = await run(server, data, lake, available_now=False, trigger=0.1, until=enough)
+        # The second round brings what making the group has written; after that nothing happens any more.
+        assert 2 <= result.commits <= 4
+        assert {table.view: table.rows for table in result.tables}["messages"] == 100
+
+
+async def test_topic_without_streams_is_archived_when_no_group_is_asked_for(tmp_path: Path) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    async with Process(data) as server, heapline.connect(server.target, api_key=key_of(data)) as hl:
+        await hl.create_topic("jobs", streams=False)
+        await hl.enqueue("jobs", b"1")
+        with pytest.raises(BadRequest, match="streams=False"):
+            await run(server, data, lake)
+        assert (await run(server, data, lake, group=None)).group is None
+        assert len(rows_in(lake, "messages")) == 1
+
+
+def key_of(data: Path) -> str:
+    return (data / "admin.key").read_text().strip()
