@@ -211,19 +211,31 @@ def test_bad_rows_fail_the_batch_with_their_facts_or_go_aside(spark: Any, server
     assert not list((aside / "_staging").rglob("*.parquet"))
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "said"),
-    [
-        ("overwrite", {}, "append"),
-        ("append", {"path": "data"}, "a directory has one writer"),
-        ("append", {"tpoic": "x"}, "there is no option 'tpoic'"),
-        ("append", {"txnAppId": "x"}, "go together"),
-    ],
-)
-def test_mistakes_are_told_before_anything_is_written(
-    spark: Any, server: Server, mode: str, options: dict[str, str], said: str
-) -> None:
-    writer = numbers(spark, 1).write.format("heapline").options(**server.where).option("topic", "t1").mode(mode)
-    with pytest.raises(Exception, match=said) as caught:
-        writer.options(**options).save()
+def test_mistakes_are_told_before_anything_is_written(spark: Any, server: Server) -> None:
+    writer = numbers(spark, 1).write.format("heapline").options(**server.where).option("topic", "t1")
+    with pytest.raises(Exception, match='use "append"'):
+        writer.mode("overwrite").save()
+    with pytest.raises(Exception, match="a directory has one writer") as caught:
+        writer.mode("append").option("path", "data").save()
     assert "hl_" not in str(caught.value)
+
+
+def test_live_queue_is_reordered_and_cancelled_from_spark(spark: Any, server: Server) -> None:
+    topic = server.topic()
+    save(numbers(spark, 60, 1), server, topic)
+    held = server.hl.pop(topic, 5)
+    waiting = [(m.message_id, m.id, m.payload.decode()) for m in server.hl.peek(topic, 100)]
+    assert len(waiting) == 55
+    df = spark.createDataFrame(
+        [*waiting, (held[0].message_id, held[0].id, "leased")], "message_id string, id long, v string"
+    )
+    urgent = df.selectExpr("message_id", "if(v = '42', -100, 0) as priority", f"'{topic}' as topic")
+    save(urgent, server, None, operation="reschedule")
+    (first,) = server.hl.pop(topic)
+    assert first.payload == b"42"
+    server.hl.ack([*held, first])
+    gone = df.where("v not in ('50', '51')").select("id")
+    with pytest.raises(Exception, match="failOnMissing=false"):
+        save(gone, server, topic, operation="cancel", failOnMissing="true")
+    save(gone, server, topic, operation="cancel")
+    assert server.taken(topic) == Counter(["50", "51"])

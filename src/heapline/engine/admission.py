@@ -233,7 +233,9 @@ class Admission:
         else:
             parts = self._place_identified(call, columns, now)
         # Without an identity nobody will ask for them.
-        prints = np.array([0 if call.is_plain else fingerprint(p) for p in columns.payloads], dtype=np.uint32)
+        prints = np.zeros(columns.count, dtype=np.uint32)
+        if not call.is_plain:
+            prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
         shares = [
             CallShare(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now, batch_id)
             for n in np.unique(parts).tolist()

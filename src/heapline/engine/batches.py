@@ -53,7 +53,7 @@ from heapline.engine.preparing import PartName, PartView, TopicView
 from heapline.engine.runner import TopicRunner
 from heapline.errors import BatchDecided, HeaplineError, UnavailableError, UnknownPart
 from heapline.logs import Log
-from heapline.model import BatchInfo, Enqueued, Now, Outgoing, SinkInfo, from_ms
+from heapline.model import BatchInfo, Enqueued, Now, SinkInfo, from_ms
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -127,14 +127,16 @@ class BatchCoordinator:
     # -- prepare ---------------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, batch_id: str, part: str, shares: Mapping[TopicRunner, list[Outgoing]], identity: Identity | None
-    ) -> dict[TopicRunner, list[Enqueued]]:
-        content = {runner.name: messages for runner, messages in shares.items()}
+        self, batch_id: str, part: str, shares: Mapping[TopicRunner, Columns], identity: Identity | None,
+        *, quietly: bool = False,
+    ) -> dict[TopicRunner, list[Enqueued]]:  # fmt: skip
+        """`quietly`: of messages without identities no results are wanted."""
+        content = {runner.name: columns for runner, columns in shares.items()}
         who = () if identity is None else (identity.producer_id, identity.epoch)
         name = PartName(batch_id, part, sorted(content), preparing.fingerprint_of(content, who))
         calls = {
-            runner: EnqueueCall(runner.future(), columns=Columns(messages), identity=identity)
-            for runner, messages in shares.items()
+            runner: EnqueueCall(runner.future(), columns=columns, identity=identity, wants_ids=quietly)
+            for runner, columns in shares.items()
         }
         for runner, call in calls.items():
             preparing.check_share_bytes(call, name, runner.topic.config, runner.name)

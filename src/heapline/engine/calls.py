@@ -37,7 +37,8 @@ class EnqueueCall:
         self, future: Future[Any], *, message: Outgoing | None = None, columns: Columns | None = None,
         atomic: bool = True, identity: Identity | None = None, wants_ids: bool = False,
     ) -> None:  # fmt: skip
-        self.wants_ids = wants_ids  # of a plain atomic batch: answer with a list of ids instead of results
+        # Of a plain atomic batch: answer with a list of ids instead of results; of a prepared one, with nothing.
+        self.wants_ids = wants_ids
         self.future = future
         self.message = message
         self.columns = columns

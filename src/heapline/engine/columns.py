@@ -38,12 +38,13 @@ class Columns:
     """A list of messages by field; a field that no message uses is None."""
 
     __slots__ = (
-        "at", "count", "delays", "fairness", "headers", "keys", "payloads", "priorities", "retries", "scopes", "seqs",
-        "tokens", "ttls",
+        "at", "count", "delays", "due", "fairness", "headers", "keys", "payloads", "priorities", "retries", "scopes",
+        "seqs", "tokens", "ttls",
     )  # fmt: skip
 
     def __init__(self, messages: Sequence[Outgoing]) -> None:
         self.count = len(messages)
+        self.due: I64 | None = None  # instead of `at`: wall ms, 0 for none
         self.payloads = [m.payload for m in messages]
         self.priorities = np.array([m.priority for m in messages], dtype=np.int64)
         self.keys = _used([m.key for m in messages])
@@ -58,9 +59,11 @@ class Columns:
         self.fairness = _used([m.fairness_key for m in messages])
 
     @classmethod
-    def of(cls, payloads: list[bytes], priorities: I64) -> Columns:
-        """Messages with nothing but payload and priority that are columns already."""
+    def of(cls, payloads: list[bytes], priorities: I64, due: I64 | None = None) -> Columns:
+        """Messages with nothing but payload, priority and perhaps a time (wall ms, 0 for none) that are columns
+        already."""
         made = cls.__new__(cls)
+        made.due = due
         made.count = len(payloads)
         made.payloads = payloads
         made.priorities = priorities
@@ -74,6 +77,7 @@ class Columns:
         return self.count > 0 and bool(
             max(map(len, self.payloads)) <= config.max_payload_bytes
             and low <= self.priorities.min() and self.priorities.max() <= high
+            and (self.due is None or (self.due.min() >= 0 and self.due.max() <= to_ms(MOMENT_MAX)))
         )  # fmt: skip
 
     def small_parts(self) -> tuple[list[bytes] | None, Any, Any, Any]:
@@ -118,8 +122,8 @@ class Columns:
         if self.delays is not None:
             waits = np.array([0 if d is None else delay_ms(d) for d in self.delays], dtype=np.int64)
             rows["due"] = np.where(waits > 0, steady + waits, 0)
-        if self.at is not None:
-            moments: I64 = np.array([0 if a is None else to_ms(a) for a in self.at], dtype=np.int64)
+        moments = self.times()
+        if moments is not None:
             later = moments > wall
             rows["due"][later] = moments[later]
             rows["flags"] |= later.astype(np.uint16) * np.uint16(FLAG_WALL)
@@ -130,10 +134,18 @@ class Columns:
             rows["max_retries"] = [DEFAULT_RETRIES if r is None else r for r in self.retries]
         return rows, smalls
 
+    def times(self) -> I64 | None:
+        """When each is to be delivered, wall ms, 0 for at once; None if all are."""
+        if self.at is None:
+            return self.due
+        found = np.array([0 if a is None else to_ms(a) for a in self.at], dtype=np.int64)
+        return found if self.due is None else np.maximum(found, self.due)  # a row has one of them
+
     def subset(self, index: Sequence[int]) -> Columns:
         part = Columns.__new__(Columns)
         part.count = len(index)
         part.priorities = self.priorities[index]
+        part.due = None if self.due is None else self.due[index]
         for name in ("payloads", *_OPTIONAL):
             column = getattr(self, name)
             setattr(part, name, None if column is None else [column[i] for i in index])
@@ -148,6 +160,11 @@ def join(parts: Sequence[Columns]) -> Columns:
     whole.count = sum(p.count for p in parts)
     whole.priorities = np.concatenate([p.priorities for p in parts])
     whole.payloads = [payload for p in parts for payload in p.payloads]
+    dues = [p.due for p in parts]
+    whole.due = None
+    if any(due is not None for due in dues):
+        zeros = [np.zeros(p.count, dtype=np.int64) if p.due is None else p.due for p in parts]
+        whole.due = np.concatenate(zeros)
     for name in _OPTIONAL:
         columns = [getattr(p, name) for p in parts]
         if all(c is None for c in columns):

@@ -263,18 +263,41 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
     ) -> dict[str, list[Enqueued]]:  # fmt: skip
         check_name("batch_id", batch_id)
         check_name("part", part)
-        names: dict[str, TopicRunner] = {}
-        shares: dict[TopicRunner, list[Outgoing]] = {}
-        for name, outgoing in messages_by_topic(messages, topic).items():
-            runner = names[name] = self._runner(name)
-            if runner in shares:
-                raise BadRequest(f"topic {runner.name!r} is given twice in part {part!r}: put its messages together")
-            check_all(outgoing, runner.topic.config, runner.name, atomic=True)
-            shares[runner] = outgoing
-        everything = [message for outgoing in shares.values() for message in outgoing]
+        by_topic = messages_by_topic(messages, topic)
+        names = self._sharers(part, by_topic)
+        for name, outgoing in by_topic.items():
+            check_all(outgoing, names[name].topic.config, names[name].name, atomic=True)
+        everything = [message for outgoing in by_topic.values() for message in outgoing]
         identity = identity_of(producer_id, epoch, answered_below, everything)
+        shares = {names[name]: Columns(outgoing) for name, outgoing in by_topic.items()}
         answers = await self._batches.prepare(batch_id, part, shares, identity)
         return {name: answers[runner] for name, runner in names.items()}
+
+    async def prepare_columns(
+        self, batch_id: str, part: str, messages: Mapping[str, tuple[list[bytes], I64, I64 | None]]
+    ) -> bool:
+        """`prepare_batch` of messages that are columns already: payloads, priorities and, if they have any, times (wall
+        ms, 0 for none). Answers nothing but that it is durable; False: something is wrong, which `prepare_batch`
+        tells."""
+        check_name("batch_id", batch_id)
+        check_name("part", part)
+        names = self._sharers(part, messages)
+        shares = {names[name]: Columns.of(*columns) for name, columns in messages.items()}
+        if not shares or not all(columns.are_good(runner.topic.config) for runner, columns in shares.items()):
+            return False
+        await self._batches.prepare(batch_id, part, shares, None, quietly=True)
+        return True
+
+    def _sharers(self, part: str, topics: Iterable[str]) -> dict[str, TopicRunner]:
+        """The topics of a part, each of which may be named once, in whichever spelling."""
+        names: dict[str, TopicRunner] = {}
+        seen: set[TopicRunner] = set()
+        for name in topics:
+            runner = names[name] = self._runner(name)
+            if runner in seen:
+                raise BadRequest(f"topic {runner.name!r} is given twice in part {part!r}: put its messages together")
+            seen.add(runner)
+        return names
 
     async def commit_batch(
         self, batch_id: str, parts: Sequence[str], *, sink: str | None = None, version: int | None = None

@@ -17,13 +17,16 @@ from heapline.config import TopicConfig
 from heapline.core.events import EMPTY, I64, BatchPrepared
 from heapline.core.prepared import Share
 from heapline.engine.calls import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, EnqueueCall, batch_bytes_max
+from heapline.engine.columns import Columns
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 from heapline.errors import BadRequest, IdempotencyConflict
-from heapline.model import Enqueued, Now, Outgoing
+from heapline.model import Enqueued, Now
 from heapline.ulid import to_ulid
 
 ROW_BYTES = EVENT_BYTES_PER_ROW + 24  # an upper bound of what a message adds to a BatchPrepared event
+
+_RARE = ("keys", "headers", "delays", "ttls", "retries", "tokens", "scopes", "seqs", "fairness")
 
 _encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # headers may be any mapping
 
@@ -41,10 +44,18 @@ class PartName(NamedTuple):
         return 64 + 4 * (len(self.batch_id) + len(self.part) + sum(map(len, self.topics)) + 8 * len(self.topics))
 
 
-def fingerprint_of(shares: Mapping[str, Sequence[Outgoing]], identity: tuple[object, ...]) -> bytes:
+def fingerprint_of(shares: Mapping[str, Columns], identity: tuple[object, ...]) -> bytes:
     """Equal for equal content, whichever way it was given."""
-    content = [(topic, shares[topic]) for topic in sorted(shares)]
-    return xxhash.xxh3_128_digest(_encode((identity, content)))
+    print_ = xxhash.xxh3_128(_encode(identity))
+    for topic in sorted(shares):
+        columns = shares[topic]
+        times = columns.times()
+        rest = [getattr(columns, name) for name in _RARE]
+        sizes = list(map(len, columns.payloads))
+        print_.update(_encode((topic, sizes, None if times is None else times.tobytes(), rest)))
+        print_.update(columns.priorities.tobytes())
+        print_.update(b"".join(columns.payloads))
+    return print_.digest()
 
 
 def check_share_bytes(call: EnqueueCall, name: PartName, config: TopicConfig, topic: str) -> None:
@@ -120,11 +131,12 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     check_share_bytes(call, name, runner.topic.config, runner.name)  # the topic may have grown since it was measured
     shares = runner.admission.judge(call, columns, now, name.batch_id)
     results = [Enqueued(0)] * call.count
+    told = not (call.is_plain and call.wants_ids)  # see EnqueueCall; then there are no duplicates to be found either
     made = []
     for share in shares:
         built = share.build(now, in_turn=False) if share.new.any() else None  # turns are given when it is committed
         known: list[tuple[int, int]] = []  # (row of the call, id)
-        for row, result in share.results():
+        for row, result in share.results() if told else ():
             results[row] = result
             if result.duplicate:
                 known.append((row, result.id))
@@ -143,6 +155,8 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
             runner.topic.emit(runner.journal, partition, event, now)
         else:
             runner.topic.emit_records(runner.journal, partition, event, built[0], built[1], now, built[3])
+    if not told:
+        return []
     runner.admission.duplicates += sum(result.duplicate for result in results)
     return results
 

@@ -31,6 +31,7 @@ from heapline.wire import shapes
 from heapline.wire.columns import (
     ints,
     is_plain,
+    is_timed,
     pack_popped,
     popped_items,
     read_ints,
@@ -38,6 +39,7 @@ from heapline.wire.columns import (
     unpack_outgoing,
     unpack_plain,
     unpack_seqs,
+    unpack_times,
 )  # fmt: skip
 from heapline.wire.schema import pb
 from heapline.wire.shapes import given, moment
@@ -163,10 +165,13 @@ class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
     # -- prepared batches ------------------------------------------------------------------------------------------
 
     async def PrepareBatch(self, request: Any, caller: Caller) -> Any:
-        shares: dict[str, list[Outgoing]] = {}
         for share in request.shares:
             caller.must(Action.PRODUCE, share.topic)
             _check_payloads(share, caller)
+        if await self._prepared_quietly(request):
+            return pb.PrepareBatchResponse()
+        shares: dict[str, list[Outgoing]] = {}
+        for share in request.shares:
             if share.topic in shares:
                 raise BadRequest(f"topic {share.topic!r} is given twice: put its messages together")
             if share.HasField("items"):
@@ -179,6 +184,17 @@ class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
         return pb.PrepareBatchResponse(
             shares=[pb.TopicEnqueued(topic=t, results=shapes.pack_results(r)) for t, r in answers.items()]
         )
+
+    async def _prepared_quietly(self, request: Any) -> bool:
+        """What Spark sends mostly: columns, of which nobody asks what became of each row."""
+        if not request.without_results or request.HasField("identity") or not all(
+            share.HasField("columns") and is_timed(share.columns) for share in request.shares
+        ):  # fmt: skip
+            return False
+        shares = {share.topic: (*unpack_plain(share.columns), unpack_times(share.columns)) for share in request.shares}
+        if len(shares) < len(request.shares):
+            return False
+        return await self._broker.prepare_columns(request.batch_id, request.part, shares)
 
     async def CommitBatch(self, request: Any, caller: Caller) -> Any:
         count = await self._broker.commit_batch(

@@ -1,8 +1,8 @@
-"""The format `heapline` as Spark writes to it: a batch writer and a stream writer.
+"""The format `heapline` as Spark writes to it: a batch writer and a stream writer, and the same for operations.
 
-Thin: what is written is decided in writing.py. Spark makes these objects in processes of its own; `write` runs in
-tasks, `commit` and `abort` beside the driver, on objects that may have been made anew, so all that they need to know
-travels in the tasks' messages.
+Thin: what is written is decided in writing.py and operations.py. Spark makes these objects in processes of its own;
+`write` runs in tasks, `commit` and `abort` beside the driver, on objects that may have been made anew, so all that they
+need to know travels in the tasks' messages.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
 
-from heapline.spark.write_options import WriteOptions
+from heapline.spark.operations import Changed, change, tell
+from heapline.spark.write_options import ENQUEUE, WriteOptions
 from heapline.spark.writing import Batch, Written, abort, commit, stream_batch, write, write_batch
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # as Spark tells its tasks
@@ -23,6 +30,11 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # as Spar
 @dataclass
 class Message(WriterCommitMessage):
     written: Written
+
+
+@dataclass
+class Told(WriterCommitMessage):
+    changed: Changed
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -58,6 +70,46 @@ class StreamWriter(DataSourceStreamArrowWriter):
         written = _written(messages)
         if written:
             abort(self._options, written[0].batch, written)
+
+
+class BatchChanger(DataSourceArrowWriter):
+    """`operation=reschedule` and `cancel`."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return Told(change(self._options, iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        tell(self._options, [message.changed for message in messages if isinstance(message, Told)])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What is changed stays changed: it may be done again."""
+
+
+class StreamChanger(DataSourceStreamArrowWriter):
+    """The same of a stream: at least once."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return Told(change(self._options, iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        tell(self._options, [message.changed for message in messages if isinstance(message, Told)])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """As above."""
+
+
+def writer_of(options: WriteOptions) -> DataSourceWriter:
+    return BatchWriter(options) if options.operation == ENQUEUE else BatchChanger(options)
+
+
+def stream_writer_of(options: WriteOptions) -> DataSourceStreamWriter:
+    return StreamWriter(options) if options.operation == ENQUEUE else StreamChanger(options)
 
 
 def _context() -> Any:

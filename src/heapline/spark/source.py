@@ -31,7 +31,7 @@ from heapline.spark.narrowing import Narrowing
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
 from heapline.spark.planning import Work, plan_batch, read
 from heapline.spark.schema import spark_ddl
-from heapline.spark.sink import BatchWriter, StreamWriter
+from heapline.spark.sink import stream_writer_of, writer_of
 from heapline.spark.sources import settled, source_of
 from heapline.spark.write_options import WriteOptions, parse_write, settled_write, spark_columns
 
@@ -59,10 +59,10 @@ class HeaplineSource(DataSource):
         return StreamReader(settled(parse_options(self.options, streaming=True)))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
-        return BatchWriter(self._write_options(schema, overwrite, streaming=False))
+        return writer_of(self._write_options(schema, overwrite, streaming=False))
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
-        return StreamWriter(self._write_options(schema, overwrite, streaming=True))
+        return stream_writer_of(self._write_options(schema, overwrite, streaming=True))
 
     def _write_options(self, schema: Any, overwrite: bool, *, streaming: bool) -> WriteOptions:
         columns = spark_columns(schema)

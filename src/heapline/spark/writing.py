@@ -3,19 +3,21 @@
 *A task* prepares its rows in parts of its own attempt. *The driver* commits, in one step, exactly the parts of the
 attempts that Spark says have won; parts of all others are dropped by that same step. A commit of a stream, or of a
 write with txnAppId, is one of a sink, whose last version the broker remembers for ever: so a batch that Spark replays,
-under whatever attempts, changes nothing. A task that finds its batch committed stops there.
+under whatever attempts, changes nothing. A task that finds its batch committed sends no more.
 
 Knows nothing of Spark's classes; the shell is sink.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heapline.client.log_calls import LogCalls
 from heapline.errors import BadRequest, BatchDecided, UnknownPart
 from heapline.spark.bad_rows import BadFile, refuse, settle
 from heapline.spark.outgoing import accept
@@ -66,30 +68,57 @@ class Written:
 def write(options: WriteOptions, batch: Batch, batches: Iterable[Any], partition: int, attempt: int) -> Written:
     """What a task does with its rows: returns when all of them are durable, and unseen."""
     calls = calls_of(options.target)
-    sender = PartSender(calls, batch.id, partition, attempt)
-    topics = Topics(calls)
-    bad: BadFile | None = None
-    rows = seen = 0
+    task = _Task(options, batch, calls, PartSender(calls, batch.id, partition, attempt))
     try:
         for arrow in batches:
-            good, wrong = accept(arrow, options.topic, topics)
-            if wrong:
-                bad = refuse(bad, options.bad_records, batch.id, sender.prefix, arrow, wrong, seen)
-            for count, shares in good.parts():
-                sender.send(shares)
-                rows += count
-            seen += arrow.num_rows
-        sender.finish()
-    except BatchDecided:
-        pass  # this batch was committed before: it is replayed, and there is nothing to do
+            task.take(arrow)
+            if task.is_over:
+                break
+        return task.end()
     except BaseException:
-        if bad is not None:
-            bad.discard()
+        task.give_up()
         raise
     finally:
-        sender.give_up()
         calls.close()
-    return Written(batch, sender.prefix, sender.parts, rows, None if bad is None else bad.closed())
+
+
+class _Task:
+    def __init__(self, options: WriteOptions, batch: Batch, calls: LogCalls, sender: PartSender) -> None:
+        self._options, self._batch, self._sender = options, batch, sender
+        self._topics = Topics(calls)
+        self._bad: BadFile | None = None
+        self._rows = self._seen = 0
+        self._decided = False  # the batch was committed before: it is replayed
+
+    @property
+    def is_over(self) -> bool:
+        """Bad rows are put aside once more: who committed may have been killed before their files got their place."""
+        return self._decided and self._options.bad_records is None
+
+    def take(self, arrow: Any) -> None:
+        good, wrong = accept(arrow, self._options.topic, self._topics)
+        if wrong:
+            where = self._options.bad_records
+            self._bad = refuse(self._bad, where, self._batch.id, self._sender.prefix, arrow, wrong, self._seen)
+        self._seen += arrow.num_rows
+        for count, shares in () if self._decided else good.parts():
+            try:
+                self._sender.send(shares)
+            except BatchDecided:
+                self._decided = True
+                break
+            self._rows += count
+
+    def end(self) -> Written:
+        with contextlib.suppress(BatchDecided):
+            self._sender.finish()
+        bad = None if self._bad is None else self._bad.closed()
+        return Written(self._batch, self._sender.prefix, self._sender.parts, self._rows, bad)
+
+    def give_up(self) -> None:
+        self._sender.give_up()
+        if self._bad is not None:
+            self._bad.discard()
 
 
 def commit(options: WriteOptions, batch: Batch, written: Sequence[Written]) -> int:

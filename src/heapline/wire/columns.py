@@ -115,6 +115,22 @@ def is_plain(columns: Any, numbered: bool = False) -> bool:
     )  # fmt: skip
 
 
+def is_timed(columns: Any) -> bool:
+    """Whether there is nothing but payloads, priorities and perhaps moments."""
+    return not (
+        columns.keys or columns.fairness_keys or columns.idempotency_keys or columns.idempotency_scopes or columns.seqs
+        or columns.delays or columns.ttls or columns.max_retries or columns.headers
+    )  # fmt: skip
+
+
+def unpack_times(columns: Any) -> I64 | None:
+    """The moments in ms, as engine/columns.py rounds them, 0 for none; None if there are none at all."""
+    if not columns.deliver_at_us:
+        return None
+    us: I64 = unpack(columns.deliver_at_us, "<i8", "deliver_at_us", columns.count).astype(np.int64)
+    return np.where(us == NO_MOMENT, 0, -(-us // 1000))
+
+
 def unpack_seqs(columns: Any) -> list[int]:
     """The numbers of all messages; none if one lacks its own."""
     seqs = unpack(columns.seqs, "<i8", "seqs", columns.count)
