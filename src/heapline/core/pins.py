@@ -4,6 +4,7 @@ The record of a message that came without delay lies beside its row, so whoever 
 it too. A message that fired was recorded long before, perhaps in a segment that is dead but for it: a worker may pop
 and ack it before a slow group comes to its place. Such a segment is needed until nobody needs the last of its rows;
 so the position in a fired row can be read for as long as a group may come to it, moved or not in the meantime.
+The same goes for rows that a commit made visible, whose records were prepared before.
 
 One number a segment. Which groups there are, how far they have come and what retention keeps is passed in.
 """
@@ -37,9 +38,13 @@ class SegmentPins:
         """Whether a row at or above this offset has its record there."""
         return self._last.get(segment, -1) >= start
 
+    def last(self, segment: int) -> int:
+        """The last row whose record lies there and not beside it; -1: there is none."""
+        return self._last.get(segment, -1)
+
     def drop(self, segment: int) -> None:
-        """The segment is gone."""
-        self._last.pop(segment, None)
+        """The segment is gone, as all before it."""
+        self._last = {number: last for number, last in self._last.items() if number > segment}
 
     def to_state(self) -> list[Any]:
         return list(self._last.items())

@@ -16,7 +16,7 @@ from heapline.broker import Held, MessageId
 from heapline.core.events import I64, Paused, Resumed, Throttled
 from heapline.core.leases import DEADLINE
 from heapline.core.partition import Partition
-from heapline.engine import deadletters, lookup, raw_log
+from heapline.engine import deadletters, lookup, raw_log, state_rows
 from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.columns import (
     Columns,
@@ -55,6 +55,7 @@ from heapline.errors import (
     LeaseLost,
     UnavailableError,
 )  # fmt: skip
+from heapline.journal.records import Records
 from heapline.journal.unit import Unit
 from heapline.model import (
     BatchInfo,
@@ -586,7 +587,7 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
             await runner.committer.between_commits(runner.journal.sync)
         starts = await runner.io.run(first_offsets, runner.journal.reader(), len(ends))
         pairs = zip(starts, ends, strict=True)
-        return {p: (end if start is None else start, end) for p, (start, end) in enumerate(pairs)}
+        return {p: (end if start is None else min(start, end), end) for p, (start, end) in enumerate(pairs)}
 
     async def read_log(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
@@ -621,6 +622,16 @@ class EmbeddedBroker(ReplayFace, GroupCalls):
         found = raw_log.units_between(runner.journal.reader(), start_unit, end_unit)
         while units := await runner.io.run(raw_log.take_units, found):
             yield units
+
+    async def pin_state(self, topic: str, dead: bool) -> state_rows.StateRows:
+        """What waits in the topic, or lies dead, at one moment; where the records lie, not what is in them."""
+        return await state_rows.pin(self._runner(topic), dead)
+
+    async def read_records(self, topic: str, incarnation: int, positions: I64) -> Records:
+        """The records at these positions, as `pin_state` told them. The journal must have been held since."""
+        runner = self._runner(topic)
+        raw_log.check_positions(runner, incarnation, positions)
+        return await runner.load(positions)
 
 
 LOG_FRAMES = 16

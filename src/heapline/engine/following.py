@@ -3,6 +3,7 @@
 Its groups; for each partition how many rows its stream has had, which segments hold records of rows further on, and
 the last rows themselves. The tails alone are in no snapshot: they begin anew when the topic is opened. A topic without
 groups has none, and pays for a count and, when timers fire, for a note of which segment their records lie in.
+For readers of the log it is also kept, of every topic, which segments hold records of what commits made visible.
 Who reads, and what is given to whom, is decided in engine/streams; what may go is decided in engine/upkeep.py.
 """
 
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from heapline.core.events import (
+    EMPTY,
     I64,
     AnyEvent,
+    BatchCommitted,
+    BatchPlaced,
     Enqueued,
     Fired,
     GroupAcked,
@@ -31,6 +35,7 @@ from heapline.core.events import (
 from heapline.core.groups import Groups
 from heapline.core.pins import SegmentPins
 from heapline.core.position import PositionLayout, attempts_of
+from heapline.core.prepared import Prepared
 from heapline.core.stream import STREAM_KINDS, StreamCount, stream_of
 from heapline.core.stream_tail import StreamTail
 
@@ -51,6 +56,7 @@ class Following:
         self.groups = Groups()
         self.counts: list[StreamCount] = []
         self.pins: list[SegmentPins] = []
+        self.commits: list[SegmentPins] = []  # the same of all rows of commits: also of those that are not due yet
         self.tails: list[StreamTail | None] = []
         self.floors: list[int] = []  # the journal starts there, or will when what is being deleted is gone; at least
         self._layout = layout
@@ -61,6 +67,7 @@ class Following:
         for _ in range(len(self.counts), partitions):
             self.counts.append(StreamCount())
             self.pins.append(SegmentPins())
+            self.commits.append(SegmentPins())
             self.tails.append(None)
             self.floors.append(0)
 
@@ -74,6 +81,26 @@ class Following:
                 self.groups.moved(partition, np.ascontiguousarray(rows["id"]), positions)
         else:
             self._add(partition, offset, event, rows, positions)
+
+    def committed(self, partition: int, offset: int, event: BatchCommitted, prepared: Prepared) -> None:
+        """Prepared messages are about to become visible; on a topic without streams this must be told of, too."""
+        if isinstance(event, BatchPlaced):
+            positions = event.positions
+        else:
+            shares = prepared.batches.get(event.batch_id, {})
+            positions = np.concatenate([EMPTY, *(shares[part].positions for part in event.parts)])
+        last = offset + event.rows() - 1
+        for segment in np.unique(self._layout.segment(positions)).tolist():
+            self.commits[partition].add_all(last, segment)
+
+    def needed(self, partition: int, segment: int, start: int) -> bool:
+        """Whether a row at or above this offset has its record in the segment, and not beside it."""
+        return self.pins[partition].needed(segment, start) or self.commits[partition].needed(segment, start)
+
+    def dropped(self, segment: int) -> None:
+        """The segment is gone."""
+        for pins in (*self.pins, *self.commits):
+            pins.drop(segment)
 
     def _add(self, partition: int, offset: int, event: AnyEvent, rows: Any, positions: I64 | None) -> None:
         tail, count = self.tails[partition], self.counts[partition]

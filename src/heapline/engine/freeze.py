@@ -24,6 +24,7 @@ from heapline.core.idempotency import KeyWindow
 from heapline.core.key_hashes import KeyHashes
 from heapline.core.leases import LeaseTable
 from heapline.core.partition import Partition
+from heapline.core.pins import SegmentPins
 from heapline.core.prepared import Prepared
 from heapline.core.sequences import SequenceWindow
 from heapline.core.wheel import Chunk, TimingWheel
@@ -81,6 +82,9 @@ def freeze(topic: Topic, unit: int) -> Frozen:
     if topic.config.streams:
         for number, saved in enumerate(partitions):
             saved["stream"] = topic.following.to_state(number)
+    for saved, commits in zip(partitions, topic.following.commits, strict=True):
+        if pinned := commits.to_state():
+            saved["commits"] = pinned
     topic.blob_names = _run_names(blobs.arrays)  # a run that is gone never comes back
     live = topic.live.to_state()
     whole = _freeze_whole(topic)
@@ -181,6 +185,7 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
         for partition, saved in zip(topic.partitions, partitions, strict=False):
             _thaw_partition(partition, saved, blobs, now, wall)
             topic.following.load_state(partition.number, saved.get("stream"), partition.offset)
+            topic.following.commits[partition.number] = SegmentPins.from_state(saved.get("commits", []))
         _thaw_whole(topic, whole[0] if whole else {})
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise SnapshotCorrupt(path, repr(error)) from error

@@ -126,4 +126,5 @@ def first_offsets(reader: LogReader, partitions: int) -> list[int | None]:
                 missing.discard(partition)
         if not missing:
             break
-    return starts
+    raised = reader.log_start()
+    return [start if start is None else max(start, raised.get(p, 0)) for p, start in enumerate(starts)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from heapline.core.position import size_bound
 from heapline.errors import BadRequest, UnavailableError
 from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS_MAX = 3600.0
 TAKE_BYTES = 1 << 20
+RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # read at once; a single one may be larger
 
 
 class Hold(NamedTuple):
@@ -57,9 +59,12 @@ def index_after(
         first, marks, segments = _marks(reader, after_unit, mark.visible)
     except FileNotFoundError:
         raise UnavailableError("a segment was reclaimed just now: ask again") from None
-    starts, ends = zip(*offsets.values(), strict=True)
+    # As of now: what was asked before the hold was taken may have been raised since.
+    raised = reader.log_start()
+    starts = [min(end, max(start, raised.get(p, 0))) for p, (start, end) in offsets.items()]
+    ends = [end for _, end in offsets.values()]
     capacity = runner.topic.config.segment_bytes
-    return LogIndex(mark.incarnation, first, mark.visible, capacity, list(starts), list(ends), marks, segments)
+    return LogIndex(mark.incarnation, first, mark.visible, capacity, starts, ends, marks, segments)
 
 
 def _keep(runner: TopicRunner, hold: Hold) -> None:
@@ -98,6 +103,17 @@ def units_between(reader: LogReader, start: int, end: int) -> Iterator[Unit]:
         if unit.number >= end:
             return
         yield unit
+
+
+def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArray[np.int64]) -> None:
+    """Raises unless these can be positions of this topic's journal, and not too many to be read at once."""
+    if incarnation != runner.loader.incarnation:
+        raise BadRequest(f"topic {runner.name!r} was deleted and made again: these positions are of the one before")
+    if len(positions) and positions.min() < 0:
+        raise BadRequest("positions are not negative")
+    too_large = len(positions) > 1 and size_bound(positions).sum() > RECORDS_BYTES_MAX
+    if len(positions) > RECORDS_MAX or too_large:
+        raise BadRequest(f"{len(positions)} records are more than are read at once: ask for fewer")
 
 
 def take_units(found: Iterator[Unit]) -> list[Unit]:

@@ -4,6 +4,12 @@ A segment goes when it lies below the older of two verified snapshots, nobody as
 records is needed, and no reader of the directory holds it. One that is mostly dead has its living messages and the dead
 letters of groups written again at the journal's end (`Moved`); it goes when two snapshots have passed that.
 
+*Commits.* A prepared message is shown at the row of its commit, which may stand segments behind its record. Live or
+not, who keeps rows keeps their records: retention, groups, and readers by the segment that their lease names. If nobody
+does, the record goes with its segment, and readers are told that the log starts behind the commit (log_start.py).
+So every row from that start on can be shown. The start is raised before the leases are looked at for the last time: a
+reader that takes its lease first and looks at the start then either is heard or sees the new start.
+
 *Killed anywhere:* a record is durable in its new place before anything can forget the old one, since the segment goes
 two snapshots later. What was decided so that the segment can go (an ack, a group's progress, a group moved on to behind
 it) is durable before it is deleted, also under the relaxed policies. Deleting itself is one unlink.
@@ -21,11 +27,21 @@ from heapline.core.events import I64, GroupReset, Moved
 from heapline.core.ids import partition_of
 from heapline.core.position import ALIGN
 from heapline.core.record import ROW
-from heapline.engine.retention import Held, Survey, behind, decide_move_on, held, letters_in
+from heapline.engine.retention import (
+    Held,
+    Survey,
+    behind,
+    decide_move_on,
+    held,
+    letters_in,
+    read_with,
+    starts_without,
+)
 from heapline.engine.streams.places import count_below
 from heapline.engine.surveying import Surveyor
 from heapline.journal.block import make_block
-from heapline.journal.reclaim import delete_segment, held_by
+from heapline.journal.log_start import raise_log_start
+from heapline.journal.reclaim import delete_segment, held_by, read_leases
 from heapline.logs import Log
 from heapline.model import Now
 
@@ -44,6 +60,7 @@ class _Leave(NamedTuple):
     journal: Journal
     unit: int  # by which that is recorded
     known: list[tuple[int, int]]  # by partition: its end, and how many stream rows it has had
+    starts: list[int]  # by partition: from where on the log can be shown then; 0: as its files say
 
 
 class SegmentReclaimer:
@@ -108,14 +125,13 @@ class SegmentReclaimer:
                 break
         await self._make_durable(leave.journal, leave.unit)
         await runner.reads_done()
-        if not await runner.io.run(self._delete, segment.number):
+        if not await runner.io.run(self._delete, survey, segment.number, leave.starts):
             return False
         topic = runner.topic
         topic.live.drop(segment.number)
         for partition, floor in floors.items():
             topic.counts[partition].forget_below(floor, leave.known[partition])
-        for pins in topic.following.pins:
-            pins.drop(segment.number)
+        topic.following.dropped(segment.number)
         self.segments_total += 1
         self.bytes_total += segment.nbytes
         return True
@@ -143,16 +159,26 @@ class SegmentReclaimer:
             following.floors[partition] = max(floor, following.floors[partition])
         unit = runner.journal.open_unit_number - (not topic.has_open_unit)
         known = [(p.offset, topic.counts[p.number].total) for p in topic.partitions]
-        return _Leave(runner.journal, unit, known)
+        return _Leave(runner.journal, unit, known, starts_without(topic, survey, index))
 
-    def _delete(self, segment: int) -> bool:
+    def _delete(self, survey: Survey, segment: int, starts: list[int]) -> bool:
         runner = self._runner
         disk, directory = runner.loader.disk, runner.loader.directory
         older_unit, durable_unit = runner.snapshots.older_unit, runner.journal.durable_unit
         now = runner.wall_ms()
-        holder = held_by(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
-        if holder:
-            log.info("segment held", topic=runner.name, segment=segment, by=holder)
+
+        def holder() -> str:
+            found = held_by(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
+            reading = (lease for lease in read_leases(disk, directory, now) if any(starts) and not found)
+            names = [f"reader {lease.name!r}" for lease in reading if read_with(starts, survey, lease.segment)]
+            return found or ", ".join(names)
+
+        by = holder()
+        if not by and any(starts):
+            raise_log_start(disk, directory, starts)
+            by = holder()
+        if by:
+            log.info("segment held", topic=runner.name, segment=segment, by=by)
             return False
         delete_segment(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
         runner.journal.records.forget(segment)

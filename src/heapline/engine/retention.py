@@ -54,6 +54,10 @@ class Survey:
                 return segment.firsts[partition]
         return self._ends[partition]
 
+    def start_from(self, partition: int, number: int) -> int:
+        """The same by the segment's number; one that came later than the survey counts as its end."""
+        return self.start(partition, sum(segment.number < number for segment in self.segments))
+
     def below(self, unit: int) -> list[Segment]:
         """Those from the journal's start that are closed and hold no unit above this one."""
         whole = (segment.closed_at is not None and segment.last_unit <= unit for segment in self.segments)
@@ -116,19 +120,32 @@ def _is_retained(topic: Topic, survey: Survey, index: int, wall: int) -> bool:
     if not config.retention:
         return False
     young = next(i for i in range(index, len(survey.segments)) if _is_young(topic, survey, i, wall))
-    number, pins = survey.segments[index].number, topic.following.pins
-    return any(pins[p].needed(number, survey.start(p, young)) for p in survey.segments[index].firsts)
+    number = survey.segments[index].number
+    return any(topic.following.needed(p, number, survey.start(p, young)) for p in survey.segments[index].firsts)
 
 
 def _asks(topic: Topic, survey: Survey, index: int, name: str, now: int) -> bool:
-    group, pins = topic.groups.by_name[name], topic.following.pins
+    group = topic.groups.by_name[name]
     for partition, end in survey.ends(index):
         place = group.holds_below(partition, now)
         if place is not None:
             needed = place - topic.config.retention_margin
-            if needed < end or pins[partition].needed(survey.segments[index].number, needed):
+            if needed < end or topic.following.needed(partition, survey.segments[index].number, needed):
                 return True
     return False
+
+
+def starts_without(topic: Topic, survey: Survey, index: int) -> list[int]:
+    """From where on every row can be shown once this segment and those before it are gone. By partition; 0: from where
+    the next segment starts."""
+    number = survey.segments[index].number
+    behind_commits = [commits.last(number) + 1 for commits in topic.following.commits]
+    return [at if at > survey.start(p, index + 1) else 0 for p, at in enumerate(behind_commits)]
+
+
+def read_with(starts: Sequence[int], survey: Survey, lease: int) -> bool:
+    """Whether a reader that holds the journal from segment `lease` on has rows below these starts to read."""
+    return any(start > survey.start_from(p, lease) for p, start in enumerate(starts))
 
 
 def letters_in(topic: Topic, segment: int, now: int) -> I64:

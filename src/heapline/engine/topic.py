@@ -230,6 +230,8 @@ class Topic:
             self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
         if type(event) in FOLLOWED and self.config.streams:
             self.following.follow(partition.number, partition.offset, event, rows, positions)
+        if isinstance(event, BatchCommitted) and len(event.ids):
+            self.following.committed(partition.number, partition.offset, event, partition.prepared)
         partition.apply(event, at, rows, positions, fairness)
         if isinstance(event, Paused):
             self.paused, self.paused_until = True, event.until

@@ -7,6 +7,7 @@ planner     where things will lie (memory)     writer         putting them there
 journal     both, as one object                spares         space for a full disk
 records record_reader  messages by position    index seek reader  the log by unit, offset, id, time
 snapshot reclaim       what makes it short     verify repair  what the CLI offers
+log_start   from where on it can be shown
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from heapline.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
 from heapline.journal.disk import Disk, File
+from heapline.journal.log_start import log_start_path
 from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, index_path, segment_path
@@ -82,6 +83,8 @@ class _Copy:
             for number in segments:
                 self._hold(first)
                 self._copy_segment(number, mark)
+            with contextlib.suppress(FileNotFoundError):  # most have none
+                self._copy(log_start_path(self._source), log_start_path(target))
             file = disk.create(watermark_path(target))
             self._finish(file, [mark.pack()])
         finally:

@@ -17,6 +17,7 @@ from heapline.errors import BadRequest, JournalCorrupt
 from heapline.journal import seek
 from heapline.journal.disk import SECTOR, Disk
 from heapline.journal.index import HEADER_BYTES, SegmentIndex, parse_index, parse_wall_max
+from heapline.journal.log_start import read_log_start
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.seek import Place as Place
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, index_path, segment_path
@@ -47,6 +48,10 @@ class LogReader:
             detail = "it is missing or does not check: open the topic once to have it written anew"
             raise JournalCorrupt(watermark_path(self.directory), 0, detail)
         return mark
+
+    def log_start(self) -> dict[int, int]:
+        """By partition: no row below this offset is to be read, though its segment may be there."""
+        return dict(enumerate(read_log_start(self.disk, self.directory)))
 
     def _header(self, number: int) -> SegmentHeader:
         header = self._headers.get(number) or read_header(self.disk, self.directory, number)

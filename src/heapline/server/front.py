@@ -35,6 +35,7 @@ ACTIONS: dict[str, Action | None] = {
     "MoveToDLQ": CONSUME, "Get": CONSUME, "Peek": CONSUME, "Cancel": PRODUCE, "Reschedule": PRODUCE,
     "DlqList": CONSUME, "DlqPeek": CONSUME, "DlqReplay": ADMIN, "DlqDelete": ADMIN,
     "Offsets": CONSUME, "ReadLog": CONSUME, "LogIndex": CONSUME, "ReadUnits": CONSUME, "Session": None,
+    "PinState": CONSUME, "ReadRecords": CONSUME,
     "CreateGroup": ADMIN, "GetGroup": CONSUME, "ListGroups": CONSUME, "DeleteGroup": ADMIN, "GroupOffsets": CONSUME,
     "ResetOffsets": ADMIN, "GroupFetch": CONSUME, "GroupAck": CONSUME, "GroupNack": CONSUME, "GroupLeave": CONSUME,
     "GroupDeadList": CONSUME, "GroupDeadReplay": ADMIN, "GroupDeadDelete": ADMIN, "Subscribe": None,

@@ -46,6 +46,7 @@ from heapline.wire.shapes import given, moment
 
 POP_BYTES_DEFAULT = 2 << 20
 POP_BYTES_MAX = 32 << 20  # of one answer: it is built in memory
+PINNED_ROWS = 1 << 15  # of a message: 2 MiB
 LIST_DEFAULT = {"Peek": 10, "DlqList": 100}
 
 
@@ -395,6 +396,26 @@ class GrpcService(GroupCalls, ReplayMethods, ScheduleCalls):
             if self._front.stopping.is_set():
                 raise Stopping
             yield pb.RawUnits(units=[pb.RawUnit(segment=u.segment, at=u.offset, data=bytes(u.data)) for u in units])
+
+    async def PinState(self, request: Any, caller: Caller) -> AsyncIterator[Any]:
+        found = await self._broker.pin_state(request.topic, request.dead)
+        at = pb.PinnedAt(
+            incarnation=found.incarnation, wall_ms=found.at, segment_bytes=found.segment_bytes, ends=ints(found.ends),
+            count=len(found.rows), texts=found.texts,
+        )  # fmt: skip
+        yield pb.PinnedState(at=at)
+        for first in range(0, len(found.rows), PINNED_ROWS):
+            if self._front.stopping.is_set():
+                raise Stopping
+            yield pb.PinnedState(rows=found.rows[first : first + PINNED_ROWS].tobytes())
+
+    async def ReadRecords(self, request: Any, caller: Caller) -> Any:
+        positions = read_ints(request.positions, "positions")
+        found = await self._broker.read_records(request.topic, request.incarnation, positions)
+        return pb.RecordsRead(
+            rows=found.rows.tobytes(), smalls=b"".join(found.smalls), payloads=b"".join(found.payloads),
+            bad=ints(sorted(found.bad)),
+        )  # fmt: skip
 
 
 def pop_response(topic: str, popped: Popped | None, as_items: bool) -> Any:

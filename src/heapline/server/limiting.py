@@ -21,7 +21,9 @@ from heapline.server.auth.limits import Counter, Limiter, Limits
 from heapline.server.front import Caller, Visit
 from heapline.server.giving_back import give_back_now
 
-STREAMS = frozenset({"PopStream", "EnqueueStream", "ReadLog", "ReadUnits", "Replay", "Session", "Subscribe"})
+STREAMS = frozenset(
+    {"PopStream", "EnqueueStream", "ReadLog", "ReadUnits", "PinState", "Replay", "Session", "Subscribe"}
+)
 
 
 class Limiting(Limiter):

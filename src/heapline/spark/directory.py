@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from heapline.config import NAME
+from heapline.core.events import I64
+from heapline.core.position import PositionLayout
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
+from heapline.engine.state_rows import StateRows, stored
 from heapline.errors import BadRequest, JournalCorrupt
 from heapline.journal.disk import Disk, RealDisk
 from heapline.journal.index import ENTRY_EVERY_BYTES, SegmentIndex
 from heapline.journal.reader import LogReader
+from heapline.journal.record_reader import RecordReader
+from heapline.journal.records import Records
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
 from heapline.journal.snapshot import SnapshotStore
@@ -52,13 +57,18 @@ class DirectorySource:
             return _catalogued(disk, path)
         if not numbered(disk.listdir(path), ".seg"):
             raise BadRequest(f"{self.path!r} holds no queue: path is a data directory or the folder of a topic")
-        root = os.path.dirname(os.path.dirname(os.path.dirname(path)))
+        root = _root(path)
         if disk.exists(f"{root}/{CATALOG}"):
             return [ref for ref in _catalogued(disk, root) if ref.folder == path]
         return [_lone(disk, path)]
 
     def open(self, topic: TopicRef) -> DirectoryLog:
         return DirectoryLog(topic, self.lease_seconds, self.disk)
+
+
+def _root(folder: str) -> str:
+    """The data directory in which a topic's folder lies, if it lies in one."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(folder)))
 
 
 def _catalogued(disk: Disk, root: str) -> list[TopicRef]:
@@ -87,6 +97,7 @@ class DirectoryLog:
         self._mark: Watermark | None = None
         self._at = FIRST_UNIT_AT  # up to where the mark's segment was walked
         self._hold: Hold | None = None
+        self._records: RecordReader | None = None
 
     # -- how far it goes -------------------------------------------------------------------------------------------
 
@@ -182,9 +193,12 @@ class DirectoryLog:
         return {p: self._ends.get(p, 0) for p in range(count)}
 
     def starts(self) -> dict[int, int]:
-        marks = self.marks()
-        found = {p: (marks.first_offset(p), end) for p, end in self.ends().items()}
-        return {p: end if start is None else start for p, (start, end) in found.items()}
+        marks, raised = self.marks(), self._reader.log_start()
+        starts = {}
+        for partition, end in self.ends().items():
+            first = marks.first_offset(partition)
+            starts[partition] = end if first is None else min(end, max(first, raised.get(partition, 0)))
+        return starts
 
     def last_unit(self) -> int:
         return self._mark.visible if self._mark is not None else 0
@@ -234,6 +248,26 @@ class DirectoryLog:
             self._hold = Hold(self._disk, self._folder, self._lease_seconds)
         return self._hold.keep(min(self._indexes) if start is None else start.segment)
 
+    # -- the state of a moment -------------------------------------------------------------------------------------
+
+    def first_segment(self) -> int:
+        return list_segments(self._disk, self._folder)[0]
+
+    def pin(self, dead: bool) -> StateRows:
+        ref, root = self.ref, _root(self._folder)
+        found = Catalog(self._disk, root).entries.values() if self._disk.exists(f"{root}/{CATALOG}") else ()
+        for entry in found:
+            if (entry.topic, entry.incarnation) == (ref.topic, ref.incarnation):
+                return stored(self._disk, self._folder, ref.topic, ref.incarnation, entry.config, dead)
+        raise BadRequest(f"{self._folder!r} has no catalog: what waits is read from a whole data directory")
+
+    def records(self, positions: I64, segment_bytes: int) -> Records:
+        if self._records is None:
+            self._records = RecordReader(self._disk, self._folder, PositionLayout(segment_bytes))
+        return self._records.load(positions)
+
     def close(self, *, let_go: bool = True) -> None:
+        if self._records is not None:
+            self._records.close()
         if self._hold is not None and let_go:
             self._hold.end()

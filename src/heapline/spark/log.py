@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from heapline.core.events import I64
+from heapline.engine.state_rows import StateRows
 from heapline.errors import BadRequest
+from heapline.journal.records import Records
 from heapline.journal.unit import Unit
 from heapline.spark.marks import Marks, Place
 
@@ -59,6 +62,15 @@ class TopicLog(Protocol):
     def hold(self, start: Place | None) -> float:
         """Keep the log from here, or from where it begins, for a while, also for other processes that are to read it.
         Says from when on these should hold it themselves."""
+
+    def first_segment(self) -> int:
+        """The first that is there now."""
+
+    def pin(self, dead: bool) -> StateRows:
+        """What waits, or lies dead, at one moment about now. Hold all of the log before."""
+
+    def records(self, positions: I64, segment_bytes: int) -> Records:
+        """The records at these positions; what is not there or does not check is zeros."""
 
     def close(self, *, let_go: bool = True) -> None:
         """With let_go=False what is held stays held, until its time is over."""

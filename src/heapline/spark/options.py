@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from heapline.config import NAME
 from heapline.errors import BadRequest
-from heapline.spark.schema import VIEWS, Column, columns_of
+from heapline.spark.schema import OF_A_MOMENT, VIEWS, Column, columns_of
 
 #: A task costs Spark some 50 ms, in which it could have read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of log
 #: on two busy cores in 0.73, 0.49, 0.43 and 0.38 s (the same rows as Parquet: 0.40 s).
@@ -31,7 +32,7 @@ NAMES = (
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxPartitionBytes",
-    "failOnDataLoss", "includeHeaders", "leaseSeconds", "pushdown",
+    "failOnDataLoss", "includeHeaders", "leaseSeconds", "pushdown", "group",
 )  # fmt: skip
 _KNOWN = {name.lower(): name for name in NAMES}
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|[a-z]*?)s?\s*", re.IGNORECASE)
@@ -88,6 +89,7 @@ class ReadOptions:
     fail_on_loss: bool
     lease_seconds: float
     pushdown: bool
+    group: str | None = None  # the observer group that a stream's progress is shown by
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[Column, ...]:
@@ -110,6 +112,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         if name not in _KNOWN:
             raise BadRequest(f"there is no option {name!r} for reading; there are {', '.join(NAMES)}")
     view, columns = _columns(given)
+    if view in OF_A_MOMENT:
+        _check_moment(given, view, streaming)
     if streaming and (found := [name for name in _ENDS if name in given]):
         raise BadRequest(f"a stream has no end: leave {_KNOWN[found[0]]} out")
     default = LATEST if streaming else EARLIEST
@@ -122,8 +126,26 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         max_delay=_span(given.get("maxtriggerdelay", "15m")), pieces_min=_count(given, "minpartitions") or 1,
         piece_bytes=_count(given, "maxpartitionbytes") or PIECE_BYTES,
         fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
-        pushdown=_flag(given, "pushdown", False),
+        pushdown=_flag(given, "pushdown", False), group=_group(given, streaming),
     )  # fmt: skip
+
+
+def _check_moment(given: dict[str, str], view: str, streaming: bool) -> None:
+    if streaming:
+        raise BadRequest(f"the view {view} shows one moment, so it is read as a batch; streams read messages or events")
+    if found := [name for name in (*_STARTS, *_ENDS) if name in given]:
+        raise BadRequest(f"the view {view} shows the moment at which it is planned: leave {_KNOWN[found[0]]} out")
+
+
+def _group(given: dict[str, str], streaming: bool) -> str | None:
+    group = given.get("group")
+    if group is None:
+        return None
+    if not streaming or "path" in given:
+        raise BadRequest("group shows the progress of a stream that is read from a server: leave it out here")
+    if not NAME.match(group):
+        raise BadRequest(f"group={group!r} is no name for a group: letters, digits, ., _ and - are")
+    return group
 
 
 def _target(given: dict[str, str]) -> Target:

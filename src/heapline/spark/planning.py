@@ -40,16 +40,20 @@ class Work:
 
 def plan(log: TopicLog, ranges: Range, options: ReadOptions) -> list[Work]:
     """The pieces of one topic. DataLost if rows that were asked for are gone, unless that is allowed."""
-    starts, ends, marks = log.starts(), log.ends(), log.marks()
-    ranges = {p: _allowed(log, p, r, starts[p], ends[p], options.fail_on_loss) for p, r in ranges.items()}
-    found = marks.span(ranges, log.last_unit())
-    if found is None:
-        return []
-    start, end = found
-    hold_from = log.hold(start)
-    tolerant = frozenset(p for p, (first, _) in ranges.items() if first <= starts[p] or not options.fail_on_loss)
+    while True:
+        starts, ends, marks = log.starts(), log.ends(), log.marks()
+        there = {p: _allowed(log, p, r, starts[p], ends[p], options.fail_on_loss) for p, r in ranges.items()}
+        found = marks.span(there, log.last_unit())
+        if found is None:
+            return []
+        start, end = found
+        hold_from = log.hold(start)
+        held = log.starts()
+        if all(held[p] <= first for p, (first, last) in there.items() if first < last):
+            break  # nothing of it went before it was held
+    tolerant = frozenset(p for p, (first, _) in there.items() if first <= starts[p] or not options.fail_on_loss)
     pieces = marks.cut(start, end, options.piece_bytes, options.pieces_min)
-    return [Work(log.ref, ranges, first, last, tolerant, hold_from) for first, last in pieces]
+    return [Work(log.ref, there, first, last, tolerant, hold_from) for first, last in pieces]
 
 
 def _allowed(

@@ -21,12 +21,16 @@ import numpy.typing as npt
 
 from heapline.client.log_calls import LogCalls
 from heapline.client.target import ClientTls
+from heapline.core.events import I64
+from heapline.core.record import ROW
+from heapline.engine.state_rows import STATE, StateRows
 from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
 from heapline.journal.index import ENTRY, ENTRY_EVERY_BYTES
+from heapline.journal.records import Records
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
 from heapline.spark.log import DataLost, TopicRef, lost_since_planned
 from heapline.spark.marks import Marks, Place, place_of
-from heapline.wire.columns import read_ints
+from heapline.wire.columns import ints, read_ints
 from heapline.wire.schema import pb
 
 LOOK_SECONDS = 0.05
@@ -156,6 +160,34 @@ class RemoteLog:
             self._ask(hold)
         self._held, self._renew_at = segment, now + self._lease_seconds / 3
         return self._renew_at
+
+    # -- the state of a moment -------------------------------------------------------------------------------------
+
+    def first_segment(self) -> int:
+        self._ask(None)
+        first: int = self._told.first_segment
+        return first
+
+    def pin(self, dead: bool) -> StateRows:
+        request = pb.PinStateRequest(topic=self.ref.topic, dead=dead)
+        at, parts = pb.PinnedAt(), [b""]
+        for answer in self._calls.stream("PinState", lambda: request):
+            if answer.HasField("at"):  # the beginning, or once more from there after the connection broke
+                at, parts = answer.at, []
+            parts.append(answer.rows)
+        rows = np.frombuffer(b"".join(parts), dtype=STATE)
+        if len(rows) != at.count:
+            raise JournalCorrupt(self.ref.topic, 0, f"the server gave {len(rows)} of {at.count} rows of its state")
+        ends = read_ints(at.ends).tolist()
+        return StateRows(at.incarnation, at.wall_ms, at.segment_bytes, ends, rows, list(at.texts))
+
+    def records(self, positions: I64, segment_bytes: int) -> Records:
+        request = pb.ReadRecordsRequest(
+            topic=self.ref.topic, incarnation=self.ref.incarnation, positions=ints(positions)
+        )  # fmt: skip
+        told = self._calls("ReadRecords", request)
+        rows = np.frombuffer(told.rows, dtype=ROW)
+        return Records(rows, [told.payloads], [told.smalls])
 
     def close(self, *, let_go: bool = True) -> None:
         if self._held is not None and let_go:

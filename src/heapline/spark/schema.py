@@ -102,7 +102,47 @@ EVENTS = (
     ),
 )
 
-VIEWS: dict[str, tuple[Column, ...]] = {"messages": MESSAGES, "events": EVENTS}
+_RECORD = {column.name: column for column in MESSAGES}
+_NOW = "its priority at that moment, which may have been changed since it was enqueued"
+_AS_OF = (
+    Column("as_of", "timestamp", False, "the moment that all rows of a topic are of, by the broker's clock"),
+    Column("as_of_offset", "bigint", False, "the same in its partition's log: all events below it, and no other"),
+)
+_ATTEMPTS = "how often it has been delivered so far; a delivery that was released does not count"
+
+BACKLOG = (
+    *(_RECORD[name] for name in ("key", "value", "topic", "partition", HEADERS, "message_id", "id")),
+    Column("state", "string", False, "`ready`, `delayed` (it waits for its time or for a retry) or `leased`"),
+    Column("priority", "bigint", False, _NOW),
+    Column("due_at", "timestamp", True, "of a delayed one: when it is ready"),
+    Column("attempts", "int", False, _ATTEMPTS),
+    Column("deadline", "timestamp", True, "of a leased one: when the lease ends"),
+    Column("holder", "string", True, "of a leased one: who has it, if it was said"),
+    Column("reason", "string", True, "why it last failed, if it was said"),
+    *(_RECORD[name] for name in ("deliver_at", "enqueued_at", "expires_at", "max_retries", "fairness_key")),
+    *_AS_OF,
+)
+
+DLQ = (
+    *(_RECORD[name] for name in ("key", "value", "topic", "partition", HEADERS, "message_id", "id")),
+    Column("priority", "bigint", False, _NOW),
+    Column("attempts", "int", False, _ATTEMPTS),
+    Column("reason", "string", False, "why it was dead-lettered"),
+    Column("died_at", "timestamp", False, "when it was"),
+    *(_RECORD[name] for name in ("deliver_at", "enqueued_at", "expires_at", "max_retries", "fairness_key")),
+    *_AS_OF,
+)
+
+VIEWS: dict[str, tuple[Column, ...]] = {"messages": MESSAGES, "events": EVENTS, "backlog": BACKLOG, "dlq": DLQ}
+CONSUMED = (
+    *(_RECORD[name] for name in ("key", "value", "topic", "partition")),
+    Column(HEADERS, PAIRS, True, "its headers; null where there are none"),
+    *(_RECORD[name] for name in ("message_id", "id")),
+    Column("priority", "bigint", False, _NOW),
+    *(_RECORD[name] for name in ("enqueued_at", "fairness_key")),
+    Column("attempts", "int", False, "the number of this delivery, 1 on the first"),
+)
+OF_A_MOMENT = ("backlog", "dlq")  # and not of a range of the log
 
 
 def columns_of(view: str, wanted: tuple[str, ...] | None = None, headers: bool = False) -> tuple[Column, ...]:
@@ -155,12 +195,17 @@ _TEXT = {
     "journal was compacted around once. Offsets have gaps, where the log holds events of other kinds.",
     "events": "Everything that happened, one row for each offset of the log, without gaps. No lease tokens, no "
     "payloads.",
+    "backlog": "What waits: ready, delayed and leased messages, as they were when the read was planned. Batch only: "
+    "every action on the same DataFrame shows that moment, whatever happens to the queue meanwhile; load it again for "
+    "another. Messages that are prepared and not committed do not wait yet.",
+    "heapline.spark.consume": "Not a view: the messages that `consume` has leased, as its function gets them.",
+    "dlq": "The dead letters of the work queue (those of groups are not among them), pinned in the same way.",
 }
 
 
 def page() -> str:
     parts = [_PAGE.format(version=SCHEMA_VERSION)]
-    for view, columns in VIEWS.items():
+    for view, columns in {**VIEWS, "heapline.spark.consume": CONSUMED}.items():
         parts.append(f"## `{view}`\n\n{_TEXT[view]}\n\n| column | type | null | meaning |\n|---|---|---|---|\n")
         parts[-1] += "\n".join(
             f"| `{c.name}` | `{c.type}` | {'yes' if c.nullable else 'no'} | {c.meaning} |" for c in columns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -30,14 +31,16 @@ from heapline.spark.following import Following
 from heapline.spark.narrowing import Narrowing
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
 from heapline.spark.planning import Work, plan_batch, read
-from heapline.spark.schema import spark_ddl
+from heapline.spark.progress import Progress
+from heapline.spark.schema import OF_A_MOMENT, spark_ddl
 from heapline.spark.sink import stream_writer_of, writer_of
-from heapline.spark.sources import settled, source_of
+from heapline.spark.sources import client_of, settled, source_of
+from heapline.spark.state import StateWork, plan_state, read_state
 from heapline.spark.write_options import WriteOptions, parse_write, settled_write, spark_columns
 
 
 class Piece(InputPartition):
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work | StateWork) -> None:
         self.work = work
 
 
@@ -75,11 +78,16 @@ class BatchReader(DataSourceReader):
         self._narrowing: Narrowing | None = None
 
     def partitions(self) -> list[InputPartition]:
-        return [Piece(work) for work in plan_batch(source_of(self._options), self._options, self._narrowing)]
+        source = source_of(self._options)
+        if self._options.view in OF_A_MOMENT:  # filters are Spark's alone here
+            return [Piece(work) for work in plan_state(source, self._options)]
+        return [Piece(work) for work in plan_batch(source, self._options, self._narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Piece):
             return iter(())  # Spark reads one empty partition where there is none
+        if isinstance(partition.work, StateWork):
+            return read_state(source_of(self._options), partition.work, self._options)
         return read(source_of(self._options), partition.work, self._options)
 
 
@@ -101,6 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._following: Following | None = None
+        self._progress: Progress | None = None
 
     def _opened(self) -> Following:
         if self._following is None:
@@ -131,8 +140,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Piece):
             return iter(())
+        assert isinstance(partition.work, Work)
         return read(source_of(self._options), partition.work, self._options)
 
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.group is not None:
+            if self._progress is None:
+                self._progress = Progress(self._options.group, partial(client_of, self._options.target))
+            self._progress.publish(end)
+
     def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
         if self._following is not None:
             self._following.close()

@@ -13,7 +13,7 @@ from heapline.server.front import Visit
 from heapline.server.observing.readings import Rows
 from heapline.wire import codes
 
-STREAMS = frozenset({"EnqueueStream", "PopStream", "ReadLog", "ReadUnits", "Replay", "Session"})
+STREAMS = frozenset({"EnqueueStream", "PopStream", "ReadLog", "ReadUnits", "PinState", "Replay", "Session"})
 
 
 class _Counts:

@@ -111,6 +111,7 @@ async def facts(rig: Rig) -> dict[str, Any]:
     found: dict[str, Any] = {
         "totals": [count.total for count in topic.counts],
         "pins": [sorted(pins.to_state()) for pins in topic.following.pins],
+        "commits": [sorted(pins.to_state()) for pins in topic.following.commits],
         "offsets": [p.offset for p in topic.partitions],
     }
     for group in topic.groups:

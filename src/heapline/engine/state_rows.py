@@ -1,0 +1,209 @@
+"""What waits in a topic, or lies dead, as columns: one fixed row a message, for whoever looks at all of them at once.
+
+`pin` takes the state of one moment out of a running topic: in one turn only references to it are taken, as for a
+snapshot, and the rows are made of them in an I/O thread, so the queue is not held up. `stored` builds the same from a
+directory: the newest snapshot that checks, then the journal up to the watermark, nothing written. Either way the state
+is the one that leads to a known offset in every partition, and all of it is durable.
+
+Records are not read here: a row says where its record lies. Whoever wants to read it later must hold the journal.
+Prepared messages are not in the queue yet, and are no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from heapline.config import TopicConfig
+from heapline.core.entries import DEAD, DELAYED, LEASED, READY
+from heapline.core.leases import DEADLINE, HOLDER, POSITION
+from heapline.core.partition import Partition
+from heapline.core.wheel import Timers
+from heapline.engine.freeze import Frozen, freeze, thaw
+from heapline.engine.topic import Topic
+from heapline.errors import JournalCorrupt, SnapshotCorrupt
+from heapline.journal.disk import Disk
+from heapline.journal.reader import LogReader
+from heapline.journal.recovery import list_segments, read_header
+from heapline.journal.segment import segment_path
+from heapline.journal.snapshot import SnapshotStore
+from heapline.model import Now
+
+if TYPE_CHECKING:
+    from heapline.engine.runner import TopicRunner
+
+STATE = np.dtype(
+    [
+        ("id", "<i8"), ("position", "<i8"),
+        ("due", "<i8"),  # ms, of what is delayed
+        ("deadline", "<i8"),  # ms, of what is leased
+        ("died_at", "<i8"),  # ms, of what is dead
+        ("priority", "<i8"), ("expires", "<i8"),  # where they are no longer those of its record: see `own`
+        ("holder", "<i4"), ("reason", "<i4"),  # number of the text; -1: none
+        ("state", "u1"),  # READY, DELAYED, LEASED or DEAD, as in core/entries.py
+        ("own", "u1"),
+    ]
+)  # fmt: skip
+OWN_PRIORITY, OWN_EXPIRY = 1, 2
+Rows = npt.NDArray[Any]
+
+
+class StateRows(NamedTuple):
+    """Sorted by where their records lie."""
+
+    incarnation: int
+    at: int  # wall ms: when
+    segment_bytes: int
+    ends: list[int]  # by partition: the state is the one after all rows below
+    rows: Rows
+    texts: list[str]
+
+
+async def pin(runner: TopicRunner, dead: bool) -> StateRows:
+    """The state as it is now; durable when this returns."""
+
+    def capture(now: Now) -> tuple[Frozen, list[int], int]:
+        topic = runner.topic
+        topic.seal(runner.journal, now)
+        unit = runner.journal.open_unit_number - 1
+        return freeze(topic, unit), [p.offset for p in topic.partitions], now.wall
+
+    frozen, ends, wall = await runner.call(capture)
+    topic = Topic(runner.name, runner.topic.config, Now(wall, wall), runner.loader.draw)
+
+    def build() -> StateRows:
+        blobs = {name: memoryview(np.concatenate(columns).tobytes()) for name, columns in frozen.blobs.items()}
+        thaw(topic, frozen.encode(), blobs, wall, wall, runner.name)
+        return _rows_of(topic, dead, runner.loader.incarnation, wall, ends)
+
+    return await runner.io.run(build)
+
+
+def stored(disk: Disk, folder: str, name: str, incarnation: int, config: TopicConfig, dead: bool) -> StateRows:
+    """The state in a directory, as far as its watermark. Segments must be held from before this is called."""
+    reader = LogReader(disk, folder)
+    topic, after = _thawed(disk, folder, name, config, reader.watermark().time)
+    mark = reader.watermark()
+    wall = 0
+    if after < mark.visible:
+        for unit in reader.read_units(start_unit=after + 1):
+            topic.replay(unit, folder)
+            wall = unit.wall
+    topic.settle()
+    return _rows_of(topic, dead, incarnation, wall or mark.time, [p.offset for p in topic.partitions])
+
+
+def _thawed(disk: Disk, folder: str, name: str, config: TopicConfig, now: int) -> tuple[Topic, int]:
+    """The newest state that is stored whole, and the unit that it is of."""
+    if disk.exists(f"{folder}/snapshots"):
+        store, before = SnapshotStore(disk, f"{folder}/snapshots"), [-1]
+        while before != (before := store.units()):  # they may be pruned while they are read: then there are new ones
+            for unit in reversed(before):
+                topic = _fresh(name, config, now)
+                try:
+                    found = store.load(unit)
+                    thaw(topic, found.state, found.blobs, now, now, store.directory)
+                except SnapshotCorrupt:
+                    continue
+                return topic, unit
+    first = list_segments(disk, folder)[0]
+    header = read_header(disk, folder, first)
+    if header is not None and header.first_unit > 1:
+        detail = f"units 1 to {header.first_unit - 1} are not there any more, and no snapshot of them checks"
+        raise JournalCorrupt(segment_path(folder, first), 0, detail)
+    return _fresh(name, config, now), 0
+
+
+def _fresh(name: str, config: TopicConfig, now: int) -> Topic:
+    def draw(count: int) -> npt.NDArray[np.float64]:
+        raise AssertionError("nothing is decided here")
+
+    return Topic(name, config, Now(now, now), draw)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+class _Texts:
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, text: str | None) -> int:
+        return -1 if text is None else self.numbers.setdefault(text, len(self.numbers))
+
+
+def _rows_of(topic: Topic, dead: bool, incarnation: int, at: int, ends: list[int]) -> StateRows:
+    texts = _Texts()
+    parts = [np.zeros(0, dtype=STATE)]
+    for partition in topic.partitions:
+        found = [_dead_rows(partition, texts)] if dead else [*_waiting(partition), _leased(partition, texts)]
+        rows = np.concatenate(found)
+        _note_own(partition, rows)
+        if not dead:
+            _note_reasons(partition.reasons, rows, texts)
+        parts.append(rows)
+    rows = np.concatenate(parts)
+    rows = rows[np.argsort(rows["position"], kind="stable")]
+    return StateRows(incarnation, at, topic.config.segment_bytes, ends, rows, list(texts.numbers))
+
+
+def _made(state: int, ids: Any, positions: Any) -> Rows:
+    rows = np.zeros(len(ids), dtype=STATE)
+    rows["id"], rows["position"], rows["state"] = ids, positions, state
+    rows["holder"] = rows["reason"] = -1
+    return rows
+
+
+def _waiting(p: Partition) -> Iterator[Rows]:
+    seen: set[int] = set()
+    for run in (*p.heap.runs(), *p.parked.runs()):
+        keys, ids, positions = run.rest()
+        good = p.good_ready(keys, ids, positions, seen)
+        yield _made(READY, ids[good], positions[good])
+    for wheel, wall in ((p.delays, False), (p.calendar, True)):
+        for chunk in wheel.chunks():
+            timers = Timers(*(column[chunk.start :] for column in chunk.columns()))
+            good = p.good_delayed(timers, wall, seen)
+            rows = _made(DELAYED, timers.ids[good], timers.positions[good])
+            rows["due"] = timers.dues[good]
+            yield rows
+
+
+def _leased(p: Partition, texts: _Texts) -> Rows:
+    leases = list(p.leases.by_id.values())
+    rows = _made(LEASED, list(p.leases.by_id), [lease[POSITION] for lease in leases])
+    rows["deadline"] = [lease[DEADLINE] for lease in leases]
+    rows["holder"] = [texts.number(lease[HOLDER]) for lease in leases]
+    return rows
+
+
+def _dead_rows(p: Partition, texts: _Texts) -> Rows:
+    letters = list(p.dead.values())
+    rows = _made(DEAD, list(p.dead), [letter.position for letter in letters])
+    rows["died_at"] = [letter.at for letter in letters]
+    rows["reason"] = [texts.number(letter.reason) for letter in letters]
+    return rows
+
+
+def _among(rows: Rows, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
+    """(row, id) of those that are among these ids."""
+    if not ids:
+        return []
+    at = np.flatnonzero(np.isin(rows["id"], np.fromiter(ids, np.int64, len(ids))))
+    return list(zip(at.tolist(), rows["id"][at].tolist(), strict=True))
+
+
+def _note_own(p: Partition, rows: Rows) -> None:
+    for at, id in _among(rows, p.touched):
+        touched = p.touched[id]
+        rows["expires"][at], rows["own"][at] = touched.expires, OWN_EXPIRY
+        if touched.priority is not None:
+            rows["priority"][at], rows["own"][at] = touched.priority, OWN_EXPIRY | OWN_PRIORITY
+
+
+def _note_reasons(reasons: Mapping[int, str], rows: Rows, texts: _Texts) -> None:
+    for at, id in _among(rows, reasons):
+        rows["reason"][at] = texts.number(reasons[id])

@@ -1,0 +1,207 @@
+"""Prepared messages in the view `messages`: a row at or above the start that readers are told can always be shown, also
+where its record lies in another segment than the commit that made it visible."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from heapline.journal.log_start import log_start_path, read_log_start
+from heapline.model import Outgoing
+from heapline.spark.log import DataLost
+from tests.unit.engine.rig import Rig, opened
+from tests.unit.engine.test_upkeep import BULK, churn, reclaim
+from tests.unit.spark.log_rig import let_go, planned, read_work, rows, source_of
+
+
+async def prepare(rig: Rig, priority: int = -200, delay: float | None = None) -> None:
+    out = [Outgoing(b"prepared %d" % i, priority, delay=delay) for i in range(3)]
+    await rig.hl.prepare_batch("b", "p", out, topic="jobs")
+
+
+async def fill(rig: Rig, value: bytes, messages: int = 25) -> None:
+    """More than a segment, all of it acked."""
+    for _ in range(messages):
+        await rig.hl.enqueue("jobs", value + BULK, priority=-100)
+    await rig.hl.ack(await rig.hl.pop("jobs", messages, max_bytes=1 << 30))
+
+
+async def commit(rig: Rig) -> int:
+    """The offset of the first row of the commit."""
+    at = (await rig.hl.offsets("jobs"))[0][1]
+    await rig.hl.commit_batch("b", ["p"])
+    return at
+
+
+async def far_apart(rig: Rig) -> int:
+    """Prepared in the first segment, committed in a later one, done with. Says where the commit stands."""
+    await prepare(rig)
+    await fill(rig, b"between", 45)
+    at = await commit(rig)
+    await rig.hl.enqueue("jobs", b"after", priority=50)
+    await rig.hl.ack(await rig.hl.pop("jobs", 3))
+    return at
+
+
+def from_start(rig: Rig, start: int, **options: str) -> list[dict[str, Any]]:
+    return rows(rig, startingOffsets=json.dumps({"jobs": {"0": start}}), **options)
+
+
+def first_segment(rig: Rig) -> int:
+    return min(int(path.rpartition("/")[2].split(".")[0]) for path in rig.files(".seg") if "/jobs" in path)
+
+
+async def squeezed(rig: Rig) -> None:
+    """Give back the first segment and no other, as if it had been the only one below the older snapshot."""
+    runner = rig.runner()
+    for _ in range(2):
+        await rig.hl.enqueue("jobs", b"mark", priority=-1)
+        await rig.hl.ack(await rig.hl.pop("jobs"))
+        await rig.hl.snapshot("jobs")
+    survey = await runner.upkeep.reclaimer._survey()
+    assert await runner.upkeep.reclaimer._give_back(survey, 0)
+
+
+async def told_by_all(rig: Rig) -> dict[int, tuple[int, int]]:
+    """The starts and ends that broker, index and directory tell."""
+    told = await rig.hl.offsets("jobs")
+    index = await rig.hl.log_index("jobs")
+    assert dict(enumerate(zip(index.starts, index.ends, strict=True))) == told
+    log = source_of(rig).open(source_of(rig).topics()[0])
+    log.look()
+    assert {p: (log.starts()[p], end) for p, end in log.ends().items()} == told
+    return told
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("view", ["messages", "events"])
+async def test_start_that_is_told_lies_above_commits_whose_records_are_gone(view: str, streams: bool) -> None:
+    async with opened(topic={"streams": streams}) as rig:
+        at = await far_apart(rig)
+        whole = rows(rig, view=view)
+        await squeezed(rig)
+        assert first_segment(rig) == 2
+        start, _ = (await told_by_all(rig))[0]
+        assert start == at + 3  # and not where the second segment begins, some rows before the commit
+        now = rows(rig, view=view)
+        kept = [row for row in whole if row["offset"] >= start]
+        assert now[: len(kept)] == kept
+        assert from_start(rig, start, view=view) == now
+        with pytest.raises(DataLost, match=f"rows {at} to {start - 1}"):
+            from_start(rig, at, view=view)
+        await rig.reopen()
+        assert (await told_by_all(rig))[0][0] == start
+        assert from_start(rig, start, view=view) == now
+        await fill(rig, b"more", 45)
+        await reclaim(rig)
+        await reclaim(rig)  # what still waited was moved on
+        assert (await told_by_all(rig))[0][0] > start
+
+
+async def test_start_is_raised_durably_before_the_segment_goes() -> None:
+    async with opened() as rig:
+        at = await far_apart(rig)
+        rig.disk.inject("unlink", path="0001.seg")
+        with pytest.raises(OSError, match="injected"):
+            await squeezed(rig)
+        assert (await told_by_all(rig))[0][0] == at + 3  # killed here: told too late a start, never too early a one
+        other = Rig(rig.disk.crash())
+        await other.open()
+        assert (await told_by_all(other))[0][0] == at + 3
+        assert first_segment(other) == 1
+        await other.hl.close()
+
+
+async def test_reader_holds_the_records_of_its_rows_too() -> None:
+    async with opened() as rig:
+        at = await far_apart(rig)
+        asked: dict[str, str] = {"startingOffsets": json.dumps({"jobs": {"0": at}})}
+        work, options = planned(rig, **asked)
+        (lease,) = rig.files(".lease")
+        body = rig.disk.read_file(lease)
+        assert json.loads(body)["segment"] == work[0].start.segment > 1
+        before = read_work(rig, work, options)
+        assert before.num_rows == 4
+        rig.disk.write_file_atomic(lease, body)
+        await reclaim(rig)
+        assert first_segment(rig) == 1  # the lease is of a later segment, whose rows have their records here
+        assert (await told_by_all(rig))[0][0] == 0
+        assert read_work(rig, work, options).equals(before)
+        let_go(rig)
+        await reclaim(rig)
+        assert first_segment(rig) > 1
+
+
+async def test_lease_that_comes_while_the_start_is_raised_still_holds() -> None:
+    async with opened() as rig:
+        at = await far_apart(rig)
+        write = rig.disk.write_file_atomic
+
+        def taken_meanwhile(path: str, data: Any) -> None:
+            if path.endswith(log_start_path("")):  # a reader that looked just before
+                planned(rig, startingOffsets=json.dumps({"jobs": {"0": at}}))
+            write(path, data)
+
+        rig.disk.write_file_atomic = taken_meanwhile  # type: ignore[method-assign]
+        await reclaim(rig)
+        assert first_segment(rig) == 1
+        assert (await told_by_all(rig))[0][0] == at + 3
+
+
+@pytest.mark.parametrize("delay", [None, 100_000.0])
+async def test_retention_and_groups_keep_the_records_of_commits_that_they_keep(delay: float | None) -> None:
+    async with opened(topic={"retention": 3600.0}) as rig:
+        await prepare(rig, 200, delay)
+        await fill(rig, b"between", 45)
+        rig.clock.advance(3000)
+        at = await commit(rig)
+        await fill(rig, b"after")
+        ids = [row["id"] for row in from_start(rig, at) if row["batch_id"]]
+        assert len(ids) == 3
+        for id in ids:
+            await rig.hl.cancel("jobs", id)
+        rig.clock.advance(1000)  # the first segment is old by now, the commit's is not
+        await reclaim(rig)
+        assert [row["id"] for row in from_start(rig, at) if row["batch_id"]] == ids
+        rig.clock.advance(3000)
+        await reclaim(rig)
+        assert first_segment(rig) > 1
+
+
+async def test_records_that_were_moved_before_their_commit_count_where_they_lie_then() -> None:
+    async with opened() as rig:
+        await prepare(rig)
+        await churn(rig, 40)
+        await reclaim(rig)  # moves them
+        await reclaim(rig)
+        assert (first := first_segment(rig)) > 1
+        await fill(rig, b"between", 45)
+        at = await commit(rig)
+        await rig.hl.ack(await rig.hl.pop("jobs", 3))
+        await fill(rig, b"after", 5)
+        whole = from_start(rig, at)
+        assert [row["value"] for row in whole[:3]] == [b"prepared %d" % i for i in range(3)]
+        while (start := (await told_by_all(rig))[0][0]) <= at:
+            assert from_start(rig, at)[: len(whole)] == whole
+            await squeezed(rig)
+        assert first_segment(rig) <= first + 2
+        kept = [row for row in whole if row["offset"] >= start]
+        assert start == at + 3
+        assert from_start(rig, start)[: len(kept)] == kept
+
+
+async def test_start_that_does_not_check_counts_as_none_and_a_backup_brings_it_along() -> None:
+    from heapline.journal.backup import copy_topic
+
+    async with opened() as rig:
+        await far_apart(rig)
+        await squeezed(rig)
+        folder = rig.runner().loader.directory
+        told = read_log_start(rig.disk, folder)
+        assert told[0] > 0
+        copy_topic(rig.disk, folder, "/copy", rig.clock.wall_ms)
+        assert read_log_start(rig.disk, "/copy") == told
+        rig.disk.damage(log_start_path(folder), 0)
+        assert read_log_start(rig.disk, folder) == []
