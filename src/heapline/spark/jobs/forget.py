@@ -23,7 +23,7 @@ from heapline.errors import BadRequest, MessageLeased, MessageNotFound
 from heapline.spark.jobs.server import server_options
 from heapline.spark.options import Target, parse_options, plain_topic
 from heapline.spark.positions import Subscription
-from heapline.spark.sources import settled, settled_target, source_of
+from heapline.spark.sources import client_of, settled, settled_target, source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,14 +102,10 @@ def forget_in_lake(lake: str | Path, key: str, topics: Sequence[str] | None = No
 def forget_in_queue(
     spark: Any, where: Mapping[str, str], key: str, topics: Sequence[str] | None = None
 ) -> list[InTopic]:
-    from heapline.client.connecting import connect_sync
-    from heapline.client.target import ClientTls
-
     given = {name.lower(): value for name, value in server_options(where).items()}
     secret = given.get("heapline.api_key", given.get("heapline.token"))
     target = settled_target(Target(None, given.get("heapline.url"), secret, given.get("heapline.api_key_file")))
-    tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
-    with connect_sync(endpoints=(target.url or "").split(","), api_key=target.api_key, tls=tls) as client:
+    with client_of(target) as client:
         there = {info.name: info.config for info in client.list_topics()}
         wanted = list(there) if topics is None else list(topics)
         missing = [topic for topic in wanted if topic not in there]
