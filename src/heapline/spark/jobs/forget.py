@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,8 @@ def _in_topic(spark: Any, client: Any, where: Mapping[str, str], topic: str, ret
     left = _of_key(_view(spark, where, topic, "messages", "key,unit,timestamp"), key)
     row = left.selectExpr("count(*)", "min(unit)", "max(unit)", "max(timestamp)").collect()[0]
     segments = None if not row[0] else segments_of(where, topic, row[1], row[2])
-    return InTopic(topic, cancelled, deleted, leased, row[0], segments, row[3], retention)
+    newest = None if row[3] is None else row[3].astimezone(UTC)  # Spark gives it in local time, without saying so
+    return InTopic(topic, cancelled, deleted, leased, row[0], segments, newest, retention)
 
 
 def _view(spark: Any, where: Mapping[str, str], topic: str, view: str, columns: str) -> DataFrame:
