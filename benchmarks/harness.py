@@ -41,7 +41,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.streams.timers", "benchmarks.streams.seeking",
     ),
     "spark": (
-TIMEOUTS_S |= dict.fromkeys(SUITES["spark"], TIMEOUT_S)  # Spark alone may take a minute to start on a busy machine
+        "benchmarks.spark.reading", "benchmarks.spark.writing", "benchmarks.spark.archiving",
+        "benchmarks.spark.auditing", "benchmarks.spark.disturbing",
     ),
 }  # fmt: skip
 

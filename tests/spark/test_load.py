@@ -63,8 +63,8 @@ async def load_through_a_kill(spark: Any, tmp_path: Path, rows: int, chunk_rows:
                 "load", *files, "--topic", "jobs", "--name", "big", "--select", SELECT, "--folder", str(folder),
                 "--to", server.target, "--key-file", str(key_file), "--chunk-rows", str(chunk_rows),
             ]  # fmt: skip
-            reached = await killed_midway(server, key_file, command, 2)
-            assert 2 <= reached < rows // chunk_rows - 1
+            reached = await killed_midway(server, key_file, command, 1)
+            assert 1 <= reached < rows // chunk_rows - 1
             assert 0 < (await hl.stats("jobs")).delayed < rows
 
             def again() -> LoadResult:
@@ -72,7 +72,7 @@ async def load_through_a_kill(spark: Any, tmp_path: Path, rows: int, chunk_rows:
 
             result = await asyncio.to_thread(again)
             assert (result.rows, result.messages, result.was_done) == (rows, rows, False)
-            assert result.chunks_before > 2
+            assert result.chunks_before >= 2
             assert (await hl.stats("jobs")).delayed == rows
             [told] = await asyncio.to_thread(found, spark, where)
             assert (told.rows, told.values, told.total) == (rows, rows, rows * (rows - 1) // 2)
@@ -93,7 +93,7 @@ def found(spark: Any, where: dict[str, str]) -> Any:
 
 
 async def test_rows_become_messages_once_though_the_driver_is_killed(spark: Any, tmp_path: Path) -> None:
-    await load_through_a_kill(spark, tmp_path, 200_000, 10_000)
+    await load_through_a_kill(spark, tmp_path, 200_000, 25_000)
 
 
 @pytest.mark.soak

@@ -23,7 +23,7 @@ def forget(
     where: dict[str, str],
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Whose messages.")],
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only there; may be repeated. Else: everywhere.")
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only there; may be repeated. Else: all.")
     ] = None,
     lake: Annotated[
         Path | None, typer.Option("--lake", metavar="DIR", help="Also, and first, from the archive there.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,5 +88,5 @@ def rebuild(
 
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")  # Spark gives it in local time
     return "" if value is None else escape(harmless(str(value)).plain)

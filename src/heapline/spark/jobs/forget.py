@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from heapline.errors import BadRequest, MessageLeased, MessageNotFound
 from heapline.spark.jobs.server import server_options
 from heapline.spark.options import Target, parse_options, plain_topic
 from heapline.spark.positions import Subscription
-from heapline.spark.sources import settled, settled_target, source_of
+from heapline.spark.sources import client_of, settled, settled_target, source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,14 +102,10 @@ def forget_in_lake(lake: str | Path, key: str, topics: Sequence[str] | None = No
 def forget_in_queue(
     spark: Any, where: Mapping[str, str], key: str, topics: Sequence[str] | None = None
 ) -> list[InTopic]:
-    from heapline.client.connecting import connect_sync
-    from heapline.client.target import ClientTls
-
     given = {name.lower(): value for name, value in server_options(where).items()}
     secret = given.get("heapline.api_key", given.get("heapline.token"))
     target = settled_target(Target(None, given.get("heapline.url"), secret, given.get("heapline.api_key_file")))
-    tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
-    with connect_sync(endpoints=(target.url or "").split(","), api_key=target.api_key, tls=tls) as client:
+    with client_of(target) as client:
         there = {info.name: info.config for info in client.list_topics()}
         wanted = list(there) if topics is None else list(topics)
         missing = [topic for topic in wanted if topic not in there]
@@ -127,7 +123,8 @@ def _in_topic(spark: Any, client: Any, where: Mapping[str, str], topic: str, ret
     left = _of_key(_view(spark, where, topic, "messages", "key,unit,timestamp"), key)
     row = left.selectExpr("count(*)", "min(unit)", "max(unit)", "max(timestamp)").collect()[0]
     segments = None if not row[0] else segments_of(where, topic, row[1], row[2])
-    return InTopic(topic, cancelled, deleted, leased, row[0], segments, row[3], retention)
+    newest = None if row[3] is None else row[3].astimezone(UTC)  # Spark gives it in local time, without saying so
+    return InTopic(topic, cancelled, deleted, leased, row[0], segments, newest, retention)
 
 
 def _view(spark: Any, where: Mapping[str, str], topic: str, view: str, columns: str) -> DataFrame:

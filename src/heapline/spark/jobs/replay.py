@@ -61,7 +61,8 @@ def replay(
     `start` and `end` are moments or offsets by partition; without them from the beginning and up to now. `filter` is a
     SQL condition on the columns of the view `messages`; `select` are SQL expressions whose columns replace what a
     message would keep (`"priority + 10 AS priority"`). `where` names the server that is written to, and read from too
-    unless `source` names another place (`{"path": …}`), or `lake` an archive. `name` is the job, as for `load`.
+    unless `source` names another place (`{"path": …}`). With `lake` an archive is read, and the log from its end on;
+    with `source={}` as well, the archive alone. `name` is the job, as for `load`.
     """
     check_name(name)
     to, target = server_options(where), into or topic
@@ -132,10 +133,8 @@ class _Log:
         if self._archive is None:
             from heapline.spark.jobs.lake import lake as read_lake
 
-            has_journal = "path" in self._where or bool(self._where)
-            self._archive = read_lake(
-                self._spark, self._lake or "", self._where if has_journal else None, self._topic, "messages"
-            )
+            # With `source={}` the archive alone.
+            self._archive = read_lake(self._spark, self._lake or "", self._where or None, self._topic, "messages")
         return self._archive
 
     def messages(self, ranges: Ranges) -> DataFrame:
