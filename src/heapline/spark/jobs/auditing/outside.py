@@ -46,7 +46,7 @@ def ask(where: Mapping[str, str], topics: Sequence[str]) -> Outside:
 
 
 def _of_server(target: Any, names: Sequence[str]) -> tuple[dict[str, TopicConfig], dict[str, dict[int, Standing]]]:
-    from heapline.client import connect_sync
+    from heapline.client.connecting import connect_sync
     from heapline.client.target import ClientTls
 
     tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
