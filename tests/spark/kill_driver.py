@@ -57,7 +57,10 @@ def carry_through(spark: Any, given: Given, names: list[str]) -> None:
     """Streams to their ends, each on its checkpoint, and started again if it fails, as a good cluster would do. From
     this thread: Spark finds a stream's sink by the session of the thread that starts it."""
     running = {name: Running(spark, given, name) for name in names}
-    while not all([each.is_over() for each in running.values()]):  # each has its turn
+    while running:
+        for name, each in list(running.items()):
+            if each.is_over():
+                del running[name]
         time.sleep(0.05)
 
 
