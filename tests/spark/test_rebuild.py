@@ -17,7 +17,9 @@ import heapline
 from heapline.cli.pipeline import app
 from heapline.config import Backoff
 from heapline.model import DlqFilter, MessageInfo, Outgoing, from_ms
+from heapline.spark.jobs.archive import archive
 from heapline.spark.jobs.rebuild import MOMENT, rebuild, states
+from heapline.spark.jobs.replay import _Log, _ranges, sliced
 from tests.spark.conftest import MARKS
 from tests.unit.engine.rig import Rig, opened, settle
 from tests.unit.spark.log_rig import table
@@ -172,3 +174,21 @@ def test_payloads_come_with_the_state_and_the_command_counts_and_writes_it(spark
             "topic": "jobs", "at": None, "offsets": None, "ready": 1, "delayed": 0, "leased": 0, "dead": 0, "out": None,
         }  # fmt: skip
         assert [row.priority for row in spark.read.parquet(str(out)).collect()] == [9]
+
+
+def test_lake_and_journal_together_tell_the_past_and_give_it_again(spark: Any, tmp_path: Path) -> None:
+    where, lake = {"path": str(tmp_path / "data")}, str(tmp_path / "lake")
+    with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0, reclaim_interval=3600.0) as hl:
+        hl.create_topic("jobs", partitions=2)
+        hl.enqueue_batch("jobs", [Outgoing(b"%d" % n, n) for n in range(20)])
+        hl.ack(hl.pop("jobs", 5))
+        archive(spark, where, "jobs", lake)
+        hl.enqueue_batch("jobs", [Outgoing(b"%d" % n, n) for n in range(20, 30)])
+        hl.ack(hl.pop("jobs", 5))
+        found = rebuild(spark, where, "jobs", datetime.now(UTC), lake=lake, values=True).collect()
+        assert sorted(int(row.value) for row in found) == list(range(10, 30))
+        log = _Log(spark, where, lake, "jobs")
+        ends = {p: end for p, (_, end) in hl.offsets("jobs").items()}
+        ranges = log.ranges(None, ends)
+        again = [bytes(row.value) for part in sliced(ranges, 20) for row in log.messages(_ranges(part)).collect()]
+        assert sorted(map(int, again)) == list(range(30))
