@@ -40,7 +40,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.streams.publishing", "benchmarks.streams.groups", "benchmarks.streams.remote",
         "benchmarks.streams.timers", "benchmarks.streams.seeking",
     ),
-    "spark": ("benchmarks.spark.reading",),
+    "spark": ("benchmarks.spark.reading", "benchmarks.spark.auditing"),
 }  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
@@ -48,7 +48,7 @@ TIMEOUT_S = 1800
 TIMEOUT_QUICK_S = 120
 #: These first fetch and install what they compare with.
 TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S, "benchmarks.sdk.tasks": TIMEOUT_S}
-TIMEOUTS_S |= {"benchmarks.spark.reading": TIMEOUT_S}  # Spark alone may take a minute to start on a busy machine
+TIMEOUTS_S |= {"benchmarks.spark.reading": TIMEOUT_S, "benchmarks.spark.auditing": TIMEOUT_S}  # Spark alone may take a minute to start on a busy machine
 
 #: On the disk of the working directory: a temporary directory may be memory, and would flatter every fsync.
 SCRATCH = Path(".bench")
