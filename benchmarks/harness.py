@@ -48,7 +48,8 @@ TIMEOUT_S = 1800
 TIMEOUT_QUICK_S = 120
 #: These first fetch and install what they compare with.
 TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S, "benchmarks.sdk.tasks": TIMEOUT_S}
-TIMEOUTS_S |= {"benchmarks.spark.reading": TIMEOUT_S, "benchmarks.spark.auditing": TIMEOUT_S}  # Spark alone may take a minute to start on a busy machine
+#: Spark alone may take a minute to start on a busy machine.
+TIMEOUTS_S |= {"benchmarks.spark.reading": TIMEOUT_S, "benchmarks.spark.auditing": TIMEOUT_S}
 
 #: On the disk of the working directory: a temporary directory may be memory, and would flatter every fsync.
 SCRATCH = Path(".bench")
