@@ -44,7 +44,7 @@ def _marks(rows: list[dict[str, Any]]) -> list[Mark]:
             own = None if row["kind"] == "batch_committed" else row["offset"]
             said: list[Any] = [row[name] for name in _COLUMNS[:6]]
             key = (*said, own)
-            mark = found.get(key) or Mark(*said, offset=row["offset"], rows=0, named=0, messages=row["count"] or 0)
+            mark = found.get(key) or Mark._make([*said, row["offset"], 0, 0, row["count"] or 0])
             first, named = min(mark.offset, row["offset"]), mark.named + (row["id"] is not None)
             found[key] = mark._replace(offset=first, rows=mark.rows + 1, named=named)
     return list(found.values())
