@@ -42,7 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "spark": (
         "benchmarks.spark.reading", "benchmarks.spark.writing", "benchmarks.spark.archiving",
-        "benchmarks.spark.disturbing",
+        "benchmarks.spark.auditing", "benchmarks.spark.disturbing",
     ),
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ def lifecycles(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON.")] = False,
 ) -> None:
-    """What became of each message: when it came, was due, was leased and ended, how often it was tried, and how it ended.
+    """What became of each message: when it came, was due, was leased, how often it was tried, when and how it ended.
 
     Example:  [cyan]heapline pipeline lifecycles --path data --topic jobs --out lifecycles[/cyan]
     """

@@ -13,7 +13,7 @@ some 70 bytes for each time that a message of its topic was ready.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from time import perf_counter
 from typing import Any
@@ -210,9 +210,7 @@ def _opening(rows: Any, names: Sequence[str]) -> Any:
 
 def _look(topics: Sequence[H.Topic], examples: int, batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: judge the messages that came here, topic by topic."""
-    table = pa.Table.from_batches(list(batches), pa.schema([(name, pa.int64()) for name in S.Steps._fields]))
-    steps = S.Steps(*(table[name].to_numpy() for name in S.Steps._fields))
-    del table
+    steps = S.Steps(*_columns(batches, S.Steps._fields))
     for number, topic in enumerate(topics):
         mine = steps if len(topics) == 1 else steps.take(steps.topic == number)
         yield from _as_rows(H.look(mine, number, topic, examples))
@@ -235,6 +233,13 @@ def _as_rows(found: H.Looked) -> Iterator[Any]:
         )  # fmt: skip
 
 
+def _columns(batches: Iterable[Any], names: Sequence[str]) -> list[Any]:
+    """All rows of some batches, column by column."""
+    there = list(batches)
+    none = np.zeros(0, dtype=np.int64)
+    return [np.concatenate([none, *(batch[name].to_numpy() for batch in there)]) for name in names]
+
+
 def _batch(columns: Any) -> Any:
     return pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in columns], schema=_ROW_SCHEMA)
 
@@ -248,8 +253,7 @@ def _rank(orders: Sequence[Ordered | None], examples: int, batches: Iterator[Any
         ready = pc.equal(batch["what"], _READY)
         kept.append(batch.filter(ready))
         yield batch.filter(pc.invert(ready))
-    table = pa.Table.from_batches(kept, _ROW_SCHEMA)
-    columns = {name: table[name].to_numpy() for name in _ROW}
+    columns = dict(zip(_ROW, _columns(kept, _ROW), strict=True))
     for number in np.unique(columns["topic"]).tolist():
         order = orders[number]
         if order is None:

@@ -42,10 +42,11 @@ def _marks(rows: list[dict[str, Any]]) -> list[Mark]:
     for row in rows:
         if row["kind"] in KINDS:
             own = None if row["kind"] == "batch_committed" else row["offset"]
-            name = (*(row[n] for n in _COLUMNS[:6]), own)
-            mark = found.get(name) or Mark(*(row[n] for n in _COLUMNS[:7]), 0, 0, row["count"] or 0)
+            said: list[Any] = [row[name] for name in _COLUMNS[:6]]
+            key = (*said, own)
+            mark = found.get(key) or Mark._make([*said, row["offset"], 0, 0, row["count"] or 0])
             first, named = min(mark.offset, row["offset"]), mark.named + (row["id"] is not None)
-            found[name] = mark._replace(offset=first, rows=mark.rows + 1, named=named)
+            found[key] = mark._replace(offset=first, rows=mark.rows + 1, named=named)
     return list(found.values())
 
 

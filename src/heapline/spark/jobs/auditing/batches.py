@@ -65,7 +65,7 @@ class BatchBook:
         said = mark.said()
         if mark.kind == "batch_prepared":
             ids = (said["first_id"], said["last_id"]) if "first_id" in said else None
-            held.shares[said["part"]] = _Share(said["part"], mark.count, said.get("identified", 0), mark.offset, ids)
+            held.shares[said["part"]] = _Share(said["part"], mark.messages, said.get("identified", 0), mark.offset, ids)
             return
         if mark.kind == "batch_aborted":
             held.aborted = mark

@@ -90,7 +90,7 @@ def known(
         found.topics.append(topic)
         found.why_not.append(why)
         order = None
-        if not why:
+        if not why and config is not None:
             has_turns = config.fairness == "keys"
             spells = tuple(spells_of(mine, reach))
             order = Ordered(max(c.k for c in settings), spells, since, not has_turns)
@@ -190,9 +190,12 @@ def _purges(facts: Known, looked: Sequence[H.Looked]) -> Iterator[Example]:
         for mark in facts.marks:
             if mark.topic == topic.name and mark.kind == "purged" and mark.partition in topic.whole:
                 gone = sum(part.purged.get((mark.partition, mark.offset), 0) for part in looked if _of(part, number))
-                if gone != mark.count:
+                if gone != mark.messages:
                     yield Example(
-                        f"a purge of {mark.count} messages met {gone}", topic.name, mark.partition, offset=mark.offset
+                        f"a purge of {mark.messages} messages met {gone}",
+                        topic.name,
+                        mark.partition,
+                        offset=mark.offset,
                     )
 
 

@@ -145,8 +145,8 @@ class _Rows:
 
     def _over(self) -> Bools:
         ends = _ENDS[self.steps.step] | (self.purge >= 0)
-        ended = np.cumsum(ends) - ends
-        start = ended[self.first]
+        ended: I64 = np.cumsum(ends) - ends
+        start: I64 = ended[self.first]
         return ended > np.repeat(start, np.diff(np.flatnonzero(self.first), append=len(ends)))
 
     def latest(self, here: Bools) -> I64:

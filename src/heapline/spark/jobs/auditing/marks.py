@@ -27,7 +27,7 @@ class Mark(NamedTuple):
     offset: int  # of its first row
     rows: int
     named: int  # rows that name a message
-    count: int
+    messages: int  # that it speaks of without naming them
 
     def said(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(self.details or "{}")
