@@ -1,4 +1,4 @@
-"""What a second reader found on the way between the queue and Spark. Each test stands for a defect that was there once."""
+"""What a second reader found between the queue and Spark. Each test stands for a defect that was there once."""
 
 from __future__ import annotations
 
