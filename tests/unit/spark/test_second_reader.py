@@ -11,8 +11,11 @@ from heapline.journal.disk import RealDisk
 from heapline.journal.log_start import read_log_start
 from heapline.model import Outgoing
 from heapline.spark.jobs.archive import archive
+from heapline.spark.lake import tables
+from heapline.spark.lake.tables import LakeFilesGone, need_table
+from heapline.spark.lake.upkeep import maintain
 from tests.unit.engine.rig import opened
-from tests.unit.spark.lake_rig import TasksAtOnce
+from tests.unit.spark.lake_rig import TasksAtOnce, fill, rows_in
 from tests.unit.spark.log_rig import rows
 from tests.unit.spark.test_prepared_ranges import far_apart, squeezed
 
@@ -47,3 +50,31 @@ def test_lake_that_was_begun_above_its_first_segment_is_still_taken_for_the_same
         assert archive(TasksAtOnce(), where, "jobs", lake).rows
         hl.enqueue("jobs", b"more")
         assert {table.rows for table in archive(TasksAtOnce(), where, "jobs", lake).tables} == {1}
+
+
+def test_checkpoints_of_the_lakes_tables_are_durable_too_before_the_journal_may_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers begin with the newest one, so a power cut that leaves half of it would take the table with it."""
+    log = tmp_path / "events" / "_delta_log"
+    log.mkdir(parents=True)
+    for name in ("98.json", "98.checkpoint.parquet", "99.json", "99.checkpoint.parquet", "_last_checkpoint"):
+        (log / name).touch()
+    synced: list[str] = []
+    monkeypatch.setattr(tables, "sync_path", lambda path: synced.append(Path(path).name))
+    tables._sync_log(str(tmp_path / "events"), 98)
+    assert set(synced[:3]) == {"99.json", "99.checkpoint.parquet", "_last_checkpoint"}
+    assert synced[3:] == ["_delta_log", "events", tmp_path.name]
+
+
+def test_files_that_upkeep_has_removed_meanwhile_are_not_committed(tmp_path: Path) -> None:
+    """A driver that stood still for a week, or upkeep told to remove young files: the journal still has the rows."""
+    where, lake = {"path": str(tmp_path / "data")}, tmp_path / "lake"
+    with open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs")
+        fill(hl, 10)
+        with pytest.raises(LakeFilesGone, match="archive again"):
+            archive(TasksAtOnce(lambda: maintain(lake, vacuum_hours=0) and None), where, "jobs", lake)
+        assert need_table(lake, "events").kept("jobs") is None
+        archive(TasksAtOnce(), where, "jobs", lake)
+        assert len(rows_in(lake, "messages")) == len(rows_in(lake, "events")) == 10

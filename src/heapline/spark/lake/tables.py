@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from heapline.errors import BadRequest
+from heapline.errors import BadRequest, ConflictError
 from heapline.spark.lake.claims import Claim, Kept, LakeMoved, check_fits
 from heapline.spark.lake.layout import PARTITIONED_BY, lake_path, namespace_of, table_schema
 from heapline.spark.lake.writing import Written, sync_path
@@ -23,6 +23,7 @@ from heapline.spark.lake.writing import Written, sync_path
 APP = "heapline"
 #: Commits that touch nothing of ours (compaction, other topics) may come between as often as this.
 RETRIES = 50
+LAST_CHECKPOINT = "_last_checkpoint"  # Delta's own: where readers begin
 
 
 def delta() -> Any:
@@ -31,6 +32,10 @@ def delta() -> Any:
     except ImportError:
         raise ImportError("deltalake is not here: install it with `pip install 'heapline[lake]'`") from None
     return deltalake
+
+
+class LakeFilesGone(ConflictError):
+    """Files that were to be committed are not there any more."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,26 @@ class LakeTable:
 
     def commit(self, claims: Mapping[str, Claim], files: Iterable[Written]) -> None:
         """All or nothing. LakeMoved if rows of a claim are there already, or got there meanwhile."""
+        files = list(files)
         for topic, claim in claims.items():
             check_fits(topic, self.kept(topic), claim)
+        self._check_there(files)
         properties = delta().CommitProperties(
             custom_metadata={APP: {topic: _told(claim) for topic, claim in claims.items()}},
             max_commit_retries=RETRIES, app_transactions=_transactions(claims),
         )  # fmt: skip
         self._commit([_added(file) for file in files], properties, claims)
         _sync_log(self.root, self.version - 1)
+
+    def _check_there(self, files: Sequence[Written]) -> None:
+        """Upkeep takes files of no commit for leftovers once they are old, whoever still means to commit them."""
+        gone = [file.path for file in files if not os.path.exists(f"{self.root}/{file.path}")]
+        if gone:
+            raise LakeFilesGone(
+                f"{len(gone)} of {len(files)} files that were to be committed to the lake's {self.view} were removed "
+                f"meanwhile, such as {gone[0]}: nothing was committed, archive again. If `lake maintain` did it, give "
+                "it a longer --vacuum than an archive takes"
+            )
 
     def _commit(self, actions: list[Any], properties: Any, claims: Mapping[str, Claim]) -> None:
         try:
@@ -101,11 +118,13 @@ class LakeTable:
 
 
 def _sync_log(root: str, after: int) -> None:
-    """The commits after this version to disk: whoever is told of one may forget the rows elsewhere."""
+    """The commits after this version to disk, and the checkpoints that Delta makes of them, with which readers begin:
+    whoever is told of a commit may forget the rows elsewhere."""
     log = f"{root}/_delta_log"
     for name in os.listdir(log):
         number, _, kind = name.partition(".")
-        if kind == "json" and number.isdigit() and int(number) > after:
+        is_whole = kind.endswith(("json", "parquet"))  # and not what somebody else is writing just now
+        if name == LAST_CHECKPOINT or (is_whole and number.isdigit() and int(number) > after):
             sync_path(f"{log}/{name}")
     for folder in (log, root, os.path.dirname(root)):
         sync_path(folder)
