@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from heapline import open_sync
 from heapline.journal.disk import RealDisk
 from heapline.journal.log_start import read_log_start
+from heapline.journal.reclaim import read_leases
 from heapline.model import Outgoing
 from heapline.spark.jobs.archive import archive
 from heapline.spark.lake import tables
@@ -78,3 +80,24 @@ def test_files_that_upkeep_has_removed_meanwhile_are_not_committed(tmp_path: Pat
         assert need_table(lake, "events").kept("jobs") is None
         archive(TasksAtOnce(), where, "jobs", lake)
         assert len(rows_in(lake, "messages")) == len(rows_in(lake, "events")) == 10
+
+
+def test_journal_is_held_for_the_view_that_is_furthest_behind(tmp_path: Path) -> None:
+    """Both are planned on one log, which has one lease: that of the second must not take the place of the first's."""
+    where, lake = {"path": str(tmp_path / "data")}, tmp_path / "lake"
+    with open_sync(tmp_path / "data", spare_segment_bytes=0, reclaim_interval=3600.0) as hl:
+        hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1 << 18)
+        for _ in range(6):
+            hl.enqueue_batch("jobs", [Outgoing(bytes(100_000))] * 5)
+        archive(TasksAtOnce(), where, "jobs", lake, views=("events",))
+        fill(hl, 10)
+        directory = hl._broker._runner("jobs").loader.directory
+        held: list[int] = []
+
+        class Watched(TasksAtOnce):
+            def range(self, *args: int) -> Any:
+                held.extend(lease.segment for lease in read_leases(RealDisk(), directory, 0))
+                return super().range(*args)
+
+        archive(Watched(), where, "jobs", lake)
+        assert held == [1]

@@ -94,7 +94,7 @@ class Rounds:
 
     def bring(self, look: Look) -> list[Brought]:
         """Write and commit all that was claimed. A view that somebody else was faster with is left out."""
-        written = self._written([(view, piece) for view in look.tables for piece in self._planned(view, look)])
+        written = self._written(self._planned(look))
         found = []
         for view, table in look.tables.items():
             claims = {topic: claim for topic, claim in look.claims[view].items() if claim.rows or claim.lost}
@@ -108,10 +108,18 @@ class Rounds:
             found.append(Brought(view, claims, files))
         return found
 
-    def _planned(self, view: str, look: Look) -> Iterator[Work]:
-        for topic, claim in look.claims[view].items():
-            if claim.rows:
-                yield from plan(self._subscription.logs[topic], claim.ranges, self._options[view])
+    def _planned(self, look: Look) -> list[tuple[str, Work]]:
+        """The pieces of all views. A log has one hold, so it is put where the first of its pieces begins."""
+        work: list[tuple[str, Work]] = []
+        for topic, log in self._subscription.logs.items():
+            mine = [
+                (view, piece) for view in look.tables if (claim := look.claims[view].get(topic)) and claim.rows
+                for piece in plan(log, claim.ranges, self._options[view])
+            ]  # fmt: skip
+            if mine:
+                log.hold(min(piece.start for _, piece in mine))
+            work += mine
+        return work
 
     def _written(self, work: list[tuple[str, Work]]) -> list[Written]:
         if not work:
