@@ -12,10 +12,13 @@ from heapline.journal.disk import RealDisk
 from heapline.journal.log_start import read_log_start
 from heapline.journal.reclaim import read_leases
 from heapline.model import Outgoing
-from heapline.spark.jobs.archive import archive
+from heapline.spark.jobs.archive import _read_options, archive
 from heapline.spark.lake import tables
+from heapline.spark.lake.rounds import Rounds
 from heapline.spark.lake.tables import LakeFilesGone, need_table
-from heapline.spark.lake.upkeep import maintain
+from heapline.spark.lake.upkeep import drop, maintain
+from heapline.spark.positions import Subscription
+from heapline.spark.sources import source_of
 from tests.unit.engine.rig import opened
 from tests.unit.spark.lake_rig import TasksAtOnce, fill, rows_in
 from tests.unit.spark.log_rig import rows
@@ -101,3 +104,36 @@ def test_journal_is_held_for_the_view_that_is_furthest_behind(tmp_path: Path) ->
 
         archive(Watched(), where, "jobs", lake)
         assert held == [1]
+
+
+def test_archive_of_one_view_keeps_what_the_lakes_other_view_lacks(tmp_path: Path) -> None:
+    """Two archives, one for each view, share the lake and the group: the quick one must not let go for the slow one."""
+    where, lake = {"path": str(tmp_path / "data")}, tmp_path / "lake"
+    with open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
+        hl.create_topic("jobs")
+        fill(hl, 10)
+        archive(TasksAtOnce(), where, "jobs", lake)
+        fill(hl, 10)
+        archive(TasksAtOnce(), where, "jobs", lake, views=("messages",))
+        assert _held_by(where, lake, ("messages",)) == _held_by(where, lake, ("messages", "events")) == {0: 10}
+        drop(lake, "jobs")
+        archive(TasksAtOnce(), where, "jobs", lake, views=("messages",))
+        assert _held_by(where, lake, ("messages",)) == {0: 20}, "the other view has nothing of this topic to go on from"
+
+
+def _held_by(where: dict[str, str], lake: Path, views: tuple[str, ...]) -> dict[int, int]:
+    """From where on the group would hold the journal."""
+    options = {view: _read_options(where, {"subscribe": "jobs"}, view, True) for view in views}
+    source = source_of(options[views[0]])
+    subscription = Subscription(source, options[views[0]].which)
+    subscription.find()
+    found: dict[int, int] = {}
+
+    class Group:
+        def move(self, topic: str, places: dict[int, int]) -> None:
+            found.update(places)
+
+    group: Any = Group()
+    Rounds(None, source, options, str(lake), group, subscription, True).hold()
+    subscription.close()
+    return found

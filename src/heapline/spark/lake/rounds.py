@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
 from heapline.spark.lake.holding import GroupHold
+from heapline.spark.lake.layout import DAY_OF
 from heapline.spark.lake.sameness import check_same
-from heapline.spark.lake.tables import LakeTable, make_table
+from heapline.spark.lake.tables import LakeTable, make_table, open_table
 from heapline.spark.lake.writing import Written, write_parts
 from heapline.spark.log import Source
 from heapline.spark.options import ReadOptions
@@ -129,13 +130,16 @@ class Rounds:
         return [Written(*row) for row in rows]
 
     def hold(self) -> None:
-        """Hold the journal from where the lake ends, in the view that is furthest behind."""
+        """Hold the journal from where the lake ends, in the view that is furthest behind: also in one that somebody
+        else archives, if the lake has that of the topic."""
         if self._hold is None:
             return
-        tables = [make_table(self._lake, view) for view in self._options]
+        mine = [make_table(self._lake, view) for view in self._options]
+        others = [table for view in DAY_OF if view not in self._options and (table := open_table(self._lake, view))]
         for topic, log in self._subscription.logs.items():
             starts = log.starts()
-            ends = [starts if (kept := table.kept(topic)) is None else kept.ends for table in tables]
+            ends = [starts if (kept := table.kept(topic)) is None else kept.ends for table in mine]
+            ends += [kept.ends for table in others if (kept := table.kept(topic)) is not None]
             self._hold.move(
                 topic, {p: max(start, min(known.get(p, 0) for known in ends)) for p, start in starts.items()}
             )
