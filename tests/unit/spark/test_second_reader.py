@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from heapline.model import Outgoing
 from heapline.spark.jobs.archive import _read_options, archive
 from heapline.spark.lake import tables
 from heapline.spark.lake.rounds import Rounds
-from heapline.spark.lake.tables import LakeFilesGone, need_table
+from heapline.spark.lake.tables import LakeFilesGone, make_table, need_table
 from heapline.spark.lake.upkeep import drop, maintain
 from heapline.spark.positions import Subscription
 from heapline.spark.sources import source_of
@@ -137,3 +138,20 @@ def _held_by(where: dict[str, str], lake: Path, views: tuple[str, ...]) -> dict[
     Rounds(None, source, options, str(lake), group, subscription, True).hold()
     subscription.close()
     return found
+
+
+def test_archives_that_begin_a_lake_together_make_each_table_once(tmp_path: Path) -> None:
+    for number in range(8):
+        versions: list[int] = []
+        together = threading.Barrier(3)
+
+        def begin(lake: str = str(tmp_path / str(number)), together: threading.Barrier = together) -> None:
+            together.wait()
+            versions.append(make_table(lake, "events").version)  # noqa: B023
+
+        threads = [threading.Thread(target=begin) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert versions == [0, 0, 0]

@@ -8,9 +8,11 @@ comes second is refused, looks again, and brings the rest.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -144,27 +146,44 @@ def open_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable | None:
 def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
     """The table, made if it is not there, and with the columns that the view has got since."""
     found = open_table(lake_dir, view)
-    if found is not None:
-        return _widened(found)
+    if found is not None and not _lacks(found):
+        return found
     root = f"{lake_path(os.fspath(lake_dir))}/{view}"
     os.makedirs(root, exist_ok=True)
-    schema = delta().Schema.from_arrow(table_schema(view))
-    delta().DeltaTable.create(
-        root, schema, mode="ignore", partition_by=list(PARTITIONED_BY), name=f"heapline_{view}",
-        description=f"What Heapline's log says, view {view}",
-    )  # fmt: skip
-    _sync_log(root, -1)
+    with _alone(root):
+        found = open_table(lake_dir, view)
+        if found is None:
+            _create(root, view)
+        elif missing := _lacks(found):
+            found.table.alter.add_columns(missing)
+        _sync_log(root, -1)
     return need_table(lake_dir, view)
 
 
-def _widened(found: LakeTable) -> LakeTable:
+@contextlib.contextmanager
+def _alone(root: str) -> Iterator[None]:
+    """One at a time makes or alters a table. Delta would let two archives that begin together both do it, and the
+    second would take the ground from under the first one's commit."""
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, however that ends
+        yield
+    finally:
+        os.close(handle)
+
+
+def _create(root: str, view: str) -> None:
+    delta().DeltaTable.create(
+        root, delta().Schema.from_arrow(table_schema(view)), mode="ignore", partition_by=list(PARTITIONED_BY),
+        name=f"heapline_{view}", description=f"What Heapline's log says, view {view}",
+    )  # fmt: skip
+
+
+def _lacks(found: LakeTable) -> list[Any]:
     """Views grow by columns. Rows that are there have nothing in them."""
     wanted = delta().Schema.from_arrow(table_schema(found.view)).fields
     there = {field.name for field in found.table.schema().fields}
-    missing = [field for field in wanted if field.name not in there]
-    if missing:
-        found.table.alter.add_columns(missing)
-    return found
+    return [field for field in wanted if field.name not in there]
 
 
 def need_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
