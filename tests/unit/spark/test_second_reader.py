@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from heapline import open_sync
@@ -14,6 +16,7 @@ from heapline.journal.log_start import read_log_start
 from heapline.journal.reclaim import read_leases
 from heapline.model import Outgoing
 from heapline.spark.jobs.archive import _read_options, archive
+from heapline.spark.jobs.lifecycle_table import Kept, LifecycleTable, TableMoved
 from heapline.spark.lake import tables
 from heapline.spark.lake.rounds import Rounds
 from heapline.spark.lake.tables import LakeFilesGone, make_table, need_table
@@ -155,3 +158,17 @@ def test_archives_that_begin_a_lake_together_make_each_table_once(tmp_path: Path
         for thread in threads:
             thread.join()
         assert versions == [0, 0, 0]
+
+
+def test_two_first_runs_of_lifecycles_at_once_do_not_both_count(tmp_path: Path) -> None:
+    columns = {"topic": "string", "id": "bigint", "is_over": "boolean"}
+    runs = [LifecycleTable(str(tmp_path), columns) for _ in range(2)]  # both find no table, and begin at the beginning
+    folders = [run.folder() for run in runs]
+    for folder in folders:
+        (tmp_path / folder / "is_over=true").mkdir(parents=True)
+        parquet.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / folder / "is_over=true" / "part.parquet")
+    assert runs[0].commit("jobs", folders[0], Kept(1, {0: 9})) == 3
+    with pytest.raises(TableMoved):
+        runs[1].commit("jobs", folders[1], Kept(1, {0: 9}))
+    (over,) = LifecycleTable(str(tmp_path), columns).files("jobs").values()
+    assert len(over) == 1
