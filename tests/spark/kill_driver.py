@@ -110,7 +110,7 @@ def begin(spark: Any, given: Given, name: str) -> Any:
 def written_twice(where: dict[str, str]) -> Callable[[Any, int], None]:
     def write(df: Any, number: int) -> None:
         for topic in ("left", "right"):
-            options = {**where, "topic": topic, "txnAppId": f"both-{topic}", "txnVersion": str(number)}
+            options = {**where, "topic": topic, "txnAppId": "both", "txnVersion": str(number)}
             df.write.format("heapline").options(**options).mode("append").save()
 
     return write

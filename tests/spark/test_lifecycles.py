@@ -17,6 +17,7 @@ import heapline
 from heapline.cli.pipeline import app
 from heapline.model import Outgoing
 from heapline.spark.jobs import keeping
+from heapline.spark.jobs.archive import archive
 from heapline.spark.jobs.audit import audit, audit_events
 from heapline.spark.jobs.auditing.alone import audit_table
 from heapline.spark.jobs.inputs import events_of
@@ -26,6 +27,7 @@ from heapline.spark.jobs.lifecycles import COLUMNS, lifecycles
 from tests.spark.conftest import MARKS
 from tests.spark.naive_lives import followed
 from tests.unit.engine.rig import opened
+from tests.unit.spark.lake_rig import TasksAtOnce, reclaim
 from tests.unit.spark.lived import BACKOFF, TOPICS, config, events, live, standing
 from tests.unit.spark.planting import early_lease, numbered
 
@@ -142,6 +144,22 @@ def test_kept_table_is_what_a_fold_of_everything_gives_also_after_a_run_that_was
     assert len(rows_of(read_lifecycles(spark, out, over=False))) == sum(not row["is_over"] for row in whole.values())
     with pytest.raises(TableMoved, match="run again"):
         stale.commit("jobs", "data/none", Kept(1, {0: 5}))
+
+
+def test_first_run_with_a_lake_begins_where_the_lake_does(spark: Any, hl: Any, tmp_path: Path) -> None:
+    where, lake = {"path": str(tmp_path / "data")}, str(tmp_path / "lake")
+    work(hl, 60)
+    archive(TasksAtOnce(), where, "jobs", lake, views=("events",))
+    while got := hl.pop("jobs", 100):
+        hl.ack(got)
+    archive(TasksAtOnce(), where, "jobs", lake, views=("events",))
+    reclaim(hl)
+    assert all(start > 0 for start, _ in hl.offsets("jobs").values())
+    archive(TasksAtOnce(), where, "jobs", lake, views=("events",), fail_on_loss=False)
+    keep_lifecycles(spark, where, "jobs", str(tmp_path / "lives"), lake=lake)
+    kept = rows_of(read_lifecycles(spark, str(tmp_path / "lives")))
+    assert kept == rows_of(lifecycles(events_of(spark, where, lake, "jobs")))
+    assert sum(row["payload_bytes"] == 20 for row in kept.values()) == 60
 
 
 def test_audit_proves_a_journal_and_refutes_one_that_was_tampered_with(spark: Any, hl: Any, tmp_path: Path) -> None:

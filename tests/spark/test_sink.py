@@ -126,7 +126,7 @@ def test_write_with_a_transaction_is_done_once_however_often_it_is_repeated(spar
         save(numbers(spark, 100), server, topic, txnAppId="load", txnVersion=version)
     assert server.taken(topic) == wanted(100) + wanted(100)
     assert server.prepared(topic) == 0
-    assert server.sinks()["txn:load"] == 1
+    assert server.sinks()[f"txn:load@{topic}"] == 1
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_two_writes_of_one_foreach_batch_are_two_transactions(
 
     def both(df: Any, number: int) -> None:
         for topic in (one, two):
-            save(df, server, topic, txnAppId=f"both-{topic}", txnVersion=str(number))
+            save(df, server, topic, txnAppId="both", txnVersion=str(number))
 
     for _ in range(2):
         query = stream(spark, source).writeStream.foreachBatch(both).option("checkpointLocation", str(checkpoint))

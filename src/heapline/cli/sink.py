@@ -35,7 +35,7 @@ async def list_command(
     ] = False,
 ) -> None:  # fmt: skip
     """Which sinks there are, and what each has committed last. A query of Spark is [bold]query:ID[/bold], what is
-    written with txnAppId is [bold]txn:ID[/bold].
+    written with txnAppId is [bold]txn:ID@TOPIC[/bold].
 
     Example:  [cyan]heapline sink list[/cyan]
     """
@@ -70,7 +70,7 @@ async def forget_command(
     """Forget what a sink has committed, so that its versions may start again. Asks first: whoever still repeats a
     commit of it, as a query of Spark does after a crash, then doubles messages.
 
-    Example:  [cyan]heapline sink forget txn:nightly-load[/cyan]
+    Example:  [cyan]heapline sink forget txn:nightly-load@orders[/cyan]
     """
     known = {sink.name: sink for sink in await hl.list_sinks()}
     if name not in known:

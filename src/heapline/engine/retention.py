@@ -140,12 +140,13 @@ def starts_without(topic: Topic, survey: Survey, index: int) -> list[int]:
     the next segment starts."""
     number = survey.segments[index].number
     behind_commits = [commits.last(number) + 1 for commits in topic.following.commits]
-    return [at if at > survey.start(p, index + 1) else 0 for p, at in enumerate(behind_commits)]
+    # A partition that came after the survey has nothing in these segments, and the survey knows nothing of it.
+    return [at if at and at > survey.start(p, index + 1) else 0 for p, at in enumerate(behind_commits)]
 
 
 def read_with(starts: Sequence[int], survey: Survey, lease: int) -> bool:
     """Whether a reader that holds the journal from segment `lease` on has rows below these starts to read."""
-    return any(start > survey.start_from(p, lease) for p, start in enumerate(starts))
+    return any(start and start > survey.start_from(p, lease) for p, start in enumerate(starts))
 
 
 def letters_in(topic: Topic, segment: int, now: int) -> I64:

@@ -99,7 +99,9 @@ class Subscription:
                     found[topic][partition] = words.get(offset, offset)
                 else:
                     time = asked.time if asked.times is None else asked.times[topic][partition]
-                    found[topic][partition] = self._at_time(topic, partition, time or 0, end, name, late)
+                    at = self._at_time(topic, partition, time or 0, end, name, late)
+                    # The first segment may hold rows that cannot be shown any more (journal/log_start.py).
+                    found[topic][partition] = max(at, starts[topic][partition])
         return found
 
     def _at_time(self, topic: str, partition: int, time: int, end: int, name: str, late: str) -> int:

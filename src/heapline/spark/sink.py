@@ -40,7 +40,7 @@ class Told(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._batch = write_batch(options.txn)
+        self._batch = write_batch(options.txn, options.topic)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return _write(self._options, self._batch, iterator)

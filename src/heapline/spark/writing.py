@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heapline.client.log_calls import LogCalls
+from heapline.engine.requests import NAME_BYTES_MAX
 from heapline.errors import BadRequest, BatchDecided, UnknownPart
 from heapline.spark.bad_rows import BadFile, refuse, settle
 from heapline.spark.outgoing import accept
@@ -44,11 +45,26 @@ def stream_batch(query_id: str | None, batch_id: str | int | None) -> Batch:
     return Batch(f"spark.{query_id}.{batch_id}", f"query:{query_id}", int(batch_id))
 
 
-def write_batch(txn: tuple[str, int] | None) -> Batch:
+def write_batch(txn: tuple[str, int] | None, topic: str | None = None) -> Batch:
+    """`topic`: to which all rows go; None: each says."""
     if txn is None:
         return Batch(f"spark.{secrets.token_hex(16)}")
     app, version = txn
-    return Batch(f"spark.txn.{hashlib.sha256(app.encode()).hexdigest()[:40]}.{version}", f"txn:{app}", version)
+    sink = txn_sink(app, topic)
+    return Batch(f"spark.txn.{hashlib.sha256(sink.encode()).hexdigest()[:40]}.{version}", sink, version)
+
+
+def txn_sink(app: str, topic: str | None) -> str:
+    """What is written under a txnAppId to one topic: as for Delta's tables, each topic has versions of its own, so that
+    a foreachBatch may write to several under one name. No topic has such a name as "*", and none an "@" in it.
+
+    >>> txn_sink("nightly-load", "orders"), txn_sink("nightly-load", None)
+    ('txn:nightly-load@orders', 'txn:nightly-load@*')
+    """
+    name = f"txn:{app}@{topic or '*'}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:40]
+    fitting = (name, f"txn:{app}@#{digest}", f"txn:#{digest}")  # nor has any topic a "#" in its name
+    return next(one for one in fitting if len(one.encode()) <= NAME_BYTES_MAX)
 
 
 @dataclass(frozen=True)

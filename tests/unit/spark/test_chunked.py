@@ -45,10 +45,10 @@ class Server:
 
     def write(self, chunk: Any, app: str, number: int) -> None:
         self.step()
-        last = self.commits.get(f"txn:{app}")
+        last = self.commits.get(f"txn:{app}@jobs")
         if chunk and (last is None or last.version < number):
             self.there += chunk
-            self.commits[f"txn:{app}"] = Commit(f"txn:{app}", number, len(chunk))
+            self.commits[f"txn:{app}@jobs"] = Commit(f"txn:{app}@jobs", number, len(chunk))
         self.step()  # killed with the chunk committed, and nobody told
 
 

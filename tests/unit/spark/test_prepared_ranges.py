@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from heapline.journal.log_start import log_start_path, read_log_start
+from heapline.journal.reclaim import ReaderLease, write_lease
 from heapline.model import Outgoing
 from heapline.spark.log import DataLost
 from tests.unit.engine.rig import Rig, opened
@@ -113,6 +114,22 @@ async def test_start_is_raised_durably_before_the_segment_goes() -> None:
         assert (await told_by_all(other))[0][0] == at + 3
         assert first_segment(other) == 1
         await other.hl.close()
+
+
+async def test_topic_that_grows_while_its_first_segment_goes_is_no_worse_for_it() -> None:
+    async with opened() as rig:
+        at = await far_apart(rig)
+        runner = rig.runner()
+        for _ in range(2):
+            await rig.hl.enqueue("jobs", b"mark", priority=-1)
+            await rig.hl.ack(await rig.hl.pop("jobs"))
+            await rig.hl.snapshot("jobs")
+        survey = await runner.upkeep.reclaimer._survey()
+        await rig.hl.update_topic("jobs", partitions=4)
+        write_lease(rig.disk, runner.loader.directory, ReaderLease("late", 1, 99, 1 << 60))
+        assert await runner.upkeep.reclaimer._give_back(survey, 0)
+        assert (first_segment(rig), (await told_by_all(rig))[0][0]) == (2, at + 3)
+        assert (await rig.hl.stats("jobs")).reloads_total == 0
 
 
 async def test_reader_holds_the_records_of_its_rows_too() -> None:

@@ -133,7 +133,18 @@ def test_batch_of_a_stream_is_named_by_query_and_number_and_never_guessed() -> N
 
 def test_batch_with_a_transaction_has_one_name_and_without_one_never_the_same() -> None:
     assert write_batch(("app/with: anything?", 3)) == write_batch(("app/with: anything?", 3))
-    assert write_batch(("a", 3)).sink == "txn:a"
+    assert write_batch(("a", 3)).sink == "txn:a@*"
     assert write_batch(None).sink is None
     assert write_batch(None) != write_batch(None)
     assert len(write_batch(("ä" * 126, 1 << 62)).id.encode()) < 256
+
+
+def test_each_topic_has_versions_of_its_own_under_one_transaction_name() -> None:
+    """As Delta's tables do: or the second write of a foreachBatch would be taken for a repeat, and be lost."""
+    to = [write_batch(("app", 7), topic) for topic in ("left", "right", "ns/left", None)]
+    assert len({batch.id for batch in to}) == len({batch.sink for batch in to}) == 4
+    assert write_batch(("a@b", 0)).sink != write_batch(("a", 0), "b").sink
+    long = [write_batch((app, 0), "n" * 127 + "/" + "x" * 127 + end).sink for app in ("ä" * 126, "app") for end in "ab"]
+    assert len(set(long)) == 4
+    assert all(len((sink or "").encode()) <= 256 for sink in long)
+    assert all((sink or "").startswith("txn:app@") for sink in long[2:]), "as jobs look for theirs"

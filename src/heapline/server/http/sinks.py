@@ -15,7 +15,7 @@ from heapline.server.http.visiting import Here
 from heapline.wire.json_shapes import KnownTold, SinksTold
 
 router = APIRouter(prefix="/v1", tags=["prepared batches"])
-Name = Annotated[str, Path(max_length=600, description="the sink", examples=["txn:nightly-load"])]
+Name = Annotated[str, Path(max_length=600, description="the sink", examples=["txn:nightly-load@orders"])]
 
 
 @documented(router, "GET", "/sinks", tells=SinksTold, summary="Sinks and their last commits")

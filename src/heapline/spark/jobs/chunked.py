@@ -181,8 +181,8 @@ def run_chunks(
     """Write what is not written yet. `write(chunk, txnAppId, txnVersion)` returns when the chunk is committed."""
     if rate is not None and rate <= 0:
         raise BadRequest(f"a rate is messages a second, more than 0, not {rate}")
-    sink, began, total = f"txn:{plan.app}", clock(), len(plan.chunks)
-    progress = _caught_up(folder.progress(), sinks().get(sink))
+    began, total = clock(), len(plan.chunks)
+    progress = _caught_up(folder.progress(), _last(plan, sinks()))
     before, sent_before = progress.chunk + 1, progress.messages
     for number in range(before, total):
         if tell is not None:
@@ -192,13 +192,18 @@ def run_chunks(
             if wait > 0:
                 sleep(wait)
         write(plan.chunks[number], plan.app, number)
-        progress = _caught_up(progress, sinks().get(sink))
+        progress = _caught_up(progress, _last(plan, sinks()))
         if progress.chunk < number:  # nothing of it was left to send, so there was nothing to commit
             progress = Progress(number, progress.messages, progress.version)
         folder.write(PROGRESS, progress)
     if tell is not None:
         tell(total, total, progress.messages)
     return Ran(total, before, progress.messages, clock() - began)
+
+
+def _last(plan: Plan, known: Mapping[str, Any]) -> Committed | None:
+    """Its run's id is in no other sink's name."""
+    return next((sink for name, sink in known.items() if name.startswith(f"txn:{plan.app}@")), None)
 
 
 def _caught_up(known: Progress, last: Committed | None) -> Progress:

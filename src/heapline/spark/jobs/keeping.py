@@ -50,12 +50,13 @@ def keep_lifecycles(
     if kept is not None and kept.incarnation != incarnation:
         raise BadRequest(f"topic {name!r} was deleted and made again: keep its lifecycles in another directory")
     done = {} if kept is None else kept.ends
-    first = {p: max(starts[p], done.get(p, 0)) if kept is None else done.get(p, 0) for p in ends}
-    lost = [p for p in ends if kept is not None and starts[p] > first[p] and lake is None]
+    if lake is not None and where is not None and any(starts[p] > done.get(p, 0) for p in ends):
+        starts = _starts_with(spark, where, name, lake, ends)
+    first = {p: starts[p] if kept is None else done.get(p, 0) for p in ends}
+    lost = [p for p in ends if starts[p] > first[p]]
     if lost:
-        raise DataLost(
-            f"events of topic {name!r} in partitions {lost} were reclaimed before they were kept: use a lake"
-        )
+        remedy = "use a lake" if lake is None else "the lake does not have them either, so begin another table"
+        raise DataLost(f"events of topic {name!r} in partitions {lost} were reclaimed before they were kept: {remedy}")
     new = sum(ends[p] - first[p] for p in ends)
     if not new:
         return KeptResult(name, 0, 0, done)
@@ -89,6 +90,17 @@ def _reach(
         return log.ref.incarnation, dict(log.starts()), dict(log.ends())
     finally:
         subscription.close()
+
+
+def _starts_with(
+    spark: Any, where: Mapping[str, str], topic: str, lake: str, ends: Mapping[int, int]
+) -> dict[int, int]:
+    """Where lake and journal together begin: asked only if the journal alone does not go back far enough."""
+    from pyspark.sql import functions as F
+
+    rows = events_of(spark, where, lake, topic, columns=["partition", "offset"])
+    found = dict(tuple(row) for row in rows.groupBy("partition").agg(F.min("offset")).collect())
+    return {p: found.get(p, end) for p, end in ends.items()}
 
 
 def _new_events(

@@ -85,6 +85,9 @@ class LifecycleTable:
         from deltalake.transaction import CommitProperties, RemoveAction, Transaction
 
         table = self._table or self._create()
+        if self._table is None and table.transaction_version(f"{APP}:{topic}") is not None:
+            # Somebody else has made it meanwhile: what is there now is not what this run began with, which was nothing.
+            raise TableMoved(f"the lifecycles of {topic!r} were begun by somebody else meanwhile: run again")
         now = int(time.time() * 1000)
         added, rows = self._added(topic, folder, now)
         open_ones = self.files(topic, over=False).get((topic, False), [])

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
 from heapline.spark.lake.holding import GroupHold
+from heapline.spark.lake.layout import DAY_OF
 from heapline.spark.lake.sameness import check_same
-from heapline.spark.lake.tables import LakeTable, make_table
+from heapline.spark.lake.tables import LakeTable, make_table, open_table
 from heapline.spark.lake.writing import Written, write_parts
 from heapline.spark.log import Source
 from heapline.spark.options import ReadOptions
@@ -94,7 +95,7 @@ class Rounds:
 
     def bring(self, look: Look) -> list[Brought]:
         """Write and commit all that was claimed. A view that somebody else was faster with is left out."""
-        written = self._written([(view, piece) for view in look.tables for piece in self._planned(view, look)])
+        written = self._written(self._planned(look))
         found = []
         for view, table in look.tables.items():
             claims = {topic: claim for topic, claim in look.claims[view].items() if claim.rows or claim.lost}
@@ -108,10 +109,18 @@ class Rounds:
             found.append(Brought(view, claims, files))
         return found
 
-    def _planned(self, view: str, look: Look) -> Iterator[Work]:
-        for topic, claim in look.claims[view].items():
-            if claim.rows:
-                yield from plan(self._subscription.logs[topic], claim.ranges, self._options[view])
+    def _planned(self, look: Look) -> list[tuple[str, Work]]:
+        """The pieces of all views. A log has one hold, so it is put where the first of its pieces begins."""
+        work: list[tuple[str, Work]] = []
+        for topic, log in self._subscription.logs.items():
+            mine = [
+                (view, piece) for view in look.tables if (claim := look.claims[view].get(topic)) and claim.rows
+                for piece in plan(log, claim.ranges, self._options[view])
+            ]  # fmt: skip
+            if mine:
+                log.hold(min(piece.start for _, piece in mine))
+            work += mine
+        return work
 
     def _written(self, work: list[tuple[str, Work]]) -> list[Written]:
         if not work:
@@ -121,13 +130,16 @@ class Rounds:
         return [Written(*row) for row in rows]
 
     def hold(self) -> None:
-        """Hold the journal from where the lake ends, in the view that is furthest behind."""
+        """Hold the journal from where the lake ends, in the view that is furthest behind: also in one that somebody
+        else archives, if the lake has that of the topic."""
         if self._hold is None:
             return
-        tables = [make_table(self._lake, view) for view in self._options]
+        mine = [make_table(self._lake, view) for view in self._options]
+        others = [table for view in DAY_OF if view not in self._options and (table := open_table(self._lake, view))]
         for topic, log in self._subscription.logs.items():
             starts = log.starts()
-            ends = [starts if (kept := table.kept(topic)) is None else kept.ends for table in tables]
+            ends = [starts if (kept := table.kept(topic)) is None else kept.ends for table in mine]
+            ends += [kept.ends for table in others if (kept := table.kept(topic)) is not None]
             self._hold.move(
                 topic, {p: max(start, min(known.get(p, 0) for known in ends)) for p, start in starts.items()}
             )

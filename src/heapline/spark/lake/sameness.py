@@ -1,9 +1,9 @@
 """Whether a journal is the one that a lake was made from, or another with a topic of the same name.
 
 Incarnations tell topics of one broker apart, not those of two, nor those before and after a data directory was begun
-anew. So one row is compared that both should have: the first of the journal, whose commit and time its index knows. It
-is looked for in the table of events alone, among the rows of its day. Of a day before the lake's first, which upkeep
-may have dropped, nothing can be said.
+anew. So one row is compared that both should have: the first that the journal shows of those whose unit and time its
+index knows. It is looked for in the table of events alone, among the rows of its day. Of a day before the lake's first,
+which upkeep may have dropped, nothing can be said.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ def check_same(table: LakeTable, log: TopicLog) -> None:
     kept = table.kept(log.ref.topic)
     if kept is None or table.view != "events":
         return
-    marks = log.marks()
+    marks, starts = log.marks(), log.starts()
     for partition, end in kept.ends.items():
         mine = marks.of(partition)
-        if len(mine) and int(mine["first_offset"][0]) < end:
-            _compare(table, log.ref.topic, partition, mine[0])
+        # Below its start the journal may have rows that nobody is shown, so the lake may have been begun without them.
+        shown = mine[mine["first_offset"] >= starts.get(partition, 0)]
+        if len(shown) and int(shown["first_offset"][0]) < end:
+            _compare(table, log.ref.topic, partition, shown[0])
             return
 
 

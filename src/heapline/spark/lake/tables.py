@@ -8,14 +8,16 @@ comes second is refused, looks again, and brings the rest.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from heapline.errors import BadRequest
+from heapline.errors import BadRequest, ConflictError
 from heapline.spark.lake.claims import Claim, Kept, LakeMoved, check_fits
 from heapline.spark.lake.layout import PARTITIONED_BY, lake_path, namespace_of, table_schema
 from heapline.spark.lake.writing import Written, sync_path
@@ -23,6 +25,7 @@ from heapline.spark.lake.writing import Written, sync_path
 APP = "heapline"
 #: Commits that touch nothing of ours (compaction, other topics) may come between as often as this.
 RETRIES = 50
+LAST_CHECKPOINT = "_last_checkpoint"  # Delta's own: where readers begin
 
 
 def delta() -> Any:
@@ -31,6 +34,10 @@ def delta() -> Any:
     except ImportError:
         raise ImportError("deltalake is not here: install it with `pip install 'heapline[lake]'`") from None
     return deltalake
+
+
+class LakeFilesGone(ConflictError):
+    """Files that were to be committed are not there any more."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +85,26 @@ class LakeTable:
 
     def commit(self, claims: Mapping[str, Claim], files: Iterable[Written]) -> None:
         """All or nothing. LakeMoved if rows of a claim are there already, or got there meanwhile."""
+        files = list(files)
         for topic, claim in claims.items():
             check_fits(topic, self.kept(topic), claim)
+        self._check_there(files)
         properties = delta().CommitProperties(
             custom_metadata={APP: {topic: _told(claim) for topic, claim in claims.items()}},
             max_commit_retries=RETRIES, app_transactions=_transactions(claims),
         )  # fmt: skip
         self._commit([_added(file) for file in files], properties, claims)
         _sync_log(self.root, self.version - 1)
+
+    def _check_there(self, files: Sequence[Written]) -> None:
+        """Upkeep takes files of no commit for leftovers once they are old, whoever still means to commit them."""
+        gone = [file.path for file in files if not os.path.exists(f"{self.root}/{file.path}")]
+        if gone:
+            raise LakeFilesGone(
+                f"{len(gone)} of {len(files)} files that were to be committed to the lake's {self.view} were removed "
+                f"meanwhile, such as {gone[0]}: nothing was committed, archive again. If `lake maintain` did it, give "
+                "it a longer --vacuum than an archive takes"
+            )
 
     def _commit(self, actions: list[Any], properties: Any, claims: Mapping[str, Claim]) -> None:
         try:
@@ -101,11 +120,13 @@ class LakeTable:
 
 
 def _sync_log(root: str, after: int) -> None:
-    """The commits after this version to disk: whoever is told of one may forget the rows elsewhere."""
+    """The commits after this version to disk, and the checkpoints that Delta makes of them, with which readers begin:
+    whoever is told of a commit may forget the rows elsewhere."""
     log = f"{root}/_delta_log"
     for name in os.listdir(log):
         number, _, kind = name.partition(".")
-        if kind == "json" and number.isdigit() and int(number) > after:
+        is_whole = kind.endswith(("json", "parquet"))  # and not what somebody else is writing just now
+        if name == LAST_CHECKPOINT or (is_whole and number.isdigit() and int(number) > after):
             sync_path(f"{log}/{name}")
     for folder in (log, root, os.path.dirname(root)):
         sync_path(folder)
@@ -125,27 +146,44 @@ def open_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable | None:
 def make_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
     """The table, made if it is not there, and with the columns that the view has got since."""
     found = open_table(lake_dir, view)
-    if found is not None:
-        return _widened(found)
+    if found is not None and not _lacks(found):
+        return found
     root = f"{lake_path(os.fspath(lake_dir))}/{view}"
     os.makedirs(root, exist_ok=True)
-    schema = delta().Schema.from_arrow(table_schema(view))
-    delta().DeltaTable.create(
-        root, schema, mode="ignore", partition_by=list(PARTITIONED_BY), name=f"heapline_{view}",
-        description=f"What Heapline's log says, view {view}",
-    )  # fmt: skip
-    _sync_log(root, -1)
+    with _alone(root):
+        found = open_table(lake_dir, view)
+        if found is None:
+            _create(root, view)
+        elif missing := _lacks(found):
+            found.table.alter.add_columns(missing)
+        _sync_log(root, -1)
     return need_table(lake_dir, view)
 
 
-def _widened(found: LakeTable) -> LakeTable:
+@contextlib.contextmanager
+def _alone(root: str) -> Iterator[None]:
+    """One at a time makes or alters a table. Delta would let two archives that begin together both do it, and the
+    second would take the ground from under the first one's commit."""
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, however that ends
+        yield
+    finally:
+        os.close(handle)
+
+
+def _create(root: str, view: str) -> None:
+    delta().DeltaTable.create(
+        root, delta().Schema.from_arrow(table_schema(view)), mode="ignore", partition_by=list(PARTITIONED_BY),
+        name=f"heapline_{view}", description=f"What Heapline's log says, view {view}",
+    )  # fmt: skip
+
+
+def _lacks(found: LakeTable) -> list[Any]:
     """Views grow by columns. Rows that are there have nothing in them."""
     wanted = delta().Schema.from_arrow(table_schema(found.view)).fields
     there = {field.name for field in found.table.schema().fields}
-    missing = [field for field in wanted if field.name not in there]
-    if missing:
-        found.table.alter.add_columns(missing)
-    return found
+    return [field for field in wanted if field.name not in there]
 
 
 def need_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
