@@ -27,7 +27,9 @@ MARKS, STEPS = range(2)  # what a row has
 PACKED_DDL = "what int, bucket int, blob binary"
 _PACKED = pa.schema([("what", pa.int32()), ("bucket", pa.int32()), ("blob", pa.binary())])
 _NARROW = {"topic": pa.int32(), "step": pa.int8(), "wall": pa.int8(), "judged": pa.int8()}
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+# Values are small: sharing the work on one out would cost more than the work.
+_WRITING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_READING = pa.ipc.IpcReadOptions(use_threads=False)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # ids of a partition count up; their product with this does not
 
 
@@ -78,12 +80,15 @@ def _rows(rows: Sequence[tuple[int, int, bytes]]) -> Any:
 
 def unpack_steps(batches: Iterable[Any], numbers: Mapping[str, int]) -> Steps:
     """In a task: what came here, with the numbers that topics have now."""
-    found = []
-    for blob in _blobs(batches):
-        steps = Steps(*_columns([blob], Steps._fields))
-        here = json.loads(blob.schema.metadata[b"topics"])
-        found.append(steps._replace(topic=np.array([numbers[name] for name in here], dtype=np.int64)[steps.topic]))
-    return joined(found) if found else Steps(*(np.zeros(0, dtype=np.int64) for _ in Steps._fields))
+    by_names: dict[bytes, list[Any]] = {}
+    for blob in (from_blob(value.as_buffer()) for batch in batches for value in batch["blob"]):
+        by_names.setdefault(blob.schema.metadata[b"topics"], []).append(blob)
+    found = [Steps(*(np.zeros(0, dtype=np.int64) for _ in Steps._fields))]
+    for names, blobs in by_names.items():
+        steps = Steps(*_columns(blobs, Steps._fields))
+        now = np.array([numbers[name] for name in json.loads(names)], dtype=np.int64)
+        found.append(steps._replace(topic=now[steps.topic]))
+    return joined(found)
 
 
 def pack_columns(columns: Any) -> Iterator[bytes]:
@@ -105,23 +110,21 @@ def _table(columns: Any, about: dict[str, str] | None) -> Any:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, about))
 
 
-def _blobs(batches: Iterable[Any]) -> Iterator[Any]:
-    return (from_blob(blob.as_buffer()) for batch in batches for blob in batch["blob"])
-
-
 def _columns(tables: Sequence[Any], names: Sequence[str]) -> list[I64]:
-    none = np.zeros(0, dtype=np.int64)
-    return [np.concatenate([none, *(table[name].to_numpy() for table in tables)]) for name in names]
+    if not tables:
+        return [np.zeros(0, dtype=np.int64) for _ in names]
+    whole = pa.concat_tables(tables)
+    return [whole[name].to_numpy().astype(np.int64, copy=False) for name in names]
 
 
 def to_blob(table: Any) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, table.schema, options=_WRITING) as writer:
         writer.write_table(table)
     found: bytes = sink.getvalue().to_pybytes()
     return found
 
 
 def from_blob(blob: Any) -> Any:
-    with pa.ipc.open_stream(blob) as reader:
+    with pa.ipc.open_stream(blob, options=_READING) as reader:
         return reader.read_all()
