@@ -3,8 +3,8 @@ enqueues the same rows through the SDK, a thousand a call.
 
 Values of 200 bytes, half of which do not compress; both sides to one server, whose every answer is durable. Each round
 goes to new topics; the sides take turns, also in which goes first. Every side runs once to warm up; then the middling
-ratio of the rounds counts. What it costs Spark to start a query, plan, check point and commit is part of the time: some two
-seconds however many rows there are (20 000 took 2.3 s, 800 000 took 4.5 s), so few rows would measure only that.
+ratio of the rounds counts. What it costs Spark to start a query, plan, check point and commit is part of the time: some
+two seconds however many rows there are (20 000 took 2.3 s, 800 000 took 4.5 s), so few rows would measure only that.
 """
 
 from __future__ import annotations
