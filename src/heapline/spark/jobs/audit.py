@@ -1,19 +1,20 @@
 """The audit: proves or refutes from the events of topics that the queue kept its promises.
 
-Two passes over the events and two shuffles, however many there are. The first pass gathers what concerns whole topics
-(auditing/marks.py), a few rows; the driver makes of it what all tasks must know. The second turns events into numbers,
-brings the steps of each message together (first shuffle) and judges whole messages, many at once
-(auditing/histories.py); what was ready when goes on by topic (second shuffle), where leases are ranked
+One pass over the events and two shuffles, however many there are. Whoever reads them makes numbers of them and packs
+those of many messages into one row (auditing/packing.py), beside a few rows of what concerns whole topics
+(auditing/gathering.py). These rows are kept on Spark's disks until the audit is over: the driver first makes of the few
+what all tasks must know; then the steps of each message come together (first shuffle), and whole messages are judged,
+many at once (auditing/histories.py); what was ready when goes on by topic (second shuffle), where leases are ranked
 (auditing/ranks.py). Back come counts and a few examples.
 
-A task of the second pass holds its share of the messages in memory, some 100 bytes an event, and one that ranks holds
-some 70 bytes for each time that a message of its topic was ready.
+A task that judges holds its share of the messages in memory, some 100 bytes an event: a 256th of them at least. One
+that ranks holds some 70 bytes for each time that a message of its topic was ready.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from time import perf_counter
 from typing import Any
@@ -25,27 +26,32 @@ from heapline.errors import BadRequest
 from heapline.spark.jobs.auditing import histories as H
 from heapline.spark.jobs.auditing import steps as S
 from heapline.spark.jobs.auditing.concluding import Known, Ordered, Ranked, Standing, conclude, known, rank
-from heapline.spark.jobs.auditing.marks import KINDS, Mark, Reach
+from heapline.spark.jobs.auditing.gathering import put_together
 from heapline.spark.jobs.auditing.outside import Outside, ask
-from heapline.spark.jobs.auditing.ranks import NEVER, Intervals
+from heapline.spark.jobs.auditing.packing import (
+    BUCKETS,
+    MARKS,
+    PACKED_DDL,
+    STEPS,
+    from_blob,
+    pack,
+    pack_columns,
+    pack_steps,
+    unpack_columns,
+    unpack_steps,
+)
+from heapline.spark.jobs.auditing.ranks import Intervals
 from heapline.spark.jobs.auditing.verdicts import AuditResult
 from heapline.spark.jobs.inputs import Offsets, events_of, journal_events
 from heapline.spark.options import plain_topic
 
 EXAMPLES = 10
 ROWS_A_TASK = 1_500_000
-MARK_COLUMNS = (
-    "topic", "partition", "offset", "timestamp", "wall_time", "unit", "kind", "id", "count", "batch_id", "details",
-)  # fmt: skip
-STEP_COLUMNS = (
-    "topic", "offset", "unit", "kind", "id", "at", "priority", "due", "seq", "heap_key", "returned", "kept",
-    "enqueued_at", "due_wall",
-)  # fmt: skip
-_STEP_NAMES = ", ".join(f"{name} bigint" for name in S.Steps._fields)
-#: What tasks hand on: kind of row, and numbers that mean what the kind says.
+PIECES = 4  # that a journal is read in at least
+#: What tasks hand on: kind of row, and numbers that mean what the kind says; or many of those as one value.
 _ROW = ("what", "topic", "id", "key", "a", "b", "c", "d", "e")
-_ROW_NAMES = ", ".join(f"{name} bigint" for name in _ROW)
-_ROW_SCHEMA = pa.schema([(name, pa.int64()) for name in _ROW])
+_ROW_NAMES = ", ".join(f"{name} bigint" for name in _ROW) + ", blob binary"
+_ROW_SCHEMA = pa.schema([*((name, pa.int64()) for name in _ROW), ("blob", pa.binary())])
 _COMPLAINTS, _EXAMPLE, _STANDING, _PURGED, _TOTALS, _READY, _RANKED, _RANK_EXAMPLE = range(8)
 
 
@@ -73,23 +79,9 @@ def audit(
         outside = outside._replace(ends={names[0]: dict(end)}, closing={})
     asked = {**outside.configs, **(configs or {})}
 
-    def load(columns: Sequence[str]) -> Any:
-        if lake is not None:
-            parts = [events_of(spark, where, lake, name, columns=columns) for name in names]
-        else:
-            if where is None:
-                raise BadRequest("say where the events are: options of the format heapline, or a lake")
-            parts = [
-                journal_events(spark, where, n, columns=columns, start=start, end=outside.ends.get(n)) for n in names
-            ]  # fmt: skip
-        return reduce(lambda one, other: one.unionByName(other), parts)
-
-    marks, reaches = _gather(load(MARK_COLUMNS))
-    facts = known(
-        names, marks, reaches, asked, closing if closing is not None else outside.closing, opening is not None
-    )
-    result = _judge(load(STEP_COLUMNS), opening, facts, examples)
-    return dataclasses.replace(result, seconds=round(perf_counter() - began, 3))
+    packed = _read(spark, where, names, lake, start, outside.ends)
+    closing = closing if closing is not None else outside.closing
+    return _audited(packed, names, opening, closing, asked, examples, began)
 
 
 def audit_events(
@@ -97,92 +89,66 @@ def audit_events(
     configs: Mapping[str, Any] | None = None, examples: int = EXAMPLES,
 ) -> AuditResult:  # fmt: skip
     """The same of a DataFrame with the columns of the view `events`, of whatever topics are in it."""
-    began = perf_counter()
-    marks, reaches = _gather(events)
-    names = sorted({reach.topic for reach in reaches})
-    facts = known(names, marks, reaches, configs or {}, closing, opening is not None)
-    return dataclasses.replace(_judge(events, opening, facts, examples), seconds=round(perf_counter() - began, 3))
+    return _audited(_packed(events), None, opening, closing, configs or {}, examples, perf_counter())
 
 
-# -- the first pass ----------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _gather(events: Any) -> tuple[list[Mark], list[Reach]]:
-    from pyspark.sql import functions as F
+def _read(
+    spark: Any, where: Mapping[str, str] | None, names: Sequence[str], lake: str | None, start: Offsets | None,
+    ends: Mapping[str, Offsets],
+) -> Any:  # fmt: skip
+    if lake is not None:
+        parts = [_packed(events_of(spark, where, lake, name, columns=S.NEEDS)) for name in names]
+    elif where is None:
+        raise BadRequest("say where the events are: options of the format heapline, or a lake")
+    else:
+        from heapline.spark.jobs.auditing.source import PackedEvents
 
-    is_mark = F.col("kind").isin(*KINDS)
-    own = is_mark & (F.col("kind") != "batch_committed")  # all rows of a commit are one event
-
-    def only(name: str, where: Any = is_mark) -> Any:
-        return F.when(where, F.col(name)).alias(f"mark_{name}")
-
-    ahead = F.unix_millis("wall_time") - F.unix_millis("timestamp")
-    lease = F.when(F.col("kind") == "leased", F.col("unit"))
-    rows = events.groupBy(
-        "topic", "partition", only("kind"), only("batch_id"), only("details"), only("unit"), only("offset", own)
-    ).agg(
-        F.count("*").alias("rows"), F.min("offset").alias("first"), F.max("offset").alias("last"),
-        F.count("id").alias("named"), F.max("count").alias("count"), F.max("unit").alias("last_unit"),
-        F.min(lease).alias("first_lease"), F.max(ahead).alias("ahead"),
-    ).collect()  # fmt: skip
-    marks = [
-        Mark(r["topic"], r["partition"], r["mark_kind"], r["mark_batch_id"], r["mark_details"], r["mark_unit"],
-             r["first"], r["rows"], r["named"], r["count"] or 0)
-        for r in rows if r["mark_kind"] is not None
-    ]  # fmt: skip
-    return marks, _reaches(rows)
+        spark.dataSource.register(PackedEvents)
+        where = {"minPartitions": str(PIECES), **where}
+        read = partial(journal_events, spark, where, columns=S.NEEDS, start=start, source=PackedEvents.name())
+        parts = [read(name, end=ends.get(name)) for name in names]
+    return reduce(lambda one, other: one.unionByName(other), parts)
 
 
-def _reaches(rows: Sequence[Any]) -> list[Reach]:
-    found: dict[tuple[str, int], Reach] = {}
-    for r in rows:
-        lease = NEVER if r["first_lease"] is None else r["first_lease"]
-        reach = Reach(
-            r["topic"], r["partition"], r["rows"], r["first"], r["last"], r["last_unit"], lease, r["ahead"]
-        )  # fmt: skip
-        was = found.get((reach.topic, reach.partition), reach._replace(rows=0))
-        found[reach.topic, reach.partition] = Reach(
-            reach.topic, reach.partition, was.rows + reach.rows, min(was.first, reach.first),
-            max(was.last, reach.last), max(was.last_unit, reach.last_unit), min(was.first_lease, reach.first_lease),
-            max(was.wall_ahead, reach.wall_ahead),
-        )  # fmt: skip
-    return list(found.values())
+def _packed(events: Any) -> Any:
+    return events.select(*S.NEEDS).mapInArrow(pack, PACKED_DDL)
 
 
-# -- the second --------------------------------------------------------------------------------------------------------
+def _audited(
+    packed: Any, names: Sequence[str] | None, opening: Any, closing: Mapping[str, Mapping[int, Standing]] | None,
+    configs: Mapping[str, Any], examples: int, began: float,
+) -> AuditResult:  # fmt: skip
+    from pyspark import StorageLevel
+
+    packed = packed.persist(StorageLevel.DISK_ONLY)
+    try:
+        told = packed.where(packed["what"] == MARKS).select("blob").toArrow()["blob"]
+        marks, reaches = put_together([from_blob(blob.as_buffer()) for blob in told])
+        names = sorted({reach.topic for reach in reaches}) if names is None else names
+        facts = known(names, marks, reaches, configs, closing, opening is not None)
+        result = _judge(packed.where(packed["what"] == STEPS), opening, facts, examples)
+    finally:
+        packed.unpersist()
+    return dataclasses.replace(result, seconds=round(perf_counter() - began, 3))
 
 
-def _judge(events: Any, opening: Any, facts: Known, examples: int) -> AuditResult:
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def _judge(packed: Any, opening: Any, facts: Known, examples: int) -> AuditResult:
     names = [topic.name for topic in facts.topics]
-    steps = _steps(events, names)
     if opening is not None:
-        steps = steps.unionByName(_opening(opening, names))
+        packed = packed.unionByName(_opening(opening, names).mapInArrow(partial(pack_steps, names), PACKED_DDL))
     rows = sum(reach.rows for reach in facts.reaches)
-    tasks = max(2, -(-rows // ROWS_A_TASK))
-    judged = steps.repartition(tasks, "topic", "id").mapInArrow(partial(_look, facts.topics, examples), _ROW_NAMES)
+    tasks = min(BUCKETS, max(2, -(-rows // ROWS_A_TASK)))
+    judged = packed.repartitionById(tasks, packed["bucket"] % tasks).select("blob")
+    judged = judged.mapInArrow(partial(_look, facts.topics, examples), _ROW_NAMES)
     if any(order is not None for order in facts.orders):
         judged = judged.repartition(len(names), "topic").mapInArrow(partial(_rank, facts.orders, examples), _ROW_NAMES)
-    return _told(facts, judged.toArrow(), examples)
-
-
-def _steps(events: Any, names: Sequence[str]) -> Any:
-    """As auditing/steps.py has it."""
-    from pyspark.sql import functions as F
-
-    kind = F.col("kind")
-    numbers = F.create_map(*(F.lit(x) for pair in S.STEPS.items() for x in pair))
-    step = F.when((kind == "dead_lettered") & ~F.col("kept"), S.DROPPED).otherwise(F.try_element_at(numbers, kind))
-    moved = kind == "rescheduled"
-    key = F.when(moved, F.col("heap_key")).when(kind.isin("enqueued", "batch_committed"), F.col("priority"))
-    found = {
-        "topic": _number(names), "id": F.col("id"), "offset": F.col("offset"), "unit": F.col("unit"), "step": step,
-        "at": F.unix_millis("at"), "due": F.coalesce(F.unix_millis("due"), F.lit(S.NO_DUE)),
-        "wall": F.coalesce(F.col("due_wall").cast("bigint"), F.lit(0)),
-        "seq": F.coalesce("seq", F.lit(S.NO_SEQ)), "key": F.coalesce(key, F.lit(S.NO_KEY)),
-        "since": F.coalesce(F.unix_millis("enqueued_at"), F.lit(0)),
-    }  # fmt: skip
-    named = kind.isin(*S.STEPS) & F.col("id").isNotNull() & F.coalesce("returned", F.lit(True))
-    return events.where(named).select(*(column.cast("bigint").alias(name) for name, column in found.items()))
+    return _told(facts, judged.drop("blob").toArrow(), examples)
 
 
 def _number(names: Sequence[str]) -> Any:
@@ -210,7 +176,7 @@ def _opening(rows: Any, names: Sequence[str]) -> Any:
 
 def _look(topics: Sequence[H.Topic], examples: int, batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: judge the messages that came here, topic by topic."""
-    steps = S.Steps(*_columns(batches, S.Steps._fields))
+    steps = unpack_steps(batches, {topic.name: number for number, topic in enumerate(topics)})
     for number, topic in enumerate(topics):
         mine = steps if len(topics) == 1 else steps.take(steps.topic == number)
         yield from _as_rows(H.look(mine, number, topic, examples))
@@ -224,43 +190,33 @@ def _as_rows(found: H.Looked) -> Iterator[Any]:
     rows += [(_STANDING, t, 0, state, part, count, 0, 0, 0) for (part, state), count in found.standing.items()]
     rows += [(_PURGED, t, 0, 0, part, offset, count, 0, 0) for (part, offset), count in found.purged.items()]
     yield _batch(np.array(rows, dtype=np.int64).T)
-    if found.intervals is not None and len(found.intervals.id):
-        i, count = found.intervals, len(found.intervals.id)
-        # Whether it is judged stands in the lowest bit beside the offset.
-        yield _batch(
-            [np.full(count, _READY), np.full(count, t), i.id, i.key, i.from_unit, i.from_step, i.to_unit, i.to_step,
-             i.offset * 2 + i.judged]
-        )  # fmt: skip
+    if found.intervals is not None:
+        for blob in pack_columns(found.intervals):
+            yield _batch([[_READY], [t], *[[0]] * 7], [blob])
 
 
-def _columns(batches: Iterable[Any], names: Sequence[str]) -> list[Any]:
-    """All rows of some batches, column by column."""
-    there = list(batches)
-    none = np.zeros(0, dtype=np.int64)
-    return [np.concatenate([none, *(batch[name].to_numpy() for batch in there)]) for name in names]
-
-
-def _batch(columns: Any) -> Any:
-    return pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in columns], schema=_ROW_SCHEMA)
+def _batch(columns: Any, blobs: list[bytes | None] | None = None) -> Any:
+    numbers = [pa.array(column, pa.int64()) for column in columns]
+    values = pa.array(blobs, pa.binary()) if blobs else pa.nulls(len(numbers[0]), pa.binary())
+    return pa.RecordBatch.from_arrays([*numbers, values], schema=_ROW_SCHEMA)
 
 
 def _rank(orders: Sequence[Ordered | None], examples: int, batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: rank the leases of the topics that came here; what else came goes on."""
     import pyarrow.compute as pc
 
-    kept: list[Any] = []
+    kept: dict[int, list[Any]] = {}
     for batch in batches:
         ready = pc.equal(batch["what"], _READY)
-        kept.append(batch.filter(ready))
         yield batch.filter(pc.invert(ready))
-    columns = dict(zip(_ROW, _columns(kept, _ROW), strict=True))
-    for number in np.unique(columns["topic"]).tolist():
+        there = batch.filter(ready)
+        for number, blob in zip(there["topic"].to_pylist(), there["blob"], strict=True):
+            kept.setdefault(number, []).append(blob.as_buffer())
+    for number, blobs in kept.items():
         order = orders[number]
         if order is None:
             continue
-        mine = columns["topic"] == number
-        c = {name: column[mine] for name, column in columns.items()}
-        intervals = Intervals(c["key"], c["id"], c["a"], c["b"], c["c"], c["d"], c["e"] & 1, c["e"] >> 1)
+        intervals = Intervals(*unpack_columns(blobs, Intervals._fields))
         found = rank(intervals, number, order, examples)
         rows = [(_RANKED, number, 0, 0, found.looked_at, found.wrong, found.rank_max, 0, 0)]
         rows += [(_RANK_EXAMPLE, number, id, 0, offset, place, 0, 0, 0) for id, offset, place in found.examples]

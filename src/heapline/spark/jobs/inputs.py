@@ -49,9 +49,11 @@ def _lake_events(
 def journal_events(
     spark: Any, where: Mapping[str, str], topic: str, *,
     columns: Sequence[str] | None = None, start: Offsets | None = None, end: Offsets | None = None,
+    source: str = "heapline",
 ) -> Any:  # fmt: skip
-    """What the journal has; a batch is pinned when it is loaded, so that it reads the same again."""
-    reader = spark.read.format("heapline").options(**where).option("view", "events").option("subscribe", topic)
+    """What the journal has; a batch is pinned when it is loaded, so that it reads the same again. `source`: of which
+    format with the same options."""
+    reader = spark.read.format(source).options(**where).option("view", "events").option("subscribe", topic)
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
     for name, offsets in (("startingOffsets", start), ("endingOffsets", end)):

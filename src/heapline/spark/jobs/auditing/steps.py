@@ -1,12 +1,12 @@
 """The events of messages as columns of numbers: what the audit looks at, and nothing else of an event.
 
 Kinds that do the same to a message share a number. What changes no message's state (a lease that is extended, a record
-that is moved, whatever groups do) is no step. `from_arrow` and the Spark expression in jobs/audit.py make the same
-columns; a test holds them together.
+that is moved, whatever groups do) is no step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,9 +68,7 @@ def from_arrow(table: Any, topics: dict[str, int]) -> Steps:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kinds = table["kind"].to_numpy(zero_copy_only=False)
-    words, which = np.unique(kinds.astype(str), return_inverse=True)
-    step = np.array([STEPS.get(word, -1) for word in words], dtype=np.int64)[which]
+    step = _coded(table["kind"], STEPS, -1)
     kept = pc.fill_null(table["kept"], True).to_numpy(zero_copy_only=False)
     returned = pc.fill_null(table["returned"], True).to_numpy(zero_copy_only=False)
     step[(step == DEAD) & ~kept] = DROPPED
@@ -85,11 +83,19 @@ def from_arrow(table: Any, topics: dict[str, int]) -> Steps:
         found: I64 = pc.fill_null(values.cast(pa.int64()), null).to_numpy(zero_copy_only=False)
         return found
 
-    number = np.array([topics[name] for name in table["topic"].to_pylist()], dtype=np.int64)
     key = np.where(step == RESCHEDULED, column("heap_key", NO_KEY), column("priority", NO_KEY))
     key = np.where((step == RESCHEDULED) | (step == NEW), key, NO_KEY)
+    number = _coded(table["topic"], topics)
     made = Steps(
         number, column("id", 0), column("offset", 0), column("unit", 0), step, column("at", 0), column("due", NO_DUE),
         column("due_wall", 0), column("seq", NO_SEQ), key, column("enqueued_at", 0),
     )  # fmt: skip
     return made.take(good)
+
+
+def _coded(column: Any, numbers: Mapping[Any, int], default: int | None = None) -> I64:
+    """A number for each text."""
+    words = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    known = [numbers[word] if default is None else numbers.get(word, default) for word in words.dictionary.to_pylist()]
+    found: I64 = np.array(known, dtype=np.int64)[words.indices.to_numpy(zero_copy_only=False)]
+    return found
