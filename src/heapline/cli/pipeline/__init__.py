@@ -41,9 +41,9 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""The queue as data: jobs that Spark runs, on this machine or on a cluster (--master).
+    help=r"""The queue as data: jobs that Spark runs, on this machine or on a cluster (--master).
 
-    Needs `pip install 'heapline[spark-local]'`, or a Spark of 4.2 or newer with `heapline[spark,lake]`.
+    Needs `pip install 'heapline\[spark-local]'`, or a Spark of 4.2 or newer with `heapline\[spark,lake]`.
 
     Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
     """,

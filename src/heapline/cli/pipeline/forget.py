@@ -17,7 +17,13 @@ from heapline.cli.units import span
 from heapline.errors import BadRequest
 
 
-@spark_job
+def _ask(lake: Path | None, lake_only: bool, yes: bool, **_: Any) -> None:
+    if lake_only and lake is None:
+        raise BadRequest("--lake-only goes with --lake")
+    ask("Erase all messages of this key? They cannot be brought back.", yes)
+
+
+@spark_job(first=_ask, writes=True)
 def forget(
     spark: Any,
     where: dict[str, str],
@@ -41,9 +47,6 @@ def forget(
     """
     from heapline.spark.jobs.forget import forget as job
 
-    if lake_only and lake is None:
-        raise BadRequest("--lake-only goes with --lake")
-    ask("Erase all messages of this key? They cannot be brought back.", yes)
     with make_console(stderr=True).status("looking for them …"):
         result = job(spark, None if lake_only else where, key, topics=topic, lake=lake)
     if as_json:

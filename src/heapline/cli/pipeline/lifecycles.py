@@ -15,7 +15,12 @@ from heapline.errors import BadRequest
 _SHOWN = ("message_id", "priority", "enqueued_at", "wait_ms", "service_ms", "attempts", "outcome", "reason")
 
 
-@spark_job
+def _check(out: Path | None, show: int | None, **_: Any) -> None:
+    if out is None and show is None:
+        raise BadRequest("say --out DIR to keep them in a table, or --show N to see some")
+
+
+@spark_job(first=_check)
 def lifecycles(
     spark: Any,
     where: dict[str, str],
@@ -40,8 +45,6 @@ def lifecycles(
     from heapline.spark.jobs.lifecycles import NEEDS
     from heapline.spark.jobs.lifecycles import lifecycles as made
 
-    if out is None and show is None:
-        raise BadRequest("say --out DIR to keep them in a table, or --show N to see some")
     archive = None if lake is None else str(lake)
     with make_console(stderr=True).status("following every message …"):
         if out is not None:

@@ -28,7 +28,14 @@ def _offsets(text: str) -> Any:
     return found
 
 
-@spark_job
+def _check(at: datetime | None, offsets: Any, out: Path | None, **_: Any) -> None:
+    if (at is None) == (offsets is None):
+        raise BadRequest("say which moment: --at WHEN or --offsets PLACE")
+    if out is not None and out.exists():
+        raise BadRequest(f"--out {str(out)!r} is there already: name a directory that is to be made")
+
+
+@spark_job(first=_check)
 def rebuild(
     spark: Any,
     where: dict[str, str],
@@ -60,8 +67,6 @@ def rebuild(
     """
     from heapline.spark.jobs.rebuild import rebuild as job
 
-    if out is not None and out.exists():
-        raise BadRequest(f"--out {str(out)!r} is there already: name a directory that is to be made")
     console = make_console(stderr=True)
     with console.status("reading the log …"):
         found = job(spark, where, topic, at, offsets=offsets, lake=lake, values=values, incomplete=incomplete)

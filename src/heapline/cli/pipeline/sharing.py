@@ -1,7 +1,7 @@
 """What the commands of all jobs share: where the queue is, which Spark runs the job, and how its end is told.
 
 `spark_job` makes a command of a function that takes a session and the options of a read: it adds --path, --to,
---key-file, --ca and --master, starts Spark, runs the function, and stops Spark again if it was started here.
+--key-file, --ca and --master, looks whether the queue is there (looking.py), starts Spark and runs the function.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heapline.cli.pipeline import looking
 from heapline.cli.present import make_console
 from heapline.client import connecting
 from heapline.errors import BadRequest
@@ -39,6 +40,12 @@ KeyFileOption = Annotated[
         help="A file with the API key. Without one, and for a server on this machine, its admin.key.",
     ),
 ]  # fmt: skip
+CaOption = Annotated[
+    Path | None, typer.Option(
+        "--ca", metavar="FILE", envvar=connecting.CA_FILE, rich_help_panel=PANEL,
+        help="Speak TLS, and trust the authorities in this PEM file.",
+    ),
+]  # fmt: skip
 MasterOption = Annotated[
     str | None, typer.Option(
         "--master", metavar="URL", rich_help_panel=PANEL,
@@ -52,7 +59,9 @@ MetricsPortOption = Annotated[
         help="Tell Prometheus how far it is, on this port of this machine.",
     ),
 ]  # fmt: skip
-_OPTIONS: dict[str, Any] = {"path": PathOption, "to": ToOption, "key_file": KeyFileOption, "master": MasterOption}
+_OPTIONS: dict[str, Any] = {
+    "path": PathOption, "to": ToOption, "key_file": KeyFileOption, "ca": CaOption, "master": MasterOption,
+}  # fmt: skip
 
 
 def where_options(path: Path | None, to: str | None, key_file: Path | None) -> dict[str, str]:
@@ -67,20 +76,37 @@ def where_options(path: Path | None, to: str | None, key_file: Path | None) -> d
     return found
 
 
-def spark_job(job: Callable[..., None]) -> Callable[..., None]:
-    """`def audit(spark, where, topic: …)` becomes a command; `where` is a dict of options of the format `heapline`."""
+def spark_job(
+    job: Callable[..., None] | None = None, *, first: Callable[..., None] | None = None, writes: bool = False
+) -> Any:  # fmt: skip
+    """`def audit(spark, where, topic: …)` becomes a command; `where` is a dict of options of the format `heapline`.
+
+    `first` gets the job's own options before anything else is done, to refuse them or to ask. A job that `writes` works
+    with a server, and has no --path.
+    """
+    if job is None:
+        return functools.partial(spark_job, first=first, writes=writes)
     signature = inspect.signature(job, eval_str=True)
     own = list(signature.parameters.values())[2:]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in _OPTIONS.items()
+        if not (writes and name == "path")
     ]
 
     @functools.wraps(job)
     def run(**given: Any) -> None:
-        master = given.pop("master")
-        where = where_options(given.pop("path"), given.pop("to"), given.pop("key_file"))
-        job(_session(master), where, **given)
+        path, to, key_file, ca, master = (given.pop(name, None) for name in _OPTIONS)
+        where = where_options(path, to, key_file)
+        if first is not None:
+            first(**given)
+        if ca is not None:
+            os.environ[connecting.CA_FILE] = str(ca.resolve())  # where Spark's side looks for it
+        lake_only = given.get("lake_only", False)
+        if not lake_only:
+            looking.look(path, to or connecting.TARGET, key_file, ca, looking.needed_topics(given))
+        # What writes to a server writes to a lake without Spark.
+        job(None if lake_only and writes else _session(master), where, **given)
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + added
     run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
