@@ -1,4 +1,4 @@
-"""What keeps a job from working is said before Spark is started, with words that help; and help says what to install."""
+"""What keeps a job from working is said before Spark is started; and help says what to install."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ def test_topic_that_is_not_in_the_directory_is_told_with_those_that_are(data: Pa
 def test_directory_without_a_queue_is_told(tmp_path: Path) -> None:
     assert "holds no queue" in refused("report", "--path", tmp_path, "--topic", "jobs")
     assert "is no directory" in refused("report", "--path", tmp_path / "none", "--topic", "jobs")
+
+
+@pytest.mark.parametrize("words", [["archive", "--lake"], ["lifecycles", "--out"], ["audit", "--opening"]])
+def test_file_in_place_of_a_directory_is_told(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is a file, and no directory" in refused(*words, tmp_path / "file", "--topic", "jobs")
 
 
 def test_server_that_is_not_there_is_told() -> None:

@@ -69,7 +69,8 @@ def _facts(found: Any) -> list[tuple[str, str]]:
         rows.append(("workers have", f"{count(found.leased)}: run this again when they are done with them"))
     if found.payloads_left and found.segments is not None:
         first, last = found.segments
-        rows.append(("left in the journal", f"{count(found.payloads_left)} payloads, in segments {first} to {last}"))
+        lie = f"in segment {first}" if first == last else f"in segments {first} to {last}"
+        rows.append(("left in the journal", f"{count(found.payloads_left)} payloads, {lie}"))
         rows.append(("written last", found.newest.isoformat(timespec="seconds")))
         rows.append((
             "they go", "when these segments are reclaimed: each is full, nothing in it or before it waits, no group "

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from heapline.cli.pipeline.sharing import TopicOption, spark_job
+from heapline.cli.pipeline.sharing import TopicOption, cell, spark_job
 from heapline.cli.present import columns_table, count, facts_table, json_line, make_console
 from heapline.errors import BadRequest
 
@@ -61,9 +62,9 @@ def lifecycles(
         return
     console = make_console()
     if latest:
-        shown = [["–" if value is None else str(value) for value in row] for row in latest]
-        console.print(columns_table(f"the latest of {topic}", _SHOWN, shown, right=(1, 3, 4, 5)))
+        shown = [[cell(value) or "–" for value in row] for row in latest]
+        console.print(columns_table(f"the latest of {escape(topic)}", _SHOWN, shown, right=(1, 3, 4, 5)))
     facts = [(outcome, count(number)) for outcome, number in sorted(by_outcome.items())]
     if kept is not None:
         facts += [("new events", count(kept.events)), ("rows written", count(kept.rows))]
-    console.print(facts_table(f"messages of {topic}", facts))
+    console.print(facts_table(f"messages of {escape(topic)}", facts))

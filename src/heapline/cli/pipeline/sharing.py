@@ -10,11 +10,14 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
+from heapline.cli.messages import harmless
 from heapline.cli.pipeline import looking
 from heapline.cli.present import make_console
 from heapline.client import connecting
@@ -76,6 +79,17 @@ def where_options(path: Path | None, to: str | None, key_file: Path | None) -> d
     return found
 
 
+#: Options of jobs that name directories, which are there or are made.
+_FOLDERS = ("lake", "out", "opening", "folder", "bad_records", "from_path")
+
+
+def _check_folders(given: dict[str, Any]) -> None:
+    for name in _FOLDERS:
+        value = given.get(name)
+        if value is not None and os.path.isfile(value):
+            raise BadRequest(f"--{name.replace('_', '-')} {str(value)!r} is a file, and no directory")
+
+
 def spark_job(
     job: Callable[..., None] | None = None, *, first: Callable[..., None] | None = None, writes: bool = False
 ) -> Any:  # fmt: skip
@@ -98,6 +112,7 @@ def spark_job(
     def run(**given: Any) -> None:
         path, to, key_file, ca, master = (given.pop(name, None) for name in _OPTIONS)
         where = where_options(path, to, key_file)
+        _check_folders(given)
         if first is not None:
             first(**given)
         if ca is not None:
@@ -112,6 +127,17 @@ def spark_job(
     run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def cell(value: Any) -> str:
+    """Of a row that Spark gave, for a table: what came with messages is text, never markup.
+
+    >>> cell("[red]"), cell(None), cell(3)
+    ('\\\\[red]', '', '3')
+    """
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")  # Spark gives it in local time
+    return "" if value is None else escape(harmless(str(value)).plain)
 
 
 def _session(master: str | None) -> Any:
