@@ -99,3 +99,28 @@ def test_what_is_read_from_elsewhere_need_not_be_where_the_queue_is() -> None:
     assert looking.needed_topics({"topic": "a", "lake": "l"}) == []
     assert looking.needed_topics({"topic": ["a"], "lake": "l", "follow": False}) == ["a"]
     assert looking.needed_topics({"topic": None}) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow.fs"), "jobs need 'pyarrow': run pip install"),
+        (
+            type("Py4JJavaError", (Exception,), {"__module__": "py4j.protocol"})(
+                "An error occurred while calling o41.save.\n: org.apache.spark.SparkException: Failed: Traceback (most "
+                "recent call last):\n  File x\nheapline.errors.TopicFull: topic 'jobs' is full\n\tat a.B.c(D.scala)"
+            ),
+            "JobFailed: TopicFull: topic 'jobs' is full (all of it: HEAPLINE_TRACEBACK=1)",
+        ),
+    ],
+)
+def test_what_a_job_died_of_is_told_in_a_line_without_stacks(
+    error: Exception, why: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(master: str | None) -> Any:
+        raise error
+
+    monkeypatch.setattr(sharing, "_session", fails)
+    told = refused("audit", "--path", data, "--topic", "jobs")
+    assert why in told
+    assert len(told.splitlines()) == 1

@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command as build_command
 
+from heapline.cli.pipeline.failing import told
+
 #: In the order in which they are of use. A job's module is `heapline.cli.pipeline.<name>`.
 JOBS = ("archive", "lake", "lifecycles", "audit", "load", "replay", "report", "rebuild", "forecast", "forget")
 
@@ -34,6 +36,14 @@ class Jobs(TyperGroup):
             command = build_command(single)
         command.name = cmd_name
         return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if (shown := told(error)) is None:
+                raise
+            raise shown from None
 
 
 app = typer.Typer(

@@ -149,5 +149,7 @@ def _session(master: str | None) -> Any:
     with make_console(stderr=True).status("starting Spark …"):
         try:
             return session(master=master, app="heapline pipeline")
+        except ModuleNotFoundError:
+            raise  # which package is missing is told by failing.py
         except (ImportError, NoJava) as error:
             raise BadRequest(str(error)) from None
