@@ -14,7 +14,7 @@ from heapline.cli.present import columns_table, count, facts_table, json_line, m
 _STYLES = {"proved": "green", "refuted": "bold red", "not applicable": "dim"}
 
 
-@spark_job
+@spark_job()
 def audit(
     spark: Any,
     where: dict[str, str],

@@ -31,8 +31,9 @@ def needed_topics(given: dict[str, Any]) -> list[str]:
     directory, need not be."""
     from_elsewhere = given.get("from_path") is not None or (given.get("lake") is not None and "follow" not in given)
     named = given.get("topic") or []
-    found = [] if from_elsewhere else [named] if isinstance(named, str) else list(named)
-    return [*found, given["into"] or named] if "into" in given else found
+    topics = [named] if isinstance(named, str) else list(named)
+    into = [given["into"]] if given.get("into") else topics if "into" in given else []
+    return ([] if from_elsewhere else topics) + into
 
 
 def _plain(topic: str) -> str:

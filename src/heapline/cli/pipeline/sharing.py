@@ -24,6 +24,7 @@ from heapline.client import connecting
 from heapline.errors import BadRequest
 
 PANEL = "Where"
+Job = Callable[..., None]
 
 PathOption = Annotated[
     Path | None, typer.Option(
@@ -90,16 +91,17 @@ def _check_folders(given: dict[str, Any]) -> None:
             raise BadRequest(f"--{name.replace('_', '-')} {str(value)!r} is a file, and no directory")
 
 
-def spark_job(
-    job: Callable[..., None] | None = None, *, first: Callable[..., None] | None = None, writes: bool = False
-) -> Any:  # fmt: skip
-    """`def audit(spark, where, topic: …)` becomes a command; `where` is a dict of options of the format `heapline`.
+def spark_job(*, first: Callable[..., None] | None = None, writes: bool = False) -> Callable[[Job], Job]:
+    """`@spark_job() def audit(spark, where, topic: …)` becomes a command; `where` is a dict of options of the format
+    `heapline`.
 
     `first` gets the job's own options before anything else is done, to refuse them or to ask. A job that `writes` works
     with a server, and has no --path.
     """
-    if job is None:
-        return functools.partial(spark_job, first=first, writes=writes)
+    return functools.partial(_command_of, first=first, writes=writes)
+
+
+def _command_of(job: Job, first: Callable[..., None] | None, writes: bool) -> Job:
     signature = inspect.signature(job, eval_str=True)
     own = list(signature.parameters.values())[2:]
     added = [
