@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from heapline.cli.messages import harmless
 from heapline.cli.pipeline import looking
+from heapline.cli.pipeline.failing import WHOLE
 from heapline.cli.present import make_console
 from heapline.client import connecting
 from heapline.errors import BadRequest
@@ -148,6 +149,8 @@ def _session(master: str | None) -> Any:
     from heapline.spark.java import NoJava
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if not os.environ.get(WHOLE):
+        os.environ.setdefault("HEAPLINE_SPARK_LOG", "fatal")  # an error comes here too, and is told in a line
     with make_console(stderr=True).status("starting Spark …"):
         try:
             return session(master=master, app="heapline pipeline")
