@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -126,5 +127,9 @@ async def test_tables_files_and_delta_are_taken_and_what_cannot_be_is_refused_be
             await asyncio.to_thread(run, tmp_path / "a.jsonl", "json", filter="age > 5")
             table = spark.createDataFrame([("x", 1), ("y", 2)], "value string, priority int")
             await asyncio.to_thread(run, table, "table", rate=1000.0)
+            delta = pa.table({"value": ["z"], "priority": [3]})
+            deltalake.write_deltalake(str(tmp_path / "delta"), delta)
+            deltalake.write_deltalake(str(tmp_path / "delta"), delta, mode="overwrite")
+            await asyncio.to_thread(run, tmp_path / "delta", "delta")
             peeked = [(m.payload, m.priority) for m in await hl.peek("jobs", 10)]
-            assert sorted(peeked) == [(b"x", 1), (b"y", 2), (b'{"age":70,"name":"bob"}', 0)]
+            assert sorted(peeked) == [(b"x", 1), (b"y", 2), (b"z", 3), (b'{"age":70,"name":"bob"}', 0)]

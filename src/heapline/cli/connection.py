@@ -109,12 +109,17 @@ def over_network(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
     @functools.wraps(command)
     def run(**given: Any) -> None:
         settings = settle(**{name: given.pop(name) for name in _OPTIONS})
-        asyncio.run(_run(functools.partial(command, **given), settings))
+        run_on(functools.partial(command, **given), settings)
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + added
     run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def run_on(work: Callable[[Broker], Coroutine[Any, Any, None]], settings: Settings) -> None:
+    """Do something with a server; what goes wrong is told in the words of the command line."""
+    asyncio.run(_run(work, settings))
 
 
 async def _run(work: Callable[[Broker], Coroutine[Any, Any, None]], settings: Settings) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from heapline.cli.main import app
-from heapline.cli.pipeline import sharing
+from heapline.cli.pipeline import looking, sharing
 from heapline.spark.jobs import forecast as forecasting
 from heapline.spark.jobs import report as reporting
 from tests.unit.spark.test_pages import NASTY, a_forecast, a_report
@@ -30,6 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return run
 
     monkeypatch.setattr(sharing, "_session", lambda master: None)
+    monkeypatch.setattr(looking, "look", lambda *asked: None)
     monkeypatch.setattr(reporting, "report", job(a_report))
     monkeypatch.setattr(forecasting, "forecast", job(a_forecast))
     return found

@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command as build_command
 
+from heapline.cli.pipeline.failing import told
+
 #: In the order in which they are of use. A job's module is `heapline.cli.pipeline.<name>`.
 JOBS = ("archive", "lake", "lifecycles", "audit", "load", "replay", "report", "rebuild", "forecast", "forget")
 
@@ -35,15 +37,23 @@ class Jobs(TyperGroup):
         command.name = cmd_name
         return command
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if (shown := told(error)) is None:
+                raise
+            raise shown from None
+
 
 app = typer.Typer(
     cls=Jobs,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""The queue as data: jobs that Spark runs, on this machine or on a cluster (--master).
+    help=r"""The queue as data: jobs that Spark runs, on this machine or on a cluster (--master).
 
-    Needs `pip install 'heapline[spark-local]'`, or a Spark of 4.2 or newer with `heapline[spark,lake]`.
+    Needs `pip install 'heapline\[spark-local]'`, or a Spark of 4.2 or newer with `heapline\[spark,lake]`.
 
     Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
     """,

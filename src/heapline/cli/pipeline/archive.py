@@ -17,7 +17,12 @@ LakeOption = Annotated[
 ]  # fmt: skip
 
 
-@spark_job
+def _check(group: str | None, no_group: bool, **_: Any) -> None:
+    if no_group and group is not None:
+        raise BadRequest("--group and --no-group exclude each other")
+
+
+@spark_job(first=_check)
 def archive(
     spark: Any,
     where: dict[str, str],
@@ -55,8 +60,6 @@ def archive(
     from heapline.spark.jobs.archive import GROUP, VIEWS, Progress
     from heapline.spark.jobs.archive import archive as run
 
-    if no_group and group is not None:
-        raise BadRequest("--group and --no-group exclude each other")
     console = make_console(stderr=True)
     readings = None
     if metrics_port is not None:

@@ -14,7 +14,7 @@ from heapline.cli.present import columns_table, count, facts_table, json_line, m
 _STYLES = {"proved": "green", "refuted": "bold red", "not applicable": "dim"}
 
 
-@spark_job
+@spark_job()
 def audit(
     spark: Any,
     where: dict[str, str],
@@ -31,8 +31,9 @@ def audit(
     examples: Annotated[int, typer.Option("--examples", metavar="N", min=1, help="Counterexamples of each kind.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON.")] = False,
 ) -> None:
-    """Prove or refute, from all that happened, that nothing was lost, leased twice, delivered early or again, out of
-    order, or torn.
+    """Prove or refute, from all that happened, that nothing was lost, leased twice, delivered early or again.
+
+    Also that pops took the best, and that batches came whole. Exit code 1 if a promise was broken.
 
     Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
     """

@@ -47,7 +47,7 @@ def goal(text: str) -> tuple[int | None, float]:
         raise typer.BadParameter(f"{text!r}: write a goal as 5s, or for one priority as 0=250ms") from None
 
 
-@spark_job
+@spark_job()
 def forecast(
     spark: Any, where: dict[str, str], topic: TopicOption,
     workers: Annotated[

@@ -17,7 +17,13 @@ from heapline.cli.units import span
 from heapline.errors import BadRequest
 
 
-@spark_job
+def _ask(lake: Path | None, lake_only: bool, yes: bool, **_: Any) -> None:
+    if lake_only and lake is None:
+        raise BadRequest("--lake-only goes with --lake")
+    ask("Erase all messages of this key? They cannot be brought back.", yes)
+
+
+@spark_job(first=_ask, writes=True)
 def forget(
     spark: Any,
     where: dict[str, str],
@@ -41,9 +47,6 @@ def forget(
     """
     from heapline.spark.jobs.forget import forget as job
 
-    if lake_only and lake is None:
-        raise BadRequest("--lake-only goes with --lake")
-    ask("Erase all messages of this key? They cannot be brought back.", yes)
     with make_console(stderr=True).status("looking for them …"):
         result = job(spark, None if lake_only else where, key, topics=topic, lake=lake)
     if as_json:
@@ -66,7 +69,8 @@ def _facts(found: Any) -> list[tuple[str, str]]:
         rows.append(("workers have", f"{count(found.leased)}: run this again when they are done with them"))
     if found.payloads_left and found.segments is not None:
         first, last = found.segments
-        rows.append(("left in the journal", f"{count(found.payloads_left)} payloads, in segments {first} to {last}"))
+        lie = f"in segment {first}" if first == last else f"in segments {first} to {last}"
+        rows.append(("left in the journal", f"{count(found.payloads_left)} payloads, {lie}"))
         rows.append(("written last", found.newest.isoformat(timespec="seconds")))
         rows.append((
             "they go", "when these segments are reclaimed: each is full, nothing in it or before it waits, no group "

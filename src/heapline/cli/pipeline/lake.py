@@ -14,7 +14,10 @@ from heapline.errors import BadRequest
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode="rich",
-    help="What is in a lake, and keeping it in order.",
+    help="""What is in a lake, and keeping it in order.
+
+    Example:  [cyan]heapline pipeline lake show --lake lake[/cyan]
+    """,
 )  # fmt: skip
 LakeOption = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The lake's directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One line of JSON.")]

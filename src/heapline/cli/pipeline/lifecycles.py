@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from heapline.cli.pipeline.sharing import TopicOption, spark_job
+from heapline.cli.pipeline.sharing import TopicOption, cell, spark_job
 from heapline.cli.present import columns_table, count, facts_table, json_line, make_console
 from heapline.errors import BadRequest
 
 _SHOWN = ("message_id", "priority", "enqueued_at", "wait_ms", "service_ms", "attempts", "outcome", "reason")
 
 
-@spark_job
+def _check(out: Path | None, show: int | None, **_: Any) -> None:
+    if out is None and show is None:
+        raise BadRequest("say --out DIR to keep them in a table, or --show N to see some")
+
+
+@spark_job(first=_check)
 def lifecycles(
     spark: Any,
     where: dict[str, str],
@@ -40,8 +46,6 @@ def lifecycles(
     from heapline.spark.jobs.lifecycles import NEEDS
     from heapline.spark.jobs.lifecycles import lifecycles as made
 
-    if out is None and show is None:
-        raise BadRequest("say --out DIR to keep them in a table, or --show N to see some")
     archive = None if lake is None else str(lake)
     with make_console(stderr=True).status("following every message …"):
         if out is not None:
@@ -58,9 +62,9 @@ def lifecycles(
         return
     console = make_console()
     if latest:
-        shown = [["–" if value is None else str(value) for value in row] for row in latest]
-        console.print(columns_table(f"the latest of {topic}", _SHOWN, shown, right=(1, 3, 4, 5)))
+        shown = [[cell(value) or "–" for value in row] for row in latest]
+        console.print(columns_table(f"the latest of {escape(topic)}", _SHOWN, shown, right=(1, 3, 4, 5)))
     facts = [(outcome, count(number)) for outcome, number in sorted(by_outcome.items())]
     if kept is not None:
         facts += [("new events", count(kept.events)), ("rows written", count(kept.rows))]
-    console.print(facts_table(f"messages of {topic}", facts))
+    console.print(facts_table(f"messages of {escape(topic)}", facts))

@@ -15,7 +15,7 @@ from heapline.cli.present import count, facts_table, make_console, progress_bar,
 from heapline.cli.units import pair
 
 
-@spark_job
+@spark_job(writes=True)
 def load(
     spark: Any,
     where: dict[str, str],

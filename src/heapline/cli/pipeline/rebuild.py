@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from heapline.cli.messages import harmless, print_json
-from heapline.cli.pipeline.sharing import TopicOption, spark_job
+from heapline.cli.messages import print_json
+from heapline.cli.pipeline.sharing import TopicOption, cell, spark_job
 from heapline.cli.present import columns_table, count, make_console
 from heapline.cli.replay import place
 from heapline.cli.units import past
@@ -21,6 +21,13 @@ STATES = ("ready", "delayed", "leased", "dead")
 _SHOWN = ("message_id", "state", "priority", "due", "attempts", "holder", "deadline", "reason")
 
 
+def _places() -> Any:
+    """What is next comes first, what is dead last."""
+    from pyspark.sql import functions as F
+
+    return F.array_position(F.array(*map(F.lit, STATES)), F.col("state"))
+
+
 def _offsets(text: str) -> Any:
     found = place(text)
     if not isinstance(found, dict):
@@ -28,7 +35,14 @@ def _offsets(text: str) -> Any:
     return found
 
 
-@spark_job
+def _check(at: datetime | None, offsets: Any, out: Path | None, **_: Any) -> None:
+    if (at is None) == (offsets is None):
+        raise BadRequest("say which moment: --at WHEN or --offsets PLACE")
+    if out is not None and out.exists():
+        raise BadRequest(f"--out {str(out)!r} is there already: name a directory that is to be made")
+
+
+@spark_job(first=_check)
 def rebuild(
     spark: Any,
     where: dict[str, str],
@@ -60,8 +74,6 @@ def rebuild(
     """
     from heapline.spark.jobs.rebuild import rebuild as job
 
-    if out is not None and out.exists():
-        raise BadRequest(f"--out {str(out)!r} is there already: name a directory that is to be made")
     console = make_console(stderr=True)
     with console.status("reading the log …"):
         found = job(spark, where, topic, at, offsets=offsets, lake=lake, values=values, incomplete=incomplete)
@@ -71,22 +83,16 @@ def rebuild(
         elif show:
             found = found.cache()
         counts = {row[0]: row[1] for row in found.groupBy("state").count().collect()}
-        rows = found.select(*_SHOWN).orderBy("state", "priority", "id").limit(show).collect() if show else []
+        rows = found.select(*_SHOWN).orderBy(_places(), "priority", "id").limit(show).collect() if show else []
     told = {state: counts.get(state, 0) for state in STATES}
     if as_json:
         print_json({"topic": topic, "at": at, "offsets": offsets, **told, "out": None if out is None else str(out)})
         return
     whole = make_console()
     if rows:
-        whole.print(columns_table("", _SHOWN, [[_cell(value) for value in row] for row in rows], right=(2, 4)))
+        whole.print(columns_table("", _SHOWN, [[cell(value) for value in row] for row in rows], right=(2, 4)))
     when = at.isoformat(timespec="seconds") if at is not None else ", ".join(f"{p}:{o}" for p, o in offsets.items())
     title = f"{escape(topic)} at {when}"
     whole.print(columns_table(title, ("state", "messages"), [(s, count(n)) for s, n in told.items()], right=(1,)))
     if out is not None:
         whole.print(Text(f"{count(sum(told.values()))} messages are in {out}"))
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds")  # Spark gives it in local time
-    return "" if value is None else escape(harmless(str(value)).plain)

@@ -19,7 +19,7 @@ from heapline.errors import BadRequest
 _PLACE = "a moment as 2030-01-31T12:00:00Z, how long ago as 2h, or offsets by partition as 0:120,1:80."
 
 
-@spark_job
+@spark_job(writes=True)
 def replay(
     spark: Any,
     where: dict[str, str],

@@ -72,7 +72,7 @@ def write_page(path: Path, text: str) -> None:
     make_console(stderr=True).print(Text(f"The page is in {path}"))
 
 
-@spark_job
+@spark_job()
 def report(
     spark: Any, where: dict[str, str], topic: TopicOption, html: HtmlOption = None, since: SinceOption = None,
     until: UntilOption = None, lake: LakeOption = None,
