@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +125,15 @@ def test_what_a_job_died_of_is_told_in_a_line_without_stacks(
     told = refused("audit", "--path", data, "--topic", "jobs")
     assert why in told
     assert len(told.splitlines()) == 1
+
+
+def test_log_level_is_set_for_the_java_that_is_started_and_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEAPLINE_SPARK_LOG", raising=False)
+    monkeypatch.delenv("HEAPLINE_TRACEBACK", raising=False)
+    with sharing._quiet_java():
+        assert os.environ["HEAPLINE_SPARK_LOG"] == "fatal"
+    assert "HEAPLINE_SPARK_LOG" not in os.environ
+    monkeypatch.setenv("HEAPLINE_SPARK_LOG", "info")
+    with sharing._quiet_java():
+        assert os.environ["HEAPLINE_SPARK_LOG"] == "info"
+    assert os.environ["HEAPLINE_SPARK_LOG"] == "info"

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from heapline.client import connecting
 from heapline.errors import BadRequest
 
 PANEL = "Where"
+LOG_LEVEL = "HEAPLINE_SPARK_LOG"  # as spark/quiet/log4j2.properties calls it
 Job = Callable[..., None]
 
 PathOption = Annotated[
@@ -149,12 +151,23 @@ def _session(master: str | None) -> Any:
     from heapline.spark.java import NoJava
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    if not os.environ.get(WHOLE):
-        os.environ.setdefault("HEAPLINE_SPARK_LOG", "fatal")  # an error comes here too, and is told in a line
-    with make_console(stderr=True).status("starting Spark …"):
+    with make_console(stderr=True).status("starting Spark …"), _quiet_java():
         try:
             return session(master=master, app="heapline pipeline")
         except ModuleNotFoundError:
             raise  # which package is missing is told by failing.py
         except (ImportError, NoJava) as error:
             raise BadRequest(str(error)) from None
+
+
+@contextlib.contextmanager
+def _quiet_java() -> Iterator[None]:
+    """For a Java that is started within: what Spark would log as an error comes here too, and is told in a line."""
+    if os.environ.get(WHOLE) or LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[LOG_LEVEL] = "fatal"
+    try:
+        yield
+    finally:
+        del os.environ[LOG_LEVEL]
