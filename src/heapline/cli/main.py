@@ -34,6 +34,18 @@ WITH_SERVER = ("serve", "keys", "users", "certs")
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+def command_of(module: Any, name: str) -> Any:
+    """The command that a module offers: its `app`, or its function of that name."""
+    if hasattr(module, "app"):
+        command = build_command(module.app)
+    else:
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command()(getattr(module, name))
+        command = build_command(single)
+    command.name = name
+    return command
+
+
 class Subcommands(TyperGroup):
     """Finds subcommands by name; a module that is not there is a command that does not exist."""
 
@@ -53,14 +65,7 @@ class Subcommands(TyperGroup):
             if str(error.name).startswith("heapline"):
                 raise
             return _needs_extra(cmd_name, str(error.name))
-        if hasattr(module, "app"):
-            command = build_command(module.app)
-        else:
-            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            single.command()(getattr(module, cmd_name))
-            command = build_command(single)
-        command.name = cmd_name
-        return command
+        return command_of(module, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         """Heapline's errors are written for people: they need no traceback."""

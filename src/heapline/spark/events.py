@@ -16,7 +16,6 @@ import pyarrow as pa
 from heapline.core.events import (
     KIND_NAMES,
     AnyEvent,
-    BatchCommitted,
     BatchPrepared,
     Enqueued,
     Event,
@@ -232,7 +231,3 @@ def _as_json(fields: dict[str, Any]) -> str:
     if "config" in fields:
         fields = {**fields, "config": msgspec.json.decode(fields["config"])}
     return msgspec.json.encode(fields, enc_hook=lambda value: value.tolist()).decode()
-
-
-def brings_records(event: AnyEvent) -> bool:
-    return isinstance(event, (*_BRINGS_RECORDS, BatchCommitted))

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command as build_command
 
+from heapline.cli.main import command_of
 from heapline.cli.pipeline.failing import told
 
 #: In the order in which they are of use. A job's module is `heapline.cli.pipeline.<name>`.
@@ -27,15 +27,7 @@ class Jobs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"heapline.cli.pipeline.{cmd_name}")
-        if hasattr(module, "app"):
-            command = build_command(module.app)
-        else:
-            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            single.command()(getattr(module, cmd_name))
-            command = build_command(single)
-        command.name = cmd_name
-        return command
+        return command_of(importlib.import_module(f"heapline.cli.pipeline.{cmd_name}"), cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:

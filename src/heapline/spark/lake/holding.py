@@ -14,6 +14,7 @@ from typing import Any
 
 from heapline.errors import GroupNotFound
 from heapline.spark.options import Target
+from heapline.spark.sources import client_of
 
 #: A group that is not used for some days holds nothing any more (GroupConfig.unused_after), so one that has nothing to
 #: do is put where it is once more.
@@ -22,13 +23,8 @@ RENEW_SECONDS = 12 * 3600.0
 
 class GroupHold:
     def __init__(self, target: Target, group: str) -> None:
-        from heapline.client.connecting import connect_sync
-        from heapline.client.target import ClientTls
-
-        tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
         self.group = group
-        endpoints = (target.url or "").split(",")
-        self._client: Any = connect_sync(endpoints=endpoints, api_key=target.api_key, tls=tls).__enter__()
+        self._client: Any = client_of(target).__enter__()
         self._places: dict[str, dict[int, int]] = {}
         self._used: dict[str, float] = {}  # by topic, as time.time() counts
         #: By topic and partition: rows that moving the group has added to the log since it was last archived.

@@ -14,7 +14,7 @@ from heapline.errors import TopicNotFound
 from heapline.spark.jobs.auditing.concluding import Standing
 from heapline.spark.options import parse_options, plain_topic
 from heapline.spark.positions import Subscription
-from heapline.spark.sources import settled, source_of
+from heapline.spark.sources import client_of, settled, source_of
 
 
 class Outside(NamedTuple):
@@ -46,11 +46,7 @@ def ask(where: Mapping[str, str], topics: Sequence[str]) -> Outside:
 
 
 def _of_server(target: Any, names: Sequence[str]) -> tuple[dict[str, TopicConfig], dict[str, dict[int, Standing]]]:
-    from heapline.client.connecting import connect_sync
-    from heapline.client.target import ClientTls
-
-    tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
-    with connect_sync(endpoints=target.url.split(","), api_key=target.api_key, tls=tls) as client:
+    with client_of(target) as client:
         configs = {info.name: info.config for info in client.list_topics() if info.name in names}
         for name in names:
             if name not in configs:
