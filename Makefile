@@ -1,4 +1,4 @@
-# Every target that needs Python first makes .venv, once, and again when pyproject.toml, constraints.txt or proto/ change.
+# Every target that needs Python first creates .venv, and updates it when pyproject.toml, constraints.txt or proto/ change.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -6,48 +6,61 @@ SHELL := /bin/sh
 
 BIN := .venv/bin
 READY := .venv/.ready
+RUNNABLE := .venv/.runnable
 JOBS ?= 2
 SEED ?= 1
 DATA ?= data
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# Half a suite may hold no tests yet: pytest's exit code 5 is no failure.
+# A suite may have no tests yet; pytest's exit code 5 is not a failure.
 NONE_IS_FINE := || [ $$? -eq 5 ]
 SPREAD := -n $(JOBS) --dist loadgroup
 
-# A name on PATH is not yet a Python: version managers leave stubs that do not run, distributions leave out ensurepip.
+# A name on PATH may not be a usable Python: version managers leave stubs, distributions omit ensurepip.
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
-$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heapline/v1/*.proto)
-	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	  for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
-	    if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
-	  done; \
-	  if [ -z "$$found" ]; then \
-	    echo "Heapline needs Python 3.11 or newer with venv: install one, or say which: make PYTHON=/path/to/python3"; \
-	    exit 1; \
-	  fi; \
-	  echo "Making .venv with $$($$found --version) …"; \
-	  $$found -m venv --clear .venv || exit 1; \
-	fi
-	@echo "Installing Heapline and its tools into .venv …"
-	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+define MAKE_VENV
+@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+  for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+    if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
+  done; \
+  if [ -z "$$found" ]; then \
+    echo "Heapline needs Python 3.11 or newer with venv. Install one, or name it: make PYTHON=/path/to/python3"; \
+    exit 1; \
+  fi; \
+  echo "Creating .venv with $$($$found --version) …"; \
+  $$found -m venv --clear .venv || exit 1; \
+fi
+endef
+
+# `make run` needs the server alone: a tenth of the download of the development environment.
+$(RUNNABLE): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heapline/v1/*.proto)
+	$(MAKE_VENV)
+	@if [ -e $(READY) ]; then extra=dev; else extra=server; fi; \
+	  echo "Installing Heapline ($$extra) into .venv …"; \
+	  $(PIP) install --constraint constraints.txt --editable ".[$$extra]"
 	@touch $@
+
+$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heapline/v1/*.proto)
+	$(MAKE_VENV)
+	@echo "Installing Heapline and its development tools into .venv …"
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(RUNNABLE)
 
 .PHONY: help
 help: ## List what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
-setup: $(READY) ## Make .venv and install everything into it
+setup: $(READY) ## Create .venv and install everything into it
 
 .PHONY: run
-run: $(READY) ## Set up, then serve the queue in ./data over gRPC and HTTP until Ctrl-C
+run: $(RUNNABLE) ## Install the server, then serve ./data over gRPC and HTTP until Ctrl-C
 	@$(BIN)/heapline serve --data $(DATA)
 
 .PHONY: demo
-demo: $(READY) ## Set up, then show the queue surviving kill -9
+demo: $(RUNNABLE) ## Set up, then show the queue surviving kill -9
 	@$(BIN)/heapline demo
 
 .PHONY: lint
@@ -71,11 +84,11 @@ test: lint ## What CI runs: lint and every test but the soak
 
 .PHONY: soak
 soak: $(READY) ## The long proofs: whatever is marked soak, with Hypothesis' long profile
-	$(PYTEST) -m soak --hypothesis-profile=soak tests $(NONE_IS_FINE)
+	$(PYTEST) -m soak --timeout=0 --hypothesis-profile=soak tests $(NONE_IS_FINE)
 
 .PHONY: sim
 sim: $(READY) ## One run of the simulator: make sim SEED=42
-	$(BIN)/python -m heapline.testing.simulate --seed $(SEED)
+	$(BIN)/python -m tests.simulation.simulate --seed $(SEED)
 
 .PHONY: bench
 bench: $(READY) ## Measure the core next to its baselines

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.idempotency import KeyWindow
-from heapline.core.sequences import SequenceWindow
+from heapline.core.dedup.idempotency import KeyWindow
+from heapline.core.dedup.sequences import SequenceWindow
 
 BATCH = 1000
 Run = Callable[[], Any]

@@ -24,13 +24,13 @@ import numpy as np
 from crc32c import crc32c
 
 import heapline
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
 from heapline.core.events import Enqueued
-from heapline.core.live import LiveMap
+from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.position import PositionLayout, size_class
 from heapline.core.record import DEFAULT_RETRIES, ROW
-from heapline.model import Now
 
 Figure = dict[str, Any]
 PAYLOAD = b"x" * 256
@@ -189,7 +189,9 @@ async def open_time(path: Path, expected: int) -> float:
     spent = perf_counter() - start
     stats = await broker.stats("jobs")
     assert stats.ready == expected, f"{stats.ready} messages came back, {expected} went in"
-    broker._runners["jobs"].snapshot_unit = 1 << 60  # no snapshot on close: the next opening finds what this one did
+    broker._runners["jobs"].loaded.snapshot_unit = (
+        1 << 60
+    )  # no snapshot on close: the next opening finds what this one did
     await broker.close()
     return spent
 

@@ -35,14 +35,14 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.server.memory", "benchmarks.server.next_to_peers",
     ),
     "sdk": ("benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.tasks"),
-    "assign": ("benchmarks.assign.strategies", "benchmarks.assign.crowd"),
+    "assign": ("benchmarks.assign.strategies", "benchmarks.assign.failover"),
     "streams": (
         "benchmarks.streams.publishing", "benchmarks.streams.groups", "benchmarks.streams.remote",
         "benchmarks.streams.timers", "benchmarks.streams.seeking",
     ),
     "spark": (
-        "benchmarks.spark.reading", "benchmarks.spark.writing", "benchmarks.spark.archiving",
-        "benchmarks.spark.auditing", "benchmarks.spark.disturbing",
+        "benchmarks.spark.read", "benchmarks.spark.write", "benchmarks.spark.archive",
+        "benchmarks.spark.audit", "benchmarks.spark.interference",
     ),
 }  # fmt: skip
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.heap import RunHeap
-from heapline.core.runs import Column
+from heapline.core.heap.run_heap import RunHeap
+from heapline.core.heap.runs import Column
 
 BATCH = 1000
 MAINTAIN = 65536

@@ -22,9 +22,9 @@ import numpy as np
 import heapline
 from benchmarks.engine import Figure, figure
 from heapline.clock import SystemClock
-from heapline.config import BrokerConfig
+from heapline.contract.config import BrokerConfig
+from heapline.contract.message import Outgoing
 from heapline.engine import EmbeddedBroker
-from heapline.model import Outgoing
 
 PAYLOAD = b"x" * 64
 HOUR = 3600.0
@@ -86,7 +86,7 @@ async def herd_of(path: Path, count: int, quiet_s: float, partitions: int) -> tu
         gc.collect()
         deadline = perf_counter() + quiet_s
         quiet = await load(hl, lambda: perf_counter() < deadline)
-        topic = hl._runners["jobs"].topic
+        topic = hl._runners["jobs"].loaded.topic
         clock.ahead_ms += round(1.1 * HOUR * 1000)
         start = perf_counter()
         herd = await load(hl, lambda: any(p.delayed for p in topic.partitions))

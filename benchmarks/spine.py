@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from heapline.core.spine_index import SpineIndex
+from heapline.core.spine.index import SpineIndex
 
 FAN_OUT = 4
 SELECT_US_MAX = 1.2

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.wheel import TimingWheel
+from heapline.core.wheel.timing_wheel import TimingWheel
 
 START = 1_700_000_000_000
 TICK_MS = 100

@@ -1,7 +1,7 @@
 """Workers that share the subjects of a NATS stream: `python examples/nats_workers.py [nats://host:port]`.
 
-Each worker gets a stable id and some of the partitions; for each of them it has a JetStream consumer. When one stops,
-the others take over where it left off. In real life every worker is a process of its own; the code stays the same.
+Each worker gets a stable id and some of the partitions, and has a JetStream consumer for each. When one stops, the
+others continue where it left off. In production every worker is a process of its own; the code stays the same.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from heapline import assign
 PARTITIONS = [assign.Partition((f"tool{t}", f"chamber{c}")) for t in range(4) for c in range(3)]
 CONFIG = assign.Config(
     worker_id_max=9, cold_start_window="1s", planned_scale_window="500ms", heartbeat_interval="500ms",
-    heartbeat_ttl="15s",  # NATS may need 4 to 9 s to find a new leader: a shorter lease would end meanwhile
+    heartbeat_ttl="15s",  # NATS may take 4 to 9 s to elect a leader; a shorter lease would end meanwhile
     assignment=assign.AssignmentConfig(rebalance_cooldown="500ms"),
 )  # fmt: skip
 
@@ -36,17 +36,17 @@ class Worker:
         await self.subscriptions.update_subscriptions(added, removed, self.handle)
 
     async def handle(self, partition: assign.Partition, message: Any) -> None:
-        fence = self.manager.fence(partition)  # pass it to what you write to: it refuses whoever comes too late
+        fence = self.manager.fence(partition)  # pass it to the systems you write to; they reject lower fences
         assert fence is not None
         self.done.put_nowait(message.data.decode())
 
     async def stop(self) -> None:
-        await self.manager.stop()  # its hook lets go of all partitions first
+        await self.manager.stop()  # its hook drops all partitions first
         await self.subscriptions.close()
 
 
 async def publish(client: Any, name: str, done: asyncio.Queue[str]) -> None:
-    """One message for each partition, and wait until all of them were handled."""
+    """Publish one message per partition and wait until all were handled."""
     awaited = {f"{name} of {partition.id}": partition for partition in PARTITIONS}
     for text, partition in awaited.items():
         await client.jetstream().publish(partition.subject("work"), text.encode())
@@ -67,7 +67,7 @@ async def main(url: str) -> None:
         print("held:", sum(len(worker.manager.assignment.partitions) for worker in workers))
         await publish(client, "morning", done)
         await workers[0].stop()
-        print("one has stopped")
+        print("one worker has stopped")
         await publish(client, "evening", done)
         for worker in workers[1:]:
             await worker.stop()

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import heapline
 from heapline.spark import session
+from heapline.spark.audit.job import audit
 from heapline.spark.jobs.archive import archive
-from heapline.spark.jobs.audit import audit
 from heapline.spark.jobs.forecast import forecast
 from heapline.spark.jobs.lake import lake
 from heapline.spark.jobs.report import report

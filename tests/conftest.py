@@ -7,6 +7,8 @@ tests that use them.
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 from typing import Any
 
 import pytest
@@ -34,6 +36,16 @@ settings.load_profile("check")
 
 #: Tests that go to one process of a parallel run (`--dist loadgroup`), because starting what they need takes longest.
 TOGETHER = ("tests/spark/", "tests/integration/test_wheel_install.py", "tests/acceptance/test_docs.py")
+
+
+EXIT_SECONDS = 180  # for a process to end after its last test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """End a process that hangs after its last test, and print the stacks of its threads. pytest-timeout covers tests
+    only."""
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,1 +1,1 @@
-"""`python -m benchmarks assign`: strategies next to a plain ring and round robin, and crowds that lose a worker."""
+"""`python -m benchmarks assign`: strategies compared with a plain ring and round robin, and failover after a crash."""

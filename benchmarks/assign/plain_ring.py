@@ -1,6 +1,6 @@
-"""The baseline: consistent hashing as one writes it in an afternoon, a dictionary of points and `bisect`.
+"""The baseline: plain consistent hashing with a dictionary of points and `bisect`.
 
-It has the same hash and as many virtual nodes as ours, but knows neither weights nor bounds nor what was before.
+It uses the same hash and number of virtual nodes, but no weights, bounds or previous assignment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from heapline.assign.model import Partition
+from heapline.assign.partitions import Partition
 from heapline.assign.strategies import Shares
 
 

@@ -1,7 +1,7 @@
-"""What a strategy costs, how evenly it spreads, and what it moves: ours next to a plain ring and to round robin.
+"""Cost, evenness and moves of strategies: Heapline's compared with a plain ring and round robin.
 
-Times are CPU time, the best of several, since a strategy never waits and the machine may be shared. What must move at
-least: when a worker joins, its share (the mean load); when one leaves, what it held. Moves are told in weight.
+Times are CPU time, the best of several runs, because a strategy never waits and the machine may be shared. The minimum
+that must move: its share (the mean load) when a worker joins, and what it held when one leaves. Moves are in weight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import process_time
 from typing import Any
 
 from benchmarks.assign.plain_ring import PlainRing
-from heapline.assign.model import Partition
+from heapline.assign.partitions import Partition
 from heapline.assign.strategies import (
     AssignmentStrategy,
     RoundRobinStrategy,
@@ -53,12 +53,19 @@ def times(worker_count: int, count: int, target_ms: float, repeats: int) -> Iter
 
 
 def changes(weights: str, steps: int) -> Iterator[Figure]:
-    """A crowd of about 64 in which one after the other joins or leaves, each time from the assignment before."""
+    """Let workers join and leave a pool of about 64 one after the other, each time from the previous assignment."""
     ours, plain, in_turn = (walk(strategy, weights, steps) for strategy in (OURS, PLAIN, IN_TURN))
     for what in ("joins", "leaves"):
         value, base = (max(x.ratio for x in each if x.what == what) for each in (ours, plain))
-        yield row(f"moved when one {what}, of the least possible, {weights}", value, "×", base, base / value,
-                  "≤ 1.2", value <= 1.2)  # fmt: skip
+        yield row(
+            f"moved when one {what}, of the least possible, {weights}",
+            value,
+            "×",
+            base,
+            base / value,
+            "≤ 1.2",
+            value <= 1.2,
+        )
     kept, base = (min(x.stays for x in each) * 100 for each in (ours, in_turn))
     yield row(f"partitions that stay, {weights}; round robin", kept, "%", base, kept / base, "≥ 85 %", kept >= 85)
 
@@ -72,7 +79,7 @@ def spread(weights: str, steps: int) -> Iterator[Figure]:
 
 
 def memory() -> Figure:
-    """All that a leader has of it: partitions, the assignment before and the next one, and the way there."""
+    """Measure a leader's peak memory: partitions, the previous and the next assignment, and the calculation."""
     ours, base = (peak_mb(strategy) for strategy in (OURS, PLAIN))
     return row("memory at 64 × 150 × 5 000, at its highest", ours, "MB", base, base / ours, "≤ 10 MB", ours <= 10)
 
@@ -126,7 +133,7 @@ def highest(shares: Shares) -> float:
 
 
 def best(call: Callable[[], object], repeats: int) -> float:
-    """Milliseconds."""
+    """Return the shortest CPU time in milliseconds."""
     found = []
     for _ in range(repeats):
         started = process_time()
@@ -150,6 +157,12 @@ def row(
     name: str, value: float, unit: str, baseline: float, ratio: float, target: str | None, met: bool | None
 ) -> Figure:
     return {
-        "name": name, "value": round(value, 3), "unit": unit, "baseline": round(baseline, 3), "ratio": round(ratio, 2),
-        "target": target, "met": met, "better": "higher",
-    }  # fmt: skip
+        "name": name,
+        "value": round(value, 3),
+        "unit": unit,
+        "baseline": round(baseline, 3),
+        "ratio": round(ratio, 2),
+        "target": target,
+        "met": met,
+        "better": "higher",
+    }

@@ -18,9 +18,9 @@ from benchmarks.rows import Step
 from benchmarks.server.latency import requests
 from benchmarks.server.spawned import Serving, heapline_server
 from benchmarks.server.targets import IDLE_CORE_PERCENT, IDLE_STREAMS, Bound
-from heapline.cli.auth_files import open_auth
-from heapline.client.wire import WireBroker
-from heapline.model import Outgoing
+from heapline.cli.auth import open_auth
+from heapline.client.transports.grpc import GrpcBroker
+from heapline.contract.message import Outgoing
 
 #: A server may limit the streams of one key; a thousand consumers are some services with a key each.
 STREAMS_PER_KEY = 100
@@ -45,14 +45,14 @@ async def core_percents(server: Serving, seconds: float) -> tuple[float, float]:
         auth.keys.create(f"consumer {n}", ["*:consume"])[1].reveal() for n in range(IDLE_STREAMS // STREAMS_PER_KEY)
     ]
     async with contextlib.AsyncExitStack() as stack:
-        admin = await stack.enter_async_context(WireBroker(server.target, credential=server.credential()))
+        admin = await stack.enter_async_context(GrpcBroker(server.target, credential=server.credential()))
         await admin.create_topic("quiet")
         await asyncio.sleep(SETTLE_S)
         empty = await core_percent(server.pid, seconds / 2)
         async with asyncio.TaskGroup() as streams:
             waiting = []
             for key in keys:
-                consumer = await stack.enter_async_context(WireBroker(server.target, credential=key))
+                consumer = await stack.enter_async_context(GrpcBroker(server.target, credential=key))
                 waiting += [streams.create_task(wait_for_one(consumer)) for _ in range(STREAMS_PER_KEY)]
             await asyncio.sleep(SETTLE_S)
             busy = await core_percent(server.pid, seconds)
@@ -64,7 +64,7 @@ async def core_percents(server: Serving, seconds: float) -> tuple[float, float]:
     return empty, busy
 
 
-async def wait_for_one(hl: WireBroker) -> None:
+async def wait_for_one(hl: GrpcBroker) -> None:
     answers = hl.calls.stream("PopStream", requests("quiet", asyncio.Queue(), first=1))
     async with contextlib.aclosing(answers):
         async for _ in answers:

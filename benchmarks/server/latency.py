@@ -24,10 +24,11 @@ from benchmarks.server.fsyncs import fsync_ms
 from benchmarks.server.schedule import open_loop, percentile, poisson
 from benchmarks.server.spawned import Serving, bare_server, heapline_server
 from benchmarks.server.targets import OPEN_LOOP_PER_S, Bound, answer_bounds, delivery_bounds
-from heapline.client.wire import WireBroker
-from heapline.model import LeaseRef
-from heapline.wire.columns import cut, read_ints
-from heapline.wire.schema import pb
+from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.transport import PopStream
+from heapline.contract.columns import unpack
+from heapline.contract.leases import Pop
+from heapline.contract.message import LeaseRef
 
 Bounds = Mapping[int, Bound | None]
 CREDITS = 1000
@@ -102,7 +103,7 @@ def figures(what: str, seconds: list[float], raw_ms: float, bounds: Bounds) -> I
 async def answer_times(server: Serving, due: list[float], late: list[float]) -> list[float]:
     """Seconds from when each enqueue was due to its answer; `late` gets what of them was the client's own doing."""
     times: list[float] = []
-    async with WireBroker(server.target, credential=server.credential()) as hl:
+    async with GrpcBroker(server.target, credential=server.credential()) as hl:
         await hl.create_topic("answers")
         await hl.enqueue("answers", PAYLOAD)
 
@@ -135,19 +136,22 @@ async def delivery_times(server: Serving, due: list[float]) -> list[float]:
     arrived: dict[int, float] = {}
     held: list[LeaseRef] = []
     some_held, everything = asyncio.Event(), asyncio.Event()
-    async with WireBroker(server.target, credential=server.credential()) as hl, asyncio.TaskGroup() as tasks:
+    async with GrpcBroker(server.target, credential=server.credential()) as hl, asyncio.TaskGroup() as tasks:
         await hl.create_topic("deliveries")
 
         async def consume() -> None:
             credits: asyncio.Queue[int] = asyncio.Queue()
-            async for answer in hl.calls.stream("PopStream", requests("deliveries", credits)):
-                now, columns = perf_counter(), answer.columns
-                for payload in cut(columns.payloads, columns.payload_sizes, columns.count):
+            credits.put_nowait(CREDITS)
+            async for leased in hl.stream(PopStream(Pop("deliveries"), given(credits))):
+                now, messages = perf_counter(), leased.messages
+                if messages is None:
+                    continue
+                for payload in messages.payloads:
                     arrived.setdefault(int.from_bytes(payload[:NUMBER], "little"), now)
-                pairs = zip(read_ints(columns.ids).tolist(), read_ints(columns.tokens).tolist(), strict=True)
-                held.extend(LeaseRef(answer.topic, id, token) for id, token in pairs)
+                pairs = zip(unpack(messages.ids), unpack(messages.tokens), strict=True)
+                held.extend(LeaseRef(leased.topic, id, token) for id, token in pairs)
                 some_held.set()
-                credits.put_nowait(columns.count)
+                credits.put_nowait(len(messages))
                 if len(arrived) == len(due):
                     everything.set()
 
@@ -172,8 +176,7 @@ async def delivery_times(server: Serving, due: list[float]) -> list[float]:
     return [arrived[number] - when for number, when in due_at.items()]
 
 
-async def requests(topic: str, credits: asyncio.Queue[int], first: int = CREDITS) -> AsyncIterator[object]:
-    """What a consumer says on a PopStream: `first` credits, then those that are put into the queue."""
-    yield pb.PopStreamRequest(start=pb.PopStart(topic=topic), credits=first)
+async def given(credits: asyncio.Queue[int]) -> AsyncIterator[int]:
+    """The credits of a consumer, as they are put into the queue."""
     while True:
-        yield pb.PopStreamRequest(credits=await credits.get())
+        yield await credits.get()

@@ -1,1 +1,4 @@
-"""`python -m benchmarks spark`: the log as data, on a Spark of two cores. Each module measures one direction."""
+"""`python -m benchmarks spark`: the speed of the Spark integration with two cores.
+
+Each module measures one direction.
+"""

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import heapline
 from benchmarks.engine import Figure, best_of, figure, raw_disk
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 
 PAYLOAD = b"x" * 256
 BATCH = 1000

@@ -31,9 +31,9 @@ from benchmarks.herd import ShiftedClock
 from benchmarks.rows import Step
 from benchmarks.streams.groups import Acks
 from benchmarks.streams.publishing import sized
-from heapline.config import BrokerConfig
+from heapline.contract.config import BrokerConfig
+from heapline.contract.message import Outgoing
 from heapline.engine import EmbeddedBroker
-from heapline.model import Outgoing
 
 PAYLOAD = b"x" * 64
 BATCH = 1000
@@ -149,7 +149,7 @@ async def open_time(path: Path, count: int) -> float:
     spent = perf_counter() - start
     stats = await broker.stats("jobs")
     assert stats.delayed == count, f"{stats.delayed} messages came back, {count} went in"
-    broker._runners["jobs"].snapshot_unit = 1 << 60
+    broker._runners["jobs"].loaded.snapshot_unit = 1 << 60
     await broker.close()
     return spent
 

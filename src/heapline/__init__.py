@@ -8,20 +8,19 @@
 ...         for m in await hl.pop("jobs"):
 ...             await m.ack()
 
-Nothing is loaded before it is used: what a name stands for is imported when somebody asks for it.
+Each name is imported when it is first used, so `import heapline` costs almost nothing.
 """
 
 TYPE_CHECKING = False  # type checkers take it for True; typing itself would be half of what is loaded here
 if TYPE_CHECKING:
     from heapline import outbox as outbox
-    from heapline.broker import Broker
-    from heapline.client.connecting import connect, connect_from_env, connect_sync
-    from heapline.client.consuming import consume
+    from heapline.client.connect import connect, connect_from_env, connect_sync
+    from heapline.client.consumer import consume
     from heapline.client.target import ClientTls
     from heapline.client.tasks import App, Bury, Retry
-    from heapline.config import Aging, Backoff, BrokerConfig, GroupConfig, TopicConfig, aging
-    from heapline.engine import open, open_sync
-    from heapline.errors import (
+    from heapline.contract.broker import Broker
+    from heapline.contract.config import Aging, Backoff, BrokerConfig, GroupConfig, TopicConfig, aging
+    from heapline.contract.errors import (
         BadName,
         BadRequest,
         BatchDecided,
@@ -62,8 +61,9 @@ if TYPE_CHECKING:
         UnavailableError,
         UnknownFormat,
         UnknownPart,
+        Unsupported,
     )  # fmt: skip
-    from heapline.model import (
+    from heapline.contract.message import (
         BatchInfo,
         DepthBucket,
         DlqFilter,
@@ -82,9 +82,9 @@ if TYPE_CHECKING:
         TopicInfo,
         TopicStats,
     )  # fmt: skip
-    from heapline.producer import Producer
-    from heapline.schedules import Schedule, ScheduleInfo
-    from heapline.streams import (
+    from heapline.contract.producer import Producer
+    from heapline.contract.schedules import Schedule, ScheduleInfo
+    from heapline.contract.stream import (
         GroupDeadLetter,
         GroupInfo,
         GroupOffset,
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         StreamBatch,
         StreamMessage,
     )  # fmt: skip
+    from heapline.engine import open, open_sync
 
 __version__ = "0.1.0"
 
@@ -107,58 +108,48 @@ __all__ = [
     "ReplayInfo", "ReplayNotFound", "RequestError", "ResourceExhausted", "Retry", "Schedule", "ScheduleInfo",
     "ScheduleNotFound", "SinkInfo", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull",
     "StreamBatch", "StreamMessage", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading",
-    "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "aging",
+    "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "Unsupported", "aging",
     "connect", "connect_from_env", "connect_sync", "consume", "open", "open_sync",
 ]  # fmt: skip
 
-#: Where names are.
+#: The module that defines each public name.
 _HOMES = {
-    "heapline.broker": ("Broker",),
-    "heapline.client.connecting": ("connect", "connect_from_env", "connect_sync"),
-    "heapline.client.consuming": ("consume",),
+    "heapline.contract.broker": ("Broker",),
+    "heapline.client.connect": ("connect", "connect_from_env", "connect_sync"),
+    "heapline.client.consumer": ("consume",),
     "heapline.client.target": ("ClientTls",),
     "heapline.client.tasks": ("App", "Bury", "Retry"),
-    "heapline.config": ("Aging", "Backoff", "BrokerConfig", "GroupConfig", "TopicConfig", "aging"),
+    "heapline.contract.config": ("Aging", "Backoff", "BrokerConfig", "GroupConfig", "TopicConfig", "aging"),
     "heapline.engine": ("open", "open_sync"),
-    "heapline.errors": (
+    "heapline.contract.errors": (
         "BadName", "BadRequest", "BatchDecided", "BatchInDoubt", "Closed", "ConfirmationNeeded", "ConflictError",
         "CorruptionError", "DeadlineExceeded", "DeliveryLost", "DirectoryLocked", "GroupExists", "GroupNotFound",
         "HeaplineError", "IdempotencyConflict", "JournalCorrupt", "LeaseLost", "MemberReplaced", "MessageLeased",
         "MessageNotFound", "PayloadTooLarge", "PermissionDenied", "RateLimited", "RecordCorrupt", "ReplayExists",
         "ReplayNotFound", "RequestError", "ResourceExhausted", "ScheduleNotFound", "SnapshotCorrupt", "StaleEpoch",
         "StaleSequence", "StorageFull", "TopicExists", "TopicNotFound", "TopicReloading", "Unauthenticated",
-        "UnavailableError", "UnknownFormat", "UnknownPart",
+        "UnavailableError", "UnknownFormat", "UnknownPart", "Unsupported",
     ),
-    "heapline.model": (
+    "heapline.contract.message": (
         "BatchInfo", "DepthBucket", "DlqFilter", "DueBucket", "Enqueued", "LatencyHistogram", "LeaseRef", "LogEvent",
         "LogFrame", "Message", "MessageInfo", "Outgoing", "PartitionStats", "SinkInfo", "SpineStats", "TopicInfo",
         "TopicStats",
     ),
-    "heapline.producer": ("Producer",),
-    "heapline.schedules": ("Schedule", "ScheduleInfo"),
-    "heapline.streams": (
+    "heapline.contract.producer": ("Producer",),
+    "heapline.contract.schedules": ("Schedule", "ScheduleInfo"),
+    "heapline.contract.stream": (
         "GroupDeadLetter", "GroupInfo", "GroupOffset", "ReplayFilter", "ReplayInfo", "StreamBatch", "StreamMessage",
     ),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = (
-    "broker",
-    "config",
-    "engine",
-    "errors",
-    "model",
-    "outbox",
-    "producer",
-    "schedules",
-    "streams",
-)  # also by `import heapline` alone
+_PACKAGES = ("contract", "engine", "outbox")  # reachable after `import heapline` alone
 
-if not TYPE_CHECKING:  # else a type checker would find every name here, also those that are misspelled
+if not TYPE_CHECKING:  # a type checker would otherwise accept every name, misspelled ones too
 
     def __getattr__(name: str) -> object:
         import importlib
 
-        if name in _ROOMS:
+        if name in _PACKAGES:
             return importlib.import_module(f"heapline.{name}")
         if name not in _HOME_OF:
             raise AttributeError(f"module 'heapline' has no attribute {name!r}")
@@ -167,4 +158,4 @@ if not TYPE_CHECKING:  # else a type checker would find every name here, also th
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF, *_ROOMS} - {"TYPE_CHECKING"})
+    return sorted({*globals(), *_HOME_OF, *_PACKAGES} - {"TYPE_CHECKING"})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from heapline.model import Now
+from heapline.core.now import Now
 
 
 class Clock(Protocol):

@@ -1,8 +1,7 @@
-"""How Spark finds the format `heapline` by itself: it imports all top-level packages called pyspark_* and asks each for
-a `DefaultSource`.
+"""Registers the format `heapline`: Spark imports all top-level packages named pyspark_* and uses their `DefaultSource`.
 
-It does so whatever format is asked for, and if one of them cannot be imported, no Python source can be used at all. So
-this one needs nothing but Spark, and only who uses it is told what else is missing. All the rest is in heapline.spark.
+Spark imports them for every format, and if one import fails, no Python source can be used. So this package needs only
+Spark, and reports what else is missing when the format is used. Everything else is in heapline.spark.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return "heapline"
 
-    def _made(self) -> Any:
+    def _source(self) -> Any:
         try:
             from heapline.spark.source import HeaplineSource
         except ImportError as error:
@@ -27,19 +26,19 @@ class DefaultSource(DataSource):
         return HeaplineSource(self.options)
 
     def schema(self) -> Any:
-        return self._made().schema()
+        return self._source().schema()
 
     def reader(self, schema: Any) -> Any:
-        return self._made().reader(schema)
+        return self._source().reader(schema)
 
     def streamReader(self, schema: Any) -> Any:
-        return self._made().streamReader(schema)
+        return self._source().streamReader(schema)
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        return self._made().writer(schema, overwrite)
+        return self._source().writer(schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        return self._made().streamWriter(schema, overwrite)
+        return self._source().streamWriter(schema, overwrite)
 
 
 __all__ = ["DefaultSource"]

@@ -1,4 +1,4 @@
-"""`heapline keys`, `users` and `certs` on real directories, also beside a guard that runs on them."""
+"""`heapline keys`, `users` and `certs` on real directories, even while a guard uses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import heapline
 from heapline.cli import main
-from heapline.errors import Unauthenticated
+from heapline.contract.errors import Unauthenticated
 from heapline.server.auth import DirectoryGuard, Secret
 from heapline.testing.clock import FakeClock
 
@@ -29,7 +29,7 @@ def audit(data: Path) -> list[tuple[str, str, str]]:
     return [(line["call"], line["about"], line["outcome"]) for line in read]
 
 
-async def test_key_made_and_revoked_beside_a_running_server(tmp_path: Path) -> None:
+async def test_key_created_and_revoked_beside_a_running_server(tmp_path: Path) -> None:
     clock = FakeClock()
     guard = DirectoryGuard(tmp_path, clock=clock)
     made = cli(tmp_path, "keys", "create", "--name", "billing", "--scope", "orders/*:produce")
@@ -47,7 +47,7 @@ async def test_key_made_and_revoked_beside_a_running_server(tmp_path: Path) -> N
     assert audit(tmp_path) == [("keys.create", key_id, "ok"), ("keys.revoke", key_id, "ok")]
 
 
-def test_secret_of_a_key_is_printed_once_alone_and_stands_nowhere_else(tmp_path: Path) -> None:
+def test_secret_of_a_key_is_printed_once_and_stored_nowhere(tmp_path: Path) -> None:
     made = cli(tmp_path, "keys", "create", "-n", "a", "-s", "*:consume")
     key = made.stdout.removesuffix("\n")
     assert key.startswith("hl_")
@@ -59,7 +59,7 @@ def test_secret_of_a_key_is_printed_once_alone_and_stands_nowhere_else(tmp_path:
     assert [text for text in shown if secret in text] == []
 
 
-def test_list_tells_id_name_scopes_and_state(tmp_path: Path) -> None:
+def test_list_shows_id_name_scopes_and_state(tmp_path: Path) -> None:
     for name in ("one", "two"):
         cli(tmp_path, "keys", "create", "-n", name, "-s", "*:consume", "-s", "jobs:produce")
     keys = [json.loads(line) for line in cli(tmp_path, "keys", "list", "--json").stdout.splitlines()]
@@ -69,10 +69,10 @@ def test_list_tells_id_name_scopes_and_state(tmp_path: Path) -> None:
     cli(tmp_path, "keys", "revoke", keys[0]["id"])
     table = cli(tmp_path, "keys", "list").stdout
     assert table.count("revoked") == 1
-    assert table.count("good") == 1
+    assert table.count("valid") == 1
 
 
-def test_mistakes_are_told_and_audited(tmp_path: Path) -> None:
+def test_mistakes_are_reported_and_audited(tmp_path: Path) -> None:
     bad = cli(tmp_path, "keys", "create", "-n", "a", "-s", "jobs")
     assert bad.exit_code == 1
     assert "is not a scope" in bad.stderr
@@ -123,7 +123,7 @@ def test_scopes_of_a_user_are_replaced(tmp_path: Path) -> None:
     assert user["scopes"] == ["jobs:consume"]
 
 
-def test_keys_stand_beside_the_queue_in_one_directory(tmp_path: Path) -> None:
+def test_keys_and_queue_share_one_directory(tmp_path: Path) -> None:
     cli(tmp_path, "keys", "create", "-n", "before", "-s", "*:consume")
     for _ in range(2):
         with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
@@ -144,12 +144,12 @@ def test_password_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("users", "add"), ("users", "password")])
-def test_password_is_no_argument_and_no_option(tmp_path: Path, command: tuple[str, str]) -> None:
+def test_password_is_neither_argument_nor_option(tmp_path: Path, command: tuple[str, str]) -> None:
     for extra in (("--password", PASSWORD), (PASSWORD,)):
         assert cli(tmp_path, *command, "a@example.org", *extra).exit_code == 2
 
 
-def test_certs_dev_makes_a_set_and_says_where(tmp_path: Path) -> None:
+def test_certs_dev_creates_certificates_and_prints_their_paths(tmp_path: Path) -> None:
     made = cli(tmp_path, "certs", "dev", str(tmp_path / "certs"), "--host", "queue.internal")
     assert made.exit_code == 0
     assert sorted(map(Path, made.stdout.split())) == sorted((tmp_path / "certs").iterdir())
@@ -160,7 +160,7 @@ def test_certs_dev_makes_a_set_and_says_where(tmp_path: Path) -> None:
     "command", ["keys create", "keys list", "keys revoke", "users add", "users list", "users disable", "users enable",
                 "users password", "users scopes", "certs dev"],
 )  # fmt: skip
-def test_help_teaches_by_example(tmp_path: Path, command: str) -> None:
+def test_help_shows_an_example(tmp_path: Path, command: str) -> None:
     shown = cli(tmp_path, *command.split(), "--help").stdout
     assert f"Example:  heapline {command}" in shown
 
@@ -172,6 +172,6 @@ def test_command_whose_packages_are_missing_says_how_to_get_them(
         raise ModuleNotFoundError("No module named 'argon2'", name="argon2")
 
     monkeypatch.setattr(main.importlib, "import_module", absent)
-    assert "heapline[server]" in cli(tmp_path, "--help").stdout
+    assert "heapline[server]" in cli(tmp_path, "keys", "--help").stdout
     result = cli(tmp_path, "keys", "create", "--name", "x")
     assert (result.exit_code, "pip install 'heapline[server]'" in result.stderr) == (1, True)

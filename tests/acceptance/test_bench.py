@@ -1,4 +1,4 @@
-"""`heapline bench` against a server process: it measures, and leaves behind what was there before and no more."""
+"""`heapline bench` against a server process: it measures the server and leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def connect(server: Process, scratch: Path) -> heapline.Broker:
     return heapline.connect(server.target, api_key=(scratch / "data" / "admin.key").read_text().strip())
 
 
-async def test_server_is_measured_next_to_the_machine_and_left_as_it_was(server: Process, tmp_path: Path) -> None:
+async def test_server_is_measured_next_to_the_machine_and_left_unchanged(server: Process, tmp_path: Path) -> None:
     async with connect(server, tmp_path) as hl:  # type: ignore[attr-defined]
         await hl.create_topic("jobs")
         bench = await start(server, tmp_path, "--seconds", "0.2", "--concurrency", "8", "--json")
@@ -64,7 +64,7 @@ async def test_topic_that_exists_is_refused(server: Process, tmp_path: Path) -> 
         await hl.enqueue("jobs", b"precious")
         code, out, errors = await ended(await start(server, tmp_path, "--topic", "jobs"))
         assert (code, out) == (1, "")
-        assert "topic 'jobs' exists" in errors
+        assert "topic 'jobs' already exists" in errors
         assert (await hl.stats("jobs")).ready == 1
 
 
@@ -73,7 +73,7 @@ async def test_bench_that_is_interrupted_deletes_its_topic(server: Process, tmp_
         bench = await start(server, tmp_path, "--seconds", "60")
         async with asyncio.timeout(PATIENCE):
             while not await hl.list_topics():
-                pass  # a call to the server takes its time
+                pass  # each call takes a while, so this does not spin
         bench.send_signal(signal.SIGINT)
         code, _, errors = await ended(bench)
         assert code == 130

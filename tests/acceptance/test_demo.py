@@ -1,4 +1,4 @@
-"""`heapline demo` as a newcomer runs it: a real process is killed, everything is checked, nothing is left behind."""
+"""`heapline demo` as a newcomer runs it: it kills a real process, checks every message and removes its files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def run_demo(*options: str, tmp: Path) -> subprocess.CompletedProcess[str]:
 
 
 def unboxed(output: str) -> str:
-    """The words of an error box, however it was wrapped."""
+    """Return the text of an error box without its wrapping."""
     return " ".join(output.replace("│", " ").split())
 
 
 def facts(output: str) -> dict[str, str]:
-    """The closing table."""
+    """Return the closing table."""
     rows = [line.split("│") for line in output.splitlines() if line.startswith("│")]
     return {name.strip(): value.strip() for _, name, value, _ in rows}
 
@@ -38,7 +38,7 @@ def test_demo_survives_kill_9_and_cleans_up(tmp_path: Path) -> None:
     done = run_demo(tmp=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     table = facts(done.stdout)
-    assert table["messages in"].startswith("2 000 in ")
+    assert table["enqueued"].startswith("2 000 in ")
     promises = ("lost", "out of order", "delivered again after an answered ack", "payloads damaged")
     assert [table[name] for name in promises] == ["0"] * 4
     assert table["killed with SIGKILL"].endswith("of 2 000")
@@ -54,7 +54,7 @@ def test_demo_keeps_its_directory_if_asked(tmp_path: Path) -> None:
     assert verdict.exit_code == 0, verdict.output
 
 
-def test_demo_refuses_a_directory_that_holds_something(tmp_path: Path) -> None:
+def test_demo_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("do not touch")
     done = run_demo("--dir", str(tmp_path), tmp=tmp_path)
     assert done.returncode == 2
@@ -78,8 +78,8 @@ def test_demo_fails_if_messages_are_lost(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "queue").exists()
 
 
-def test_demo_fails_if_a_payload_is_not_what_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_fails_if_a_payload_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "number_of", lambda payload: -1)
     result = invoke(tmp_path)
     assert result.exit_code == 1
-    assert "with other bytes than went in" in result.output
+    assert "with a damaged payload" in result.output

@@ -88,7 +88,7 @@ def test_nats_workers_share_the_work_and_take_over(tmp_path: Path) -> None:
             "workers: worker-0 worker-1 worker-2",
             "held: 12",
             "morning: 12 messages handled",
-            "one has stopped",
+            "one worker has stopped",
             "evening: 12 messages handled",
         ]
 

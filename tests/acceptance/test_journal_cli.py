@@ -1,4 +1,4 @@
-"""`heapline journal` on real directories: good ones, damaged ones, and ones that are in use."""
+"""`heapline journal` on real directories: undamaged, damaged, and in use."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_verify_and_dump_read_a_topic_whose_growth_the_catalog_has_missed(data: 
         forget_snapshots(data)
     result = cli("verify", str(data))
     assert result.exit_code == 0, result.stdout
-    assert result.stdout.count("every byte checks") == 2
+    assert result.stdout.count("no damage found") == 2
     shown = cli("dump", str(data), "--topic", "jobs", "--kind", "grown")
     assert "before=1 after=4" in shown.stdout
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
@@ -84,14 +84,14 @@ def test_verify_and_dump_read_a_topic_whose_growth_the_catalog_has_missed(data: 
         assert hl.stats("jobs").ready == 25
 
 
-def test_verify_finds_good_directories_good(data: Path) -> None:
+def test_verify_finds_no_damage_in_undamaged_directories(data: Path) -> None:
     result = cli("verify", str(data))
     assert result.exit_code == 0
-    assert result.stdout.count("every byte checks") == 2
+    assert result.stdout.count("no damage found") == 2
     assert "5 ready, 1 delayed, 0 leased, 1 dead" in result.stdout
 
 
-def test_verify_as_json_is_one_object_a_topic(data: Path) -> None:
+def test_verify_json_is_one_object_per_topic(data: Path) -> None:
     found = {topic["topic"]: topic for topic in objects(cli("verify", str(data), "--json").stdout)}
     assert set(found) == {"jobs", "billing/invoices"}
     assert found["jobs"]["ok"]
@@ -108,7 +108,7 @@ def test_verify_names_file_and_byte_and_says_what_to_do(data: Path) -> None:
     assert result.exit_code == 1
     assert f"{segment(data)} at byte {last.offset}" in result.stdout
     assert "heapline journal repair" in result.stdout
-    assert result.stdout.count("every byte checks") == 1, "the other topic is good"
+    assert result.stdout.count("no damage found") == 1, "the other topic is not damaged"
     findings = objects(cli("verify", str(data), "--topic", "jobs", "--json").stdout)[0]["findings"]
     assert (findings[0]["path"], findings[0]["offset"]) == (str(segment(data)), last.offset)
 
@@ -120,7 +120,7 @@ def test_verify_of_one_topic_leaves_the_others_alone(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["watermark", "snapshots/*.snap"])
-def test_verify_finds_damage_that_opening_would_mend(data: Path, name: str) -> None:
+def test_verify_finds_damage_that_opening_would_fix(data: Path, name: str) -> None:
     path = next((data / FOLDER).glob(name))
     flip(path, 20)
     result = cli("verify", str(data))
@@ -131,7 +131,7 @@ def test_verify_finds_damage_that_opening_would_mend(data: Path, name: str) -> N
 
 @pytest.fixture
 def grown(data: Path) -> Path:
-    """The same, gone on into a second segment before the last snapshot: then opening need not read the first."""
+    """Continue `data` into a second segment before the last snapshot, so that opening need not read the first."""
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
         for _ in range(3):
             hl.enqueue_batch("jobs", [heapline.Outgoing(b"." * 50_000)] * 10)
@@ -144,10 +144,10 @@ def test_verify_says_that_damage_below_a_snapshot_needs_no_cut(grown: Path) -> N
     flip(segment(data), units(data)[0].offset + 200)
     result = cli("verify", str(data))
     assert result.exit_code == 1
-    assert "the topic opens all the same" in result.stdout
+    assert "the topic opens from a newer snapshot" in result.stdout
 
 
-def test_verify_finds_a_damaged_catalog_and_looks_at_the_topics_all_the_same(data: Path) -> None:
+def test_verify_finds_a_damaged_catalog_and_still_checks_topics(data: Path) -> None:
     flip(data / "catalog.json", 40)
     result = cli("verify", str(data), "--json")
     assert result.exit_code == 1
@@ -156,19 +156,19 @@ def test_verify_finds_a_damaged_catalog_and_looks_at_the_topics_all_the_same(dat
     assert found["jobs"]["ok"]
 
 
-def test_verify_takes_the_folder_of_one_topic(data: Path) -> None:
+def test_verify_accepts_the_directory_of_one_topic(data: Path) -> None:
     result = cli("verify", str(data / FOLDER), "--json")
     assert [topic["topic"] for topic in objects(result.stdout)] == ["jobs"]
 
 
-def test_verify_runs_beside_an_engine_up_to_where_it_is_durable(data: Path) -> None:
+def test_verify_beside_an_engine_checks_up_to_the_durable_end(data: Path) -> None:
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
         hl.enqueue("jobs", b"while open")
         result = cli("verify", str(data), "--json")
         assert result.exit_code == 0
         jobs = objects(result.stdout)[1]
         assert (jobs["running"], jobs["state"]["ready"]) == (True, 6)
-        assert list((data / FOLDER / "readers").iterdir()) == [], "the reader's lease was given back"
+        assert list((data / FOLDER / "readers").iterdir()) == [], "the reader lease was released"
         hl.ack(hl.pop("jobs"))
 
 
@@ -177,13 +177,13 @@ def test_verify_runs_beside_an_engine_up_to_where_it_is_durable(data: Path) -> N
 
 @pytest.fixture
 def damaged(data: Path) -> Path:
-    """The unit of the first pop is damaged; behind it lie acks and a burial."""
+    """Damage the unit of the first pop, which acks and a burial follow."""
     forget_snapshots(data)
     flip(segment(data), units(data)[2].offset + 70)
     return data
 
 
-def test_repair_cuts_keeps_a_copy_and_says_what_is_lost(damaged: Path) -> None:
+def test_repair_cuts_keeps_a_copy_and_shows_what_is_lost(damaged: Path) -> None:
     before = segment(damaged).read_bytes()
     result = cli("repair", str(damaged), "--topic", "jobs", "--yes")
     assert result.exit_code == 0, result.output
@@ -196,12 +196,12 @@ def test_repair_cuts_keeps_a_copy_and_says_what_is_lost(damaged: Path) -> None:
         assert [m.payload for m in hl.pop("jobs", 100)] == [b"job %d" % n for n in range(9)]
 
 
-def test_repair_names_messages_that_will_be_gone(data: Path) -> None:
+def test_repair_lists_messages_that_will_be_lost(data: Path) -> None:
     forget_snapshots(data)
     later = objects(cli("dump", str(data), "-t", "jobs", "--json", "--start", "9", "--limit", "1").stdout)[0]
     flip(segment(data), units(data)[0].offset + 70)
     result = cli("repair", str(data), "--topic", "jobs", "--yes")
-    assert f"1: {later['message_id']}" in result.stdout, "it stands in a unit behind the cut that can still be read"
+    assert f"1: {later['message_id']}" in result.stdout, "its unit follows the cut and can still be read"
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
         assert hl.pop("jobs", 100) == []
 
@@ -216,7 +216,7 @@ def test_repair_asks_first(damaged: Path) -> None:
     assert cli("repair", str(damaged), "--topic", "jobs", answer="y\n").exit_code == 0
 
 
-def test_repair_of_a_good_directory_does_nothing(data: Path) -> None:
+def test_repair_of_an_undamaged_directory_does_nothing(data: Path) -> None:
     result = cli("repair", str(data), "--yes")
     assert result.exit_code == 0
     assert result.stdout.count("nothing to repair") == 2
@@ -232,7 +232,7 @@ def test_repair_never_cuts_a_topic_that_opens(grown: Path) -> None:
     assert segment(data).read_bytes() == before
 
 
-def test_repair_needs_the_directory_for_itself(damaged: Path) -> None:
+def test_repair_needs_the_directory_lock(damaged: Path) -> None:
     with heapline.open_sync(damaged, spare_segment_bytes=0):
         result = cli("repair", str(damaged), "--yes")
     assert result.exit_code == 1
@@ -267,7 +267,7 @@ def test_dump_shows_prepared_batches_and_the_decisions_about_them(tmp_path: Path
         ("batch_prepared", "b", [first, second]), ("batch_prepared", "b", []), ("batch_committed", "b", first),
         ("batch_committed", "b", second),
     ]  # fmt: skip
-    assert told[5:] == [("batch_committed", "c", None)], "a row about no message"
+    assert told[5:] == [("batch_committed", "c", None)], "a row without a message"
     assert [len(row["payloads"]) for row in rows if row["kind"] == "batch_prepared"] == [2, 0, 1]
     assert len(objects(cli("dump", str(tmp_path / "q"), "-t", "_system/batches", "--json").stdout)) == 2
 
@@ -295,7 +295,7 @@ def test_dump_of_several_partitions_is_all_of_them_or_one(data: Path) -> None:
     assert all(parts)
 
 
-def test_dump_wants_one_topic_and_known_kinds(data: Path) -> None:
+def test_dump_needs_one_topic_and_known_kinds(data: Path) -> None:
     several = cli("dump", str(data))
     assert several.exit_code == 1
     assert "--topic" in several.stderr
@@ -344,7 +344,7 @@ async def _with_groups(data: Path) -> None:
             await hl.enqueue("jobs", b"")
 
 
-def test_stats_tell_for_whom_segments_are_kept_and_what_was_given_back(data: Path) -> None:
+def test_stats_show_why_segments_are_kept_and_what_was_reclaimed(data: Path) -> None:
     asyncio.run(_with_groups(data))
     found = objects(cli("stats", str(data), "--json", "-t", "jobs").stdout)[0]
     assert found["segments"] >= 4
@@ -361,23 +361,23 @@ def test_stats_tell_for_whom_segments_are_kept_and_what_was_given_back(data: Pat
     assert (found["given_back_segments"], found["given_back_bytes"], found["moved_records"]) == (0, 0, 0)
     shown = cli("stats", str(data), "-t", "jobs").stdout
     assert "group slow" in shown
-    assert "given back" in shown
+    assert "reclaimed" in shown
 
 
 # --- what was typed ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["verify", "stats", "dump", "repair"])
-def test_wrong_places_are_refused_with_advice(command: str, data: Path, tmp_path: Path) -> None:
+def test_wrong_paths_are_refused_with_advice(command: str, data: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, advice in ((tmp_path / "absent", "there is no directory"), (tmp_path / "empty", "holds no queue")):
+    for path, advice in ((tmp_path / "absent", "does not exist"), (tmp_path / "empty", "does not contain a queue")):
         result = cli(command, str(path))
         assert result.exit_code == 1
         assert advice in result.stderr
-    assert list((tmp_path / "empty").iterdir()) == [], "looking must leave nothing behind"
+    assert list((tmp_path / "empty").iterdir()) == [], "reading creates no files"
     unknown = cli(command, str(data), "--topic", "nobody")
     assert unknown.exit_code == 1
-    assert "there is no topic 'nobody'" in unknown.stderr
+    assert "topic 'nobody'" in unknown.stderr
 
 
 @pytest.mark.parametrize("command", ["verify", "stats", "dump", "repair"])

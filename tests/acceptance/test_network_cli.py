@@ -1,4 +1,4 @@
-"""The commands over the network, against one real server: each in both outputs, and as a newcomer types them."""
+"""Network commands against one real server: each in both outputs, and as a newcomer types them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Home:
         return [json.loads(line) for line in self(*arguments, "--json", typed=typed, code=code).stdout.splitlines()]
 
     def shell(self, command: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A line of a real shell, in which `heapline` is the command; the key is found in ./data."""
+        """Run a line in a real shell, in which `heapline` is a function. The key is found in ./data."""
         source = str(Path(heapline.__file__).parents[1])
         environment = {**os.environ, "PYTHONPATH": source, "HEAPLINE_URL": self.target, "COLUMNS": "80"}
         script = f'heapline() {{ "{sys.executable}" -m heapline "$@"; }}; {command}'
@@ -51,7 +51,7 @@ class Home:
         )  # fmt: skip
 
     def bury(self, topic: str, reason: str) -> str:
-        """The best message of a topic dies; its id."""
+        """Bury the best message of a topic and return its id."""
 
         async def work() -> str:
             key = (self.path / "data" / "admin.key").read_text().strip()
@@ -75,27 +75,27 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 @pytest.fixture
 def topic(home: Home, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """Create a topic for one test."""
     name = re.sub(r"\W+", "-", request.node.name)[:100]
     home("topic", "create", name, "--segment-bytes", "1MiB")
     return name
 
 
-def test_newcomer_gets_a_message_in_and_out(home: Home) -> None:
+def test_newcomer_enqueues_and_pops_a_message(home: Home) -> None:
     line = (
         "heapline topic create tour && echo urgent | heapline put tour -p 1 && "
         "heapline pop tour --ack --json | head -1; heapline pop tour; echo exit $?"
     )
     out, err = (told.decode() for told in home.shell(line).communicate(timeout=120))
     created, hint, put, popped, code = out.splitlines()
-    assert created == "topic tour is there: smallest priority first, leases of 30s, 1 partition"
+    assert created == "topic tour is ready: smallest priority first, leases of 30s, 1 partition"
     assert hint.endswith("heapline put tour hello")
     assert json.loads(popped)["message_id"] in put
     assert json.loads(popped)["payload_text"] == "urgent\n"
-    assert (code, err) == ("exit 3", "nothing is ready in tour: it is empty\n")
+    assert (code, err) == ("exit 3", "no message is ready in tour: it is empty\n")
 
 
-def test_import_killed_halfway_and_started_again_puts_each_line_once(home: Home, topic: str) -> None:
+def test_killed_and_repeated_import_enqueues_each_line_once(home: Home, topic: str) -> None:
     total = 3000
     lines = [json.dumps({"n": n}).encode() + b"\n" for n in range(total)]
     (home.path / "lines.jsonl").write_bytes(b"".join(lines))
@@ -116,7 +116,7 @@ def test_import_killed_halfway_and_started_again_puts_each_line_once(home: Home,
     assert [json.loads(message["payload_text"])["n"] for message in popped] == list(range(total))
 
 
-def test_topic_is_made_shown_changed_and_deleted(home: Home) -> None:
+def test_topic_is_created_shown_changed_and_deleted(home: Home) -> None:
     flags = ["--mode", "max", "--partitions", "2", "--backoff-base", "5s", "--partition-weight", "1=3"]
     (made,) = home.json("topic", "create", "shop/mail", *flags)
     assert (made["topic"], made["config"]["mode"], made["config"]["backoff"]["base"]) == ("shop/mail", "max", 5.0)
@@ -136,13 +136,13 @@ def test_topic_is_made_shown_changed_and_deleted(home: Home) -> None:
 
 def test_messages_go_in_and_out_in_both_outputs(home: Home, topic: str) -> None:
     (put,) = home.json("put", topic, "hello", "-p", "3", "--key", "k", "-H", "a=b", "--idempotency-key", "x")
-    assert "was there already" in home("put", topic, "hello", "--idempotency-key", "x").stdout
+    assert "was already enqueued" in home("put", topic, "hello", "--idempotency-key", "x").stdout
     home("put", topic, typed=b"\xff\x00")
     text = next(told for told in home.json("peek", topic) if told["id"] == put["id"])
     assert (text["payload_text"], text["headers"], text["key"]) == ("hello", {"a": "b"}, "k")
     assert "not text: ff 00" in home("peek", topic).stdout
     home("pop", topic, "--ack", "--wait", "10s")
-    assert "not acked: then it comes back" in home("pop", topic, "--visibility", "1h", "--holder", "me").stderr
+    assert "not acked; redelivered after that" in home("pop", topic, "--visibility", "1h", "--holder", "me").stderr
     (got,) = home.json("get", topic, put["message_id"])
     assert (got["state"], got["holder"], got["attempts"]) == ("leased", "me", 1)
     assert "leased until" in home("get", topic, put["id"]).stdout
@@ -156,7 +156,9 @@ def test_dead_letters_are_listed_replayed_and_deleted(home: Home, topic: str) ->
     assert "reason 1" in home("dlq", "list", topic, "--died-after", "1h").stdout
     assert "1 dead letter replayed" in home("dlq", "replay", topic, ids[0]).stdout
     assert home.json("dlq", "replay", topic, "--reason", "REASON 1", "--rate", "100") == [{"count": 1}]
-    assert "Delete all 1 dead letter of" in home("dlq", "delete", topic, "--all", typed="n\n", code=1).stderr
+    assert (
+        "Permanently delete all 1 dead letter of" in home("dlq", "delete", topic, "--all", typed="n\n", code=1).stderr
+    )
     assert home.json("dlq", "delete", topic, "--all", "--yes") == [{"count": 1}]
     assert home.json("dlq", "list", topic) == []
 
@@ -164,25 +166,26 @@ def test_dead_letters_are_listed_replayed_and_deleted(home: Home, topic: str) ->
 @pytest.mark.parametrize(
     "command",
     ["topic show nix", "topic update nix --k 2", "topic delete nix -y", "put nix x", "peek nix", "pop nix", "get nix 1",
-     "dlq list nix", "dlq replay nix --all", "dlq delete nix --all -y"],
+     "dlq list nix", "dlq replay nix --all", "dlq delete nix --all -y", "topic pause nix", "topic resume nix",
+     "topic purge nix -y", "cancel nix 1", "reschedule nix 1 -p 3"],
 )  # fmt: skip
-def test_unknown_topic_is_told_with_how_to_make_it(home: Home, command: str) -> None:
+def test_unknown_topic_is_refused_with_how_to_create_it(home: Home, command: str) -> None:
     said = home(*command.split(), code=1).stderr
-    assert said.startswith("TopicNotFound: there is no topic 'nix'")
+    assert said.startswith("TopicNotFound: topic 'nix' does not exist")
     assert "heapline topic create nix" in said
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("put {} x --max-retries 251", "max_retries is an int from 0 to 250"),
-        ("put {} x --fairness-key a", "knows no fairness keys"),
+        ("put {} x --max-retries 251", "max_retries must be an integer from 0 to 250"),
+        ("put {} x --fairness-key a", "has no fairness keys"),
         ("peek {} -n 0", "limit"),
         ("pop {} --visibility 0", "visibility"),
         ("get {} nonsense", "is not a message id"),
         ("get {} 1", "MessageNotFound"),
-        ("dlq replay {}", "say which ones"),
-        ("dlq replay {} --all --rate 0", "rate is messages a second"),
+        ("dlq replay {}", "select dead letters by id"),
+        ("dlq replay {} --all --rate 0", "rate must be a number over 0"),
         ("topic create {}", "TopicExists"),
         ("topic create a/b/c", "BadName"),
     ],
@@ -201,17 +204,17 @@ def test_key_decides_what_a_command_may_do(home: Home, topic: str) -> None:
     refused = home("pop", topic, "--key-file", str(file), code=1).stderr
     assert "PermissionDenied" in refused
     assert f"'{topic}:consume'" in refused
-    assert "?" in home("topic", "list", "--key-file", str(file)).stdout  # how full it is, is for consumers
+    assert "?" in home("topic", "list", "--key-file", str(file)).stdout  # only consumers may read statistics
     assert secret.stdout.strip() not in refused
 
 
-def test_command_without_a_good_key_says_where_it_looked(home: Home, tmp_path: Path) -> None:
+def test_command_without_a_valid_key_says_where_it_looked_for_one(home: Home, tmp_path: Path) -> None:
     said = home("topic", "list", code=1, HEAPLINE_DATA=str(tmp_path)).stderr
-    assert "wants an API key, and none was found" in said
+    assert "needs an API key, and none was found" in said
     assert f"{str(tmp_path / 'admin.key')!r} cannot be read" in said
     (tmp_path / "bad.key").write_text("hl_0000000000000000_nothing")
     said = home("topic", "list", "--key-file", str(tmp_path / "bad.key"), code=1).stderr
-    assert "does not know the key in" in said
+    assert "rejects the key in" in said
     assert "nothing\n" not in said
 
 

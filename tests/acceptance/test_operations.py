@@ -27,9 +27,9 @@ from typing import NamedTuple
 import pytest
 
 import heapline
-from heapline.cli.auth_files import open_auth
-from heapline.client.wire import WireBroker
-from heapline.errors import Unauthenticated
+from heapline.cli.auth import open_auth
+from heapline.client.transports.grpc import GrpcBroker
+from heapline.contract.errors import Unauthenticated
 from heapline.journal import RealDisk, scan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")]
@@ -114,7 +114,7 @@ class Place:
         key = ((data or self.data) / "admin.key").read_text().strip()
 
         async def pop() -> list[bytes]:
-            async with WireBroker(f"127.0.0.1:{self.grpc_port}", credential=key) as broker:
+            async with GrpcBroker(f"127.0.0.1:{self.grpc_port}", credential=key) as broker:
                 messages = await broker.pop("jobs", 1000)
                 await broker.release(messages)
                 return sorted(m.payload for m in messages)
@@ -135,7 +135,7 @@ def ground_served(place: Place) -> None:
     key = (place.data / "admin.key").read_text().strip()
 
     async def fill() -> None:
-        async with WireBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
+        async with GrpcBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
             await broker.create_topic("jobs", **SMALL)
             await broker.create_group("jobs", "audit", observer=True)
             for payload in MESSAGES:
@@ -187,7 +187,7 @@ def check_health(place: Place, told: str) -> None:
 def check_watch(place: Place, told: str) -> None:
     assert 'backlog{partition="0",topic="jobs"} 10.0' in told
     page, metrics = PAGE.read_text(), (place.directory / "metrics.txt").read_text()
-    table = page.split("## What to watch")[1].split("## Logs")[0]
+    table = page.split("## Metrics to watch")[1].split("## Logs")[0]
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`([a-z_]+)", cell)}
     exposed = set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE))
@@ -224,7 +224,7 @@ def check_rotating_keys(place: Place, told: str) -> None:
     new, old = ((place.directory / f"worker-{n}.key").read_text().strip() for n in (2, 1))
 
     async def use(key: str) -> int:
-        async with WireBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
+        async with GrpcBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
             return len(await broker.pop("jobs", 1))
 
     assert asyncio.run(use(new)) == 1
@@ -242,7 +242,7 @@ def check_lost_key(place: Place, told: str) -> None:
     key = (place.directory / "admin-2.key").read_text().strip()
 
     async def use() -> None:
-        async with WireBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
+        async with GrpcBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
             await broker.create_topic("made-by-the-new-one", **SMALL)
 
     asyncio.run(use())
@@ -268,11 +268,11 @@ GROUNDS: dict[str, Callable[[Place], None]] = {
     "empty": ground_empty, "served": ground_served, "damaged": ground_damaged, "old": ground_old
 }  # fmt: skip
 CHECKS: dict[str, Callable[[Place, str], None]] = {
-    "Start and stop": check_start_and_stop, "Health": check_health, "What to watch": check_watch,
-    "Logs and traces": check_logs, "Backup and restore": check_backup, "Disk full": check_disk_full,
-    "Corruption": check_corruption, "Rotating keys": check_rotating_keys, "The admin key is lost": check_lost_key,
-    "Rotating TLS certificates": check_certificates, "Upgrading": check_upgrading,
-    "Moving to another machine": check_moving,
+    "Start and stop": check_start_and_stop, "Health": check_health, "Metrics to watch": check_watch,
+    "Logs and traces": check_logs, "Back up and restore": check_backup, "Disk full": check_disk_full,
+    "Corruption": check_corruption, "Rotate keys": check_rotating_keys, "Replace a lost admin key": check_lost_key,
+    "Rotate TLS certificates": check_certificates, "Upgrade": check_upgrading,
+    "Move to another machine": check_moving,
 }  # fmt: skip
 
 

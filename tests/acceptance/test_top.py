@@ -1,4 +1,4 @@
-"""`heapline top` against a server process: for scripts, and as somebody sits before it, in a terminal of 80×24."""
+"""`heapline top` against a server process: for scripts, and live in a terminal of 80×24."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 class Terminal:
-    """A program in a terminal of 80×24, and what stands on it."""
+    """A program in a terminal of 80×24, and its screen."""
 
     def __init__(self, *command: str) -> None:
         self._master, slave = pty.openpty()
@@ -98,7 +98,7 @@ class Terminal:
     def _read(self) -> None:
         try:
             self._written += os.read(self._master, 65536)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end is closed
             asyncio.get_running_loop().remove_reader(self._master)
         self._more.set()
 
@@ -106,7 +106,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def frame(self) -> str:
-        """The last one that is whole."""
+        """Return the last complete frame."""
         frames = self._written.split(HOME)
         return STYLES.sub("", frames[-2].decode("utf-8", "replace")) if len(frames) > 1 else ""
 
@@ -135,7 +135,7 @@ def row_of(text: str, name: str) -> list[str]:
     return next((line.split() for line in text.splitlines() if line.startswith(name)), [])
 
 
-async def test_without_a_terminal_one_look_is_shown_as_lines(scene: Scene) -> None:
+async def test_without_a_terminal_one_sample_is_printed_as_lines(scene: Scene) -> None:
     code, out, errors = await scene.run()
     assert (code, errors) == (0, "")
     assert row_of(out, "jobs")[:5] == ["jobs", "16", "1", "4", "0"]
@@ -150,7 +150,7 @@ async def test_one_topic_is_shown_with_its_partitions(scene: Scene) -> None:
     assert sum(int(row_of(out, f"    {n}")[1]) for n in range(3)) == 16
 
 
-async def test_json_is_one_object_a_look(scene: Scene) -> None:
+async def test_json_is_one_object_per_refresh(scene: Scene) -> None:
     code, out, _ = await scene.run("--once", "--json", "--filter", "job")
     told = json.loads(out)
     assert code == 0
@@ -158,12 +158,12 @@ async def test_json_is_one_object_a_look(scene: Scene) -> None:
     jobs = told["topics"][0]
     assert (jobs["ready"], jobs["delayed"], jobs["leased"], jobs["rates"]["enqueued"]) == (16, 1, 4, 0)
     assert 0 < jobs["lease_ends_in"] <= 600
-    assert jobs["latency_ms"]["commit"]["p50"] is None, "nothing was committed between the two looks"
+    assert jobs["latency_ms"]["commit"]["p50"] is None, "nothing was committed between the two samples"
 
 
-async def test_topic_that_does_not_exist_and_server_that_is_not_there_are_errors(scene: Scene) -> None:
+async def test_unknown_topic_and_unreachable_server_are_errors(scene: Scene) -> None:
     code, _, errors = await scene.run("nothing")
-    assert (code, "there is no topic 'nothing'" in errors) == (1, True), errors
+    assert (code, "topic 'nothing' does not exist" in errors) == (1, True), errors
     await scene.process.kill()
     code, out, errors = await scene.run("--json")
     assert (code, out) == (1, "")
@@ -171,7 +171,7 @@ async def test_topic_that_does_not_exist_and_server_that_is_not_there_are_errors
     assert "Traceback" not in errors
 
 
-async def test_live_view_shows_topics_looks_into_one_and_ends_on_q(scene: Scene) -> None:
+async def test_live_view_shows_topics_opens_one_and_ends_on_q(scene: Scene) -> None:
     async with Terminal("top", *scene.options) as terminal:
         frame = await terminal.until(lambda text: row_of(text, "jobs"))
         assert row_of(frame, "jobs")[:5] == ["jobs", "16", "1", "4", "0"]
@@ -188,13 +188,13 @@ async def test_live_view_shows_topics_looks_into_one_and_ends_on_q(scene: Scene)
         assert await terminal.ended() == 0
 
 
-async def test_live_view_outlives_its_server_and_goes_on_when_it_is_back(scene: Scene) -> None:
+async def test_live_view_survives_a_restart_of_its_server(scene: Scene) -> None:
     port = scene.process.target.rpartition(":")[2]
     async with Terminal("top", *scene.options) as terminal:
         await terminal.until(lambda text: row_of(text, "jobs"))
         await scene.process.kill()
         frame = await terminal.until(lambda text: "connection lost" in text)
-        assert row_of(frame, "jobs")[:5] == ["jobs", "16", "1", "4", "0"], "what was known stays"
+        assert row_of(frame, "jobs")[:5] == ["jobs", "16", "1", "4", "0"], "known numbers stay"
         await scene.start("--grpc-port", port)
         async with scene.connect() as hl:
             await hl.enqueue("mail", b"x")

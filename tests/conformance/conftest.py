@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from heapline.broker import Broker
-from heapline.model import TopicInfo
+from heapline.contract.broker import Broker
+from heapline.contract.message import TopicInfo
 from tests.conformance.worlds import WORLDS, World
 
 MakeTopic = Callable[..., Awaitable[TopicInfo]]
 
 
-#: Left to the soak: what "connect" stands on, so that it has been through all of this too.
-RARE = {"grpc"}
-
-
-@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.soak] if n in RARE else []) for n in sorted(WORLDS)])
+@pytest.fixture(params=sorted(WORLDS))
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     world = WORLDS[request.param](tmp_path)
     await world.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, picture, put, take
 
@@ -201,7 +201,7 @@ async def test_cancel_of_a_leased_message_is_a_conflict(jobs: Broker) -> None:
     (id,) = await put(jobs, 1)
     m = await take(jobs)
     before = await picture(jobs)
-    with pytest.raises(heapline.ConflictError, match="out with a worker"):
+    with pytest.raises(heapline.ConflictError, match="leased to a worker"):
         await jobs.cancel("jobs", id)
     assert await picture(jobs) == before
     await m.ack()

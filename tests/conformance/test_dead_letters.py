@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
-from heapline.model import DlqFilter
+from heapline.contract.broker import Broker
+from heapline.contract.message import DlqFilter
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, picture, put, take
 

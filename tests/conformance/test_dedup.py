@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
-from heapline.model import Outgoing
+from heapline.contract.broker import Broker
+from heapline.contract.message import Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, picture, take
 

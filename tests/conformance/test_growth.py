@@ -9,7 +9,7 @@ import pytest
 
 import heapline
 from heapline import Outgoing
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import Memory, World, drain, picture, put, take
 

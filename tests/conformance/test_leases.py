@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
-from heapline.model import LeaseRef, Message
+from heapline.contract.broker import Broker
+from heapline.contract.message import LeaseRef, Message
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, picture, put, take
 

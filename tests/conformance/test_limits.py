@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, picture, put, take
 

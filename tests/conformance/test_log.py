@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import heapline
-from heapline.broker import Broker
-from heapline.model import LogFrame, Outgoing
+from heapline.contract.broker import Broker
+from heapline.contract.message import LogFrame, Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, put, take
 
@@ -41,7 +41,7 @@ async def test_timers_without_streams_take_one_row_however_many_fire(
     await world.advance(6)
     assert len(await broker.pop("jobs", 10)) == 4
     events = [event for frame in await read(broker) for event in frame.events]
-    (fired,) = [event for event in events if event.kind == "fired_count"]
+    (fired,) = [event for event in events if event.kind == "fired"]
     assert (fired.row_count, fired.columns["count"]) == (1, 4)
     (leased,) = [event for event in events if event.kind == "leased"]
     start = fired.offset + 1

@@ -7,10 +7,14 @@ import inspect
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 
 #: Every call of the contract with the parameters that people may name.
 CALLS = {
+    "do": [],
+    "stream": [],
+    "describe": [],
+    "get_topic": ["topic"],
     "create_topic": ["topic"],
     "update_topic": ["topic"],
     "list_topics": [],

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import heapline
-from heapline.broker import Broker
-from heapline.model import Outgoing
+from heapline.contract.broker import Broker
+from heapline.contract.message import Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, put, take
 

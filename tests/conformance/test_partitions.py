@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from heapline.broker import Broker
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import Memory, World
 

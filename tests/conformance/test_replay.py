@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
-from heapline.streams import ReplayFilter, ReplayInfo, StreamMessage
+from heapline.contract.broker import Broker
+from heapline.contract.stream import ReplayFilter, ReplayInfo, StreamMessage
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, put, take
 
@@ -189,7 +189,7 @@ async def test_into_another_topic_each_once_and_marked(both: Any) -> None:
     assert message.headers["h"] == "v"
     assert message.headers["heapline-replay"] == "again"
     assert message.headers["heapline-replayed-from"].startswith("jobs/0/")
-    assert heapline.ulid.parse_id(message.headers["heapline-replayed-id"]) == ids[0]
+    assert message.headers["heapline-replayed-id"] == (await both.get("jobs", ids[0])).message_id
     await message.ack()
     assert await drain(both, "other") == [b"%d" % p for p in range(1, 25)]
     assert len(await drain(both)) == 25

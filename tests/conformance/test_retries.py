@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, put, take
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
-from heapline.errors import (
+from heapline.contract.broker import Broker
+from heapline.contract.errors import (
     BadName,
     BadRequest,
     PayloadTooLarge,
@@ -211,7 +211,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"cron": "0 3 * *"}, "five fields"),
     ({"cron": "0 3 31 2 *"}, "never"),
     ({"cron": "0 3 * * *", "tz": "Mars/Phobos"}, "Mars/Phobos"),
-    ({"every": 60, "tz": "UTC"}, "tz goes with cron"),
+    ({"every": 60, "tz": "UTC"}, "tz needs cron"),
     ({"every": 60, "misfire": "maybe"}, "misfire"),
     ({"every": 60, "makeup_max": 0}, "makeup_max"),
     ({"every": 60, "starts": datetime(2026, 1, 1)}, "time zone"),

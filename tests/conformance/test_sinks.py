@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.test_prepared_batches import some, taken
 from tests.conformance.worlds import World
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from heapline.broker import Broker
-from heapline.config import aging
-from heapline.model import TopicStats
+from heapline.contract.broker import Broker
+from heapline.contract.config import aging
+from heapline.contract.message import TopicStats
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, put, take
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.streams import StreamBatch, StreamMessage
+from heapline.contract.stream import StreamBatch, StreamMessage
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, put
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, all_fired, drain, put, take
 

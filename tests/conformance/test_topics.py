@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, put, take
 

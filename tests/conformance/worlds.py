@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 import heapline
-from heapline.broker import Broker
-from heapline.client.http import HttpBroker
-from heapline.client.wire import WireBroker
-from heapline.config import BrokerConfig
+from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.http import HttpBroker
+from heapline.contract.broker import Broker
+from heapline.contract.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
 from heapline.journal.disk import File, RealDisk, RealFile
-from heapline.server.app import Server
-from heapline.server.auth.principal import Everybody
+from heapline.server.auth.principals import NoAuthGuard
+from heapline.server.server import Server
 from heapline.server.settings import GATHER_STEPS, ServerSettings
 from heapline.testing.clock import FakeClock
 from heapline.testing.memory import PATH, MemoryBroker
@@ -135,19 +135,19 @@ class EmbeddedWorld:
 
 
 class GrpcWorld(EmbeddedWorld):
-    """The same broker behind a real socket: `WireBroker` talks to a server of this process, so time can be steered."""
+    """The same broker behind a real socket: `GrpcBroker` talks to a server of this process, so time can be steered."""
 
     async def start(self) -> None:
         config = msgspec.structs.replace(self.config, gather_steps=GATHER_STEPS)
         self.behind = EmbeddedBroker(str(self.directory), config=config, disk=UnsyncedDisk(), clock=self.clock)
         await self.behind.__aenter__()
         settings = ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0)
-        self.server = Server(self.behind, Everybody(), settings)
+        self.server = Server(self.behind, NoAuthGuard(), settings)
         await self.server.start()
         self.broker = await self.connect(f"127.0.0.1:{self.server.grpc_port}").__aenter__()  # type: ignore[attr-defined]
 
     def connect(self, target: str) -> Broker:
-        return WireBroker(target)
+        return GrpcBroker(target)
 
     async def stop(self) -> None:
         await self.broker.close()
@@ -160,7 +160,7 @@ class GrpcWorld(EmbeddedWorld):
 
 
 class ConnectWorld(GrpcWorld):
-    """`heapline.connect`, which stands on the wire client, to the same server."""
+    """`heapline.connect`, to the same server."""
 
     log_is_bare = False
 

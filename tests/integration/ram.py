@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from heapline.errors import DirectoryLocked
+from heapline.contract.errors import DirectoryLocked
 from heapline.journal.disk import Buffer, File, Lock
 
 T = TypeVar("T")

@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 import heapline
-from heapline.engine.replays import delivering, running, scan
+from heapline.contract import replay_reader
+from heapline.engine.replays import job_runner, scan
 
 BATCH_ROWS = 20
 KEEP_ROWS = 100
@@ -33,8 +34,8 @@ async def replay(hl: Any) -> None:
 
 
 async def main(directory: str, side_file: str) -> None:
-    running.BATCH_ROWS = BATCH_ROWS
-    delivering.KEEP_ROWS = KEEP_ROWS
+    job_runner.BATCH_ROWS = BATCH_ROWS
+    replay_reader.SAVE_ROWS = KEEP_ROWS
     scan.MergedScan.read.__defaults__ = (KEEP_ROWS, 1 << 20)
     side = os.open(side_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     os.write(side, b"open\n")

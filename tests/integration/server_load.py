@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from heapline.client.wire import WireBroker
-from heapline.errors import LeaseLost, UnavailableError
-from heapline.model import Enqueued, LeaseRef, Message, Outgoing
-from heapline.wire.columns import unpack_messages
+from heapline.contract.errors import LeaseLost, UnavailableError
+from heapline.contract.leases import Pop
+from heapline.contract.message import Enqueued, LeaseRef, Message, Outgoing
+from heapline.contract.results import messages_of
+from heapline.wire.protobuf import response_of
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Requests, pop_start
 
 T = TypeVar("T")
@@ -34,22 +36,22 @@ class Link:
     """Where the server is; None while there is none."""
 
     def __init__(self) -> None:
-        self.broker: WireBroker | None = None
+        self.broker: RawGrpc | None = None
         self._changed = asyncio.Event()
         self.refusals: list[UnavailableError] = []
 
-    def point_to(self, broker: WireBroker | None) -> None:
+    def point_to(self, broker: RawGrpc | None) -> None:
         self.broker = broker
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def other_than(self, broker: WireBroker | None) -> WireBroker:
+    async def other_than(self, broker: RawGrpc | None) -> RawGrpc:
         async with asyncio.timeout(PATIENCE):
             while self.broker is None or self.broker is broker:
                 await self._changed.wait()
         return self.broker
 
-    async def until_answered(self, act: Callable[[WireBroker], Awaitable[T]]) -> T:
+    async def until_answered(self, act: Callable[[RawGrpc], Awaitable[T]]) -> T:
         """Call, on one server after the other."""
         broker = None
         while True:
@@ -59,7 +61,7 @@ class Link:
             except UnavailableError as error:
                 self.refusals.append(error)
 
-    async def once(self, act: Callable[[WireBroker], Awaitable[T]]) -> T | None:
+    async def once(self, act: Callable[[RawGrpc], Awaitable[T]]) -> T | None:
         """Call; None if nobody knows what came of it. The next call waits for the next server."""
         broker = await self.other_than(None)
         try:
@@ -171,7 +173,7 @@ class KeyedProducer(Client):
         group = self.record.asks(topic, self.tags(1))
         (m,) = self.messages(group.tags)
 
-        async def send(broker: WireBroker) -> Enqueued:
+        async def send(broker: RawGrpc) -> Enqueued:
             return await broker.enqueue(topic, m.payload, priority=m.priority, idempotency_key=group.tags[0])
 
         self.record.enqueued(group, [await self.link.until_answered(send)])
@@ -195,7 +197,7 @@ class NumberedProducer(Client):
         self.seq += len(batch)
         below = max(0, self.seq - REPEATABLE)
 
-        async def send(broker: WireBroker) -> list[Enqueued]:
+        async def send(broker: RawGrpc) -> list[Enqueued]:
             identity: dict[str, Any] = {"producer_id": self.name, "epoch": self.epoch, "answered_below": below}
             return await broker.enqueue_batch(self.one, batch, **identity)
 
@@ -240,7 +242,7 @@ class Consumer(Client):
         self.number += 1
         named = f"{self.name}.{self.number}" if self.draw.random() < 0.5 else None
 
-        async def pop(broker: WireBroker) -> list[Message]:
+        async def pop(broker: RawGrpc) -> list[Message]:
             return await broker.pop(
                 topic, count, visibility=visibility, wait=wait, holder=self.name, request_id=named
             )  # fmt: skip
@@ -266,7 +268,7 @@ class Consumer(Client):
         if how == "ack":
             self.record.ack_asked.update((m.topic, m.id) for m in messages)
 
-        async def end(broker: WireBroker) -> list[int]:
+        async def end(broker: RawGrpc) -> list[int]:
             try:
                 await (broker.extend(refs, 1.0) if how == "extend" else getattr(broker, how)(refs))
             except LeaseLost as error:
@@ -292,7 +294,7 @@ class Streamer(Consumer):
         requests = Requests(pop_start(topic, 20, max_messages=7, visibility=1.0, holder=self.name))
         try:
             async for answer in broker.calls.stream("PopStream", requests):
-                messages = unpack_messages(broker, answer.topic, answer.columns)
+                messages = messages_of(broker, response_of(Pop).unpack(answer))
                 self.record.popped(messages, self.name)
                 await self.finish(messages)
                 if self.stopping:
@@ -319,7 +321,7 @@ KINDS: tuple[type[Client], ...] = (
 )  # fmt: skip
 
 
-async def make_topics(broker: WireBroker) -> None:
+async def make_topics(broker: RawGrpc) -> None:
     for topic, config in TOPICS.items():
         await broker.create_topic(
             topic, **config, retention=3600.0, max_retries_default=4, segment_bytes=1 << 20,

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from heapline.client.wire import WireBroker
+from heapline.contract.errors import Unauthenticated
 from heapline.engine import EmbeddedBroker
-from heapline.errors import Unauthenticated
-from heapline.server.app import Server
-from heapline.server.auth.principal import Everybody, Guard, Principal, parse_scope
+from heapline.server.auth.principals import Guard, NoAuthGuard, Principal, parse_scope
+from heapline.server.server import Server
 from heapline.server.settings import ServerSettings
-from heapline.wire.schema import pb
-from tests.conformance.worlds import GrpcWorld, UnsyncedDisk
+from heapline.wire.descriptors import pb
+from tests.conformance.worlds import EmbeddedWorld, UnsyncedDisk
+from tests.integration.raw_grpc import RawGrpc
 
 
-class Keys(Everybody):
+class Keys(NoAuthGuard):
     """Some keys, their scopes, and whether they still hold."""
 
     def __init__(self, **scopes: str) -> None:
@@ -33,10 +33,10 @@ class Keys(Everybody):
         return principal.subject not in self.revoked
 
 
-class Rig(GrpcWorld):
+class Rig(EmbeddedWorld):
     def __init__(self, directory: Path, guard: Guard | None = None, **settings: Any) -> None:
         super().__init__(directory)
-        self._guard = guard or Everybody()
+        self._guard = guard or NoAuthGuard()
         self._settings = ServerSettings(**{"grpc_port": 0, "http_port": 0, "stop_grace": 2.0, **settings})
 
     async def start(self) -> None:
@@ -44,14 +44,23 @@ class Rig(GrpcWorld):
         await self.behind.__aenter__()
         self.server = Server(self.behind, self._guard, self._settings)
         await self.server.start()
-        self.broker = await WireBroker(self.target).__aenter__()  # type: ignore[assignment]
+        self.broker = await RawGrpc(self.target).__aenter__()  # type: ignore[assignment]
+
+    async def stop(self) -> None:
+        await self.broker.close()
+        await self.server.stop()
+        await self.behind.close()
+
+    @property
+    def engine(self) -> EmbeddedBroker:
+        return self.behind
 
     @property
     def target(self) -> str:
         return f"127.0.0.1:{self.server.grpc_port}"
 
     @property
-    def wire(self) -> WireBroker:
+    def wire(self) -> RawGrpc:
         return self.broker  # type: ignore[return-value]
 
     async def __aenter__(self) -> Rig:
@@ -88,7 +97,7 @@ class Requests:
 
 
 def pop_start(topic: str = "jobs", credits: int = 0, **options: Any) -> Any:
-    return pb.PopStreamRequest(start=pb.PopStart(topic=topic, **options), credits=credits)
+    return pb.PopStreamRequest(start=pb.PopRequest(topic=topic, **options), credits=credits)
 
 
 async def until(holds: Callable[[], Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from heapline.errors import Unauthenticated
+from heapline.contract.errors import Unauthenticated
 from heapline.server.auth.secret import Secret
 from tests.integration.guarded_rig import EMAIL, GuardedRig
 from tests.integration.server_rig import Rig
@@ -57,7 +57,7 @@ async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
     key, secret = made.json()["key"], made.json()["secret"]
     assert made.headers["cache-control"] == "no-store"
     assert key["scopes"] == ["jobs:produce,consume"]
-    assert key["last_used_at"] is key["revoked_at"] is None
+    assert not {"last_used_at", "revoked_at"} & key.keys()
     async with rig.as_(secret) as worker:
         await worker.enqueue("jobs", b"x")
         listed = await rig.ask("GET", "/v1/keys")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
 from tests.integration.server_process import Process
 
 if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyarrow") is None:
@@ -45,7 +45,7 @@ async def test_group_holds_the_journal_from_the_lakes_end(tmp_path: Path) -> Non
         assert len(rows_in(lake, "messages")) == 300
 
 
-async def test_archive_that_follows_does_not_follow_itself(tmp_path: Path) -> None:
+async def test_continuous_archive_ignores_its_own_group_moves(tmp_path: Path) -> None:
     data, lake = tmp_path / "data", tmp_path / "lake"
     async with Process(data) as server, heapline.connect(server.target, api_key=key_of(data)) as hl:
         await hl.create_topic("jobs", partitions=2)
@@ -63,7 +63,7 @@ async def test_archive_that_follows_does_not_follow_itself(tmp_path: Path) -> No
         assert {table.view: table.rows for table in result.tables}["messages"] == 100
 
 
-async def test_topic_without_streams_is_archived_when_no_group_is_asked_for(tmp_path: Path) -> None:
+async def test_topic_without_streams_is_archived_without_a_group(tmp_path: Path) -> None:
     data, lake = tmp_path / "data", tmp_path / "lake"
     async with Process(data) as server, heapline.connect(server.target, api_key=key_of(data)) as hl:
         await hl.create_topic("jobs", streams=False)

@@ -1,4 +1,4 @@
-"""`heapline assign watch` as a process, on a crowd that is really there."""
+"""`heapline assign watch` as a process, on a running worker pool."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import pytest
 
 from heapline.assign.config import Config
 from heapline.assign.manager import Manager
-from heapline.assign.model import Partition
 from heapline.assign.nats_kv import NatsKV
-from heapline.assign.sources import StaticSource
+from heapline.assign.partitions import Partition, StaticSource
 from tests.integration.nats_rig import Servers
 
 CONFIG = Config(cold_start_window="500ms", planned_scale_window="500ms", heartbeat_interval="500ms")
@@ -41,14 +40,24 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 async def run(url: str, *flags: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "heapline", "assign", "watch", "--nats", url, "--bucket", "meeting", *flags,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "heapline",
+        "assign",
+        "watch",
+        "--nats",
+        url,
+        "--bucket",
+        "meeting",
+        *flags,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_one_look_as_json(url: str) -> None:
+async def test_once_prints_json(url: str) -> None:
     code, out, err = await run(url, "--once", "--json")
     assert (code, err) == (0, "")
     seen = json.loads(out)
@@ -58,26 +67,37 @@ async def test_one_look_as_json(url: str) -> None:
     assert seen["leader"] in ("worker-0", "worker-1")
 
 
-async def test_one_look_for_people(url: str) -> None:
+async def test_once_prints_a_table(url: str) -> None:
     code, out, err = await run(url, "--once")
     assert (code, err) == (0, "")
     assert "2 workers, 6 partitions" in out
     assert all(partition.id in out for partition in PARTITIONS)
 
 
-async def test_bucket_that_is_not_there_is_said(url: str) -> None:
+async def test_missing_bucket_is_reported(url: str) -> None:
     code, out, err = await run(url, "--bucket", "elsewhere")
     assert (code, out) == (1, "")
-    assert "no crowd has met here yet" in err
+    assert "no worker pool has used it yet" in err
 
 
 async def test_live_screen_of_80_by_24_ends_with_ctrl_c(url: str) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "heapline", "assign", "watch", "--nats", url, "--bucket", "meeting",
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "heapline",
+        "assign",
+        "watch",
+        "--nats",
+        url,
+        "--bucket",
+        "meeting",
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
     os.close(theirs)
     seen = b""
     try:
@@ -90,7 +110,7 @@ async def test_live_screen_of_80_by_24_ends_with_ctrl_c(url: str) -> None:
             rest = await reading
     finally:
         if process.returncode is None:
-            process.kill()  # else a thread would wait for its words for ever
+            process.kill()  # otherwise a thread would wait for its output forever
     os.close(ours)
     assert b"Traceback" not in seen + rest
     assert b"\x1b[?1049l" in rest, "the terminal's own screen comes back"
@@ -101,7 +121,7 @@ def drain(terminal: int) -> bytes:
     while True:
         try:
             part = os.read(terminal, 65536)
-        except OSError:  # nobody has it open any more
+        except OSError:  # all writers have closed it
             return found
         if not part:
             return found

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.cli.auth_files import open_auth
-from heapline.errors import ConfirmationNeeded, HeaplineError, Unauthenticated
-from heapline.model import DlqFilter
+from heapline.cli.auth import open_auth
+from heapline.contract.errors import ConfirmationNeeded, HeaplineError, Unauthenticated
+from heapline.contract.message import DlqFilter
 from heapline.server.auth.secret import Secret
-from heapline.wire.schema import pb
+from heapline.wire.descriptors import pb
 from tests.integration.guarded_rig import EMAIL, GuardedRig
 from tests.unit.server.auth.rig import PASSWORD
 
@@ -30,7 +30,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
 
 
 async def lines(rig: GuardedRig) -> list[dict[str, Any]]:
-    await rig.server.auditing.close()
+    await rig.server.audit.close()
     return [msgspec.json.decode(line) for line in (rig.directory / "audit.jsonl").read_bytes().splitlines()]
 
 
@@ -83,7 +83,7 @@ async def test_refusals_are_on_record_with_who_was_refused_and_under_which_corre
             await broker.enqueue("jobs", PAYLOAD)
     async with rig.as_(rig.admin_key) as admin:
         with pytest.raises(ConfirmationNeeded):
-            await admin.calls("Purge", pb.Heap(topic="jobs"))
+            await admin.calls("Purge", pb.PurgeRequest(topic="jobs"))
     found = await lines(rig)
     assert [(line["who"], line["call"], line["outcome"]) for line in found] == [
         (f"key:{key_id}", "MakeHeap", "PermissionDenied"),

@@ -11,19 +11,19 @@ import pytest
 import heapline
 from heapline.cli import backup as backup_module
 from heapline.cli.backup import backup
-from heapline.cli.examine import examine
-from heapline.cli.places import find_topics
-from heapline.config import BrokerConfig
+from heapline.cli.journal.check import verify_topic
+from heapline.cli.journal.topic_files import find_topics
+from heapline.contract.config import BrokerConfig
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
+from heapline.contract.stream import ReplayFilter
 from heapline.engine import EmbeddedBroker
 from heapline.engine.catalog import Entry
-from heapline.engine.replays import running
-from heapline.errors import BadRequest
+from heapline.engine.replays import job_runner
 from heapline.journal import RealDisk
 from heapline.journal.segment import segment_path
 from heapline.journal.watermark import read_watermark
-from heapline.model import Outgoing
 from heapline.server.auth import DirectoryGuard
-from heapline.streams import ReplayFilter
 from heapline.testing import FakeClock
 from tests.conformance.worlds import UnsyncedDisk
 
@@ -34,7 +34,7 @@ SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10, "retention": 0
 class Load:
     """Messages go in and out; which of them were answered for, by payload."""
 
-    def __init__(self, broker: heapline.broker.Broker, topic: str) -> None:
+    def __init__(self, broker: heapline.contract.broker.Broker, topic: str) -> None:
         self.broker, self.topic = broker, topic
         self.asked: set[bytes] = set()
         self.enqueued: set[bytes] = set()
@@ -57,7 +57,7 @@ def check_every_byte(copy: Path) -> None:
     places = find_topics(copy)
     assert not places.catalog_damage
     for place in places.topics:
-        assert examine(RealDisk(), place, running=False, replay=True).findings == []
+        assert verify_topic(RealDisk(), place, running=False, replay=True).findings == []
 
 
 async def payloads_in(copy: Path, topic: str) -> set[bytes]:
@@ -147,10 +147,10 @@ async def test_copy_that_was_cut_off_has_no_catalog_and_is_refused(
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("heapline.cli.backup._copy_files", fail)
+    monkeypatch.setattr("heapline.cli.backup._copy_root_files", fail)
     with pytest.raises(KeyboardInterrupt):
         backup(data, copy)
-    with pytest.raises(heapline.errors.CorruptionError):
+    with pytest.raises(heapline.contract.errors.CorruptionError):
         async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()):
             pass
 
@@ -194,8 +194,8 @@ async def test_schedules_are_in_the_copy_and_what_fired_while_it_was_taken_fires
             copied.append(entry.topic)
             return whole(disk, source, to, entry)  # type: ignore[arg-type]
 
-        whole = backup_module._copy_one
-        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        whole = backup_module._copy_topic
+        monkeypatch.setattr(backup_module, "_copy_topic", copy_one)
         await asyncio.to_thread(backup, data, copy)
     assert copied == ["_system/schedules", "jobs"]
     check_every_byte(copy)
@@ -222,7 +222,7 @@ async def test_replay_in_the_copy_goes_on_and_puts_nothing_in_twice_or_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, meanwhile: int, into: str | None
 ) -> None:
     data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
-    monkeypatch.setattr(running, "BATCH_ROWS", 7)
+    monkeypatch.setattr(job_runner, "BATCH_ROWS", 7)
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
         for topic in filter(None, ("jobs", into)):
             await broker.create_topic(topic, partitions=2, **SMALL)
@@ -235,8 +235,8 @@ async def test_replay_in_the_copy_goes_on_and_puts_nothing_in_twice_or_never(
             asyncio.run_coroutine_threadsafe(replayed_so_far(broker, meanwhile, clock), loop).result()
             return whole(disk, source, to, entry)  # type: ignore[arg-type]
 
-        whole = backup_module._copy_one
-        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        whole = backup_module._copy_topic
+        monkeypatch.setattr(backup_module, "_copy_topic", copy_one)
         await asyncio.to_thread(backup, data, copy)
     check_every_byte(copy)
     async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
@@ -260,8 +260,8 @@ async def test_fast_replay_that_is_older_in_the_copy_than_its_target_ends_and_sa
             asyncio.run_coroutine_threadsafe(replayed_so_far(broker, 30, clock), loop).result()
             return whole(disk, source, to, entry)  # type: ignore[arg-type]
 
-        whole = backup_module._copy_one
-        monkeypatch.setattr(backup_module, "_copy_one", copy_one)
+        whole = backup_module._copy_topic
+        monkeypatch.setattr(backup_module, "_copy_topic", copy_one)
         await asyncio.to_thread(backup, data, copy)
     async with EmbeddedBroker(str(copy), disk=UnsyncedDisk(), clock=clock) as broker:
         async with asyncio.timeout(30):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -48,12 +46,16 @@ def run_and_kill(path: Path, said: Path, first: int, rng: random.Random) -> None
     child = subprocess.Popen(
         [sys.executable, "-c", WORK, str(path), str(said), str(first)], stderr=subprocess.PIPE, text=True
     )
-    while said.stat().st_size < before + rng.randrange(200, 2000):  # it is in the midst of its work
-        assert child.poll() is None, child.stderr.read() if child.stderr else ""
-        time.sleep(0.001)
-    time.sleep(rng.random() / 100)
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
+    deadline = time.monotonic() + 60
+    try:
+        while said.stat().st_size < before + rng.randrange(200, 2000):  # until it is in the middle of its work
+            assert child.poll() is None, child.stderr.read() if child.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(rng.random() / 100)
+    finally:
+        child.kill()
+        child.communicate()
 
 
 async def contents(hl: heapline.Broker, topic: str) -> Counter[bytes]:

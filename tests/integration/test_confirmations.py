@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from heapline.client.wire import WireBroker
-from heapline.errors import ConfirmationNeeded, TopicNotFound
-from heapline.model import DlqFilter
-from heapline.wire.schema import pb
+from heapline.contract.dead_letters import DeleteDeadLetters
+from heapline.contract.errors import ConfirmationNeeded, TopicNotFound
+from heapline.contract.message import DlqFilter
+from heapline.wire.descriptors import pb
+from heapline.wire.protobuf import request_of
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig
 
 DESTRUCTIVE: list[tuple[str, Any]] = [
-    ("DeleteHeap", pb.Heap),
-    ("Purge", pb.Heap),
-    ("DlqDelete", partial(pb.DlqRequest, where=pb.DlqFilter())),
+    ("DeleteHeap", pb.DeleteHeapRequest),
+    ("Purge", pb.PurgeRequest),
+    ("DlqDelete", partial(pb.DlqDeleteRequest, where=pb.DlqFilter())),
 ]
 
 
@@ -41,37 +43,37 @@ async def seen(rig: Rig, topic: str = "jobs") -> tuple[int, int] | None:
     return stats.ready, stats.dead
 
 
-@pytest.mark.parametrize(("method", "request_of"), DESTRUCTIVE)
+@pytest.mark.parametrize(("method", "message_of"), DESTRUCTIVE)
 async def test_destructive_call_changes_nothing_until_it_is_repeated_with_its_token(
-    rig: Rig, method: str, request_of: Any
+    rig: Rig, method: str, message_of: Any
 ) -> None:
-    async with WireBroker(rig.target, credential="one") as one, WireBroker(rig.target, credential="two") as two:
+    async with RawGrpc(rig.target, credential="one") as one, RawGrpc(rig.target, credential="two") as two:
         with pytest.raises(ConfirmationNeeded) as needed:
-            await one.calls(method, request_of(topic="jobs"))
+            await one.calls(method, message_of(topic="jobs"))
         token = needed.value.token
         for broker, topic in ((two, "jobs"), (one, "other")):  # another caller, another topic
             with pytest.raises(ConfirmationNeeded):
-                await broker.calls(method, request_of(topic=topic, confirmation=token))
+                await broker.calls(method, message_of(topic=topic), x_confirmation=token)
         assert await seen(rig) == await seen(rig, "other") == (1, 1)
-        await one.calls(method, request_of(topic="jobs", confirmation=token))
+        await one.calls(method, message_of(topic="jobs"), x_confirmation=token)
         assert await seen(rig) == {"DeleteHeap": None, "Purge": (0, 1), "DlqDelete": (1, 0)}[method]
         with pytest.raises(ConfirmationNeeded):
-            await one.calls(method, request_of(topic="jobs", confirmation=token))
+            await one.calls(method, message_of(topic="jobs"), x_confirmation=token)
 
 
 async def test_token_for_some_dead_letters_deletes_no_others(rig: Rig) -> None:
-    async with WireBroker(rig.target, credential="one") as one:
+    async with RawGrpc(rig.target, credential="one") as one:
+        some = request_of(DeleteDeadLetters).pack(DeleteDeadLetters("jobs", ["1"]))
         with pytest.raises(ConfirmationNeeded) as needed:
-            await one.calls("DlqDelete", pb.DlqRequest(topic="jobs", ids=pb.Ids(message_ids=["1"])))
+            await one.calls("DlqDelete", some)
+        every = pb.DlqDeleteRequest(topic="jobs", where=pb.DlqFilter())
         with pytest.raises(ConfirmationNeeded):
-            await one.calls(
-                "DlqDelete", pb.DlqRequest(topic="jobs", where=pb.DlqFilter(), confirmation=needed.value.token)
-            )
+            await one.calls("DlqDelete", every, x_confirmation=needed.value.token)
     assert await seen(rig) == (1, 1)
 
 
 async def test_contract_confirms_by_itself(rig: Rig) -> None:
-    async with WireBroker(rig.target, credential="one") as one:
+    async with RawGrpc(rig.target, credential="one") as one:
         assert await one.dlq_delete("jobs", where=DlqFilter()) == 1
         assert await one.purge("jobs") == 1
         await one.delete_topic("jobs")

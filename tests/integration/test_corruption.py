@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import heapline
-from heapline.cli.examine import examine
-from heapline.cli.places import Place
+from heapline.cli.journal.check import verify_topic
+from heapline.cli.journal.topic_files import TopicFiles
+from heapline.contract.errors import CorruptionError
 from heapline.core.placement import place_one
-from heapline.engine import freeze
+from heapline.engine import snapshot_state
 from heapline.engine.catalog import Catalog
-from heapline.errors import CorruptionError
 from heapline.journal.recovery import Scan
 from heapline.journal.segment import segment_path
 from tests.integration.ram import RamDisk
@@ -128,7 +128,7 @@ BASES = {
 @pytest.fixture(scope="module", params=BASES)
 def base(request: pytest.FixtureRequest) -> Iterator[Base]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(freeze, "BLOB_ROWS_MIN", 32)  # so that a small topic has blobs too
+        patch.setattr(snapshot_state, "BLOB_ROWS_MIN", 32)  # so that a small topic has blobs too
         made = asyncio.run(_build(**BASES[request.param]))
         asyncio.run(_expect(made))
         if request.param == "reclaimed":
@@ -240,9 +240,9 @@ def is_found(disk: RamDisk) -> bool:
         entries = Catalog(disk, "/data").entries.values()
     except CorruptionError:
         return True
-    places = [Place(e.topic, f"/data/{e.folder}", e.incarnation, e.config) for e in entries]
+    places = [TopicFiles(e.topic, f"/data/{e.folder}", e.incarnation, e.config) for e in entries]
     # A flipped bit in space not written yet looks like a torn write, and is told as one.
-    found = [examine(disk, place, running=False) for place in places]
+    found = [verify_topic(disk, place, running=False) for place in places]
     return any(topic.findings or topic.report.torn_unit for topic in found)
 
 

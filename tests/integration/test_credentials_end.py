@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from heapline.client.wire import WireBroker
-from heapline.errors import Unauthenticated
-from heapline.model import Outgoing
-from heapline.server import lasting
+from heapline.contract.errors import Unauthenticated
+from heapline.contract.message import Outgoing
+from heapline.server import credentials
 from tests.integration.guarded_rig import EMAIL, GuardedRig
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Requests, pop_start, until
 
 TOKEN_S = 15 * 60
@@ -21,7 +21,7 @@ TOKEN_S = 15 * 60
 
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GuardedRig]:
-    monkeypatch.setattr(lasting, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(credentials, "CHECK_EVERY", 0.01)
     async with GuardedRig(tmp_path) as rig:
         yield rig
 
@@ -29,8 +29,8 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 class Open:
     """One of each kind of call that lasts, under way."""
 
-    def __init__(self, rig: GuardedRig, broker: WireBroker) -> None:
-        self._lasting = rig.server.front.lasting
+    def __init__(self, rig: GuardedRig, broker: RawGrpc) -> None:
+        self._lasting = rig.server.gate.credentials
         self.calls: list[asyncio.Future[Any]] = [
             _start(anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1))))),
             _start(anext(broker.calls.stream("PopStream", Requests(pop_start(credits=0))))),
@@ -57,7 +57,7 @@ def _start(work: Awaitable[Any]) -> asyncio.Future[Any]:
 async def test_key_revoked_over_http_is_out_before_the_answer_and_others_stay(
     rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lasting, "LOOK_EVERY", 3600)  # only the revocation itself can end them
+    monkeypatch.setattr(credentials, "CHECK_EVERY", 3600)  # only the revocation itself can end them
     key_id, key = rig.key("*:produce,consume")
     async with rig.as_(key) as worker, rig.as_(rig.admin_key) as admin:
         theirs = Open(rig, worker)
@@ -68,7 +68,7 @@ async def test_key_revoked_over_http_is_out_before_the_answer_and_others_stay(
         with pytest.raises(Unauthenticated):
             await worker.enqueue("jobs", b"too late")
         await rig.behind.enqueue("jobs", b"for the one who stays")
-        assert (await asyncio.wait_for(stays, 10)).columns.count == 1
+        assert len((await asyncio.wait_for(stays, 10)).messages.items) == 1
 
 
 async def test_key_revoked_by_the_command_line_is_out_when_the_store_is_looked_at(rig: GuardedRig) -> None:
@@ -112,41 +112,17 @@ async def test_pop_that_is_ended_leaves_no_lease_behind(rig: GuardedRig) -> None
         stream = _start(anext(worker.calls.stream("PopStream", Requests(pop_start(credits=10)))))
 
         async def waiting() -> bool:
-            return len(rig.server.front.lasting) == 6
+            return len(rig.server.gate.credentials) == 6
 
         await until(waiting)
         rig.guard.keys.revoke(key_id)
-        rig.server.front.lasting.look()
+        rig.server.gate.credentials.check()
         await rig.behind.enqueue("jobs", b"for nobody")
         for call in (*pops, stream):
             with pytest.raises(Unauthenticated):
                 await asyncio.wait_for(call, 10)
     assert await rig.leased() == 0
-    assert len(rig.server.front.lasting) == 0
-
-
-async def test_session_of_a_revoked_key_ends_with_all_that_it_had_under_way(
-    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lasting, "LOOK_EVERY", 3600)
-    key_id, key = rig.key("*:produce,consume")
-    async with rig.as_(key, sessions=True) as worker:
-        await worker.enqueue("jobs", b"x")
-        await worker.ack(await worker.pop("jobs"))
-        waiting = [_start(worker.pop("jobs", wait=600)) for _ in range(3)]
-
-        async def all_wait() -> bool:
-            return len(rig.server.front.lasting) == 4  # and the session itself
-
-        await until(all_wait)
-        assert (await rig.ask("DELETE", f"/v1/keys/{key_id}")).status_code == 200
-        for pop in waiting:
-            with pytest.raises(Unauthenticated):
-                await asyncio.wait_for(pop, 10)
-        with pytest.raises(Unauthenticated):
-            await worker.enqueue("jobs", b"too late")
-    assert len(rig.server.front.lasting) == 0
-    assert (await rig.behind.stats("jobs")).ready == 0
+    assert len(rig.server.gate.credentials) == 0
 
 
 async def test_stream_whose_client_does_not_read_ends_too(rig: GuardedRig) -> None:
@@ -154,19 +130,19 @@ async def test_stream_whose_client_does_not_read_ends_too(rig: GuardedRig) -> No
     await rig.behind.enqueue_batch("jobs", [Outgoing(b"x" * 60_000)] * 200, atomic=False)
     async with rig.as_(key) as worker:
         start = pop_start(credits=200, max_messages=10)
-        stream = worker.calls._stubs["PopStream"](Requests(start), metadata=worker.calls._metadata)
+        stream = worker.calls.open("PopStream", aiter(Requests(start)))
         await stream.read()  # one answer, and then no more
 
         async def stalled() -> bool:
             leased = await rig.leased()
             await asyncio.sleep(0.1)
-            return leased == await rig.leased() and len(rig.server.front.lasting) == 1
+            return leased == await rig.leased() and len(rig.server.gate.credentials) == 1
 
         await until(stalled)
         rig.guard.keys.revoke(key_id)
 
         async def over() -> bool:
-            return len(rig.server.front.lasting) == 0
+            return len(rig.server.gate.credentials) == 0
 
         await until(over)
         stream.cancel()

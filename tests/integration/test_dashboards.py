@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from heapline.wire.schema import pb
+from heapline.wire.descriptors import pb
 from tests.integration.server_rig import Rig
 from tests.integration.test_metrics import go_through_a_life, samples, scrape
 

@@ -11,19 +11,32 @@ import msgspec
 import pytest
 
 import heapline
-from heapline.client.wire import WireBroker
-from heapline.errors import ConfirmationNeeded, MemberReplaced, PermissionDenied, ResourceExhausted, Unauthenticated
-from heapline.model import Outgoing
-from heapline.wire.schema import pb
-from heapline.wire.stream_rows import pack_rows, unpack_batch, unpack_rows
+from heapline.contract.errors import (
+    ConfirmationNeeded,
+    MemberReplaced,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
+from heapline.contract.groups import PartitionRows, pack_offsets, unpack_offsets
+from heapline.contract.message import Outgoing
+from heapline.wire.descriptors import pb
+from heapline.wire.protobuf import struct_codec
 from tests.integration.guarded_rig import GuardedRig
 from tests.integration.http_rig import HttpRig
 from tests.integration.proxy import Proxy
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Requests, Rig, until
+
+ROWS = struct_codec(PartitionRows, pb.PartitionRows)
+
+
+def pack_rows(offsets: dict[int, list[int]]) -> list[Any]:
+    return [ROWS.pack(share) for share in pack_offsets(offsets)]
 
 
 def subscribe_open(credits: int = 0, topic: str = "jobs", member: str = "m") -> Any:
-    opened = pb.SubscribeOpen(topic=topic, group="g", member=member, session=f"s-{member}")
+    opened = pb.GroupFetchRequest(topic=topic, group="g", member=member, session=f"s-{member}")
     return pb.SubscribeRequest(open=opened, credits=credits)
 
 
@@ -45,9 +58,9 @@ async def test_consumers_read_and_settle_and_administrators_make_reset_and_delet
         await rig.behind.create_topic("secrets", **rig.small)
         await fill(rig.behind, 1)
         async with (
-            WireBroker(rig.target, credential="admin") as admin,
-            WireBroker(rig.target, credential="reader") as reader,
-            WireBroker(rig.target, credential="writer") as writer,
+            RawGrpc(rig.target, credential="admin") as admin,
+            RawGrpc(rig.target, credential="reader") as reader,
+            RawGrpc(rig.target, credential="writer") as writer,
         ):
             (batch,) = (await reader.group_fetch("jobs", "g", "m", session="s", wait=5)).batches
             await reader.group_ack("jobs", "g", "m", {0: batch.offsets.tolist()}, session="s")
@@ -73,11 +86,11 @@ async def test_revoked_key_ends_its_subscription(tmp_path: Path) -> None:
     keys = Keys(reader="jobs:consume")
     async with Rig(tmp_path, keys) as rig:
         await rig.behind.create_topic("jobs", **rig.small)
-        async with WireBroker(rig.target, credential="reader") as reader:
+        async with RawGrpc(rig.target, credential="reader") as reader:
             stream = reader.calls.stream("Subscribe", Requests(subscribe_open(10)))
             await anext(stream)
             keys.revoked.add("reader")
-            rig.server.front.lasting.look()
+            rig.server.gate.credentials.check()
             with pytest.raises(Unauthenticated):
                 await anext(stream)
 
@@ -90,13 +103,13 @@ async def test_deleting_is_asked_for_twice_and_a_token_is_good_for_one_group(tmp
         await rig.behind.create_topic("jobs", **rig.small)
         for group in ("g", "other"):
             await rig.behind.create_group("jobs", group)
-        for method, kind in (("GroupDeadDelete", pb.GroupDeadRequest), ("DeleteGroup", pb.Group)):
+        for method, kind in (("GroupDeadDelete", pb.GroupDeadDeleteRequest), ("DeleteGroup", pb.DeleteGroupRequest)):
             with pytest.raises(ConfirmationNeeded) as needed:
                 await rig.wire.calls(method, kind(topic="jobs", group="g"))
             token = needed.value.token
             with pytest.raises(ConfirmationNeeded):
-                await rig.wire.calls(method, kind(topic="jobs", group="other", confirmation=token))
-            await rig.wire.calls(method, kind(topic="jobs", group="g", confirmation=token))
+                await rig.wire.calls(method, kind(topic="jobs", group="other"), x_confirmation=token)
+            await rig.wire.calls(method, kind(topic="jobs", group="g"), x_confirmation=token)
         assert [info.name for info in await rig.behind.list_groups("jobs")] == ["other"]
         await rig.wire.delete_group("jobs", "other")
         assert await rig.behind.list_groups("jobs") == []
@@ -126,11 +139,11 @@ async def test_administration_of_groups_is_on_record(tmp_path: Path) -> None:
             await admin.reset_offsets("jobs", "g", to="latest")
             await admin.group_fetch("jobs", "g", "m", session="s")
             await admin.delete_group("jobs", "g")
-        await rig.server.auditing.close()
+        await rig.server.audit.close()
         lines = [msgspec.json.decode(line) for line in (rig.directory / "audit.jsonl").read_bytes().splitlines()]
         assert [(line["call"], line["topic"], line["about"], line["outcome"]) for line in lines] == [
-            ("CreateGroup", "jobs", "group 'g'", "ok"), ("ResetOffsets", "jobs", "group 'g'", "ok"),
-            ("DeleteGroup", "jobs", "group 'g'", "ConfirmationNeeded"), ("DeleteGroup", "jobs", "group 'g'", "ok"),
+            ("CreateGroup", "jobs", "g", "ok"), ("ResetOffsets", "jobs", "g", "ok"),
+            ("DeleteGroup", "jobs", "g", "ConfirmationNeeded"), ("DeleteGroup", "jobs", "g", "ok"),
         ]  # fmt: skip
 
 
@@ -155,12 +168,12 @@ async def test_http_tells_rows_as_json(tmp_path: Path) -> None:
             {"order": 7}, 0, 1, 3, "k",
         )  # fmt: skip
         rows = {"0": [row["offset"]]}
-        assert (await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": rows})).json() == {}
+        assert (await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": rows})).json() == {"lost": {}}
         lost = await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": {"0": [1 << 40]}})
         assert (lost.status_code, lost.json()["error"]) == (409, "DeliveryLost")
         told = await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": {"0": [1 << 40]}, "tell_lost": True})
         assert told.json() == {"lost": {"0": [1 << 40]}}
-        (offset,) = (await rig.get("heaps/jobs:groups/g:offsets")).json()["offsets"]
+        (offset,) = (await rig.get("heaps/jobs:groups/g/offsets")).json()["offsets"]
         assert (offset["lag"], offset["member"]) == (0, "m")
         assert (await rig.post("heaps/jobs:groups/g:reset", {"to": "earliest"})).json()["offsets"][0]["lag"] == 1
 
@@ -168,8 +181,8 @@ async def test_http_tells_rows_as_json(tmp_path: Path) -> None:
 async def test_heap_called_groups_stays_a_heap(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap("billing/groups")
-        assert (await rig.http.get("/v1/heaps/billing/groups")).json()["topic"] == "billing/groups"
-        assert (await rig.http.get("/v1/heaps/billing/groups:groups")).json() == {"groups": []}
+        assert (await rig.http.get("/v1/heaps/billing/groups")).json()["name"] == "billing/groups"
+        assert (await rig.http.get("/v1/heaps/billing/groups:groups")).json() == {"items": []}
 
 
 async def test_acks_nacks_and_leaving_on_the_stream_itself(tmp_path: Path) -> None:
@@ -178,16 +191,16 @@ async def test_acks_nacks_and_leaving_on_the_stream_itself(tmp_path: Path) -> No
         await fill(rig.behind, 3)
         requests = Requests(subscribe_open(10))
         stream = rig.wire.calls.stream("Subscribe", requests)
-        while not (answer := await anext(stream)).batches:
+        while not (answer := await anext(stream)).fetched.batches:
             pass
-        offsets = unpack_batch(None, "jobs", answer.batches[0]).offsets.tolist()
+        offsets = [row.offset for row in answer.fetched.batches[0].rows.items]
         acks = pb.Settle(number=1, rows=pack_rows({0: [offsets[0], 1 << 40]}))
         nacks = pb.Settle(number=2, rows=pack_rows({0: [offsets[1]]}), nack=True, reason="no")
         requests.say(pb.SubscribeRequest(settle=[acks, nacks]))
         settled: dict[int, Any] = {}
         while len(settled) < 2:
             settled |= {s.number: s for s in (await anext(stream)).settled}
-        assert {p: o.tolist() for p, o in unpack_rows(settled[1].lost).items()} == {0: [1 << 40]}
+        assert unpack_offsets([ROWS.unpack(share) for share in settled[1].lost]) == {0: [1 << 40]}
         (told,) = await rig.behind.group_offsets("jobs", "g")
         assert (told.lag, told.outstanding, told.retrying) == (2, 1, 1)
         requests.say(pb.SubscribeRequest(leave=True))
@@ -291,7 +304,7 @@ async def test_member_that_does_not_read_holds_little_and_slows_only_itself(tmp_
         await rig.behind.create_topic("jobs", **rig.small)
         for _ in range(100):
             await fill(rig.behind, 10, b"x" * 60_000)
-        async with WireBroker(proxy.target) as slow, heapline.connect(rig.target) as quick:
+        async with RawGrpc(proxy.target) as slow, heapline.connect(rig.target) as quick:
             stream = slow.calls.stream("Subscribe", Requests(subscribe_open(1_000_000, member="slow")))
             await anext(stream)
             proxy.stall()

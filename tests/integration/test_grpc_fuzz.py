@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import HeaplineError
-from heapline.wire.schema import METHODS
+from heapline.contract.errors import HeaplineError
+from heapline.wire.descriptors import METHODS
 from tests.integration.server_rig import Rig
 
 ROUNDS = 40

@@ -15,8 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import heapline
-from heapline.client.wire import WireBroker
-from heapline.errors import (
+from heapline.contract.errors import (
     BadRequest,
     DeadlineExceeded,
     HeaplineError,
@@ -27,13 +26,17 @@ from heapline.errors import (
     Unauthenticated,
     UnavailableError,
 )
-from heapline.model import Outgoing
-from heapline.server import front
-from heapline.server.app import make_guard
+from heapline.contract.leases import Ack
+from heapline.contract.message import Outgoing
+from heapline.contract.messages import EnqueueBatch
 from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.gate import Gate
+from heapline.server.server import make_guard
 from heapline.server.settings import ServerSettings, read_settings
-from heapline.wire import codes
-from heapline.wire.schema import METHODS, SERVICE, pb
+from heapline.wire import error_codes
+from heapline.wire.descriptors import METHODS, SERVICE, pb
+from heapline.wire.protobuf import response_of
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig, until
 
 
@@ -110,43 +113,44 @@ async def test_request_over_the_server_s_limit_is_refused(tmp_path: Path) -> Non
 async def test_unexpected_error_is_told_as_internal_and_nothing_of_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(topic: str) -> None:
+    async def broken(*_: Any) -> None:
         raise RuntimeError("the password is swordfish")
 
-    monkeypatch.setattr(rig.behind, "stats", broken)
+    monkeypatch.setattr(rig.behind, "do", broken)
     async with grpc.aio.insecure_channel(rig.target) as channel:
         method = METHODS["Stats"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(method.path)(pb.Heap(topic="jobs").SerializeToString())
+            await channel.unary_unary(method.path)(pb.StatsRequest(topic="jobs").SerializeToString())
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert caught.value.details() == codes.INTERNAL_TEXT
+    assert caught.value.details() == error_codes.INTERNAL_TEXT
     assert "swordfish" not in repr(caught.value)
 
 
 async def test_items_serve_clients_that_write_no_columns(rig: Rig) -> None:
     calls = rig.wire.calls
-    items = pb.Outgoings(items=[pb.Outgoing(payload=b"a", priority=2, key="k"), pb.Outgoing(payload=b"b", priority=-1)])
-    answer = await calls("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", items=items))
-    assert [item.id > 0 for item in answer.items] == [True, True]
-    popped = await calls("Pop", pb.PopRequest(topic="jobs", max_messages=10, as_items=True))
-    assert [(m.payload, m.priority, m.key, m.attempts) for m in popped.items] == [(b"b", -1, "", 1), (b"a", 2, "k", 1)]
-    leases = [pb.Lease(id=m.id, token=m.token) for m in popped.items]
-    await calls("Ack", pb.LeasesRequest(topic="jobs", leases=leases))
-    leases = [pb.Lease(id=m.id, token=m.token + 9) for m in popped.items]
-    with pytest.raises(LeaseLost) as caught:  # without tell_lost it is an error, with its facts
-        await calls("Ack", pb.LeasesRequest(topic="jobs", leases=leases))
-    assert caught.value.lost == [m.id for m in popped.items]
+    items = [pb.Outgoing(payload=b"a", priority=2, key="k"), pb.Outgoing(payload=b"b", priority=-1)]
+    answer = await calls("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", messages=pb.NewMessages(items=items)))
+    assert len(response_of(EnqueueBatch).unpack(answer).ids) == 16
+    popped = await calls("Pop", pb.PopRequest(topic="jobs", max_messages=10))
+    found = popped.messages.items
+    assert [(m.payload, m.priority, m.key, m.attempts) for m in found] == [(b"b", -1, "", 1), (b"a", 2, "k", 1)]
+    keys = [pb.LeaseKey(id=m.id, token=m.token) for m in found]
+    settled = await calls("Ack", pb.AckRequest(topic="jobs", leases=pb.LeaseKeys(items=keys)))
+    assert response_of(Ack).unpack(settled).lost == []
+    keys = [pb.LeaseKey(id=m.id, token=m.token + 9) for m in found]
+    settled = await calls("Ack", pb.AckRequest(topic="jobs", leases=pb.LeaseKeys(items=keys)))
+    assert response_of(Ack).unpack(settled).lost == [m.id for m in found]
 
 
 async def test_dead_letter_is_peeked_by_id_and_only_a_dead_one(rig: Rig) -> None:
     ids = [(await rig.broker.enqueue("jobs", b"x")).message_id for _ in range(2)]
     (message,) = await rig.broker.pop("jobs")
     await message.bury("poison")
-    dead = await rig.wire.calls("DlqPeek", pb.MessageRequest(topic="jobs", message_id=message.message_id))
+    dead = await rig.wire.calls("DlqPeek", pb.DlqPeekRequest(topic="jobs", message_id=message.message_id))
     assert (dead.state, dead.reason, dead.payload) == ("dead", "poison", b"x")
     (alive,) = set(ids) - {message.message_id}
     with pytest.raises(heapline.MessageNotFound):
-        await rig.wire.calls("DlqPeek", pb.MessageRequest(topic="jobs", message_id=alive))
+        await rig.wire.calls("DlqPeek", pb.DlqPeekRequest(topic="jobs", message_id=alive))
 
 
 async def test_many_lost_leases_are_all_told(rig: Rig) -> None:
@@ -160,7 +164,7 @@ async def test_many_lost_leases_are_all_told(rig: Rig) -> None:
 
 
 async def test_deadline_of_a_call_is_kept_and_its_pop_takes_nothing(rig: Rig) -> None:
-    async with WireBroker(rig.target, timeout=0.2) as hasty:
+    async with RawGrpc(rig.target, timeout=0.2) as hasty:
         with pytest.raises(DeadlineExceeded):
             await hasty.pop("jobs", wait=60)
         await rig.broker.enqueue("jobs", b"x")
@@ -168,17 +172,23 @@ async def test_deadline_of_a_call_is_kept_and_its_pop_takes_nothing(rig: Rig) ->
         assert message.attempts == 1
 
 
+async def test_deadline_of_a_call_reaches_the_broker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    do, contexts = rig.behind.do, []
+
+    def recorded(command: Any, context: Any) -> Any:
+        contexts.append(context)
+        return do(command, context)
+
+    monkeypatch.setattr(rig.behind, "do", recorded)
+    now = asyncio.get_running_loop().time()
+    async with RawGrpc(rig.target, timeout=30) as hasty:
+        await hasty.stats("jobs")
+    await rig.wire.stats("jobs")
+    assert now + 25 < contexts[0].deadline < now + 35
+    assert contexts[1].deadline is None
+
+
 # -- who may call ------------------------------------------------------------------------------------------------------
-
-
-async def test_every_method_says_what_a_caller_must_be_allowed() -> None:
-    assert set(front.ACTIONS) >= set(METHODS)
-    by_themselves = {name for name, action in front.ACTIONS.items() if action is None}
-    assert by_themselves == {
-        "ListHeaps", "EnqueueStream", "PrepareBatch", "PopStream", "Session", "Subscribe", "GetReplay", "ListReplays",
-        "CancelReplay",
-        "CreateSchedule", "GetSchedule", "ListSchedules", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
-    }  # fmt: skip
 
 
 async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> None:
@@ -186,10 +196,10 @@ async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> No
     async with Rig(tmp_path, keys) as rig:
         with pytest.raises(Unauthenticated):
             await rig.broker.list_topics()
-        async with WireBroker(rig.target, credential="admin") as admin:
+        async with RawGrpc(rig.target, credential="admin") as admin:
             for name in ("orders", "secrets"):
                 await admin.create_topic(name, **rig.small)
-        async with WireBroker(rig.target, credential="reader") as reader:
+        async with RawGrpc(rig.target, credential="reader") as reader:
             assert [info.name for info in await reader.list_topics()] == ["orders"]
             assert await reader.pop("orders") == []
             for call in (
@@ -206,7 +216,7 @@ async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> No
 
 def test_server_without_a_guard_does_not_start() -> None:
     with pytest.raises(ValueError, match="guard"):
-        front.Front(None)  # type: ignore[arg-type]
+        Gate(None)  # type: ignore[arg-type]
 
 
 def test_a_server_is_guarded_by_its_directory_unless_told_otherwise(tmp_path: Path) -> None:
@@ -246,7 +256,7 @@ async def test_health_and_reflection_answer(rig: Rig) -> None:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)]
         async for told in stub.ServerReflectionInfo(iter(asked)):
-            assert b"OutgoingColumns" in told.file_descriptor_response.file_descriptor_proto[0]
+            assert b"LeasedMessages" in told.file_descriptor_response.file_descriptor_proto[0]
 
 
 async def test_probes_answer_and_refuse_everything_else(rig: Rig) -> None:
@@ -255,7 +265,7 @@ async def test_probes_answer_and_refuse_everything_else(rig: Rig) -> None:
     assert b" 200 " in await lines(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b" 404 " in await lines(port, b"GET /etc/passwd HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b" 405 " in await lines(port, b"POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    rig.server.front.stopping.set()
+    rig.server.gate.stopping.set()
     assert b" 503 " in await lines(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
@@ -264,14 +274,15 @@ async def test_stopping_server_refuses_new_work_and_finishes_what_is_under_way(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, asked = asyncio.Event(), asyncio.Event()
-    whole = rig.behind.enqueue_columns
+    do = rig.behind.do
 
-    async def slow(*args: Any) -> list[int]:
-        asked.set()
-        await go_on.wait()
-        return await whole(*args)
+    async def slow(command: Any, *more: Any) -> Any:
+        if isinstance(command, EnqueueBatch):
+            asked.set()
+            await go_on.wait()
+        return await do(command, *more)
 
-    monkeypatch.setattr(rig.behind, "enqueue_columns", slow)
+    monkeypatch.setattr(rig.behind, "do", slow)
     under_way = asyncio.ensure_future(rig.broker.enqueue_batch("jobs", [Outgoing(b"x")]))
     await asked.wait()
     stopping = asyncio.ensure_future(rig.server.stop())
@@ -290,14 +301,6 @@ async def _is_refused(rig: Rig) -> bool:
     except HeaplineError as error:
         raise AssertionError(f"refused with {error!r}") from None
     return False
-
-
-async def test_server_that_is_not_there_is_unavailable() -> None:
-    async with WireBroker("127.0.0.1:1") as nowhere:
-        with pytest.raises(UnavailableError):
-            await nowhere.list_topics()
-    with pytest.raises(heapline.Closed):
-        await nowhere.list_topics()
 
 
 def test_environment_of_tests_sets_no_server() -> None:

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest, TopicNotFound, Unauthenticated, UnavailableError
-from heapline.model import LeaseRef, Outgoing
-from heapline.server.auth.principal import LOCAL, Everybody
-from heapline.server.front import Caller, Front, Visit
-from heapline.server.pop_stream import PopStream
-from heapline.wire.columns import pack_plain, read_ints
-from heapline.wire.schema import pb
+from heapline.contract.columns import unpack
+from heapline.contract.errors import BadRequest, TopicNotFound, Unauthenticated, UnavailableError
+from heapline.contract.leases import Pop
+from heapline.contract.message import LeaseRef, Outgoing
+from heapline.contract.messages import EnqueueBatch, NewMessages
+from heapline.server.auth.principals import LOCAL
+from heapline.server.gate import Request
+from heapline.server.protocols.pop_stream import PopStream
+from heapline.wire.descriptors import pb
+from heapline.wire.protobuf import request_of, response_of
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
 
 
@@ -31,11 +34,19 @@ async def fill(rig: Rig, count: int, size: int = 1) -> None:
         await rig.behind.enqueue_batch("jobs", [Outgoing(b"x" * size)] * 10)
 
 
+def leased(response: Any) -> Any:
+    return response_of(Pop).unpack(response).messages
+
+
+def size(response: Any) -> int:
+    return len(leased(response))
+
+
 async def take(stream: Any, count: int) -> list[Any]:
     """Responses that hold so many messages."""
     got: list[Any] = []
     async with asyncio.timeout(20):
-        while sum(r.columns.count for r in got) < count:
+        while sum(map(size, got)) < count:
             got.append(await anext(stream))
     return got
 
@@ -44,7 +55,7 @@ async def test_stream_sends_as_many_messages_as_it_has_credits_and_no_more(rig: 
     await fill(rig, 100)
     requests = Requests(pop_start(credits=10, max_messages=4))
     stream = rig.wire.calls.stream("PopStream", requests)
-    assert [r.columns.count for r in await take(stream, 10)] == [4, 4, 2]
+    assert [size(r) for r in await take(stream, 10)] == [4, 4, 2]
     assert await rig.leased() == 10
     requests.credits(5)
     await take(stream, 5)
@@ -58,14 +69,14 @@ async def test_stream_delivers_what_comes_while_it_waits(rig: Rig) -> None:
     waiting = asyncio.ensure_future(anext(stream))
     await rig.broker.enqueue("jobs", b"late", key="k", headers={"a": "b"})
     (response,) = [await asyncio.wait_for(waiting, 10)]
-    assert response.columns.payloads == b"late"
-    assert (list(response.columns.keys), dict(response.columns.headers[0].values)) == (["k"], {"a": "b"})
+    found = leased(response)
+    assert (found.payloads, found.keys, found.headers) == ([b"late"], ["k"], [{"a": "b"}])
     await stream.aclose()
 
 
 async def test_stalled_consumer_holds_a_few_batches_and_others_get_the_rest(rig: Rig) -> None:
     await fill(rig, 400, size=60_000)
-    stalled = rig.wire.calls._stubs["PopStream"](aiter(Requests(pop_start(credits=100_000, max_messages=10))))
+    stalled = rig.wire.calls.open("PopStream", aiter(Requests(pop_start(credits=100_000, max_messages=10))))
     last = -1
 
     async def settled() -> bool:
@@ -104,18 +115,11 @@ async def test_stream_that_waits_and_is_cut_takes_nothing_any_more(rig: Rig) -> 
     assert message.payload == b"x"
 
 
-class Gone:
-    """The context of a call whose client has gone."""
-
-    def done(self) -> bool:
-        return True
-
-
 async def test_what_was_popped_for_a_stream_that_is_gone_goes_back(rig: Rig) -> None:
     await fill(rig, 10)
-    front = Front(Everybody())
-    caller = Caller(Everybody(), LOCAL, Visit(front, "grpc", "PopStream", None, {}, Gone()))
-    stream = PopStream(rig.behind, front, caller).run(aiter(Requests(pop_start(credits=5))))
+    request = Request(rig.server.gate, "grpc", "PopStream", {}, is_stream=True)
+    request.principal = LOCAL
+    stream = PopStream(rig.server.dispatcher, request, lambda: True).run(aiter(Requests(pop_start(credits=5))))
     assert [r async for r in stream] == []
 
     async def all_back() -> bool:
@@ -151,7 +155,7 @@ async def test_stream_of_no_topic_says_so(rig: Rig) -> None:
 async def test_revoked_key_ends_its_open_stream(tmp_path: Path) -> None:
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig:
-        rig.wire.calls._metadata = (("authorization", "good"),)
+        rig.wire.calls.metadata = (("authorization", "good"),)
         await rig.broker.create_topic("jobs", **rig.small)
         requests = Requests(pop_start(credits=1))
         stream = rig.wire.calls.stream("PopStream", requests)
@@ -168,7 +172,7 @@ async def test_revoked_key_ends_its_open_stream(tmp_path: Path) -> None:
 async def test_revoked_key_ends_its_enqueue_stream(tmp_path: Path) -> None:
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig:
-        rig.wire.calls._metadata = (("authorization", "good"),)
+        rig.wire.calls.metadata = (("authorization", "good"),)
         await rig.broker.create_topic("jobs", **rig.small)
         requests = Requests(batch(b"a"))
         stream = rig.wire.calls.stream("EnqueueStream", requests)
@@ -196,13 +200,17 @@ async def test_open_streams_end_when_the_server_stops(rig: Rig) -> None:
 
 
 def batch(*payloads: bytes, topic: str = "jobs") -> Any:
-    return pb.EnqueueBatchRequest(topic=topic, columns=pack_plain(list(payloads), [0] * len(payloads)))
+    return request_of(EnqueueBatch).pack(EnqueueBatch(topic, NewMessages(list(payloads))))
+
+
+def ids_in(answer: Any) -> list[int]:
+    return unpack(response_of(EnqueueBatch).unpack(answer).ids)
 
 
 async def test_enqueue_stream_answers_every_batch_in_order(rig: Rig) -> None:
     requests = Requests(*[batch(b"%d" % i, b"%d" % i) for i in range(50)])
     requests.end()
-    answers = [read_ints(a.ids).tolist() async for a in rig.wire.calls.stream("EnqueueStream", requests)]
+    answers = [ids_in(a) async for a in rig.wire.calls.stream("EnqueueStream", requests)]
     assert list(map(len, answers)) == [2] * 50
     for i, ids in enumerate(answers):
         for id in ids:
@@ -212,7 +220,7 @@ async def test_enqueue_stream_answers_every_batch_in_order(rig: Rig) -> None:
 async def test_enqueue_stream_ends_with_the_error_of_a_batch_after_answering_those_before(rig: Rig) -> None:
     requests = Requests(batch(b"a"), batch(b"b", topic="nowhere"))
     stream = rig.wire.calls.stream("EnqueueStream", requests)
-    assert len(read_ints((await anext(stream)).ids)) == 1
+    assert len(ids_in(await anext(stream))) == 1
     with pytest.raises(TopicNotFound):
         await anext(stream)
     assert (await rig.broker.stats("jobs")).ready == 1
@@ -222,7 +230,8 @@ async def test_lease_of_a_stream_is_acked_by_an_ordinary_call(rig: Rig) -> None:
     await fill(rig, 10)
     stream = rig.wire.calls.stream("PopStream", Requests(pop_start(credits=10)))
     for response in await take(stream, 10):
-        pairs = zip(read_ints(response.columns.ids), read_ints(response.columns.tokens), strict=True)
+        found = leased(response)
+        pairs = zip(unpack(found.ids), unpack(found.tokens), strict=True)
         await rig.broker.ack([LeaseRef("jobs", int(id), int(token)) for id, token in pairs])
     stats = await rig.broker.stats("jobs")
     assert (stats.ready, stats.leased, stats.acked_total) == (0, 0, 10)

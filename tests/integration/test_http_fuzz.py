@@ -24,11 +24,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
-from heapline.engine import EmbeddedBroker
-from heapline.server.auth.principal import Everybody
-from heapline.server.front import Front
-from heapline.server.http.app import make_app
-from heapline.server.http.openapi import make_document
+from heapline.server.protocols.openapi import document as make_document
 from tests.conformance.worlds import picture
 from tests.integration.http_rig import HttpRig
 
@@ -100,13 +96,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def _tamed(document: Any) -> Any:
     """No pop that waits, for there are only so many seconds; and this server asks nobody who he is."""
     document = json.loads(json.dumps(document)) | {"security": []}
-    document["components"]["schemas"]["PopAsk"]["properties"]["wait"] = {"type": "number", "minimum": 0, "maximum": 0}
+    document["components"]["schemas"]["Pop"]["properties"]["wait"] = {"type": "number", "minimum": 0, "maximum": 0}
     return document
 
 
 def _operations() -> list[tuple[str, str]]:
     """Known before there is a server, so that every route is a test of its own."""
-    document = make_document(make_app(EmbeddedBroker("never opened"), Front(Everybody())))
+    document = make_document()
     return [(method, path) for path, found in document["paths"].items() for method in found if path.startswith("/v1/")]
 
 

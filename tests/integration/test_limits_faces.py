@@ -9,22 +9,25 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import PayloadTooLarge, ResourceExhausted
-from heapline.model import Outgoing
-from heapline.wire.schema import pb
+from heapline.contract.batches import PrepareBatch, Share
+from heapline.contract.errors import PayloadTooLarge, ResourceExhausted
+from heapline.contract.message import Outgoing
+from heapline.contract.messages import EnqueueBatch, NewMessages
+from heapline.wire.descriptors import pb
+from heapline.wire.protobuf import request_of
 from tests.integration.guarded_rig import GuardedRig
 from tests.integration.server_rig import Requests, pop_start, until
 
 
 async def open_streams(rig: GuardedRig, broker: Any, count: int) -> list[asyncio.Future[Any]]:
-    before = len(rig.server.front.lasting)
+    before = len(rig.server.gate.credentials)
     streams = [
         asyncio.ensure_future(anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1)))))
         for _ in range(count)
     ]
 
     async def open() -> bool:
-        return len(rig.server.front.lasting) == before + count
+        return len(rig.server.gate.credentials) == before + count
 
     await until(open)
     return streams
@@ -47,7 +50,7 @@ async def test_streams_of_a_key_are_counted_and_a_stream_that_ends_gives_its_pla
             streams[0].cancel()
 
             async def gone() -> bool:
-                return len(rig.server.front.lasting) == 2
+                return len(rig.server.gate.credentials) == 2
 
             await until(gone)
             await open_streams(rig, broker, 1)
@@ -60,10 +63,10 @@ async def test_calls_under_way_of_a_key_are_counted_on_both_faces(tmp_path: Path
             waiting = [asyncio.ensure_future(broker.pop("jobs", wait=600)) for _ in range(3)]
 
             async def all_wait() -> bool:
-                return len(rig.server.front.lasting) == 3
+                return len(rig.server.gate.credentials) == 3
 
             await until(all_wait)
-            with pytest.raises(ResourceExhausted, match="calls under way"):
+            with pytest.raises(ResourceExhausted, match="calls in flight"):
                 await broker.enqueue("jobs", b"x")
             told = await rig.ask("GET", "/v1/heaps", key)
             assert (told.status_code, told.json()["error"]) == (429, "ResourceExhausted")
@@ -123,7 +126,7 @@ async def test_pops_that_wait_side_by_side_do_not_get_more_together(tmp_path: Pa
         waiting = [asyncio.ensure_future(broker.pop("jobs", 4, wait=600)) for _ in range(4)]
 
         async def all_wait() -> bool:
-            return len(rig.server.front.lasting) == 4
+            return len(rig.server.gate.credentials) == 4
 
         await until(all_wait)
         await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 16)
@@ -151,28 +154,14 @@ async def test_repeated_pop_is_answered_at_the_limit(tmp_path: Path) -> None:
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
 
-def columns(*payloads: bytes) -> Any:
-    sizes = b"".join(len(p).to_bytes(4, "little") for p in payloads)
-    return pb.OutgoingColumns(count=len(payloads), payload_sizes=sizes, payloads=b"".join(payloads))
-
-
 SMALL, LARGE = b"x" * 60, b"x" * 101
+BOTH = NewMessages([SMALL, LARGE])
 TOO_LARGE: list[tuple[str, Any]] = [
-    ("Enqueue", pb.EnqueueRequest(topic="jobs", message=pb.Outgoing(payload=LARGE))),
-    ("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", columns=columns(SMALL, LARGE))),
-    ("EnqueueBatch", pb.EnqueueBatchRequest(topic="jobs", columns=columns(SMALL, LARGE), each_alone=True)),
-    (
-        "EnqueueBatch",
-        pb.EnqueueBatchRequest(
-            topic="jobs", items=pb.Outgoings(items=[pb.Outgoing(payload=SMALL), pb.Outgoing(payload=LARGE)])
-        ),
-    ),
-    (
-        "PrepareBatch",
-        pb.PrepareBatchRequest(
-            batch_id="b", part="p", shares=[pb.TopicMessages(topic="jobs", columns=columns(SMALL, LARGE))]
-        ),
-    ),
+    ("Enqueue", pb.EnqueueRequest(topic="jobs", payload=LARGE)),
+    ("EnqueueBatch", request_of(EnqueueBatch).pack(EnqueueBatch("jobs", BOTH))),
+    ("EnqueueBatch", request_of(EnqueueBatch).pack(EnqueueBatch("jobs", BOTH, atomic=False))),
+    ("EnqueueBatch", request_of(EnqueueBatch).pack(EnqueueBatch("jobs", BOTH), as_columns=False)),
+    ("PrepareBatch", request_of(PrepareBatch).pack(PrepareBatch("b", "p", [Share("jobs", BOTH)]))),
 ]
 
 
@@ -207,20 +196,3 @@ async def test_mqueue_s_api_keeps_the_same_limits(tmp_path: Path) -> None:
         assert len((await rig.ask("GET", "/dequeue", params=asked)).json()) == 2
         assert (await rig.ask("GET", "/dequeue", params=asked)).status_code == 429
         assert await rig.leased() == 2
-
-
-# -- over a session ----------------------------------------------------------------------------------------------------
-
-
-async def test_calls_of_a_session_are_counted_like_any_others(tmp_path: Path) -> None:
-    async with GuardedRig(tmp_path, inflight_per_key=3) as rig, rig.as_(rig.admin_key, sessions=True) as broker:
-        waiting = [asyncio.ensure_future(broker.pop("jobs", wait=600)) for _ in range(3)]
-
-        async def all_wait() -> bool:
-            return len(rig.server.front.lasting) == 4  # and the session itself
-
-        await until(all_wait)
-        with pytest.raises(ResourceExhausted, match="calls under way"):
-            await broker.enqueue("jobs", b"x")
-        for pop in waiting:
-            pop.cancel()

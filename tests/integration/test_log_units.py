@@ -7,21 +7,26 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from heapline.client.log_calls import LogCalls  # noqa: E402
-from heapline.errors import BadName, BadRequest, JournalCorrupt, PermissionDenied, Unauthenticated  # noqa: E402
-from heapline.model import Outgoing  # noqa: E402
+from heapline.client.transports.blocking_grpc import BlockingGrpc  # noqa: E402
+from heapline.contract.errors import BadName, BadRequest, JournalCorrupt, PermissionDenied, Unauthenticated  # noqa: E402
+from heapline.contract.log import GetLogIndex, Hold, ReadUnits  # noqa: E402
+from heapline.contract.message import Outgoing  # noqa: E402
+from heapline.contract.topics import CreateTopic  # noqa: E402
 from heapline.spark.directory import DirectorySource  # noqa: E402
-from heapline.spark.following import Following  # noqa: E402
-from heapline.spark.log import DataLost, Source  # noqa: E402
 from heapline.spark.options import parse_options  # noqa: E402
-from heapline.spark.planning import plan_batch, read  # noqa: E402
+from heapline.spark.read_plan import (  # noqa: E402
+    StreamPlan,
+    plan_batch,
+    read,
+)
 from heapline.spark.remote import RemoteSource, _Checked  # noqa: E402
 from heapline.spark.schema import arrow_schema  # noqa: E402
-from heapline.wire.schema import pb  # noqa: E402
+from heapline.spark.topic_log import DataLost, Source  # noqa: E402
 from tests.integration.server_rig import Keys, Rig  # noqa: E402
 
 
@@ -68,7 +73,7 @@ async def test_stream_through_a_server_gives_every_message_once(tmp_path: Path) 
         await filled(rig)
         options = parse_options({"path": "-", "subscribe": "jobs", "startingOffsets": "earliest"}, streaming=True)
         source = remote(rig)
-        following = await asyncio.to_thread(Following, source, options)
+        following = await asyncio.to_thread(StreamPlan, source, options)
         at, seen = await asyncio.to_thread(following.first), []
         for number in range(4):
             await rig.broker.enqueue("jobs", b"%d" % number)
@@ -92,7 +97,7 @@ async def test_read_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
     await filled(rig)
     source = remote(rig)
     log = source.open((await asyncio.to_thread(source.topics))[0])
-    await asyncio.to_thread(log.look)
+    await asyncio.to_thread(log.refresh)
     units = log.units(None, log.last_unit() + 1)
     found = [await asyncio.to_thread(next, units)]
     port = rig.server.grpc_port
@@ -109,8 +114,8 @@ async def test_read_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
 async def test_reader_needs_the_right_to_consume(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
     async with Rig(tmp_path, keys) as rig:
-        admin = LogCalls([rig.target], "admin")
-        await asyncio.to_thread(admin, "MakeHeap", pb.HeapConfig(topic="jobs", config_json="{}"))
+        admin = BlockingGrpc([rig.target], "admin")
+        await asyncio.to_thread(admin.do, CreateTopic("jobs"))
         assert (await asyncio.to_thread(table, remote(rig, "reader"))).num_rows == 0
         with pytest.raises(PermissionDenied):
             await asyncio.to_thread(table, remote(rig, "writer"))
@@ -121,31 +126,30 @@ async def test_reader_needs_the_right_to_consume(tmp_path: Path) -> None:
 async def test_nonsense_is_refused_and_gone_units_are_told(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
-        calls = LogCalls([rig.target], None)
-        for hold in (pb.LogHold(name="x", segment=1, seconds=1e9), pb.LogHold(name="../x", segment=1, seconds=1)):
+        calls = BlockingGrpc([rig.target], None)
+        for hold in (Hold("x", 1, 1e9), Hold("../x", 1, 1)):
             with pytest.raises((BadName, BadRequest)):
-                await asyncio.to_thread(calls, "LogIndex", pb.LogIndexRequest(topic="jobs", hold=hold))
+                await asyncio.to_thread(calls.do, GetLogIndex("jobs", hold=hold))
         log = remote(rig).open((await asyncio.to_thread(remote(rig).topics))[0])
-        with pytest.raises(JournalCorrupt, match="gave no unit"):
+        with pytest.raises(JournalCorrupt, match="did not send unit"):
             await asyncio.to_thread(list, log.units(None, 10_000))
         await rig.broker.delete_topic("jobs")
         await rig.broker.create_topic("jobs")
-        with pytest.raises(DataLost, match="made again"):
-            await asyncio.to_thread(log.look)
+        with pytest.raises(DataLost, match="created again"):
+            await asyncio.to_thread(log.refresh)
 
 
 async def test_bytes_that_are_not_what_was_written_are_noticed(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
-        calls = LogCalls([rig.target], None)
+        calls = BlockingGrpc([rig.target], None)
         ref = (await asyncio.to_thread(remote(rig).topics))[0]
-        request = pb.ReadUnitsRequest(topic="jobs", start_unit=1, end_unit=4)
-        answers = await asyncio.to_thread(list, calls.stream("ReadUnits", lambda: request))
+        answers = await asyncio.to_thread(list, calls.stream(lambda: ReadUnits("jobs", 1, 4)))
         first, second, third = [raw for answer in answers for raw in answer.units]
         checked = _Checked(ref, 1)
         checked.next(first)
-        with pytest.raises(JournalCorrupt, match="unit 2 must come here"):
+        with pytest.raises(JournalCorrupt, match="expected unit 2"):
             checked.next(third)
-        second.data = second.data[:200] + bytes([second.data[200] ^ 1]) + second.data[201:]
+        damaged = second.data[:200] + bytes([second.data[200] ^ 1]) + second.data[201:]
         with pytest.raises(JournalCorrupt, match="does not match its checksum"):
-            checked.next(second)
+            checked.next(msgspec.structs.replace(second, data=damaged))

@@ -15,11 +15,11 @@ import grpc
 import httpx
 import pytest
 
-from heapline.client.wire import WireBroker
-from heapline.errors import HeaplineError
-from heapline.model import LeaseRef, Outgoing
-from heapline.server.observing.json_logs import configure
-from heapline.wire.schema import METHODS, pb
+from heapline.contract.errors import HeaplineError
+from heapline.contract.message import LeaseRef, Outgoing
+from heapline.server.telemetry.logs import configure
+from heapline.wire.descriptors import METHODS, pb
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 from tests.integration.server_rig import Rig
 
@@ -63,8 +63,8 @@ async def test_failure_is_logged_with_the_correlation_id_that_the_caller_gave_an
         async def fail(*_: Any) -> None:
             raise RuntimeError("a bug, near Bearer abc.def and " + WRONG_KEY)
 
-        monkeypatch.setattr(rig.behind, "list_topics", fail)
-        done = await call(rig, "ListHeaps", pb.Nothing(), ("x-correlation-id", "order-77"))
+        monkeypatch.setattr(rig.behind, "do", fail)
+        done = await call(rig, "ListHeaps", pb.ListHeapsRequest(), ("x-correlation-id", "order-77"))
         assert dict(await done.trailing_metadata())["x-correlation-id"] == "order-77"
         assert "bug" not in (await done.details())
         async with httpx.AsyncClient() as client:
@@ -74,7 +74,7 @@ async def test_failure_is_logged_with_the_correlation_id_that_the_caller_gave_an
         assert (told.status_code, told.headers["x-correlation-id"]) == (500, "order-78")
     failures = [line for line in lines(written.getvalue()) if line["level"] == "error"]
     assert [line["correlation_id"] for line in failures] == ["order-77", "order-78"]
-    assert [line["event"] for line in failures] == ["a call failed", "a request failed"]
+    assert [line["event"] for line in failures] == ["call failed", "request failed"]
     for line in failures:
         assert "RuntimeError" in line["exception"]
         assert "sentinelkey" not in line["exception"]
@@ -84,30 +84,14 @@ async def test_failure_is_logged_with_the_correlation_id_that_the_caller_gave_an
 
 async def test_correlation_id_comes_back_from_good_and_from_refused_calls(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
-        good = await call(rig, "ListHeaps", pb.Nothing(), ("x-correlation-id", "a-1"))
+        good = await call(rig, "ListHeaps", pb.ListHeapsRequest(), ("x-correlation-id", "a-1"))
         assert dict(await good.trailing_metadata())["x-correlation-id"] == "a-1"
-        refused = await call(rig, "Stats", pb.Heap(topic="nowhere"), ("x-correlation-id", "a-2"))
+        refused = await call(rig, "Stats", pb.StatsRequest(topic="nowhere"), ("x-correlation-id", "a-2"))
         assert dict(await refused.trailing_metadata())["x-correlation-id"] == "a-2"
-        unnamed = await call(rig, "Stats", pb.Heap(topic="nowhere"))
+        unnamed = await call(rig, "Stats", pb.StatsRequest(topic="nowhere"))
         assert len(dict(await unnamed.trailing_metadata())["x-correlation-id"]) > 8
-        unfit = await call(rig, "Stats", pb.Heap(topic="nowhere"), ("x-correlation-id", "{forged: line}"))
+        unfit = await call(rig, "Stats", pb.StatsRequest(topic="nowhere"), ("x-correlation-id", "{forged: line}"))
         assert "forged" not in dict(await unfit.trailing_metadata())["x-correlation-id"]
-
-
-async def test_failure_within_a_session_tells_the_id_under_which_the_log_has_it(
-    tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Rig(tmp_path) as rig:
-
-        async def fail(*_: Any) -> None:
-            raise RuntimeError("a bug")
-
-        monkeypatch.setattr(rig.behind, "list_topics", fail)
-        with pytest.raises(HeaplineError, match="internal error") as caught:
-            await rig.wire.list_topics()
-    [failure] = [line for line in lines(written.getvalue()) if line["level"] == "error"]
-    assert failure["correlation_id"] in str(caught.value)
-    assert "bug" not in str(caught.value)
 
 
 async def test_lines_of_the_engine_and_of_what_a_call_left_behind_carry_no_callers_id(
@@ -122,13 +106,13 @@ async def test_lines_of_the_engine_and_of_what_a_call_left_behind_carry_no_calle
             engine.warning("of the engine meanwhile")
             contexts.append(contextvars.copy_context())  # as a task that it begins has it
 
-        monkeypatch.setattr(rig.behind, "create_topic", create)
-        await call(rig, "MakeHeap", pb.HeapConfig(topic="jobs"), ("x-correlation-id", "maker"))
-        contexts[0].run(server.warning, "of a task that the call left behind")
+        monkeypatch.setattr(rig.behind, "do", create)
+        await call(rig, "MakeHeap", pb.MakeHeapRequest(topic="jobs"), ("x-correlation-id", "maker"))
+        contexts[0].run(server.warning, "of a task that the call abandoned")
     told = {line["event"]: line.get("correlation_id") for line in lines(written.getvalue())}
     assert told["of the call itself"] == "maker"
     assert told["of the engine meanwhile"] is None
-    assert told["of a task that the call left behind"] is None
+    assert told["of a task that the call abandoned"] is None
 
 
 def test_lines_of_other_libraries_are_json_too_and_cannot_forge_lines(written: io.StringIO) -> None:
@@ -145,11 +129,11 @@ async def test_nothing_that_was_sent_stands_in_what_a_server_process_writes(tmp_
     data = tmp_path / "data"
     async with Process(data) as server:
         admin_key = (data / "admin.key").read_text().strip()
-        async with WireBroker(server.target, credential=WRONG_KEY) as stranger:
+        async with RawGrpc(server.target, credential=WRONG_KEY) as stranger:
             for attempt in (stranger.list_topics(), stranger.enqueue("jobs", PAYLOAD)):
                 with pytest.raises(HeaplineError):
                     await attempt
-        async with WireBroker(server.target, credential=f"Bearer {admin_key}") as broker:
+        async with RawGrpc(server.target, credential=f"Bearer {admin_key}") as broker:
             await broker.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000, max_retries_default=1)
             await use_everything(broker)
         server.process.terminate()
@@ -165,7 +149,7 @@ async def test_nothing_that_was_sent_stands_in_what_a_server_process_writes(tmp_
     assert [secret for secret in forbidden if secret in everything] == []
 
 
-async def use_everything(broker: WireBroker) -> None:
+async def use_everything(broker: RawGrpc) -> None:
     """Good calls and bad ones, each with something in it that must not be told."""
     message = Outgoing(PAYLOAD, headers={"h": HEADER}, idempotency_key="once")
     await broker.enqueue_batch("jobs", [message, Outgoing(PAYLOAD), Outgoing(PAYLOAD, delay=3600)])
@@ -192,7 +176,7 @@ async def use_everything(broker: WireBroker) -> None:
         await broker.get("jobs", 12345)
     async for _ in broker.read_log("jobs"):
         pass
-    garbage = broker.calls._channel.unary_unary(METHODS["Enqueue"].path)
+    garbage = broker.channel.unary_unary(METHODS["Enqueue"].path)
     with pytest.raises(grpc.aio.AioRpcError):
-        await garbage(b"\xff" + PAYLOAD, metadata=broker.calls._metadata)
+        await garbage(b"\xff" + PAYLOAD, metadata=broker.calls.metadata)
     await broker.purge("jobs")

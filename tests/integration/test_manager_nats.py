@@ -1,4 +1,4 @@
-"""Managers on a real NATS server, in one process: what the simulator's store cannot show."""
+"""Managers on a real NATS server, in one process: behavior that the simulator's store cannot show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from heapline.assign import AssignmentConfig, Config, Conflict, Manager, NatsKV, Partition, StaticSource
-from heapline.assign.records import Standing, WorkerRecord, decode, encode, worker_key
+from heapline.assign.kv import decode_record, encode_record
+from heapline.assign.worker_ids import Standing, WorkerRecord, worker_key
 from tests.integration.nats_rig import Servers
 
 PARTITIONS = [Partition((f"p{n}",)) for n in range(10)]
@@ -26,24 +27,27 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield servers.urls[0]
 
 
-async def bury(kv: NatsKV, worker: str) -> None:
+async def end_session(kv: NatsKV, worker: str) -> None:
     """End a worker's session, as a leader would."""
     while True:
         entry = await kv.get(worker_key(worker))
         assert entry is not None
-        record = decode(entry.value, WorkerRecord)
+        record = decode_record(entry.value, WorkerRecord)
         assert record is not None
-        stone = encode(WorkerRecord(session=record.session, standing=Standing.ENDED))
+        tombstone = encode_record(WorkerRecord(session=record.session, standing=Standing.ENDED))
         try:
-            await kv.update(entry.key, stone, entry.revision, ttl=30)
+            await kv.update(entry.key, tombstone, entry.revision, ttl=30)
         except Conflict:
             continue  # it has just renewed
         return
 
 
-async def test_every_lost_session_is_followed_by_another(url: str) -> None:
-    """Found by a crowd of processes: a worker that was woken up never came back, because the answer to a request came
-    in the moment at which the task that waited for it was cancelled, and the cancellation was forgotten over it."""
+async def test_every_lost_session_is_followed_by_a_new_one(url: str) -> None:
+    """Found with a pool of processes: a resumed worker never began a new session.
+
+    The answer to a request arrived together with the cancellation of the task that waited for it, and the cancellation
+    was lost.
+    """
     chance = random.Random(1)
     async with await NatsKV.connect(url) as kv, await NatsKV.connect(url) as other:
         managers = [Manager(EAGER, kv, StaticSource(PARTITIONS)) for _ in range(4)]
@@ -52,7 +56,7 @@ async def test_every_lost_session_is_followed_by_another(url: str) -> None:
             manager = chance.choice(managers)
             assert manager._member is not None
             session = manager._member.session
-            await bury(other, manager.worker_id)
+            await end_session(other, manager.worker_id)
             async with asyncio.timeout(20):
                 while manager._member.session == session:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)

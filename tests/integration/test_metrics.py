@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from heapline.errors import HeaplineError, TopicNotFound
-from heapline.model import Outgoing
-from heapline.server.observing.families import FAMILIES
+from heapline.contract.errors import HeaplineError, TopicNotFound
+from heapline.contract.message import Outgoing
+from heapline.server.telemetry.families import FAMILIES
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
 
 SPECIFIED = {
@@ -149,7 +149,7 @@ async def test_pop_that_waited_for_a_message_counts_only_from_when_it_was_there(
         waiting = asyncio.ensure_future(anext(stream))
 
         async def waits() -> bool:
-            return any(not pop.began for pop in runner._pops)
+            return any(not pop.began for pop in runner.turns.pops)
 
         await until(waits)
         await rig.wire.enqueue("jobs", b"x")

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from heapline.server.auth.secret import Secret
 from tests.integration.mqueue_rig import ALICE, BOB, NAMESPACE, PLACE, TOPIC, WHERE, MQueueRig, b64, item
 from tests.unit.server.auth.rig import PASSWORD

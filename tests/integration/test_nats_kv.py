@@ -1,4 +1,4 @@
-"""What only NATS does: servers that are too old, buckets of others, nodes that stop, messages that are too big."""
+"""NATS-specific behavior: old servers, foreign buckets, stopped nodes, oversized values."""
 
 from __future__ import annotations
 
@@ -36,46 +36,46 @@ def bucket() -> str:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_taken"), [((2, 9, 10), False), ((2, 11, 11), False), ((2, 12, 0), True), ((3, 0, 0), True)]
+    ("version", "is_accepted"), [((2, 9, 10), False), ((2, 11, 11), False), ((2, 12, 0), True), ((3, 0, 0), True)]
 )
-def test_server_before_2_12_is_refused(version: tuple[int, int, int], is_taken: bool) -> None:
+def test_server_before_2_12_is_rejected(version: tuple[int, int, int], is_accepted: bool) -> None:
     major, minor, patch = version
     client: Any = SimpleNamespace(connected_server_version=SimpleNamespace(major=major, minor=minor, patch=patch))
-    if is_taken:
+    if is_accepted:
         nats_bucket.check_version(client)
         return
     with pytest.raises(BadConfig, match=rf"is {major}\.{minor}\.{patch}; heapline.assign needs 2\.12"):
         nats_bucket.check_version(client)
 
 
-async def test_no_server_is_connection_lost_and_tells_no_credentials() -> None:
+async def test_unreachable_server_raises_connection_lost_without_credentials() -> None:
     with pytest.raises(ConnectionLost) as caught:
         await NatsKV.connect("nats://someone:secret@127.0.0.1:1", connect_within=0.3)
     assert "secret" not in str(caught.value)
 
 
-async def test_bucket_of_somebody_else_is_refused_and_left_alone(servers: Servers, bucket: str) -> None:
+async def test_foreign_bucket_is_rejected_and_not_changed(servers: Servers, bucket: str) -> None:
     client = await nats.connect(servers.urls[0])
     await client.jetstream().create_key_value(api.KeyValueConfig(bucket=bucket, history=5))
-    with pytest.raises(BadConfig, match="was not made by"):
+    with pytest.raises(BadConfig, match="was not created by"):
         await NatsKV.open(client, bucket=bucket)
     assert (await client.jetstream().stream_info(f"KV_{bucket}")).config.max_msgs_per_subject == 5
     await client.close()
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "ü", "x" * 129])
-async def test_malformed_bucket_name_is_refused(servers: Servers, name: str) -> None:
-    with pytest.raises(BadConfig, match="bucket's name"):
+async def test_malformed_bucket_name_is_rejected(servers: Servers, name: str) -> None:
+    with pytest.raises(BadConfig, match="bucket name"):
         await NatsKV.connect(servers.urls, bucket=name)
 
 
-async def test_more_replicas_than_servers_are_refused(servers: Servers, bucket: str) -> None:
+async def test_more_replicas_than_servers_are_rejected(servers: Servers, bucket: str) -> None:
     with pytest.raises(BadConfig, match="replicas"):
         await NatsKV.connect(servers.urls, bucket=bucket, replicas=3)
 
 
-async def test_bucket_that_must_be_there_is_not_made(servers: Servers, bucket: str) -> None:
-    with pytest.raises(BadConfig, match="no crowd has met here"):
+async def test_missing_bucket_is_not_created_with_create_false(servers: Servers, bucket: str) -> None:
+    with pytest.raises(BadConfig, match="no worker pool has used it"):
         await NatsKV.connect(servers.urls, bucket=bucket, create=False)
     async with (
         await NatsKV.connect(servers.urls, bucket=bucket) as one,
@@ -85,7 +85,7 @@ async def test_bucket_that_must_be_there_is_not_made(servers: Servers, bucket: s
         assert (await other.get("leader")) is not None
 
 
-async def test_many_that_open_a_bucket_at_once_meet_in_one(servers: Servers, bucket: str) -> None:
+async def test_concurrent_opens_create_one_bucket(servers: Servers, bucket: str) -> None:
     kvs = await asyncio.gather(*(NatsKV.connect(servers.urls, bucket=bucket) for _ in range(8)))
     await kvs[0].create("leader", b"ada")
     assert [entry.value for kv in kvs for entry in await kv.entries("")] == [b"ada"] * 8
@@ -93,7 +93,7 @@ async def test_many_that_open_a_bucket_at_once_meet_in_one(servers: Servers, buc
         await kv.close()
 
 
-async def test_value_above_the_servers_limit_is_refused_and_the_connection_lives(servers: Servers, bucket: str) -> None:
+async def test_oversized_value_is_rejected_and_the_connection_stays_open(servers: Servers, bucket: str) -> None:
     async with await NatsKV.connect(servers.urls, bucket=bucket) as kv:
         with pytest.raises(BadConfig, match="max_payload"):
             await kv.create("assignment", bytes(1 << 20))
@@ -102,7 +102,7 @@ async def test_value_above_the_servers_limit_is_refused_and_the_connection_lives
         assert await kv.get("assignment") == Entry("assignment", big, revision)
 
 
-async def test_large_value_that_has_not_changed_is_not_sent_again(servers: Servers, bucket: str) -> None:
+async def test_unchanged_large_value_is_not_sent_again(servers: Servers, bucket: str) -> None:
     async with await NatsKV.connect(servers.urls, bucket=bucket) as kv:
         revision = await kv.create("assignment", bytes(500_000))
         received = [kv._client.stats["in_bytes"]]
@@ -113,7 +113,7 @@ async def test_large_value_that_has_not_changed_is_not_sent_again(servers: Serve
         assert received[3] - received[1] < 10_000
 
 
-async def test_connection_of_somebody_else_is_not_closed(servers: Servers, bucket: str) -> None:
+async def test_callers_connection_is_not_closed(servers: Servers, bucket: str) -> None:
     client = await nats.connect(servers.urls[0])
     async with await NatsKV.open(client, bucket=bucket) as kv:
         await kv.create("leader", b"ada")
@@ -121,7 +121,7 @@ async def test_connection_of_somebody_else_is_not_closed(servers: Servers, bucke
     await client.close()
 
 
-async def test_watch_says_when_an_expired_key_is_gone(servers: Servers, bucket: str) -> None:
+async def test_watch_reports_an_expired_key(servers: Servers, bucket: str) -> None:
     async with (
         await NatsKV.connect(servers.urls, bucket=bucket) as kv,
         contextlib.aclosing(kv.watch("worker.")) as events,
@@ -135,14 +135,14 @@ async def test_watch_says_when_an_expired_key_is_gone(servers: Servers, bucket: 
         assert await anext(events) is None
 
 
-async def test_client_that_closed_for_good_is_replaced(servers: Servers, bucket: str) -> None:
+async def test_permanently_closed_client_is_replaced(servers: Servers, bucket: str) -> None:
     async with await NatsKV.connect(servers.urls, bucket=bucket) as kv:
         revision = await kv.create("leader", b"ada")
         await kv._client.close()
         assert await kv.get("leader") == Entry("leader", b"ada", revision)
 
 
-async def test_closed_store_answers_connection_lost(servers: Servers, bucket: str) -> None:
+async def test_closed_store_raises_connection_lost(servers: Servers, bucket: str) -> None:
     kv = await NatsKV.connect(servers.urls, bucket=bucket)
     await kv.close()
     for asking in (kv.get("leader"), kv.create("leader", b""), kv.entries(""), anext(kv.watch(""))):
@@ -150,7 +150,7 @@ async def test_closed_store_answers_connection_lost(servers: Servers, bucket: st
             await asking
 
 
-async def test_server_that_stands_still_is_connection_lost_and_an_unanswered_write_expects_its_revision(
+async def test_paused_server_raises_connection_lost_and_late_writes_keep_their_revision(
     tmp_path: Path, bucket: str
 ) -> None:
     with Servers(tmp_path, 1) as servers:
@@ -164,12 +164,12 @@ async def test_server_that_stands_still_is_connection_lost_and_an_unanswered_wri
             with pytest.raises(ConnectionLost):
                 await kv.entries("")
             servers.nodes[0].send(signal.SIGCONT)
-            await answered(kv, b"bob")  # carried out after all: that is why nobody may take it for refused
+            await answered(kv, b"bob")  # applied after all, so it must not count as rejected
             with pytest.raises(Conflict):
                 await kv.update("leader", b"eve", revision)
 
 
-async def test_node_that_comes_back_is_found_again_and_watchers_are_told_to_look(tmp_path: Path, bucket: str) -> None:
+async def test_returning_node_is_found_again_and_watchers_are_told_to_poll(tmp_path: Path, bucket: str) -> None:
     with Servers(tmp_path, 1) as servers:
         async with await NatsKV.connect(servers.urls, bucket=bucket, answer_within=0.5) as kv:
             first = await kv.create("leader", b"ada")
@@ -186,17 +186,17 @@ async def test_node_that_comes_back_is_found_again_and_watchers_are_told_to_look
                 assert await anext(events) == Entry("leader", b"bob", second)
 
 
-async def test_permissions_that_the_docs_name_are_enough(tmp_path: Path) -> None:
+async def test_documented_permissions_suffice(tmp_path: Path) -> None:
     docs = (Path(__file__).parents[2] / "docs" / "assign.md").read_text(encoding="utf-8")
-    named = docs.split("```text permissions\n")[1].split("```")[0].replace("<bucket>", "crowd").split()
+    named = docs.split("```text permissions\n")[1].split("```")[0].replace("<bucket>", "pool").split()
     publish = ", ".join(f'"{subject}"' for subject in named)
-    subscribe = '"_INBOX.>", "heapline.assign.crowd.>"'
+    subscribe = '"_INBOX.>", "heapline.assign.pool.>"'
     users = (
         f"accounts {{ A {{ jetstream: enabled, users: [{{ user: w, password: w, permissions: "
         f"{{ publish: [{publish}], subscribe: [{subscribe}] }} }}] }} }}\n"
     )
     with Servers(tmp_path, 1, users) as servers:
-        async with await NatsKV.connect(servers.urls, bucket="crowd", user="w", password="w") as kv:
+        async with await NatsKV.connect(servers.urls, bucket="pool", user="w", password="w") as kv:
             async with contextlib.aclosing(kv.watch("")) as events, asyncio.timeout(30):
                 waiting = asyncio.ensure_future(anext(events))
                 await asyncio.sleep(0)
@@ -208,7 +208,7 @@ async def test_permissions_that_the_docs_name_are_enough(tmp_path: Path) -> None
 
 
 async def answered(kv: NatsKV, value: bytes) -> Entry:
-    """Ask until the key has this value."""
+    """Retry until the key has this value."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(ConnectionLost):
@@ -218,28 +218,28 @@ async def answered(kv: NatsKV, value: bytes) -> Entry:
             await asyncio.sleep(0.05)
 
 
-async def test_same_trouble_is_logged_once_in_a_while_and_tells_no_address(caplog: pytest.LogCaptureFixture) -> None:
+async def test_repeated_error_is_logged_rarely_and_without_addresses(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    complaints = nats_bucket.Complaints(lambda: now)
+    complaints = nats_bucket.ErrorLogger(lambda: now)
     for _ in range(20):
-        await complaints.hear(OSError("cannot reach nats://u:secret@host"))
-    await complaints.hear(nats.errors.Error('permissions violation for publish to "$kv.x.leader"'))
+        await complaints.log_error(OSError("cannot reach nats://u:secret@host"))
+    await complaints.log_error(nats.errors.Error('permissions violation for publish to "$kv.x.leader"'))
     now = 11.0
-    await complaints.hear(OSError("cannot reach nats://u:secret@host"))
+    await complaints.log_error(OSError("cannot reach nats://u:secret@host"))
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
     assert "secret" not in "".join(said)
     assert "$kv.x.leader" in said[1]
 
 
-def test_assign_costs_no_import_of_nats() -> None:
+def test_importing_assign_does_not_import_nats() -> None:
     program = (
         "import sys; from heapline import assign; sys.exit(any(name.split('.')[0] == 'nats' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_without_nats_py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nats_py_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nats", None)
     with pytest.raises(BadConfig, match=r"pip install 'heapline\[nats\]'"):
         nats_bucket.require_nats()

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from heapline.errors import TopicReloading
-from heapline.wire.codes import METADATA
-from heapline.wire.schema import METHODS, pb
+from heapline.contract.errors import TopicReloading
+from heapline.wire.descriptors import METHODS, pb
+from heapline.wire.error_codes import METADATA
 from tests.integration.guarded_rig import GuardedRig
 from tests.integration.server_rig import Rig
 
@@ -51,7 +51,7 @@ async def test_damaged_journal_is_told_without_the_place_of_its_files(rig: Guard
         file.seek(0)
         file.write(b"\xff" * 64)
     await Rig.start(rig)
-    code, text = await told_over_grpc(rig, "Stats", pb.Heap(topic="jobs"))
+    code, text = await told_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
     assert code == "DATA_LOSS"
     assert "default/jobs" in text  # which file it is, is told
     refuse_paths(rig, text)
@@ -60,7 +60,7 @@ async def test_damaged_journal_is_told_without_the_place_of_its_files(rig: Guard
 async def test_damaged_keys_are_told_without_the_place_of_the_file(rig: GuardedRig) -> None:
     (rig.directory / "auth.json").write_bytes(b"{}")
     rig.auth_clock.advance(2)
-    code, text = await told_over_grpc(rig, "ListHeaps", pb.Nothing())
+    code, text = await told_over_grpc(rig, "ListHeaps", pb.ListHeapsRequest())
     assert code == "DATA_LOSS"
     refuse_paths(rig, text)
     told = await rig.ask("GET", "/v1/heaps")
@@ -77,8 +77,8 @@ async def test_failing_disk_is_told_without_the_place_of_its_files(
     async def fail(*_: Any, **__: Any) -> Any:
         raise TopicReloading("jobs", str(error))
 
-    monkeypatch.setattr(rig.behind, "stats", fail)
-    code, text = await told_over_grpc(rig, "Stats", pb.Heap(topic="jobs"))
+    monkeypatch.setattr(rig.behind, "do", fail)
+    code, text = await told_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
     assert code == "UNAVAILABLE"
     assert "Input/output error" in text
     refuse_paths(rig, text)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heapline.client.log_calls import LogCalls
-from heapline.errors import BadRequest, BatchDecided, IdempotencyConflict, PayloadTooLarge, PermissionDenied
-from heapline.model import Outgoing
-from heapline.wire.columns import pack_outgoing
-from heapline.wire.schema import pb
+from heapline.contract.batches import PrepareBatch, Share
+from heapline.contract.columns import pack
+from heapline.contract.errors import BadRequest, BatchDecided, IdempotencyConflict, PayloadTooLarge, PermissionDenied
+from heapline.contract.message import Outgoing
+from heapline.contract.messages import pack_messages
+from heapline.wire.descriptors import pb
+from heapline.wire.protobuf import request_of
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig
 
 SOON = datetime(2100, 1, 1, 0, 0, 0, 123, tzinfo=UTC)
@@ -23,17 +25,14 @@ TIMED = [Outgoing(b"a", 3, deliver_at=SOON), Outgoing(b"b", deliver_at=LONG_AGO)
 RICH = [Outgoing(b"a", 1, key="k", headers={"n": "1"}, ttl=60.0), Outgoing(b"b", idempotency_key="once")]
 
 
-def request(part: str, messages: list[Outgoing], topic: str = "jobs", **more: Any) -> Any:
-    shares = [pb.TopicMessages(topic=topic, columns=pack_outgoing(messages))]
-    return pb.PrepareBatchRequest(batch_id="b", part=part, shares=shares, without_results=True, **more)
+def request(part: str, messages: list[Outgoing], topic: str = "jobs") -> Any:
+    shares = [Share(topic, pack_messages(messages))]
+    return request_of(PrepareBatch).pack(PrepareBatch("b", part, shares, without_results=True))
 
 
 async def call(rig: Rig, name: str, asked: Any, credential: str | None = None) -> Any:
-    calls = LogCalls((rig.target,), credential)
-    try:
-        return await asyncio.to_thread(calls, name, asked)
-    finally:
-        calls.close()
+    async with RawGrpc(rig.target, credential) as client:
+        return await client.calls(name, asked)
 
 
 async def made(rig: Rig) -> None:
@@ -45,7 +44,7 @@ async def test_part_that_wants_no_results_is_the_same_part(tmp_path: Path, messa
     async with Rig(tmp_path) as rig:
         await made(rig)
         answer = await call(rig, "PrepareBatch", request("1", messages))
-        assert answer == pb.PrepareBatchResponse()
+        assert answer == pb.Prepared()
         results = await rig.broker.prepare_batch("b", "1", messages, topic="jobs")
         assert len({result.id for result in results["jobs"]}) == len(messages)
         with pytest.raises(IdempotencyConflict):
@@ -66,15 +65,17 @@ async def test_what_is_wrong_with_a_part_is_told_as_always_and_nothing_is_prepar
         await made(rig)
         with pytest.raises(PayloadTooLarge):
             await call(rig, "PrepareBatch", request("1", [Outgoing(b"x"), Outgoing(bytes(1001))]))
+        past = request("1", [Outgoing(b"x")])
+        past.shares[0].messages.deliver_at_ms = bytes(pack([-631_152_000_000]))  # 1950
         with pytest.raises(BadRequest, match="deliver_at"):
-            await call(rig, "PrepareBatch", request("1", [Outgoing(b"x", deliver_at=datetime(1950, 1, 1, tzinfo=UTC))]))
+            await call(rig, "PrepareBatch", past)
         twice = request("1", PLAIN)
         twice.shares.append(twice.shares[0])
         with pytest.raises(BadRequest, match="twice"):
             await call(rig, "PrepareBatch", twice)
         bad = request("1", PLAIN)
-        bad.shares[0].columns.priorities = b"1234567"
-        with pytest.raises(BadRequest, match="priorities has 7 bytes"):
+        bad.shares[0].messages.priorities = b"1234567"
+        with pytest.raises(BadRequest, match="column priorities must have 24 bytes for 3 rows, got 7"):
             await call(rig, "PrepareBatch", bad)
         assert await rig.broker.list_batches() == []
 

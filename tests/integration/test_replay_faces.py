@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.errors import BadRequest, PermissionDenied, ReplayNotFound
-from heapline.wire.schema import pb
+from heapline.contract.errors import BadRequest, PermissionDenied, ReplayNotFound
+from heapline.contract.replays import SaveCheckpoint
+from heapline.wire.descriptors import pb
 from tests.integration.guarded_rig import GuardedRig
 
 
@@ -59,7 +60,7 @@ async def test_reading_needs_to_consume_and_starting_to_administer_and_to_produc
         with pytest.raises(PermissionDenied):
             [row async for row in hl.replay("jobs")]
         with pytest.raises(PermissionDenied):
-            await hl.keep_replay("jobs", "c", {0: 0})
+            await hl.do(SaveCheckpoint("jobs", "c", {0: 0}))
 
 
 async def test_starting_and_cancelling_are_on_record_on_both_faces(rig: GuardedRig) -> None:
@@ -69,11 +70,11 @@ async def test_starting_and_cancelling_are_on_record_on_both_faces(rig: GuardedR
     asked = {"name": "s", "topic": "jobs", "into": "other", "start": {"0": 1}, "where": {"priority_min": 0}}
     assert (await rig.ask("POST", "/v1/replays", json=asked)).status_code == 200
     assert (await rig.ask("POST", "/v1/replays/s:cancel")).status_code == 200
-    await rig.server.auditing.close()
+    await rig.server.audit.close()
     lines = [msgspec.json.decode(line) for line in (rig.directory / "audit.jsonl").read_bytes().splitlines()]
     assert [(line["call"], line["topic"], line["about"]) for line in lines] == [
-        ("StartReplay", "jobs", "replay r into other"), ("CancelReplay", "jobs", "replay r into other"),
-        ("StartReplay", "jobs", "replay s into other"), ("CancelReplay", "jobs", "replay s into other"),
+        ("StartReplay", "jobs", "name=r, target=other"), ("CancelReplay", "jobs", "r"),
+        ("StartReplay", "jobs", "name=s, target=other"), ("CancelReplay", "jobs", "s"),
     ]  # fmt: skip
 
 
@@ -113,6 +114,6 @@ async def test_http_refuses_what_makes_no_sense(rig: GuardedRig, path: str, body
 
 async def test_grpc_refuses_a_place_that_is_none(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as hl:
-        for place in (pb.StreamPlace(), pb.StreamPlace(at_us=1 << 62), pb.StreamPlace(edge="middle")):
+        for place in (pb.Position(), pb.Position(at_us=1 << 62), pb.Position(edge="middle")):
             with pytest.raises(BadRequest):
                 [_ async for _ in hl.calls.stream("Replay", pb.ReplayRequest(topic="jobs", start=place))]

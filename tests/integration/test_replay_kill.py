@@ -34,17 +34,18 @@ def run_children(data: Path, side: Path, draw: random.Random) -> int:
         before = side.stat().st_size if side.exists() else 0
         command = [sys.executable, "-m", "tests.integration.replay_killer", str(data), str(side)]
         with subprocess.Popen(command, cwd=ROOT) as child:
-            deadline = time.monotonic() + 60
-            wanted = before + draw.randrange(6, 2000)  # bytes that it has noted when it is killed
-            while killed < KILLS and child.poll() is None and side_size(side) < wanted:
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            if killed < KILLS and child.poll() is None:
-                child.kill()
+            try:
+                deadline = time.monotonic() + 60
+                wanted = before + draw.randrange(6, 2000)  # bytes that it has noted when it is killed
+                while killed < KILLS and child.poll() is None and side_size(side) < wanted:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.002)
+                if killed == KILLS or child.poll() is not None:
+                    assert child.wait(120) == 0
+                    return killed
                 killed += 1
-                continue
-            assert child.wait(120) == 0
-            return killed
+            finally:
+                child.kill()  # leaving the block waits for the child, which may be stuck
 
 
 def side_size(side: Path) -> int:

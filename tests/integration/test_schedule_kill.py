@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from heapline.clock import SystemClock
+from heapline.contract.schedules import ScheduleInfo
 from heapline.engine import EmbeddedBroker
-from heapline.schedules import ScheduleInfo
 
 SPEED = 50
 TOPIC = {"segment_bytes": 1 << 20, "partitions": 2, "dedup_window": 1.0}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.errors import PayloadTooLarge, PermissionDenied
+from heapline.contract.errors import PayloadTooLarge, PermissionDenied
 from tests.integration.guarded_rig import GuardedRig
 
 PAYLOAD = b"the payload is swordfish"
@@ -44,7 +44,7 @@ async def test_schedule_is_closed_to_whoever_may_not_admin_its_name(rig: Guarded
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", ":pause"), ("POST", ":resume")):
         await denied(rig, key, method, f"/v1/schedules/shop/theirs{path}")
     await denied(rig, key, "POST", "/v1/schedules", json={"name": "shop/theirs", "topic": "shop/jobs", "every": 60})
-    assert (await rig.ask("GET", "/v1/schedules", key)).json() == {"schedules": []}
+    assert (await rig.ask("GET", "/v1/schedules", key)).json() == {"items": []}
     assert (await rig.behind.get_schedule("shop/theirs")).payload == PAYLOAD
 
 
@@ -70,16 +70,16 @@ async def test_changes_are_on_record_with_the_schedules_name_and_without_payload
     await rig.ask("DELETE", "/v1/schedules/nightly")
     _, key = rig.key("jobs:produce")
     await rig.ask("DELETE", "/v1/schedules/shop/theirs", key)
-    await rig.server.auditing.close()
+    await rig.server.audit.close()
     text = (rig.directory / "audit.jsonl").read_text()
     found = [msgspec.json.decode(line) for line in text.splitlines()]
     mine = [(line["call"], line["topic"], line["about"], line["outcome"]) for line in found if "Sched" in line["call"]]
     assert mine == [
-        ("CreateSchedule", "jobs", "schedule default/nightly", "ok"),
-        ("PauseSchedule", "", "schedule default/nightly", "ok"),
-        ("ResumeSchedule", "", "schedule default/nightly", "ok"),
-        ("DeleteSchedule", "", "schedule default/nightly", "ok"),
-        ("DeleteSchedule", "", "schedule shop/theirs", "PermissionDenied"),
+        ("CreateSchedule", "jobs", "nightly", "ok"),
+        ("PauseSchedule", "", "nightly", "ok"),
+        ("ResumeSchedule", "", "nightly", "ok"),
+        ("DeleteSchedule", "", "nightly", "ok"),
+        ("DeleteSchedule", "", "shop/theirs", "PermissionDenied"),
     ]
     assert "swordfish" not in text
 
@@ -104,20 +104,21 @@ async def test_http_takes_and_shows_payloads_as_text_and_json(rig: GuardedRig) -
     unknown = await rig.ask("POST", "/v1/schedules", json=body | {"evry": 60})
     assert (unknown.status_code, "evry" in unknown.json()["text"]) == (400, True)
     page = (await rig.ask("GET", "/v1/schedules?limit=1")).json()
-    assert [one["name"] for one in page["schedules"]] == ["a"]
-    rest = (await rig.ask("GET", f"/v1/schedules?after={page['next']}")).json()
-    assert ([one["name"] for one in rest["schedules"]], "next" in rest) == (["shop/theirs"], False)
+    assert [one["name"] for one in page["items"]] == ["a"]
+    rest = (await rig.ask("GET", "/v1/schedules", params={"cursor": page["cursor"]})).json()
+    assert ([one["name"] for one in rest["items"]], "cursor" in rest) == (["shop/theirs"], False)
 
 
 async def test_pages_tell_nothing_of_schedules_that_are_not_for_the_caller(rig: GuardedRig) -> None:
     for name in ("a/1", "a/2", "b/mine", "c/1", "c/2", "d/mine", "e/1"):
         await rig.behind.create_schedule(name, every=60, topic="shop/jobs")
     _, key = rig.key("b/*:admin", "d/*:admin")
-    found, after, texts = [], "", []
-    while after is not None:
-        answer = await rig.ask("GET", f"/v1/schedules?limit=1&after={after}", key)
+    found, query, texts = [], {"limit": 1}, []
+    while query is not None:
+        answer = await rig.ask("GET", "/v1/schedules", key, params=query)
         texts.append(answer.text)
-        found += [told["name"] for told in answer.json()["schedules"]]
-        after = answer.json().get("next")
+        found += [told["name"] for told in answer.json()["items"]]
+        cursor = answer.json().get("cursor")
+        query = None if cursor is None else {"limit": 1, "cursor": cursor}
     assert found == ["b/mine", "d/mine"]
     assert not any(f"{other}/" in text for text in texts for other in "ace")

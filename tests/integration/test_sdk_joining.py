@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import heapline
 from heapline.client.sdk import ConnectedBroker
-from heapline.errors import IdempotencyConflict, LeaseLost, PayloadTooLarge, ResourceExhausted, Unauthenticated
-from heapline.model import Enqueued, Outgoing
+from heapline.contract.errors import IdempotencyConflict, LeaseLost, PayloadTooLarge, ResourceExhausted, Unauthenticated
+from heapline.contract.message import Enqueued, Outgoing
 from tests.integration.server_rig import Keys, Rig
 
 
@@ -22,20 +23,20 @@ class Heard:
 
     def __init__(self, hl: ConnectedBroker) -> None:
         self.calls: Counter[str] = Counter()
-        make = hl._make_calls
+        connect = hl._connect
 
         def counted(endpoint: str) -> Any:
-            calls = make(endpoint)
-            ask = calls._call
+            transport = connect(endpoint)
+            request = transport._request
 
-            async def call(name: str, *rest: Any) -> Any:
-                self.calls[name] += 1
-                return await ask(name, *rest)
+            async def call(command: Any, context: Any) -> Any:
+                self.calls[type(command).facts.rpc] += 1
+                return await request(command, context)
 
-            calls._call = call  # type: ignore[method-assign]
-            return calls
+            transport._request = call  # type: ignore[method-assign]
+            return transport
 
-        hl._make_calls = counted  # type: ignore[method-assign]
+        hl._connect = counted  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ async def test_stopped_server_is_waited_for(tmp_path: Path) -> None:
         await rig.stop()
         calls = asyncio.gather(*(hl.enqueue("jobs", b"%d" % i) for i in range(20)))
         await asyncio.sleep(0.3)
-        rig._settings = rig._settings.model_copy(update={"grpc_port": port})
+        rig._settings = msgspec.structs.replace(rig._settings, grpc_port=port)
         await rig.start()
         assert len({r.id for r in await calls}) == 20
         await (await asyncio.wait_for(waiting, 30)).ack()

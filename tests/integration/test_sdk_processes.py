@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import heapline
-from heapline.errors import Closed
+from heapline.contract.errors import Closed
 from tests.integration.proxy import Proxy
 from tests.integration.server_rig import until
 from tests.integration.test_server_kill import Process
@@ -186,7 +186,7 @@ async def test_client_used_before_a_fork_says_what_to_do_in_the_child(server: Pr
     child, status, parent = await forked(server, connect, once, "used")
     assert child == (
         "child BadRequest this process was forked from one that had already used a Heapline client, and gRPC does not "
-        "survive that: use clients only after the fork (connect() alone does not connect), or start processes with "
+        "survive that; use clients only after the fork (connect() alone does not connect), or start processes with "
         "'spawn'"
     )
     assert (status, parent) == ("status 0", "parent True")

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import heapline
-from heapline.client import calls, returning
+from heapline.client import lease_return
 from heapline.client.tasks import Worker
-from heapline.errors import DeadlineExceeded, LeaseLost
+from heapline.client.transports import grpc as transport
+from heapline.contract.errors import DeadlineExceeded, LeaseLost
 from tests.integration.proxy import Proxy
 from tests.integration.server_rig import Rig, until
 
@@ -30,7 +31,7 @@ class Silence:
 
 @pytest.fixture
 async def silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Silence]:
-    monkeypatch.setattr(calls, "KEEPALIVE_MS", 1000)
+    monkeypatch.setattr(transport, "KEEPALIVE_MS", 1000)
     async with Rig(tmp_path, keepalive=1.0) as rig, Proxy(rig.target) as first, Proxy(rig.target) as second:
         await rig.behind.create_topic("jobs", **rig.small)
         yield Silence(rig, first, second)
@@ -51,13 +52,13 @@ async def test_calls_of_every_kind_go_on_at_the_next_server_and_count_once(silen
 async def test_call_to_the_only_server_ends_at_its_deadline_and_says_what_is_known(
     silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "KEEPALIVE_MS", 600_000)
-    monkeypatch.setattr(returning, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "KEEPALIVE_MS", 600_000)
+    monkeypatch.setattr(lease_return, "CLOSE_SECONDS", 0.1)
     async with heapline.connect(silence.first.target, deadline=40) as hl:
         await hl.enqueue("jobs", b"before")
         silence.first.vanish()
         for call in (hl.within(0.2).enqueue("jobs", b"x"), hl.within(0.2).pop("jobs"), hl.within(0.2).purge("jobs")):
-            with pytest.raises(DeadlineExceeded, match=r"given up after 0\.2 s: it was sent .* may have been carried"):
+            with pytest.raises(DeadlineExceeded, match=r"failed after 0\.2 s: it was sent .* may have been executed"):
                 await asyncio.wait_for(call, 20)
 
 
@@ -68,7 +69,7 @@ async def test_consuming_goes_on_at_the_next_server_and_what_went_into_the_silen
         waiting = asyncio.ensure_future(anext(messages))
 
         async def is_asked_for() -> bool:
-            return messages.feed._granted == 2 and silence.rig.server.front.calls_under_way >= 1
+            return messages.prefetcher._granted == 2 and silence.rig.server.gate.requests_open >= 1
 
         await until(is_asked_for)
         silence.first.vanish()

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from heapline.client.wire import WireBroker
-from heapline.errors import Unauthenticated
-from heapline.model import Message, Outgoing, from_ms
+from heapline.contract.errors import Unauthenticated
+from heapline.contract.message import Message, Outgoing, from_ms
 from heapline.server.auth.guard import DirectoryGuard, read_admin_key
 from heapline.server.auth.secret import Secret
-from heapline.testing.shifted_serve import ShiftedClock
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
+from tests.integration.shifted_clock_server import ShiftedClock
 
 pytestmark = pytest.mark.slow
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -34,14 +34,14 @@ class Shifted:
         offset.write_text("0", encoding="ascii")
         self.clock = ShiftedClock(offset)
         self.server = Process(
-            self.data, "--offset", str(offset), module="heapline.testing.shifted_serve", log=place / "log"
+            self.data, "--offset", str(offset), module="tests.integration.shifted_clock_server", log=place / "log"
         )
         self.ids: set[int] = set()
         self.tokens: set[tuple[int, int]] = set()
 
     async def __aenter__(self) -> Shifted:
         await self.server.__aenter__()
-        self.client = await WireBroker(self.server.target, credential=read_admin_key(self.data).reveal()).__aenter__()
+        self.client = await RawGrpc(self.server.target, credential=read_admin_key(self.data).reveal()).__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -165,7 +165,7 @@ async def test_token_lives_by_the_wall(tmp_path: Path) -> None:
     guard.users.add(EMAIL, PASSWORD, ["*:produce,consume"])
     token = await guard.login(EMAIL, PASSWORD)
     await guard.close()
-    async with shifted, WireBroker(shifted.server.target, credential=f"Bearer {token.reveal()}") as eve:
+    async with shifted, RawGrpc(shifted.server.target, credential=f"Bearer {token.reveal()}") as eve:
         await shifted.client.create_topic("jobs", segment_bytes=1 << 20)
         await eve.enqueue("jobs", b"hers")
         for jump in (HOUR, -HOUR, DAY, -DAY):

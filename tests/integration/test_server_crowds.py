@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from heapline.client.wire import WireBroker
-from heapline.errors import Unauthenticated, UnavailableError
-from heapline.model import Outgoing
-from heapline.server import pop_stream
-from heapline.wire.columns import unpack_messages
+from heapline.contract.errors import Unauthenticated, UnavailableError
+from heapline.contract.leases import Pop
+from heapline.contract.message import Outgoing
+from heapline.contract.results import messages_of
+from heapline.server.protocols import pop_stream
+from heapline.wire.protobuf import response_of
 from tests.integration.proxy import Proxy
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
 
@@ -40,15 +42,15 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 class Crowd:
     """Streams that wait, over a few connections, and what they got."""
 
-    def __init__(self, clients: list[WireBroker]) -> None:
+    def __init__(self, clients: list[RawGrpc]) -> None:
         self.got: list[tuple[int, bytes]] = []
         self._streams = [asyncio.create_task(self._follow(clients[i % len(clients)], i)) for i in range(STREAMS)]
 
-    async def _follow(self, client: WireBroker, number: int) -> None:
+    async def _follow(self, client: RawGrpc, number: int) -> None:
         requests = Requests(pop_start(credits=1, holder=f"s{number}"))
         with contextlib.suppress(UnavailableError):
             async for answer in client.calls.stream("PopStream", requests):
-                messages = unpack_messages(client, answer.topic, answer.columns)
+                messages = messages_of(client, response_of(Pop).unpack(answer))
                 self.got += [(number, m.payload) for m in messages]
                 await client.ack(messages)
 
@@ -60,19 +62,19 @@ class Crowd:
 
 def waiting(rig: Rig) -> int:
     """Pops that the engine would serve."""
-    return sum(not call.future.done() for call in rig.behind._runner("jobs")._pops)
+    return sum(not call.future.done() for call in rig.behind._runner("jobs").turns.pops)
 
 
 async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -> None:
-    tasks, before = len(asyncio.all_tasks()), rig.server.front.calls_under_way
+    tasks, before = len(asyncio.all_tasks()), rig.server.gate.requests_open
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(WireBroker(rig.target)) for _ in range(4)]
+        clients = [await stack.enter_async_context(RawGrpc(rig.target)) for _ in range(4)]
         crowd = Crowd(clients)
         stack.push_async_callback(crowd.close)
 
         async def all_wait() -> bool:
             await asyncio.sleep(0.1)
-            return waiting(rig) == STREAMS == rig.server.front.calls_under_way - before
+            return waiting(rig) == STREAMS == rig.server.gate.requests_open - before
 
         await until(all_wait)
         for number in range(3):
@@ -88,7 +90,7 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
 
     async def all_gone() -> bool:
         await asyncio.sleep(0.05)
-        return len(asyncio.all_tasks()) <= tasks and not waiting(rig) and rig.server.front.calls_under_way == before
+        return len(asyncio.all_tasks()) <= tasks and not waiting(rig) and rig.server.gate.requests_open == before
 
     await until(all_gone)
     await rig.behind.enqueue("jobs", b"after")
@@ -96,16 +98,16 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
 
 
 async def test_idle_stream_is_woken_and_never_looks_by_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop_stream, "LOOK_AGAIN", 0.005)
+    monkeypatch.setattr(pop_stream, "CHECK_EVERY", 0.005)
     pops = 0
-    whole = rig.behind.pop_columns
+    do = rig.behind.do
 
-    async def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(command: Any, *more: Any) -> Any:
         nonlocal pops
-        pops += 1
-        return await whole(*arguments, **options)
+        pops += isinstance(command, Pop)
+        return do(command, *more)
 
-    monkeypatch.setattr(rig.behind, "pop_columns", counted)
+    monkeypatch.setattr(rig.behind, "do", counted)
     asked = 0
 
     def is_valid(_: Any) -> bool:
@@ -123,15 +125,15 @@ async def test_idle_stream_is_woken_and_never_looks_by_itself(rig: Rig, monkeypa
     await until(asked_often)
     assert pops == 1
     await rig.behind.enqueue("jobs", b"x")
-    assert (await asyncio.wait_for(waiting, 10)).columns.payloads == b"x"
+    assert [m.payload for m in (await asyncio.wait_for(waiting, 10)).messages.items] == [b"x"]
     await stream.aclose()
 
 
 async def test_idle_stream_of_a_revoked_key_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop_stream, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(pop_stream, "CHECK_EVERY", 0.01)
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig:
-        rig.wire.calls._metadata = (("authorization", "good"),)
+        rig.wire.calls.metadata = (("authorization", "good"),)
         await rig.broker.create_topic("jobs", **rig.small)
         stream = rig.wire.calls.stream("PopStream", Requests(pop_start(credits=1)))
         waiting = asyncio.ensure_future(anext(stream))
@@ -147,7 +149,7 @@ async def test_idle_stream_of_a_revoked_key_ends_by_itself(tmp_path: Path, monke
 async def test_stalled_consumers_hold_what_they_have_credits_for_and_stop_nobody(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(Process(tmp_path / "data", "--insecure-everybody"))
-        broker = await stack.enter_async_context(WireBroker(server.target))
+        broker = await stack.enter_async_context(RawGrpc(server.target))
         await broker.create_topic("jobs", segment_bytes=8 << 20, backoff={"base": 0.0})
         alone = max([await rate(broker) for _ in range(2)])
         await fill(broker, COUNT)
@@ -169,7 +171,7 @@ async def test_stalled_consumers_hold_what_they_have_credits_for_and_stop_nobody
 @contextlib.asynccontextmanager
 async def stalled(proxy: Proxy, holder: str) -> AsyncIterator[None]:
     """A consumer that has given credits and reads nothing."""
-    client = await WireBroker(proxy.target).__aenter__()
+    client = await RawGrpc(proxy.target).__aenter__()
     await client.stats("jobs")
     proxy.stall()
     requests = Requests(pop_start(credits=CREDITS, max_messages=5, visibility=LEASE, holder=holder))
@@ -184,12 +186,12 @@ async def stalled(proxy: Proxy, holder: str) -> AsyncIterator[None]:
         await client.close()
 
 
-async def fill(broker: WireBroker, count: int) -> None:
+async def fill(broker: RawGrpc, count: int) -> None:
     for _ in range(0, count, 50):
         await broker.enqueue_batch("jobs", [Outgoing(b"." * SIZE, priority=5)] * 50)
 
 
-async def rate(broker: WireBroker) -> float:
+async def rate(broker: RawGrpc) -> float:
     """Messages a second of a client that works, on messages that go before those of the others."""
     start = time.perf_counter()
     for _ in range(10):
@@ -200,7 +202,7 @@ async def rate(broker: WireBroker) -> float:
     return 200 / (time.perf_counter() - start)
 
 
-async def settled(broker: WireBroker) -> int:
+async def settled(broker: RawGrpc) -> int:
     last = most = 0
     async with asyncio.timeout(60):
         while (now := (await broker.stats("jobs")).leased) != last or most == 0:
@@ -209,7 +211,7 @@ async def settled(broker: WireBroker) -> int:
     return most
 
 
-async def drain(broker: WireBroker) -> int:
+async def drain(broker: RawGrpc) -> int:
     taken = 0
     async with asyncio.timeout(120):
         while True:

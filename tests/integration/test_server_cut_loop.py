@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from heapline.client.wire import WireBroker
 from tests.integration.proxy import Proxy
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_audit import audit_topics, check_record, lives
 from tests.integration.server_load import Load, make_topics
 from tests.integration.server_process import Process
@@ -28,7 +28,7 @@ async def play(place: Path, cuts: int, seed: int) -> Load:
     print(f"seed {seed}")
     draw, load = random.Random(seed), Load(seed)
     server = Process(place / "data", "--insecure-everybody")
-    async with server, WireBroker(server.target) as straight:
+    async with server, RawGrpc(server.target) as straight:
         await make_topics(straight)
         sockets = server.open_sockets()
         async with contextlib.AsyncExitStack() as stack:
@@ -36,7 +36,7 @@ async def play(place: Path, cuts: int, seed: int) -> Load:
             stack.push_async_callback(load.abandon)
             for turn in range(cuts + 1):
                 proxy = await stack.enter_async_context(Proxy(server.target))
-                load.link.point_to(await stack.enter_async_context(WireBroker(proxy.target)))
+                load.link.point_to(await stack.enter_async_context(RawGrpc(proxy.target)))
                 await asyncio.sleep(draw.uniform(0.1, 0.6))
                 load.check_alive()
                 if turn < cuts:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from heapline.client.target import ClientTls
-from heapline.client.wire import WireBroker
-from heapline.errors import PermissionDenied, Unauthenticated
+from heapline.contract.errors import PermissionDenied, Unauthenticated
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 from tests.integration.server_rig import Requests, pop_start
 
@@ -31,19 +31,19 @@ def keys(data: Path, *words: str) -> str:
 async def test_first_start_leaves_a_key_for_the_administrator_who_makes_others(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with Process(data) as server:
-        async with WireBroker(server.target) as nobody:
+        async with RawGrpc(server.target) as nobody:
             with pytest.raises(Unauthenticated):
                 await nobody.list_topics()
-        async with WireBroker(server.target, credential="hl_0000_wrong") as wrong:
+        async with RawGrpc(server.target, credential="hl_0000_wrong") as wrong:
             with pytest.raises(Unauthenticated):
                 await wrong.list_topics()
         admin_key = (data / "admin.key").read_text().strip()
-        async with WireBroker(server.target, credential=admin_key) as admin:
+        async with RawGrpc(server.target, credential=admin_key) as admin:
             await admin.create_topic("orders", segment_bytes=1 << 20)
             await admin.create_topic("secrets", segment_bytes=1 << 20)
             told = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "orders:produce")
             worker_key = next(word for word in told.split() if word.startswith("hl_"))
-            async with WireBroker(server.target, credential=f"Bearer {worker_key}") as worker:
+            async with RawGrpc(server.target, credential=f"Bearer {worker_key}") as worker:
                 await worker.enqueue("orders", b"x")
                 with pytest.raises(PermissionDenied):
                     await worker.enqueue("secrets", b"x")
@@ -80,8 +80,8 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
         tls = ClientTls(ca=certs / "ca.crt", certificate=certs / "client.crt", key=certs / "client.key")
         target = f"heaplines://{server.target}"
         async with (
-            WireBroker(target, credential=(data / "admin.key").read_text().strip(), tls=tls) as admin,
-            WireBroker(target, credential=worker_key, tls=tls) as worker,
+            RawGrpc(target, credential=(data / "admin.key").read_text().strip(), tls=tls) as admin,
+            RawGrpc(target, credential=worker_key, tls=tls) as worker,
         ):
             await admin.create_topic("jobs", segment_bytes=1 << 20)
             stream = asyncio.ensure_future(anext(worker.calls.stream("PopStream", Requests(pop_start(credits=1)))))

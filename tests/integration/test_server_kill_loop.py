@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from heapline.cli.main import app
-from heapline.client.wire import WireBroker
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_audit import BatchAudit, audit_topics, check_record, lives
 from tests.integration.server_load import TOPICS, Load, Record, make_topics
 from tests.integration.server_process import Process
@@ -30,7 +30,7 @@ def verify(data: Path) -> None:
     assert verdict.exit_code == 0, verdict.output
 
 
-async def drain(broker: WireBroker, record: Record) -> None:
+async def drain(broker: RawGrpc, record: Record) -> None:
     """Pop and ack everything, as a worker would in the end."""
     for topic in TOPICS:
         while True:
@@ -61,7 +61,7 @@ async def play(place: Path, kills: int, seed: int) -> tuple[Load, dict[str, list
                 await server.kill()
                 verify(data)
             await server.__aenter__()
-            broker = await stack.enter_async_context(WireBroker(server.target))
+            broker = await stack.enter_async_context(RawGrpc(server.target))
             if turn == 0:
                 await make_topics(broker)
                 load.start()

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import heapline
-from heapline.client.wire import WireBroker
 from heapline.engine import EmbeddedBroker
-from heapline.server.app import Server
-from heapline.server.auth.principal import Everybody
+from heapline.server.auth.principals import NoAuthGuard
+from heapline.server.server import Server
 from heapline.server.settings import ServerSettings
 from tests.fixtures.make_v1 import log_of
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 from tests.integration.test_fixture_v1 import FIXTURES, VERSIONS
 from tests.integration.whole import STILL, FixedClock, digest
@@ -50,8 +50,8 @@ async def test_everything_of_an_old_directory_is_told_over_the_wire(data: Path, 
     behind = EmbeddedBroker(str(data), config=STILL, clock=clock, draw=np.random.default_rng(1).random)
     async with (
         behind,
-        Server(behind, Everybody(), SETTINGS) as server,
-        WireBroker(f"127.0.0.1:{server.grpc_port}") as hl,
+        Server(behind, NoAuthGuard(), SETTINGS) as server,
+        RawGrpc(f"127.0.0.1:{server.grpc_port}") as hl,
     ):
         infos = {info.name: info for info in await hl.list_topics()}
         assert set(infos) == set(expected["topics"])
@@ -69,19 +69,19 @@ async def test_old_directory_is_served_by_a_real_process_to_the_last_message(
 ) -> None:
     """Today: leases have ended, delays are over. What lives is handed out once, acked, and gone after a restart."""
     server = Process(data, "--insecure-everybody")
-    async with server, WireBroker(server.target) as hl, asyncio.timeout(60):
+    async with server, RawGrpc(server.target) as hl, asyncio.timeout(60):
         await check_promises(hl, expected)
         served = [(name, id) for name in expected["topics"] for id in await drain(hl, name)]
         assert len(served) == len(set(served)) > 100
         assert await server.terminate() == 0
-    async with server, WireBroker(server.target) as hl:
+    async with server, RawGrpc(server.target) as hl:
         for name in expected["topics"]:
             stats = await hl.stats(name)
             assert (stats.ready, stats.leased, stats.dead) == (0, 0, 0), name
     assert b"Traceback" not in server.logged()
 
 
-async def check_promises(hl: WireBroker, expected: dict[str, Any]) -> None:
+async def check_promises(hl: RawGrpc, expected: dict[str, Any]) -> None:
     """What was promised for longer than a lease: epochs of producers, ids."""
     assert await hl.open_producer("jobs", "p1") == 2
     with pytest.raises(heapline.StaleEpoch):
@@ -90,7 +90,7 @@ async def check_promises(hl: WireBroker, expected: dict[str, Any]) -> None:
     assert fresh.id > max(expected["topics"]["jobs"]["ids"])
 
 
-async def drain(hl: WireBroker, name: str) -> list[int]:
+async def drain(hl: RawGrpc, name: str) -> list[int]:
     """Ids of all that can be had today."""
     await hl.resume_topic(name)
     await hl.dlq_replay(name)

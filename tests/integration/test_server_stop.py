@@ -12,9 +12,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from heapline.client.wire import WireBroker
-from heapline.errors import UnavailableError
-from heapline.wire.schema import pb
+from heapline.contract.errors import UnavailableError
+from heapline.wire.descriptors import pb
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_audit import audit_topics, check_record
 from tests.integration.server_load import Load, make_topics
 from tests.integration.server_process import Process
@@ -32,7 +32,7 @@ async def play(place: Path, stops: int, seed: int) -> Load:
         stack.push_async_callback(server.__aexit__)
         for turn in range(stops + 1):
             await server.__aenter__()
-            broker = await stack.enter_async_context(WireBroker(server.target))
+            broker = await stack.enter_async_context(RawGrpc(server.target))
             if turn == 0:
                 await make_topics(broker)
                 load.start()
@@ -73,7 +73,7 @@ async def test_server_with_idle_clients_of_all_kinds_stops_at_once(tmp_path: Pat
     config = tmp_path / "server.yaml"
     config.write_text("stop_grace: 3600\n")
     server = Process(tmp_path / "data", "--insecure-everybody", "--config", str(config))
-    async with server, WireBroker(server.target) as broker:
+    async with server, RawGrpc(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20)
         ways = [
             broker.calls.stream("PopStream", Requests(pop_start(credits=5))),
@@ -91,7 +91,7 @@ async def test_server_with_idle_clients_of_all_kinds_stops_at_once(tmp_path: Pat
         for end in await asyncio.gather(*idle, return_exceptions=True):
             assert isinstance(end, UnavailableError), repr(end)
         with pytest.raises(UnavailableError):
-            await broker.calls("Stats", pb.Heap(topic="jobs"))
+            await broker.calls("Stats", pb.StatsRequest(topic="jobs"))
     check_log(server.logged(), 1)
 
 

@@ -23,12 +23,20 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 
 import heapline  # noqa: E402
-from heapline.errors import UnknownPart  # noqa: E402
+from heapline.contract.errors import UnknownPart  # noqa: E402
 from heapline.spark.options import parse_options  # noqa: E402
-from heapline.spark.planning import plan_batch, read  # noqa: E402
-from heapline.spark.sources import settled, source_of  # noqa: E402
-from heapline.spark.write_options import WriteOptions, parse_write, settled_write  # noqa: E402
-from heapline.spark.writing import Batch, Written, abort, commit, stream_batch, write, write_batch  # noqa: E402
+from heapline.spark.prepared_batches import (  # noqa: E402
+    Batch,
+    Written,
+    abort,
+    commit,
+    stream_batch,
+    write,
+    write_batch,
+)
+from heapline.spark.read_plan import plan_batch, read  # noqa: E402
+from heapline.spark.target import resolve, source_of  # noqa: E402
+from heapline.spark.write_options import WriteOptions, parse_write  # noqa: E402
 from tests.integration.server_process import Process  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sink_faults")]
@@ -69,11 +77,11 @@ class Server:
 
     def options(self, topic: str, **more: str) -> WriteOptions:
         given = {**self.where, "topic": topic, **more}
-        return settled_write(parse_write(given, {"value": "binary"}, streaming=not more, overwrite=False))
+        return resolve(parse_write(given, {"value": "binary"}, streaming=not more, overwrite=False))
 
     def values(self, topic: str) -> Counter[bytes]:
         given = {"path": str(self.data), "subscribe": topic, "columns": "value"}
-        options = settled(parse_options(given, streaming=False))
+        options = resolve(parse_options(given, streaming=False))
         source = source_of(options)
         pieces = [read(source, work, options) for work in plan_batch(source, options)]
         return Counter(value for piece in pieces for batch in piece for value in batch.column(0).to_pylist())

@@ -6,17 +6,26 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as parquet  # noqa: E402
 
-from heapline.errors import UnknownPart  # noqa: E402
-from heapline.spark import outgoing  # noqa: E402
-from heapline.spark.bad_rows import BadRows  # noqa: E402
+from heapline.contract.errors import UnknownPart  # noqa: E402
+from heapline.spark import enqueue_rows as outgoing  # noqa: E402
+from heapline.spark.bad_records import BadRows  # noqa: E402
+from heapline.spark.prepared_batches import (  # noqa: E402
+    Batch,
+    Written,
+    abort,
+    commit,
+    stream_batch,
+    write,
+    write_batch,
+)
 from heapline.spark.write_options import WriteOptions, parse_write  # noqa: E402
-from heapline.spark.writing import Batch, Written, abort, commit, stream_batch, write, write_batch  # noqa: E402
 from tests.integration.server_rig import Rig  # noqa: E402
 
 CONFIG: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 1000, "partitions": 2}
@@ -54,7 +63,7 @@ async def rig(tmp_path: Path) -> Any:
         yield made
 
 
-async def test_only_the_attempts_that_won_count(rig: Rig) -> None:
+async def test_only_successful_attempts_are_committed(rig: Rig) -> None:
     spark, batch = Spark(rig), stream_batch("q", 0)
     lost = await spark.task(batch, "a", "b")
     won = await spark.task(batch, "a", "b", attempt=1)
@@ -65,7 +74,7 @@ async def test_only_the_attempts_that_won_count(rig: Rig) -> None:
     assert await spark.found() == ["a", "b", "c"]
 
 
-async def test_replayed_batch_sends_nothing_and_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replayed_batch_sends_and_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     spark, batch = Spark(rig), stream_batch("q", 0)
     assert await spark.commit(batch, await spark.task(batch, "a")) == 1
     monkeypatch.setattr(outgoing, "PART_ROWS", 1)
@@ -75,7 +84,7 @@ async def test_replayed_batch_sends_nothing_and_changes_nothing(rig: Rig, monkey
     assert await spark.found() == ["a"]
 
 
-async def test_older_batch_that_nobody_remembers_by_name_changes_nothing(rig: Rig) -> None:
+async def test_older_version_of_a_sink_changes_nothing(rig: Rig) -> None:
     spark = Spark(rig)
     for number in range(20):
         batch = stream_batch("q", number)
@@ -86,7 +95,7 @@ async def test_older_batch_that_nobody_remembers_by_name_changes_nothing(rig: Ri
     assert "late" not in await spark.found()
 
 
-async def test_write_without_a_transaction_is_new_each_time_and_can_be_aborted(rig: Rig) -> None:
+async def test_write_without_transaction_is_new_and_can_be_aborted(rig: Rig) -> None:
     spark = Spark(rig)
     for _ in range(2):
         batch = write_batch(None)
@@ -99,7 +108,7 @@ async def test_write_without_a_transaction_is_new_each_time_and_can_be_aborted(r
     assert await spark.found() == ["a", "a"]
 
 
-async def test_abort_of_what_was_committed_changes_nothing(rig: Rig) -> None:
+async def test_abort_after_commit_changes_nothing(rig: Rig) -> None:
     spark, batch = Spark(rig), write_batch(("app", 0))
     done = await spark.task(batch, "a")
     await spark.commit(batch, done)
@@ -107,7 +116,7 @@ async def test_abort_of_what_was_committed_changes_nothing(rig: Rig) -> None:
     assert await spark.found() == ["a"]
 
 
-async def test_empty_batch_moves_the_version_on(rig: Rig) -> None:
+async def test_empty_batch_advances_the_version(rig: Rig) -> None:
     spark, batch = Spark(rig), stream_batch("q", 3)
     assert await spark.commit(batch, await spark.task(batch)) == 0
     assert [(sink.name, sink.version) for sink in await rig.broker.list_sinks()] == [("query:q", 3)]
@@ -127,7 +136,7 @@ def aside(folder: Path) -> list[tuple[int, str]]:
     return sorted((row["_row"], row["_reason"]) for row in rows)
 
 
-async def test_bad_rows_are_aside_once_the_batch_is_committed_and_never_twice(rig: Rig, tmp_path: Path) -> None:
+async def test_bad_rows_are_published_once_with_the_commit(rig: Rig, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     spark, batch = Spark(rig, badRecordsPath=str(folder)), stream_batch("q", 0)
     lost = await spark.task(batch, "a", None)
@@ -142,7 +151,7 @@ async def test_bad_rows_are_aside_once_the_batch_is_committed_and_never_twice(ri
     assert await spark.found() == ["a"]
 
 
-async def test_bad_rows_are_aside_also_if_the_driver_was_killed_right_after_the_commit(
+async def test_bad_rows_are_published_after_a_kill_at_the_commit(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "bad"
@@ -155,14 +164,14 @@ async def test_bad_rows_are_aside_also_if_the_driver_was_killed_right_after_the_
     assert await spark.found() == ["a", "b"]
 
 
-async def test_parts_are_prepared_again_when_the_server_was_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parts_are_prepared_again_after_a_server_restart(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     spark, batch = Spark(rig), stream_batch("q", 0)
     monkeypatch.setattr(outgoing, "PART_ROWS", 1)
     working = asyncio.ensure_future(spark.task(batch, *(f"{i:03}" for i in range(60))))
     await asyncio.sleep(0)
     port = rig.server.grpc_port
     await rig.stop()
-    rig._settings = rig._settings.model_copy(update={"grpc_port": port})
+    rig._settings = msgspec.structs.replace(rig._settings, grpc_port=port)
     await rig.start()
     assert await spark.commit(batch, await working) == 60
     assert await spark.found() == [f"{i:03}" for i in range(60)]

@@ -12,16 +12,17 @@ pa = pytest.importorskip("pyarrow")
 
 import numpy as np  # noqa: E402
 
-from heapline.client.log_calls import LogCalls  # noqa: E402
-from heapline.errors import BadRequest, PermissionDenied, TopicNotFound  # noqa: E402
-from heapline.model import DlqFilter  # noqa: E402
+from heapline.client.transports.blocking_grpc import BlockingGrpc  # noqa: E402
+from heapline.contract import log  # noqa: E402
+from heapline.contract.columns import pack  # noqa: E402
+from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound  # noqa: E402
+from heapline.contract.message import DlqFilter  # noqa: E402
+from heapline.contract.topics import CreateTopic  # noqa: E402
 from heapline.spark.directory import DirectorySource  # noqa: E402
-from heapline.spark.log import Source  # noqa: E402
 from heapline.spark.options import ReadOptions, parse_options  # noqa: E402
 from heapline.spark.schema import arrow_schema  # noqa: E402
-from heapline.spark.state import StateWork, plan_state, read_state  # noqa: E402
-from heapline.wire.columns import ints  # noqa: E402
-from heapline.wire.schema import pb  # noqa: E402
+from heapline.spark.topic_log import Source  # noqa: E402
+from heapline.spark.views.state import StateTask, plan_state, read_state  # noqa: E402
 from tests.integration.server_rig import Keys, Rig  # noqa: E402
 from tests.integration.test_log_units import filled, remote  # noqa: E402
 
@@ -31,7 +32,7 @@ def asked_for(view: str, **options: str) -> ReadOptions:
     return parse_options(given, streaming=False)
 
 
-def shown(source: Source, work: list[StateWork], asked: ReadOptions) -> Any:
+def shown(source: Source, work: list[StateTask], asked: ReadOptions) -> Any:
     batches = [batch for piece in work for batch in read_state(source, piece, asked)]
     return pa.Table.from_batches(batches, arrow_schema(asked.columns)).sort_by("id")
 
@@ -66,29 +67,31 @@ async def test_server_gives_the_state_of_its_directory_and_keeps_it_while_the_qu
 async def test_state_is_read_by_who_may_consume_and_nonsense_is_refused(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
     async with Rig(tmp_path, keys) as rig:
-        calls = {name: LogCalls([rig.target], name) for name in ("admin", "reader", "writer")}
-        await asyncio.to_thread(calls["admin"], "MakeHeap", pb.HeapConfig(topic="jobs", config_json="{}"))
+        calls = {name: BlockingGrpc([rig.target], name) for name in ("admin", "reader", "writer")}
+        await asyncio.to_thread(calls["admin"].do, CreateTopic("jobs"))
 
         def pin(name: str, topic: str = "jobs") -> Any:
-            return list(calls[name].stream("PinState", lambda: pb.PinStateRequest(topic=topic)))
+            return list(calls[name].stream(lambda: log.PinState(topic)))
 
         def records(positions: bytes, incarnation: int | None = None) -> Any:
             told = at.incarnation if incarnation is None else incarnation
-            request = pb.ReadRecordsRequest(topic="jobs", incarnation=told, positions=positions)
-            return calls["reader"]("ReadRecords", request)
+            return calls["reader"].do(log.ReadRecords("jobs", told, memoryview(positions)))
 
-        (answer,) = await asyncio.to_thread(pin, "reader")
-        at = answer.at
-        assert (at.count, answer.rows) == (0, b"")
+        (at,) = await asyncio.to_thread(pin, "reader")
+        assert (at.count, at.rows) == (0, b"")
         with pytest.raises(PermissionDenied):
             await asyncio.to_thread(pin, "writer")
         with pytest.raises(TopicNotFound):
             await asyncio.to_thread(pin, "admin", "nothing")
-        for positions, told in ((b"123", "whole numbers"), (ints([-1]), "negative"), (ints(range(20_000)), "fewer")):
+        for positions, told in (
+            (b"123", "8 bytes for each record"),
+            (pack([-1]), "negative"),
+            (pack(range(20_000)), "fewer"),
+        ):
             with pytest.raises(BadRequest, match=told):
                 await asyncio.to_thread(records, positions)
         with pytest.raises(BadRequest, match="made again"):
-            await asyncio.to_thread(records, ints([1]), 99)
-        nowhere = await asyncio.to_thread(records, ints([1, 1 << 40, (1 << 62) + 7]))
+            await asyncio.to_thread(records, pack([1]), 99)
+        nowhere = await asyncio.to_thread(records, pack([1, 1 << 40, (1 << 62) + 7]))
         assert np.frombuffer(nowhere.bad, dtype=np.int64).tolist() == [0, 1, 2]
         assert (nowhere.payloads, nowhere.smalls) == (b"", b"")

@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from heapline.server import rpc
-from heapline.server.http import login
-from heapline.server.http.protocol import HEAD_BYTES_MAX, BoundedProtocol
-from heapline.wire.schema import METHODS, SERVICE
+from heapline.server.protocols import grpc as grpc_protocol
+from heapline.server.protocols import pages
+from heapline.server.protocols.http_server import HEAD_BYTES_MAX, BoundedProtocol
+from heapline.wire.descriptors import METHODS, SERVICE
 from tests.integration.guarded_rig import EMAIL, GuardedRig
 from tests.unit.server.auth.rig import PASSWORD
 
 GARBAGE = b"\xff\xff\xff"
-CALLS_10_000 = b"\x0a\x00" * 10_000  # of a session, two bytes each
+MESSAGES_10_000 = b"\x0a\x00" * 10_000  # two bytes each
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ class Raw:
 @pytest.mark.parametrize("name", METHODS)
 async def test_stranger_s_bytes_are_not_parsed(rig: GuardedRig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(rpc, "_parse", lambda method, data: parsed.append(data) or method.request())
+    monkeypatch.setattr(grpc_protocol, "_parse", lambda method, data: parsed.append(data) or method.request())
     method = METHODS[name]
     async with grpc.aio.insecure_channel(rig.target) as channel:
         path = f"/{SERVICE}/{name}"
         call: Any
         if method.streams_in:
             call = channel.stream_stream(path)()
-            await call.write(CALLS_10_000)
+            await call.write(MESSAGES_10_000)
         elif method.streams_out:
             call = channel.unary_stream(path)(GARBAGE)
         else:
@@ -110,12 +110,12 @@ async def test_stranger_is_refused_before_his_body_is_read(rig: GuardedRig, path
 async def test_login_takes_no_large_body(rig: GuardedRig) -> None:
     async with Raw(rig) as raw:
         await raw.head("/v1/auth/login", "content-type: application/json", "content-length: 60000000")
-        await raw.say(b'{"email": "' + b"x" * login.BODY_BYTES_MAX)
+        await raw.say(b'{"email": "' + b"x" * pages.LOGIN_BYTES_MAX)
         assert await raw.status() == 413
 
 
 async def test_login_takes_no_slow_body(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "BODY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(pages, "LOGIN_SECONDS_MAX", 0.05)
     async with Raw(rig) as raw:
         await raw.head("/v1/auth/login", "content-type: application/json", "content-length: 100")
         await raw.say(b'{"email"')

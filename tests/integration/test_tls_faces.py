@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from heapline.cli.main import app
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.wire import WireBroker
-from heapline.errors import BadRequest, HeaplineError, Unauthenticated, UnavailableError
+from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.tls import TlsFiles, client_context
 from heapline.server.settings import read_settings
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig
 
 
@@ -53,7 +53,7 @@ def client_tls(ca: Path, own: Path | None = None) -> ClientTls:
 
 async def ask_grpc(rig: Rig, ca: Path, own: Path | None = None, credential: str | None = "key") -> None:
     url = f"heaplines://localhost:{rig.server.grpc_port}"
-    async with WireBroker(url, credential=credential, tls=client_tls(ca, own), timeout=10) as broker:
+    async with RawGrpc(url, credential=credential, tls=client_tls(ca, own), timeout=10) as broker:
         await broker.list_topics()
 
 
@@ -79,7 +79,7 @@ async def test_client_without_tls_or_with_another_authority_gets_nowhere(
     tmp_path: Path, certs: Path, strangers: Path
 ) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs)) as rig:
-        async with WireBroker(rig.target, credential="key", timeout=10) as plain:
+        async with RawGrpc(rig.target, credential="key", timeout=10) as plain:
             with pytest.raises(UnavailableError):
                 await plain.list_topics()
         with pytest.raises(UnavailableError):
@@ -171,8 +171,8 @@ def test_tls_comes_from_a_file_and_from_the_environment(
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"tls_certificate": Path("a")}, "go together"),
-        ({"tls_key": Path("a")}, "go together"),
+        ({"tls_certificate": Path("a")}, "belong together"),
+        ({"tls_key": Path("a")}, "belong together"),
         ({"tls_client_ca": Path("a")}, "tls_certificate and tls_key too"),
     ],
 )
@@ -200,8 +200,3 @@ def test_target_tells_address_and_whether_it_is_tls(target: str, address: str, s
 def test_target_that_names_no_server_is_refused(target: str) -> None:
     with pytest.raises(BadRequest):
         parse_target(target)
-
-
-def test_tls_files_for_a_plain_target_are_refused() -> None:
-    with pytest.raises(BadRequest, match="heaplines://q:1"):
-        WireBroker("heapline://q:1", tls=ClientTls())

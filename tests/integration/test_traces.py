@@ -6,28 +6,51 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from heapline.client import tracing
-from heapline.client.wire import WireBroker
+from heapline.contract.context import HERE, Context
+from heapline.contract.errors import LeaseLost, TopicNotFound
+from heapline.contract.message import LeaseRef, Outgoing
+from heapline.contract.producer import Producer
 from heapline.engine import EmbeddedBroker
-from heapline.errors import LeaseLost, TopicNotFound
-from heapline.model import LeaseRef, Outgoing
-from heapline.producer import Producer
-from heapline.server.app import Server
-from heapline.server.observing.traces import TracedBroker
-from heapline.server.observing.watching import make_broker
+from heapline.server.auth.principals import NoAuthGuard
+from heapline.server.server import Server
 from heapline.server.settings import ServerSettings
 from tests.conformance.worlds import UnsyncedDisk
+from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Requests, Rig, pop_start
 
 SENTINEL = "payload-that-must-stay-inside"
+
+
+class TracedGrpc(RawGrpc):
+    """A client that traces its calls as the SDK does."""
+
+    def __init__(self, target: str, provider: TracerProvider) -> None:
+        super().__init__(target)
+        self._tracer = provider.get_tracer("client")
+
+    async def do(self, command: Any, context: Context = HERE, /) -> Any:
+        with self._tracer.start_as_current_span(
+            f"client {type(command).facts.rpc}", record_exception=False, set_status_on_exception=False
+        ) as span:
+            headers: dict[str, str] = {}
+            TraceContextTextMapPropagator().inject(headers)
+            self.calls.metadata = tuple(headers.items())
+            try:
+                return await super().do(command, context)
+            except Exception as error:
+                span.set_status(trace.Status(trace.StatusCode.ERROR, type(error).__name__))
+                raise
 
 
 class TracedRig(Rig):
@@ -35,11 +58,11 @@ class TracedRig(Rig):
 
     async def start(self) -> None:
         path, disk = str(self.directory), UnsyncedDisk()
-        self.behind = TracedBroker(path, provider=self.provider, config=self.config, disk=disk, clock=self.clock)
+        self.behind = EmbeddedBroker(path, config=self.config, disk=disk, clock=self.clock)
         await self.behind.__aenter__()
-        self.server = Server(self.behind, self._guard, self._settings)
+        self.server = Server(self.behind, self._guard, self._settings, traces=self.provider)
         await self.server.start()
-        self.broker = await WireBroker(self.target).__aenter__()  # type: ignore[assignment]
+        self.broker = await TracedGrpc(self.target, self.provider).__aenter__()  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -83,19 +106,19 @@ async def test_enqueue_pop_and_ack_are_one_trace_each_over_client_server_and_eng
         _, server, engine = chain(spans, "EnqueueBatch")
         assert server.attributes is not None
         assert server.attributes["topic"] == "jobs"
-        assert engine.name == "engine enqueue"
+        assert engine.name == "engine EnqueueBatch"
         assert engine.attributes is not None
         assert engine.attributes["producer_id"] == "billing"
         assert engine.attributes["message_id"] == enqueued.message_id
         [message] = await rig.wire.pop("jobs")
         *_, engine = chain(spans, "Pop")
-        assert engine.name == "engine pop"
+        assert engine.name == "engine Pop"
         assert dict(engine.attributes or {}) == {
             "topic": "jobs", "messages": 1, "message_id": enqueued.message_id, "partition": message.partition
         }  # fmt: skip
         await message.ack()
         *_, engine = chain(spans, "Ack")
-        assert engine.name == "engine ack"
+        assert engine.name == "engine Ack"
         assert engine.start_time is not None
         assert engine.end_time is not None
         assert engine.end_time > engine.start_time
@@ -127,7 +150,7 @@ async def test_no_payload_stands_in_any_span_and_no_attribute_but_those_that_are
         [message] = await rig.wire.pop("jobs")
         await message.ack()
     told = "".join(span.to_json() for span in spans.get_finished_spans())
-    assert "engine pop" in told
+    assert "engine Pop" in told
     assert SENTINEL not in told
     attributes = {name for span in spans.get_finished_spans() for name in span.attributes or {}}
     assert attributes <= {
@@ -142,12 +165,15 @@ async def test_what_a_stream_delivers_stands_below_the_span_in_which_it_was_open
         await rig.wire.create_topic("jobs")
         await rig.wire.enqueue("jobs", b"x")
         with rig.provider.get_tracer("test").start_as_current_span("worker") as worker:
+            headers: dict[str, str] = {}
+            TraceContextTextMapPropagator().inject(headers)
+            rig.wire.calls.metadata = tuple(headers.items())
             requests = Requests(pop_start(credits=1))
             stream = rig.wire.calls.stream("PopStream", requests)
             await anext(stream)
             requests.end()
             await stream.aclose()  # type: ignore[attr-defined]
-        [popped] = [s for s in spans.get_finished_spans() if s.name == "engine pop"]
+        [popped] = [s for s in spans.get_finished_spans() if s.name == "engine Pop"]
         assert popped.parent is not None
         assert popped.parent.span_id == worker.get_span_context().span_id
         assert not [s for s in spans.get_finished_spans() if s.name == "server PopStream"]
@@ -175,12 +201,6 @@ async def test_trace_that_its_caller_does_not_sample_leaves_no_spans(
         assert not [s for s in spans.get_finished_spans() if s.name == "server ListHeaps"]
 
 
-def test_client_of_a_program_that_does_not_trace_makes_no_span() -> None:
-    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    assert tracing.span_of("Enqueue", "jobs") is None
-    assert tracing.context_headers() == {}
-
-
 async def test_spans_go_to_the_collector_that_the_settings_name_and_nothing_is_made_without_one(tmp_path: Path) -> None:
     received: list[tuple[str, bytes]] = []
 
@@ -197,11 +217,15 @@ async def test_spans_go_to_the_collector_that_the_settings_name_and_nothing_is_m
         threading.Thread(target=collector.serve_forever).start()
         endpoint = f"http://127.0.0.1:{collector.server_port}"
         settings = ServerSettings(data=tmp_path / "data", otlp_endpoint=endpoint, trace_sample=1.0)
-        async with make_broker(settings) as broker:
-            await broker.create_topic("jobs", segment_bytes=1 << 20)
-            await broker.enqueue("jobs", b"x")
+        settings = msgspec.structs.replace(settings, grpc_port=0, http_port=0)
+        async with EmbeddedBroker(str(tmp_path / "data")) as broker, Server(broker, NoAuthGuard(), settings) as server:
+            async with RawGrpc(f"127.0.0.1:{server.grpc_port}") as client:
+                await client.create_topic("jobs", segment_bytes=1 << 20)
+                await client.enqueue("jobs", b"x")
+            assert server.dispatcher.broker is not broker
         collector.shutdown()
     assert received
     assert {path for path, _ in received} == {"/v1/traces"}
-    assert b"engine enqueue" in b"".join(body for _, body in received)
-    assert type(make_broker(ServerSettings(data=tmp_path / "other"))) is EmbeddedBroker
+    assert b"engine Enqueue" in b"".join(body for _, body in received)
+    async with EmbeddedBroker(str(tmp_path / "other")) as broker:
+        assert Server(broker, NoAuthGuard(), ServerSettings()).dispatcher.broker is broker

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.wire import WireBroker
+from heapline.client.transports.grpc import GrpcBroker
 from tests.integration.test_server_kill import Process as Server
 
 pytestmark = pytest.mark.slow
@@ -110,11 +110,11 @@ async def until(holds: Callable[[], Any], told: Callable[[], str] = str, seconds
 
 
 @asynccontextmanager
-async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, str, WireBroker]]:
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, str, GrpcBroker]]:
     home = tmp_path / "home"
     home.mkdir()
     (home / "tasks.py").write_text(TASKS)
-    async with Server(tmp_path / "data", "--insecure-everybody") as server, WireBroker(server.target) as broker:
+    async with Server(tmp_path / "data", "--insecure-everybody") as server, GrpcBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0}, max_retries_default=250)
         yield home, server.target, broker
 
@@ -187,7 +187,7 @@ async def test_terminated_worker_finishes_what_runs_and_leaves_the_rest(tmp_path
         assert (count(home, "start"), count(home, "end")) == (2, 2)
         stats = await broker.stats("jobs")
         assert (stats.ready, stats.leased) == (2, 0)
-        assert "finishing what runs" in worker.said
+        assert "finishing running handlers" in worker.said
         assert "stopped: 2 done in all" in worker.said
 
 
@@ -197,10 +197,10 @@ async def test_second_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
         async with Worker(home, target, "--grace", "1000") as worker:
             await until(lambda: count(home, "start") == 1, lambda: worker.said)
             worker.process.send_signal(signal.SIGINT)
-            await until(lambda: "finishing what runs" in worker.said, lambda: worker.said)
+            await until(lambda: "finishing running handlers" in worker.said, lambda: worker.said)
             worker.process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(worker.process.wait(), 30) == 1
-            await until(lambda: "told twice: ending at once" in worker.said, lambda: worker.said)
+            await until(lambda: "second signal: exiting now" in worker.said, lambda: worker.said)
         assert (await broker.stats("jobs")).leased == 1  # comes back when its lease ends
 
 
@@ -223,7 +223,7 @@ async def test_terminated_worker_ends_though_a_handler_swallows_its_cancellation
             await until(lambda: count(home, "start") == 1, lambda: worker.said)
             worker.process.terminate()
             assert await asyncio.wait_for(worker.process.wait(), 40) == 0, worker.said
-        assert "a handler does not end: its message comes back when its lease ends" in worker.said
+        assert "a handler does not end; its message will be redelivered when its lease ends" in worker.said
         assert (await broker.stats("jobs")).leased == 1
 
 
@@ -233,7 +233,7 @@ async def test_worker_tells_what_it_runs_and_on_sigusr1_what_it_has_done(tmp_pat
             await enqueue(broker, "work", 0.0, 0.0)
             await until(lambda: count(home, "end") == 2, lambda: worker.said)
             worker.process.send_signal(signal.SIGUSR1)
-            await until(lambda: "0 to be retried, 0 buried" in worker.said, lambda: worker.said)
+            await until(lambda: "0 retried, 0 buried" in worker.said, lambda: worker.said)
         assert f"heapline worker tasks:app on {target}, 16 handlers at once" in worker.said
         assert "jobs: work, plain" in worker.said
 
@@ -259,7 +259,7 @@ async def test_changed_source_is_reloaded_by_processes_that_finish_first(tmp_pat
             assert count(home, "end") == 1  # by the old code, before the new one began
             await enqueue(broker, "work", 0.0)
             await until(lambda: count(home, "new end") == 1, lambda: worker.said)
-        assert "tasks.py has changed: starting anew" in worker.said
+        assert "tasks.py changed; restarting workers" in worker.said
 
 
 async def test_workers_whose_watcher_is_killed_finish_and_go(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_worker_outlives_a_server_that_is_killed_and_comes_back(tmp_path: 
     home = tmp_path / "home"
     home.mkdir()
     (home / "tasks.py").write_text(TASKS)
-    async with Server(tmp_path / "data", "--insecure-everybody") as server, WireBroker(server.target) as broker:
+    async with Server(tmp_path / "data", "--insecure-everybody") as server, GrpcBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
         ids = await enqueue(broker, "work", *[0.05] * 60)
         async with Worker(home, server.target, "--concurrency", "2", "--visibility", "2") as worker:

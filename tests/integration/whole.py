@@ -8,6 +8,7 @@ ready, so it is the last thing to do with a broker). Used by the corruption test
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 
 import heapline
-from heapline.config import BrokerConfig
+from heapline.contract.config import BrokerConfig
+from heapline.contract.ids import SUFFIX_BITS
+from heapline.contract.message import from_ms
 from heapline.engine import EmbeddedBroker
-from heapline.model import from_ms
 from tests.integration.ram import InlineIo, RamDisk
 
 START = 1_767_225_600_000  # 2026-01-01 00:00 UTC, in ms
@@ -44,8 +46,10 @@ class FixedClock:
 
 
 def broker(disk: RamDisk, clock: FixedClock, path: str = "/data") -> EmbeddedBroker:
+    suffixes = random.Random(1)
     return EmbeddedBroker(
-        path, config=STILL, disk=disk, io=InlineIo(), clock=clock, draw=np.random.default_rng(1).random
+        path, config=STILL, disk=disk, io=InlineIo(), clock=clock, draw=np.random.default_rng(1).random,
+        draw_id_suffix=lambda: suffixes.getrandbits(SUFFIX_BITS),
     )  # fmt: skip
 
 

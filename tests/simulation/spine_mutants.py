@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from heapline.core.publisher import Durable, LocalQueue, Publisher
-from heapline.core.spine import Spine
-from heapline.core.spine_messages import (
+from heapline.core.spine.coordinator import Spine
+from heapline.core.spine.messages import (
     NOTHING,
     Cancel,
     LeaseRequest,
@@ -19,6 +18,7 @@ from heapline.core.spine_messages import (
     Rebudget,
     ToPartition,
 )
+from heapline.core.spine.publisher import Durable, LocalQueue, Publisher
 
 # --- publishers -------------------------------------------------------------------------------------------------------
 

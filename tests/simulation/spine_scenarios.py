@@ -7,10 +7,10 @@ may be missing: a protocol that says less is no reason to stop.
 
 from __future__ import annotations
 
-from heapline.core.publisher import Publisher
-from heapline.core.spine import Spine
-from heapline.core.spine_messages import Acknowledge, Cancel, LeaseAnswer, LeaseRequest, OpenEpoch, Publish, Rebudget
-from heapline.testing.spine_world import Message, World
+from heapline.core.spine.coordinator import Spine
+from heapline.core.spine.messages import Acknowledge, Cancel, LeaseAnswer, LeaseRequest, OpenEpoch, Publish, Rebudget
+from heapline.core.spine.publisher import Publisher
+from tests.simulation.spine_world import Message, World
 
 
 class Story:

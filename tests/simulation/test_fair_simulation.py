@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from heapline.core.events import Leased
-from heapline.core.key_hashes import NO_KEY
+from heapline.core.fairness.key_hashes import NO_KEY
 from heapline.engine.topic import Topic
-from heapline.testing import simulate
+from tests.simulation import simulate
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from heapline.config import BrokerConfig
-from heapline.engine.embedded import EmbeddedBroker
-from heapline.errors import CorruptionError, StorageFull
-from heapline.testing import FakeDisk, SimIo, SimLoop, run
+from heapline.contract.config import BrokerConfig
+from heapline.contract.errors import CorruptionError, StorageFull
+from heapline.engine.broker import EmbeddedBroker
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.loop import SimLoop, run
+from tests.simulation.sim_io import SimIo
 
 SMALL = BrokerConfig(spare_segment_bytes=1 << 20, cache_bytes=0)
 TOPIC = {"segment_bytes": 1 << 20, "max_payload_bytes": 128 << 10}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from heapline.config import BrokerConfig
-from heapline.engine.embedded import EmbeddedBroker
+from heapline.contract.config import BrokerConfig
+from heapline.contract.message import Outgoing
+from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
-from heapline.model import Outgoing
-from heapline.testing.disk import FakeDisk
-from heapline.testing.node import Node
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.node import Node
 from tests.unit.engine.test_growth import Steps
 
 CONFIG = BrokerConfig(spare_segment_bytes=0, reclaim_interval=36_000.0, snapshot_interval=1e9)

@@ -9,14 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from heapline.core.done import DoneRanges
+from heapline.core.groups.acked_ranges import DoneRanges
+from heapline.core.groups.stream_tail import StreamTail
 from heapline.core.partition import Decision, Partition
 from heapline.core.prepared import Prepared
-from heapline.core.stream_tail import StreamTail
-from heapline.engine.former_places import FormerPlaces
+from heapline.engine.old_placement import FormerPlaces
 from heapline.journal.writer import SegmentWriter
-from heapline.testing.disk import FakeFile
-from heapline.testing.simulate import main, simulate
+from tests.simulation.fake_disk import FakeFile
+from tests.simulation.simulate import main, simulate
 
 SOAK_SECONDS = float(os.environ.get("HEAPLINE_SOAK_SECONDS", "600"))
 
@@ -49,7 +49,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_a_run_can_be_repeated_in_another_process() -> None:
-    command = [sys.executable, "-m", "heapline.testing.simulate", "--seed", "7", "--steps", "100"]
+    command = [sys.executable, "-m", "tests.simulation.simulate", "--seed", "7", "--steps", "100"]
     answers = {
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": h}, capture_output=True, check=True).stdout
         for h in ("1", "2")

@@ -1,6 +1,6 @@
 """The spine keeps its bound whatever the network, crashes and operators do; and the oracle that says so can fail.
 
-A red run names its seed: `explore(seed=…)` of `heapline.testing.spine_world` repeats it. SPINE_SEEDS=10000 looks
+A red run names its seed: `explore(seed=…)` of `tests.simulation.spine_world` repeats it. SPINE_SEEDS=10000 looks
 at more seeds than usual; `pytest -m soak` looks at new ones for SPINE_SOAK_SECONDS.
 """
 
@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.core.publisher import Publisher
-from heapline.core.spine import Spine
-from heapline.core.spine_messages import LeaseRequest, ToSpine
-from heapline.testing.spine_parts import SimPartition
-from heapline.testing.spine_world import WEIGHTS, Step, World, explore, random_steps
+from heapline.core.spine.coordinator import Spine
+from heapline.core.spine.messages import LeaseRequest, ToSpine
+from heapline.core.spine.publisher import Publisher
 from tests.simulation import spine_mutants as mutants
 from tests.simulation import spine_scenarios as scenarios
+from tests.simulation.spine_parts import SimPartition
+from tests.simulation.spine_world import WEIGHTS, Step, World, explore, random_steps
 
 SEEDS = int(os.environ.get("SPINE_SEEDS", "100"))
 SOAK_SECONDS = float(os.environ.get("SPINE_SOAK_SECONDS", "300"))

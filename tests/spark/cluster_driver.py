@@ -1,6 +1,6 @@
-"""Reads, writes and archives on executors that are processes of their own, of which one is killed in the midst of each.
+"""Reads, writes and archives on executors in separate processes, one of which is killed during each.
 
-Run by test_cluster.py. The task that kills its executor does so once, after it has passed rows on.
+Run by test_cluster.py. The task that kills its executor does so once, after it has passed on rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One Spark session for all tests of a process: starting one takes as long as most of the tests together.
+"""One Spark session for all tests of a process, because starting one takes as long as most tests together.
 
-Every module here says `pytestmark = MARKS`, so that all tests go to one process of a parallel run. Without pyspark or
-a Java there is nothing to run.
+Every module sets `pytestmark = MARKS`, so that all tests go to one process of a parallel run. Without pyspark or a Java
+the tests are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARKS = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("spark")]
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     from heapline.spark import session
-    from heapline.spark.java import NoJava
+    from heapline.spark.session import NoJava
 
     try:
         found = session(master="local[2,4]", app="heapline-tests")

@@ -1,8 +1,8 @@
-"""What is killed in test_sink_kill.py: a driver that copies topic `in` to others, and archives one of them meanwhile.
+"""The driver that test_sink_kill.py kills: it copies topic `in` to others and archives one of them.
 
-At once: a stream to the sink (`out`), a stream whose every batch is written twice (`left` and `right`, each as an own
-transaction), and the archive of `out`; or the archive of `in` alone. A few of the tasks throw. It tells of every batch
-that is through, and at the end what the audit says.
+At the same time it runs a stream to the sink (`out`), a stream whose every batch is written twice (`left` and `right`,
+each as its own transaction), and the archive of `out`; or only the archive of `in`. Some tasks throw. It reports every
+completed batch, and at the end the result of the audit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from heapline.spark import session
+from heapline.spark.audit.job import audit
 from heapline.spark.jobs.archive import archive
-from heapline.spark.jobs.audit import audit
 
 Given = dict[str, Any]
 TRIES = 20

@@ -1,4 +1,4 @@
-"""A server and the drivers that are killed on it: what is done to them, by seed, and what must be true in the end."""
+"""A server and the drivers that are killed on it: the faults, by seed, and the invariants at the end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 import pyarrow as pa
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from heapline.spark.options import parse_options
-from heapline.spark.planning import plan_batch, read
-from heapline.spark.sources import settled, source_of
-from heapline.spark.write_options import parse_write, settled_write
-from heapline.spark.writing import stream_batch, write
+from heapline.spark.prepared_batches import stream_batch, write
+from heapline.spark.read_plan import plan_batch, read
+from heapline.spark.target import resolve, source_of
+from heapline.spark.write_options import parse_write
 from tests.integration.server_process import Process
-from tests.spark.driving import Driver, Told
+from tests.spark.driver_process import Driver, Told
 
 SEEDS = "HEAPLINE_SOAK_SEEDS"
 OUTS = ("out", "left", "right")
@@ -110,7 +110,7 @@ class Scene:
     def zombie(self, batch: int) -> None:
         """An attempt of a task that is still at work for a driver that is no more."""
         options = {**self.where, "topic": "out"}
-        chosen = settled_write(parse_write(options, {"value": "binary"}, streaming=True, overwrite=False))
+        chosen = resolve(parse_write(options, {"value": "binary"}, streaming=True, overwrite=False))
         rows = pa.RecordBatch.from_pydict({"value": [b"zombie"] * 20})
         write(chosen, stream_batch(self.query_id(), batch), [rows], partition=0, attempt=7)
         self.record["zombies"] += 1
@@ -120,7 +120,7 @@ class Scene:
     def values(self, topic: str) -> Counter[bytes]:
         """The values of view `messages`, as the format reads them."""
         given = {"path": str(self.data), "subscribe": topic, "columns": "value"}
-        options = settled(parse_options(given, streaming=False))
+        options = resolve(parse_options(given, streaming=False))
         source = source_of(options)
         found: Counter[bytes] = Counter()
         for work in plan_batch(source, options):

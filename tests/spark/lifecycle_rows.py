@@ -1,4 +1,4 @@
-"""Lifecycles made by hand, with the columns of the real ones: for the jobs that stand on them."""
+"""Handmade lifecycles with the columns of the real ones, for the jobs that use them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Reads a topic in every way that a key can be given, in a session with an event log, and tells what came of it.
+"""Reads a topic with every way to pass a key, in a session with an event log, and reports the results.
 
-Run by test_own_session.py, in a process of its own: what Java there is, and whether there is an event log, is settled
-when Spark starts.
+Run by test_own_session.py in a separate process, because Java and the event log are chosen when Spark starts.
 """
 
 from __future__ import annotations

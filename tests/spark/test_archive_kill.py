@@ -1,7 +1,7 @@
-"""The lake has each row of the log once, whoever archives it, however many at once, and whatever is killed meanwhile.
+"""The lake has each row of the log once, with any number of archives and whatever is killed.
 
-There is no checkpoint that could be lost: what is in the lake stands in the lake. That the archive of a topic that is
-being written to survives the death of its driver is in test_sink_kill.py, too.
+There is no checkpoint that could be lost: the lake records what it has. test_sink_kill.py also kills the archive of a
+topic that is being written to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.spark.kill_rig import Scene, differences, seeds
 pytestmark = MARKS
 
 
-def test_archives_at_once_and_one_after_the_other_bring_each_row_once(spark: Any, tmp_path: Path) -> None:
+def test_killed_and_concurrent_archives_add_each_row_once(spark: Any, tmp_path: Path) -> None:
     from heapline.spark.jobs.archive import archive
 
     with Scene(tmp_path, rows=2000, batch_rows=200) as scene:
@@ -41,7 +41,7 @@ def test_archives_at_once_and_one_after_the_other_bring_each_row_once(spark: Any
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", seeds())
-def test_long_series_of_killed_archives_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
+def test_many_killed_archives_neither_lose_nor_duplicate_rows(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with Scene(tmp_path, rows=8000, batch_rows=100) as scene:
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""On a cluster, where executors are processes of their own: the same rows come and go though executors are killed."""
+"""On a cluster with executors in separate processes: reads and writes are exact if executors are killed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyspark
 import pytest
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
-from tests.spark.driving import Driver, Told
+from tests.spark.driver_process import Driver, Told
 
 pytestmark = MARKS
 ROWS = 6000
@@ -65,22 +65,22 @@ Found = tuple[list[Told], Path, Counter[bytes]]
 
 
 @pytest.mark.parametrize("way", ["path", "server"])
-def test_rows_are_read_once_each_though_an_executor_is_killed_among_them(run: Found, way: str) -> None:
+def test_read_returns_each_row_once_if_an_executor_is_killed(run: Found, way: str) -> None:
     [found] = [told["rows"] for told in run[0] if told.get("read") == way]
     assert found == list(range(ROWS))
 
 
-def test_stream_is_written_once_though_an_executor_is_killed_in_the_midst_of_a_batch(run: Found) -> None:
+def test_stream_is_written_once_if_an_executor_is_killed(run: Found) -> None:
     assert run[2] == Counter(b"%d" % i for i in range(ROWS))
 
 
-def test_archive_has_each_row_once_though_an_executor_is_killed_meanwhile(run: Found) -> None:
+def test_archive_has_each_row_once_if_an_executor_is_killed(run: Found) -> None:
     from deltalake import DeltaTable
 
     table = DeltaTable(str(run[1] / "lake" / "messages")).to_pyarrow_table(columns=["value"])
     assert sorted(int(value) for value in table.column("value").to_pylist()) == list(range(ROWS))
 
 
-def test_executors_were_killed_indeed(run: Found) -> None:
+def test_executors_were_killed(run: Found) -> None:
     [killed] = [told["killed"] for told in run[0] if "killed" in told]
     assert killed == ["archive", "read from path", "read from server", "write"]

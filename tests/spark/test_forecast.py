@@ -1,4 +1,4 @@
-"""The forecast from lifecycles in Spark: what reaches the simulation, and what comes of it."""
+"""The forecast from lifecycles in Spark: the input of the simulation, and its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.forecast import forecast
 from tests.spark.conftest import MARKS
 from tests.spark.lifecycle_rows import SCHEMA, at, lifecycle
@@ -25,7 +25,7 @@ def past(spark: Any) -> Any:
     return spark.createDataFrame(rows, SCHEMA).coalesce(1).persist()
 
 
-def test_forecast_finds_the_fewest_workers_that_keep_the_goal(spark: Any, past: Any) -> None:
+def test_forecast_finds_the_fewest_workers_that_meet_the_goal(spark: Any, past: Any) -> None:
     found = forecast(spark, None, "jobs", lifecycles=past, workers=[1, 4], goal=0.05)
     assert (found.messages, found.sampled, found.floor, found.workers_needed) == (600, 1.0, 2, 2)
     assert found.service_mean_ms == pytest.approx(150)
@@ -42,15 +42,15 @@ def test_forecast_finds_the_fewest_workers_that_keep_the_goal(spark: Any, past: 
     assert forecast(spark, None, "jobs", lifecycles=past, workers=[1, 4], goal=0.05) == found
 
 
-def test_forecast_looks_only_at_the_time_that_was_meant(spark: Any, past: Any) -> None:
+def test_forecast_uses_only_the_given_period(spark: Any, past: Any) -> None:
     found = forecast(spark, None, "jobs", lifecycles=past, workers=[2], since=at(10_000), until=at(20_000))
     assert found.messages == 100
     assert found.workers_needed is None
-    with pytest.raises(BadRequest, match="nothing to learn from"):
+    with pytest.raises(BadRequest, match="nothing to forecast from"):
         forecast(spark, None, "jobs", lifecycles=past, since=at(600_000))
 
 
-def test_long_past_is_sampled_by_stretches_of_time_and_growth_takes_more_workers(spark: Any, past: Any) -> None:
+def test_long_past_is_sampled_and_growth_needs_more_workers(spark: Any, past: Any) -> None:
     found = forecast(spark, None, "jobs", lifecycles=past, goal=0.05, growth=3.0, messages_max=900)
     assert found.sampled == pytest.approx(0.5, abs=0.02)
     assert found.messages == pytest.approx(900, rel=0.05)
@@ -59,7 +59,7 @@ def test_long_past_is_sampled_by_stretches_of_time_and_growth_takes_more_workers
     assert found.workers_needed > 2
 
 
-def test_wrong_wishes_are_refused_before_spark_does_anything() -> None:
+def test_invalid_forecast_arguments_are_rejected_before_spark_runs() -> None:
     for wish in ({"workers": []}, {"workers": [0]}, {"growth": 0.0}, {"growth": float("nan")}, {"goal": -1.0}):
         with pytest.raises(BadRequest):
             forecast(None, None, "jobs", lifecycles=replace, **wish)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Forgetting a key in a live queue: nobody is given its messages any more, and what is left is told."""
+"""Forgetting a key in a live queue: its messages are no longer delivered, and what is left is reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from heapline.spark.jobs.forget import forget
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
@@ -15,9 +15,7 @@ from tests.spark.conftest import MARKS
 pytestmark = MARKS
 
 
-async def test_messages_of_a_key_that_wait_or_died_are_gone_and_what_lies_in_the_journal_is_told(
-    spark: Any, tmp_path: Path
-) -> None:
+async def test_forget_removes_messages_and_reports_what_is_in_the_journal(spark: Any, tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with Process(data) as server:
         where = {"heapline.url": server.target, "heapline.api_key_file": str(data / "admin.key")}

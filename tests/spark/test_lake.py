@@ -1,4 +1,4 @@
-"""The lake on a real Spark: archived by tasks, joined with the live journal, read by others who know Delta."""
+"""The lake on a real Spark: archived by tasks, joined with the live journal, read by other Delta readers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.archive import archive
 from heapline.spark.jobs.lake import lake
-from heapline.spark.lake.upkeep import maintain
-from heapline.spark.log import DataLost
+from heapline.spark.lake.maintenance import maintain
+from heapline.spark.topic_log import DataLost
 from tests.spark.conftest import MARKS
 from tests.unit.spark.lake_rig import fill, reclaim
 
@@ -36,7 +36,7 @@ def places(df: Any) -> list[tuple[int, int]]:
     return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
 
-def test_lake_is_archive_and_live_journal_as_one_while_rows_are_added_and_archived(
+def test_lake_joins_archive_and_journal_while_rows_are_archived(
     spark: Any, hl: Any, where: dict[str, str], tmp_path: Path
 ) -> None:
     at = tmp_path / "lake"
@@ -65,20 +65,18 @@ def hl_day(messages: Any) -> str:
     return str(messages.selectExpr("min(enqueued_at) AS day").collect()[0].day.date())
 
 
-def test_journal_that_no_longer_reaches_the_lakes_end_is_a_loss(
-    spark: Any, hl: Any, where: dict[str, str], tmp_path: Path
-) -> None:
+def test_gap_between_lake_and_journal_is_data_loss(spark: Any, hl: Any, where: dict[str, str], tmp_path: Path) -> None:
     fill(hl, 10)
     archive(spark, where, "jobs", tmp_path / "lake", views=("messages",))
     reclaim(hl)
     with pytest.raises(DataLost, match="are missing"):
         lake(spark, tmp_path / "lake", where, "jobs")
     assert lake(spark, tmp_path / "lake", topic="jobs").count() == 10
-    with pytest.raises(BadRequest, match="there is no lake with events"):
+    with pytest.raises(BadRequest, match="no lake with events exists"):
         lake(spark, tmp_path / "lake", topic="jobs", view="events")
 
 
-def test_duckdb_polars_and_deltalake_read_what_spark_reads(
+def test_duckdb_polars_and_deltalake_read_the_lake_like_spark(
     spark: Any, hl: Any, where: dict[str, str], tmp_path: Path
 ) -> None:
     import duckdb

@@ -1,4 +1,4 @@
-"""docs/lake.md as a walk: its Python runs from the first block to the last, with the Spark of all tests."""
+"""Run the Python of docs/lake.md from the first block to the last, in the Spark of all tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.spark.conftest import MARKS
 pytestmark = MARKS
 
 
-def test_page_of_the_lake_does_what_it_says(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_page_runs(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "lake.md").read_text(encoding="utf-8")
     blocks = [dataclasses.replace(block, reason=None) for block in blocks_of(text)]

@@ -1,4 +1,4 @@
-"""Lifecycles and the audit on a real Spark: as a naive model has them, in one go, in pieces, and kept up in a table."""
+"""Lifecycles and the audit on a real Spark: equal to a naive model, in one run, in parts, and kept in a table."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ from typer.testing import CliRunner
 
 import heapline
 from heapline.cli.pipeline import app
-from heapline.model import Outgoing
-from heapline.spark.jobs import keeping
+from heapline.contract.message import Outgoing
+from heapline.spark.audit.job import audit, audit_events
+from heapline.spark.jobs import lifecycle_updates as keeping
 from heapline.spark.jobs.archive import archive
-from heapline.spark.jobs.audit import audit, audit_events
-from heapline.spark.jobs.auditing.alone import audit_table
-from heapline.spark.jobs.inputs import events_of
-from heapline.spark.jobs.keeping import TYPES, keep_lifecycles, read_lifecycles
-from heapline.spark.jobs.lifecycle_table import Kept, LifecycleTable, TableMoved
+from heapline.spark.jobs.lake import events_of
+from heapline.spark.jobs.lifecycle_updates import (
+    TYPES,
+    Extent,
+    LifecycleTable,
+    TableMoved,
+    keep_lifecycles,
+    read_lifecycles,
+)
 from heapline.spark.jobs.lifecycles import COLUMNS, lifecycles
 from tests.spark.conftest import MARKS
-from tests.spark.naive_lives import followed
+from tests.spark.naive_lifecycles import followed
 from tests.unit.engine.rig import opened
 from tests.unit.spark.lake_rig import TasksAtOnce, reclaim
-from tests.unit.spark.lived import BACKOFF, TOPICS, config, events, live, standing
-from tests.unit.spark.planting import early_lease, numbered
+from tests.unit.spark.local_audit import audit_table
+from tests.unit.spark.planted_faults import early_lease, numbered
+from tests.unit.spark.random_histories import BACKOFF, TOPICS, config, events, live, standing
 
 pytestmark = MARKS
 
@@ -74,7 +80,7 @@ def rows_of(df: Any) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["topic"], row["id"]): row for row in df.toArrow().to_pylist()}
 
 
-def test_every_message_has_one_row_as_a_naive_model_has_it(happened: Any, lives: dict[str, Any]) -> None:
+def test_lifecycles_equal_a_naive_model(happened: Any, lives: dict[str, Any]) -> None:
     expected = followed([row for table, _, _ in lives.values() for row in table.to_pylist()])
     df = lifecycles(happened)
     assert tuple(df.columns) == COLUMNS
@@ -88,14 +94,14 @@ def test_every_message_has_one_row_as_a_naive_model_has_it(happened: Any, lives:
     }  # fmt: skip
 
 
-def test_rows_are_the_same_if_events_come_in_two_parts(happened: Any) -> None:
+def test_lifecycles_of_two_parts_equal_those_of_the_whole(happened: Any) -> None:
     cut = 60
     early = lifecycles(happened.where(f"unit <= {cut}"))
     late = lifecycles(happened.where(f"unit > {cut}"), before=early.where("not is_over"))
     assert rows_of(early.where("is_over").unionByName(late)) == rows_of(lifecycles(happened))
 
 
-def test_audit_of_all_at_once_finds_what_the_audit_of_each_finds(
+def test_audit_of_several_topics_equals_audits_of_each(
     spark: Any, happened: Any, lives: dict[str, Any]
 ) -> None:  # fmt: skip
     configs = {topic: settings for topic, (_, settings, _) in lives.items()}
@@ -123,7 +129,7 @@ def work(hl: Any, count: int) -> None:
     hl.nack(got[count // 3 :], backoff=0)
 
 
-def test_kept_table_is_what_a_fold_of_everything_gives_also_after_a_run_that_was_killed(
+def test_kept_lifecycles_equal_a_full_run_even_after_a_kill(
     spark: Any, hl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, out = {"path": str(tmp_path / "data")}, str(tmp_path / "lives")
@@ -143,10 +149,10 @@ def test_kept_table_is_what_a_fold_of_everything_gives_also_after_a_run_that_was
     assert rows_of(read_lifecycles(spark, out)) == whole
     assert len(rows_of(read_lifecycles(spark, out, over=False))) == sum(not row["is_over"] for row in whole.values())
     with pytest.raises(TableMoved, match="run again"):
-        stale.commit("jobs", "data/none", Kept(1, {0: 5}))
+        stale.commit("jobs", "data/none", Extent(1, {0: 5}))
 
 
-def test_first_run_with_a_lake_begins_where_the_lake_does(spark: Any, hl: Any, tmp_path: Path) -> None:
+def test_first_lifecycle_run_with_a_lake_starts_at_its_beginning(spark: Any, hl: Any, tmp_path: Path) -> None:
     where, lake = {"path": str(tmp_path / "data")}, str(tmp_path / "lake")
     work(hl, 60)
     archive(TasksAtOnce(), where, "jobs", lake, views=("events",))
@@ -162,7 +168,7 @@ def test_first_run_with_a_lake_begins_where_the_lake_does(spark: Any, hl: Any, t
     assert sum(row["payload_bytes"] == 20 for row in kept.values()) == 60
 
 
-def test_audit_proves_a_journal_and_refutes_one_that_was_tampered_with(spark: Any, hl: Any, tmp_path: Path) -> None:
+def test_audit_proves_a_journal_and_refutes_a_tampered_one(spark: Any, hl: Any, tmp_path: Path) -> None:
     work(hl, 90)
     where = {"path": str(tmp_path / "data")}
     found = audit(spark, where, "jobs")
@@ -172,7 +178,7 @@ def test_audit_proves_a_journal_and_refutes_one_that_was_tampered_with(spark: An
     assert json.loads(told.stdout.splitlines()[-1])["messages"] == 90
 
 
-def test_fault_is_found_by_tasks_and_told_with_its_message(spark: Any, lives: dict[str, Any]) -> None:
+def test_audit_on_spark_reports_a_fault_with_its_message(spark: Any, lives: dict[str, Any]) -> None:
     table, settings, stands = lives["parted-1"]
     planted = numbered(early_lease(table.to_pylist()) or [])
     df = spark.createDataFrame(pa.Table.from_pylist(planted, schema=table.schema))

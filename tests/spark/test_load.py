@@ -1,4 +1,4 @@
-"""Loading files into a topic: rows in are messages out, each once, with the driver killed in the midst of it."""
+"""Loading files into a topic: each row becomes one message, even if the driver is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import heapline
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.load import LoadResult, load
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
@@ -93,20 +93,16 @@ def found(spark: Any, where: dict[str, str]) -> Any:
     ).collect()  # fmt: skip
 
 
-async def test_rows_become_messages_once_though_the_driver_is_killed(spark: Any, tmp_path: Path) -> None:
+async def test_load_enqueues_each_row_once_if_the_driver_is_killed(spark: Any, tmp_path: Path) -> None:
     await load_through_a_kill(spark, tmp_path, 200_000, 25_000)
 
 
 @pytest.mark.soak
-async def test_ten_million_scheduled_messages_are_loaded_once_though_the_driver_is_killed(
-    spark: Any, tmp_path: Path
-) -> None:
+async def test_ten_million_rows_are_loaded_once_if_the_driver_is_killed(spark: Any, tmp_path: Path) -> None:
     await load_through_a_kill(spark, tmp_path, 10_000_000, 100_000)
 
 
-async def test_tables_files_and_delta_are_taken_and_what_cannot_be_is_refused_before_anything_is_sent(
-    spark: Any, tmp_path: Path
-) -> None:
+async def test_load_reads_tables_files_and_delta_and_rejects_bad_sql(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"name": "ann", "age": 3}\n{"name": "bob", "age": 70}\n', encoding="utf-8")
     data = tmp_path / "data"
     async with Process(data) as server:
@@ -118,8 +114,8 @@ async def test_tables_files_and_delta_are_taken_and_what_cannot_be_is_refused_be
                 return load(spark, where, source, "jobs", name=name, folder=tmp_path / name, **more)
 
             for select, why in (
-                ("nam AS value", "Spark cannot do that"), ("name AS value, age AS prio", "no column 'prio'"),
-                ("name", "no column 'name'|no column value"),
+                ("nam AS value", "Spark rejected the SQL"), ("name AS value, age AS prio", "unknown column 'prio'"),
+                ("name", "unknown column 'name'|column value is missing"),
             ):  # fmt: skip
                 with pytest.raises(BadRequest, match=why):
                     await asyncio.to_thread(run, tmp_path / "a.jsonl", "bad", select=select)

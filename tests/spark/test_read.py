@@ -1,4 +1,4 @@
-"""The format `heapline` in a real Spark: found by itself, read in pieces, the same again whatever the engine does."""
+"""The format `heapline` in a real Spark: found automatically, read in tasks, stable while the engine works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from heapline.spark.schema import VIEWS, arrow_schema, columns_of
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
@@ -39,14 +39,12 @@ def exact(df: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_schema_of_a_view_is_what_spark_makes_of_it(load: Load, hl: Any, view: str) -> None:
+def test_view_schema_equals_sparks(load: Load, hl: Any, view: str) -> None:
     df = load(view=view, includeHeaders="true")
     assert to_arrow_schema(df.schema, timezone="UTC").equals(arrow_schema(columns_of(view, headers=True)))
 
 
-def test_range_reads_the_same_while_the_engine_writes_snapshots_reclaims_and_restarts(
-    load: Load, hl: Any, tmp_path: Path
-) -> None:
+def test_range_is_stable_while_the_engine_works_and_restarts(load: Load, hl: Any, tmp_path: Path) -> None:
     fill(hl, 6000, 400)
     df = load(minPartitions="3")
     before = exact(df)
@@ -65,7 +63,7 @@ def test_range_reads_the_same_while_the_engine_writes_snapshots_reclaims_and_res
         assert load().count() == 7500
 
 
-def test_both_views_are_to_be_had_in_sql_and_fit_together(spark: Any, load: Load, hl: Any, tmp_path: Path) -> None:
+def test_both_views_work_in_sql_and_join(spark: Any, load: Load, hl: Any, tmp_path: Path) -> None:
     fill(hl, 700)
     hl.ack(hl.pop("jobs", 100))
     spark.sql(
@@ -81,7 +79,7 @@ def test_both_views_are_to_be_had_in_sql_and_fit_together(spark: Any, load: Load
     assert left.count() == 600
 
 
-def test_filters_narrow_what_is_read_and_change_nothing_of_what_comes(load: Load, hl: Any) -> None:
+def test_pushdown_does_not_change_results(load: Load, hl: Any) -> None:
     fill(hl, 3000)
     whole = exact(load(columns="partition,offset,timestamp")).to_pylist()
     middle = sorted(row["timestamp"] for row in whole)[1500]
@@ -95,15 +93,13 @@ def test_filters_narrow_what_is_read_and_change_nothing_of_what_comes(load: Load
     assert narrow.rdd.getNumPartitions() < load(maxPartitionBytes="200000").rdd.getNumPartitions()
 
 
-def test_empty_topic_reads_as_no_rows_and_a_wrong_option_is_told(load: Load, hl: Any) -> None:
+def test_empty_topic_has_no_rows_and_unknown_options_are_rejected(load: Load, hl: Any) -> None:
     assert load().collect() == []
-    with pytest.raises(Exception, match="there is no option 'startingofsets' for reading"):
+    with pytest.raises(Exception, match="unknown option 'startingofsets' for reading"):
         load(startingOfsets="earliest").collect()
 
 
-def test_stream_goes_on_where_its_checkpoint_says_and_gives_every_message_once(
-    load: Load, hl: Any, tmp_path: Path
-) -> None:
+def test_restarted_stream_returns_every_message_once(load: Load, hl: Any, tmp_path: Path) -> None:
     seen: list[int] = []
     sizes: list[int] = []
 
@@ -128,7 +124,7 @@ def test_stream_goes_on_where_its_checkpoint_says_and_gives_every_message_once(
     assert len(seen) == len(set(seen)) == 1300
 
 
-async def test_server_gives_what_its_directory_gives_and_the_key_is_shown_nowhere(
+async def test_server_returns_the_rows_of_its_directory_and_hides_the_key(
     spark: Any, load: Load, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"

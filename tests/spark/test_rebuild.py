@@ -1,4 +1,4 @@
-"""Rebuilding a topic's past: at every moment what the engine itself said then."""
+"""Rebuilding a topic's past: at every time the state that the engine itself reported."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import heapline
 from heapline.cli.pipeline import app
-from heapline.config import Backoff
-from heapline.model import DlqFilter, MessageInfo, Outgoing, from_ms
+from heapline.contract.config import Backoff
+from heapline.contract.message import DlqFilter, MessageInfo, Outgoing, from_ms
 from heapline.spark.jobs.archive import archive
 from heapline.spark.jobs.rebuild import MOMENT, rebuild, states
 from heapline.spark.jobs.replay import _Log, _ranges, sliced
@@ -78,7 +78,7 @@ class History:
     async def _is_known(self, id: int) -> bool:
         try:
             await self.rig.hl.get("jobs", id)
-        except heapline.errors.MessageNotFound:
+        except heapline.contract.errors.MessageNotFound:
             return False
         return True
 
@@ -91,7 +91,7 @@ class History:
         ways = [hl.ack, hl.nack, hl.release, hl.bury, lambda m: hl.extend(m, 50.0), lambda m: hl.nack(m, reason="no")]
         pick.shuffle(self.held)
         for _ in range(min(3, len(self.held))):
-            with suppress(heapline.errors.ConflictError):  # its lease had ended
+            with suppress(heapline.contract.errors.ConflictError):  # its lease had ended
                 await pick.choice(ways)([self.held.pop()])
 
     async def meddle(self) -> None:
@@ -128,7 +128,7 @@ def rebuilt(spark: Any, rig: Rig, history: History) -> list[Told]:
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["with streams", "without"])
-async def test_every_moment_is_rebuilt_as_the_engine_told_it_then(spark: Any, streams: bool) -> None:
+async def test_rebuilt_state_equals_the_engines_at_every_time(spark: Any, streams: bool) -> None:
     topic = {"partitions": 3, "streams": streams, "max_retries_default": 1, "backoff": Backoff(base=2.0, jitter=0.0)}
     async with opened(topic=topic) as rig:
         history = History(rig, 11 + streams)
@@ -156,7 +156,7 @@ def _utc(naive: datetime | None) -> datetime | None:
     return None if naive is None else naive.astimezone(UTC)
 
 
-def test_payloads_come_with_the_state_and_the_command_counts_and_writes_it(spark: Any, tmp_path: Path) -> None:
+def test_rebuild_adds_payloads_and_the_command_writes_them(spark: Any, tmp_path: Path) -> None:
     where, out = {"path": str(tmp_path / "data")}, tmp_path / "state"
     path = ["--path", where["path"]]
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0, reclaim_interval=3600.0) as hl:
@@ -176,7 +176,7 @@ def test_payloads_come_with_the_state_and_the_command_counts_and_writes_it(spark
         assert [row.priority for row in spark.read.parquet(str(out)).collect()] == [9]
 
 
-def test_lake_and_journal_together_tell_the_past_and_give_it_again(spark: Any, tmp_path: Path) -> None:
+def test_rebuild_and_replay_read_lake_and_journal(spark: Any, tmp_path: Path) -> None:
     where, lake = {"path": str(tmp_path / "data")}, str(tmp_path / "lake")
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0, reclaim_interval=3600.0) as hl:
         hl.create_topic("jobs", partitions=2)

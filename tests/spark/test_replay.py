@@ -1,4 +1,4 @@
-"""The past once more: chosen and changed by SQL, killed and gone on with, each message once."""
+"""Replay: messages selected and changed by SQL, killed and continued, each enqueued once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
 from heapline.spark.jobs.replay import ReplayResult, replay
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
@@ -23,9 +23,7 @@ class Killed(BaseException):
     pass
 
 
-async def test_chosen_messages_come_once_more_with_what_they_had_though_the_job_is_killed(
-    spark: Any, tmp_path: Path
-) -> None:
+async def test_replay_enqueues_messages_once_if_the_job_is_killed(spark: Any, tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with Process(data) as server:
         where = {"heapline.url": server.target, "heapline.api_key_file": str(data / "admin.key")}
@@ -48,7 +46,7 @@ async def test_chosen_messages_come_once_more_with_what_they_had_though_the_job_
                 } | more  # fmt: skip
                 return replay(spark, where, "orders", **given)
 
-            with pytest.raises(BadRequest, match=r"Spark cannot do that.*nothing"):
+            with pytest.raises(BadRequest, match=r"Spark rejected the SQL.*nothing"):
                 await asyncio.to_thread(run, filter="nothing = 1")
 
             def die(done: int, total: int, messages: int) -> None:
@@ -60,7 +58,7 @@ async def test_chosen_messages_come_once_more_with_what_they_had_though_the_job_
             result = await asyncio.to_thread(run)
             assert (result.chunks_before, result.messages) == (2, 180)
             assert (await asyncio.to_thread(run)).was_done
-            with pytest.raises(BadRequest, match="begun with another filter"):
+            with pytest.raises(BadRequest, match="started with a different filter"):
                 await asyncio.to_thread(run, filter="priority < 4")
             [first] = await hl.peek("again", 1)
             assert first.expires_at is not None

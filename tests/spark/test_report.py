@@ -1,4 +1,4 @@
-"""The report's figures, from lifecycles made by hand and from a queue that was worked on."""
+"""The report's numbers, from handmade lifecycles and from a used queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from heapline.spark.jobs.forecast import forecast
 from heapline.spark.jobs.report import Bucket, Counted, Percentiles, Report, report
 from heapline.spark.jobs.report_page import report_page
@@ -30,7 +30,7 @@ def frames(spark: Any) -> dict[str, Any]:
     ]
     fired = [("fired", 201, at(101_004)), ("fired", 202, at(101_006)), ("fired", 202, at(109_000))]
     events = spark.createDataFrame(
-        [*fired, ("rescheduled", 203, at(100_500)), ("fired", 203, at(1_001_000)), ("fired_count", None, at(0))],
+        [*fired, ("rescheduled", 203, at(100_500)), ("fired", 203, at(1_001_000)), ("fired", None, at(0))],
         "kind string, id bigint, timestamp timestamp",
     )
     keys = [b"tea", b"tea", "键".encode(), None] * 5
@@ -43,7 +43,7 @@ def found(spark: Any, frames: dict[str, Any]) -> Report:
     return report(spark, None, "jobs", **frames)
 
 
-def test_report_counts_what_the_lifecycles_say(found: Report) -> None:
+def test_report_equals_the_lifecycles(found: Report) -> None:
     assert (found.messages, found.retries, found.lease_expiries) == (204, 14, 1)
     assert found.deliveries == 200 + 4 + 13 + 1
     of = {row.priority: row for row in found.priorities}
@@ -60,9 +60,7 @@ def test_report_counts_what_the_lifecycles_say(found: Report) -> None:
     assert found.with_key == 15
 
 
-def test_delay_of_the_scheduler_is_counted_once_and_not_for_those_that_were_moved(
-    spark: Any, frames: dict[str, Any], found: Report
-) -> None:
+def test_timer_delay_ignores_rescheduled_messages(spark: Any, frames: dict[str, Any], found: Report) -> None:
     delays = found.delays
     assert delays is not None
     assert (delays.to_ready.count, delays.to_ready.p50, delays.to_ready.max) == (2, 4, 6)
@@ -72,7 +70,7 @@ def test_delay_of_the_scheduler_is_counted_once_and_not_for_those_that_were_move
     assert (without.to_ready.count, without.to_leased.count) == (0, 3)
 
 
-def test_throughput_has_every_bucket_and_counts_what_was_enqueued_before(spark: Any) -> None:
+def test_throughput_has_every_bucket_and_counts_older_messages(spark: Any) -> None:
     rows = [lifecycle(0, 0, wait=2500), lifecycle(1, 2100), lifecycle(2, 5900, wait=None, outcome="waiting")]
     found = report(spark, None, "jobs", lifecycles=spark.createDataFrame(rows, SCHEMA), since=at(2000), until=at(5950))
     start = int(at(0).timestamp() * 1000)
@@ -83,13 +81,13 @@ def test_throughput_has_every_bucket_and_counts_what_was_enqueued_before(spark: 
     )  # fmt: skip
 
 
-def test_nothing_is_a_report_too(spark: Any) -> None:
+def test_report_of_an_empty_topic(spark: Any) -> None:
     found = report(spark, None, "jobs", lifecycles=spark.createDataFrame([], SCHEMA))
     assert isinstance(found, Report)
     assert (found.messages, found.first_ms, found.throughput, found.delays) == (0, None, (), None)
 
 
-def test_report_and_forecast_of_a_queue_that_was_worked_on(spark: Any, tmp_path: Path) -> None:
+def test_report_and_forecast_of_a_used_queue(spark: Any, tmp_path: Path) -> None:
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
         hl.create_topic("jobs", partitions=2, max_retries_default=1)
         bad = [i % 6 == 0 for i in range(30)]

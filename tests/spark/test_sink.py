@@ -1,4 +1,4 @@
-"""Written by a real Spark to a real server: rows in are messages out, once, whatever is thrown, replayed, repeated."""
+"""A real Spark writes to a real server: each row becomes one message, whatever fails or is repeated."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wanted(count: int) -> Counter[str]:
     return Counter(str(i) for i in range(count))
 
 
-def test_rows_of_a_batch_are_messages_with_all_their_columns(spark: Any, server: Server) -> None:
+def test_written_rows_are_messages_with_all_columns(spark: Any, server: Server) -> None:
     topic = server.topic(fairness="keys")
     df = spark.range(0, 6, 1, 2).selectExpr(
         "cast(cast(id as string) as binary) as value", "cast(id as int) as priority", "concat('k', id % 2) as key",
@@ -89,7 +89,7 @@ def test_rows_of_a_batch_are_messages_with_all_their_columns(spark: Any, server:
     server.hl.ack(messages)
 
 
-def test_rows_go_to_the_topics_that_they_name(spark: Any, server: Server) -> None:
+def test_rows_go_to_the_topics_they_name(spark: Any, server: Server) -> None:
     one, two = server.topic(), server.topic()
     df = numbers(spark, 3000).selectExpr("value", f"if(value < '5', '{one}', '{two}') as topic")
     save(df, server, None)
@@ -98,9 +98,7 @@ def test_rows_go_to_the_topics_that_they_name(spark: Any, server: Server) -> Non
     assert max(found[0]) < "5" <= min(found[1])
 
 
-def test_task_that_throws_once_is_tried_again_and_nothing_is_doubled(
-    spark: Any, server: Server, tmp_path: Path
-) -> None:
+def test_retried_task_duplicates_nothing(spark: Any, server: Server, tmp_path: Path) -> None:
     topic, mark = server.topic(), str(tmp_path / "thrown")
 
     def throw_once(batches: Any) -> Any:
@@ -120,7 +118,7 @@ def test_task_that_throws_once_is_tried_again_and_nothing_is_doubled(
     assert server.prepared(topic) == 0
 
 
-def test_write_with_a_transaction_is_done_once_however_often_it_is_repeated(spark: Any, server: Server) -> None:
+def test_repeated_transaction_is_written_once(spark: Any, server: Server) -> None:
     topic = server.topic()
     for version in ("0", "0", "1", "0"):
         save(numbers(spark, 100), server, topic, txnAppId="load", txnVersion=version)
@@ -152,7 +150,7 @@ def run(df: Any, server: Server, topic: str, checkpoint: Path) -> str:
     return str(query.id)
 
 
-def test_stream_is_written_once_also_when_its_last_batch_is_replayed(
+def test_replayed_last_batch_of_a_stream_is_written_once(
     spark: Any, server: Server, source: Path, tmp_path: Path
 ) -> None:
     topic, checkpoint = server.topic(), tmp_path / "checkpoint"
@@ -172,9 +170,7 @@ def test_stream_is_written_once_also_when_its_last_batch_is_replayed(
     assert server.prepared(topic) == 0
 
 
-def test_two_writes_of_one_foreach_batch_are_two_transactions(
-    spark: Any, server: Server, source: Path, tmp_path: Path
-) -> None:
+def test_foreach_batch_can_write_two_transactions(spark: Any, server: Server, source: Path, tmp_path: Path) -> None:
     one, two, checkpoint = server.topic(), server.topic(), tmp_path / "checkpoint"
     feed(source, 0, range(500))
 
@@ -190,7 +186,7 @@ def test_two_writes_of_one_foreach_batch_are_two_transactions(
     assert server.taken(one) == server.taken(two) == wanted(500)
 
 
-def test_bad_rows_fail_the_batch_with_their_facts_or_go_aside(spark: Any, server: Server, tmp_path: Path) -> None:
+def test_bad_rows_fail_the_batch_or_go_to_bad_records_path(spark: Any, server: Server, tmp_path: Path) -> None:
     topic = server.topic(segment_bytes=1 << 20, max_payload_bytes=1000)
     df = spark.range(0, 20, 1, 2).selectExpr(
         "case when id = 3 then null when id = 13 then repeat('secret', 1000) else cast(id as string) end as value",
@@ -206,21 +202,21 @@ def test_bad_rows_fail_the_batch_with_their_facts_or_go_aside(spark: Any, server
     assert server.taken(topic) == wanted(20) - Counter(["3", "7", "13"])
     found = spark.read.parquet(str(aside)).orderBy("_reason").collect()
     assert [row["_reason"] for row in found] == [
-        "there is no topic 'nowhere'", "value has 6000 bytes, over the 1000 that its topic takes", "value is null",
+        "topic 'nowhere' does not exist", "value has 6000 bytes; the topic allows at most 1000", "value is null",
     ]  # fmt: skip
     assert not list((aside / "_staging").rglob("*.parquet"))
 
 
-def test_mistakes_are_told_before_anything_is_written(spark: Any, server: Server) -> None:
+def test_mistakes_are_rejected_before_anything_is_written(spark: Any, server: Server) -> None:
     writer = numbers(spark, 1).write.format("heapline").options(**server.where).option("topic", "t1")
     with pytest.raises(Exception, match='use "append"'):
         writer.mode("overwrite").save()
-    with pytest.raises(Exception, match="a directory has one writer") as caught:
+    with pytest.raises(Exception, match="only the server writes to a data directory") as caught:
         writer.mode("append").option("path", "data").save()
     assert "hl_" not in str(caught.value)
 
 
-def test_live_queue_is_reordered_and_cancelled_from_spark(spark: Any, server: Server) -> None:
+def test_spark_reschedules_and_cancels_messages(spark: Any, server: Server) -> None:
     topic = server.topic()
     save(numbers(spark, 60, 1), server, topic)
     held = server.hl.pop(topic, 5)

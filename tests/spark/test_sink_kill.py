@@ -1,6 +1,6 @@
-"""Rows in are messages out, none lost, none doubled, whatever is killed: drivers, workers, the server.
+"""Each row becomes one message, whatever is killed: drivers, workers, the server.
 
-The quick form is one seed and one kill of the driver. `HEAPLINE_SOAK_SEEDS=0-9` with `-m soak` runs whole series.
+The quick form is one seed and one kill of the driver. `HEAPLINE_SOAK_SEEDS=0-9` with `-m soak` runs many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.spark.kill_rig import Scene, disturb, seeds
 pytestmark = MARKS
 
 
-def test_rows_in_are_messages_out_though_driver_and_server_are_killed_and_tasks_throw(tmp_path: Path) -> None:
+def test_sink_is_exactly_once_if_driver_and_server_are_killed(tmp_path: Path) -> None:
     with Scene(tmp_path, rows=2000, batch_rows=200) as scene:
         scene.check(disturb(scene, seed=3, runs=1))
         assert scene.record["zombies"] >= 2
@@ -25,13 +25,13 @@ def test_rows_in_are_messages_out_though_driver_and_server_are_killed_and_tasks_
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", seeds())
-def test_long_series_of_kills_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
+def test_many_kills_neither_lose_nor_duplicate_rows(tmp_path: Path, seed: int) -> None:
     with Scene(tmp_path, rows=12_000, batch_rows=300) as scene:
         scene.check(disturb(scene, seed, runs=5))
         print(f"seed {seed}: {dict(scene.record)}")
 
 
-def test_query_whose_checkpoint_was_deleted_is_another_query_and_begins_anew(spark: Any, tmp_path: Path) -> None:
+def test_deleted_checkpoint_makes_a_new_query(spark: Any, tmp_path: Path) -> None:
     """A sink knows a query by its checkpoint. Deleting that asks for the rows once more, and they come once more."""
     with Scene(tmp_path, rows=100, batch_rows=100) as scene:
         queries = set()

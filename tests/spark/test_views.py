@@ -1,4 +1,4 @@
-"""In a real Spark: `backlog` and `dlq` stay what they were when planned, consuming leases once, progress is shown."""
+"""In a real Spark: `backlog` and `dlq` are fixed when planned, consuming leases once, progress is shown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
 from heapline.spark import ConsumeResult, consume
 from heapline.spark.source import HeaplineSource
 from tests.integration.server_process import Process
@@ -45,7 +45,7 @@ async def served(spark: Any, tmp_path: Path) -> AsyncIterator[Served]:
         await far.close()
 
 
-async def test_backlog_and_dead_letters_stay_what_they_were_when_planned(served: Served, load: Load) -> None:
+async def test_backlog_and_dlq_are_fixed_when_planned(served: Served, load: Load) -> None:
     for message in await served.far.pop("jobs", 20, holder="w", visibility=3600.0):
         await message.bury("kaputt")
     await served.far.pop("jobs", 5, holder="w", visibility=3600.0)
@@ -70,11 +70,11 @@ async def test_backlog_and_dead_letters_stay_what_they_were_when_planned(served:
         await served.far.snapshot("jobs")
     assert await asyncio.to_thread(picture) == before
     assert await asyncio.to_thread(served.load(view="backlog").count) == 402
-    with pytest.raises(BadRequest, match="shows one moment, so it is read as a batch"):  # as a query would fail
+    with pytest.raises(BadRequest, match="shows one point in time and is batch only"):  # as a query would fail
         HeaplineSource({**served.where, "subscribe": "jobs", "view": "dlq"}).streamReader(None)
 
 
-async def test_function_that_consumes_reads_the_same_rows_in_every_action(spark: Any, served: Served) -> None:
+async def test_consumed_rows_are_the_same_in_every_action(spark: Any, served: Served) -> None:
     seen: list[Any] = []
 
     def work(df: Any) -> Any:
@@ -94,7 +94,7 @@ async def test_function_that_consumes_reads_the_same_rows_in_every_action(spark:
     assert (stats.ready + stats.delayed, stats.leased) == (805, 0)
 
 
-async def test_progress_of_a_stream_is_shown_by_its_group_a_batch_late(served: Served, tmp_path: Path) -> None:
+async def test_observer_group_shows_progress_one_batch_late(served: Served, tmp_path: Path) -> None:
     def run() -> None:
         df = served.load(stream=True, startingOffsets="earliest", maxOffsetsPerTrigger="300", group="shown")
         writing = df.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import heapline
-from heapline.config import FIXED_FIELDS, make_broker_config, make_config, parse_topic
+from heapline.contract.config import FIXED_FIELDS, make_broker_config, make_config, parse_topic
 
 
 def test_defaults_of_a_topic_are_those_of_the_issue() -> None:

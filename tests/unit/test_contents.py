@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 import heapline
-from heapline.contents import decode
+from heapline.contract.payload_codec import decode
 from tests.unit.test_model import message
 
 

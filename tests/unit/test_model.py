@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.model import Enqueued, from_ms
-from heapline.ulid import to_ulid
+from heapline.contract.ids import to_ulid
+from heapline.contract.message import Enqueued, from_ms
 
-ID = 264905529753600000
+ID, SUFFIX = 264905529753600000, 0x2AB_CDEF_0123_4567
 
 
 class Recorder:
@@ -36,6 +36,7 @@ def message(broker: Any = None, **changes: Any) -> heapline.Message:
     facts: dict[str, Any] = {
         "topic": "jobs", "partition": 0, "id": ID, "token": 7, "payload": b"abc", "priority": 5, "attempts": 2,
         "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000, "deadline_ms": 1_767_225_630_000,
+        "id_suffix": SUFFIX,
     }  # fmt: skip
     return heapline.Message(broker, **(facts | changes))
 
@@ -43,7 +44,7 @@ def message(broker: Any = None, **changes: Any) -> heapline.Message:
 def row(**changes: Any) -> heapline.StreamMessage:
     facts: dict[str, Any] = {
         "topic": "jobs", "partition": 0, "offset": 3, "id": ID, "payload": b"abc", "priority": 5, "attempts": 2,
-        "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000,
+        "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000, "id_suffix": SUFFIX,
     }  # fmt: skip
     return heapline.StreamMessage(None, **(facts | changes))
 
@@ -56,16 +57,29 @@ def test_instants_have_a_time_zone() -> None:
 
 
 def test_id_has_two_spellings_everywhere() -> None:
-    info = heapline.MessageInfo(id=ID, topic="jobs", partition=0, state="ready")
-    for thing in (message(), heapline.Enqueued(ID), info):
-        assert (thing.id, thing.message_id) == (ID, to_ulid(ID))
+    info = heapline.MessageInfo(id=ID, topic="jobs", partition=0, state="ready", id_suffix=SUFFIX)
+    letter = heapline.GroupDeadLetter(partition=0, offset=3, id=ID, attempts=1, reason="r", id_suffix=SUFFIX)
+    for thing in (message(), row(), heapline.Enqueued(ID, id_suffix=SUFFIX), info, letter):
+        assert (thing.id, thing.message_id) == (ID, to_ulid(ID, SUFFIX))
+        assert to_ulid(ID, SUFFIX) in repr(thing)
+        assert str(ID) not in repr(thing)
+
+
+def test_repr_shows_what_is_set_and_no_internals() -> None:
+    ulid = to_ulid(ID, SUFFIX)
+    info = heapline.MessageInfo(id=ID, topic="jobs", partition=0, state="ready", attempts=2, id_suffix=SUFFIX)
+    assert repr(info) == f"MessageInfo({ulid}, topic='jobs', partition=0, state='ready', attempts=2)"
+    assert repr(heapline.Enqueued(ID, id_suffix=SUFFIX)) == f"Enqueued({ulid})"
+    assert repr(heapline.Enqueued(ID, True, id_suffix=SUFFIX)) == f"Enqueued({ulid}, duplicate)"
+    assert repr(heapline.Enqueued(0, error=ValueError("x"))) == "Enqueued(error=ValueError('x'))"
 
 
 @pytest.mark.parametrize("make", [message, row])
 def test_message_and_row_can_be_read_alike(make: Callable[..., heapline.Message | heapline.StreamMessage]) -> None:
     assert make().headers == {}
     one = make(headers={"a": "b"}, payload=b"[1, 2]")
-    assert (one.headers, one.message_id, one.enqueued_at) == ({"a": "b"}, to_ulid(ID), datetime(2026, 1, 1, tzinfo=UTC))
+    assert (one.headers, one.message_id) == ({"a": "b"}, to_ulid(ID, SUFFIX))
+    assert one.enqueued_at == datetime(2026, 1, 1, tzinfo=UTC)
     assert one.json() == one.decode(list[int]) == [1, 2]
 
 
@@ -98,7 +112,7 @@ async def test_message_asks_its_own_broker() -> None:
 
 def test_message_shows_what_matters_and_not_its_payload() -> None:
     shown = repr(message(payload=b"secret"))
-    assert to_ulid(ID) in shown
+    assert to_ulid(ID, SUFFIX) in shown
     assert all(part in shown for part in ("'jobs'", "priority 5", "attempt 2", "6 bytes"))
     assert "secret" not in shown
 

@@ -1,14 +1,14 @@
-"""Work shared over a changing crowd of workers: stable ids, one leader, partitions that stay where they are.
+"""Divide partitions among a changing pool of workers: stable worker ids, one leader, and few moves.
 
-It knows nothing of queues: the engine may use it, it uses nothing of the engine.
+The package knows nothing about queues. The engine may use it; it uses nothing of the engine.
 
 >>> from heapline import assign
 >>> source = assign.StaticSource([assign.Partition(("tool001", "chamber1"), weight=100)])
 >>> config = assign.Config.example("production")
 """
 
+from heapline.assign.assignment import Assignment, Document, Lifecycle
 from heapline.assign.config import AssignmentConfig, Config, RetryConfig
-from heapline.assign.document import Document
 from heapline.assign.election import ElectionAgent, KVElection
 from heapline.assign.errors import (
     AssignError,
@@ -23,15 +23,14 @@ from heapline.assign.errors import (
     StartupTimeout,
 )
 from heapline.assign.hooks import Hooks
-from heapline.assign.kv import KV, Conflict, Entry
+from heapline.assign.kv import KV, Conflict, Entry, MemoryKV
 from heapline.assign.manager import Manager
-from heapline.assign.memory_kv import MemoryKV
 from heapline.assign.metrics import MetricsCollector, NoMetrics, PrometheusMetrics
-from heapline.assign.model import Assignment, Lifecycle, Partition, State
 from heapline.assign.nats_kv import NatsKV
-from heapline.assign.sources import CallableSource, PartitionSource, StaticSource
+from heapline.assign.partitions import CallableSource, Partition, PartitionSource, StaticSource
+from heapline.assign.states import State
 from heapline.assign.strategies import AssignmentStrategy, RoundRobinStrategy, WeightedConsistentHashStrategy
-from heapline.assign.subscribing import SubscriptionConfig, SubscriptionHelper
+from heapline.assign.subscriptions import SubscriptionConfig, SubscriptionHelper
 
 __all__ = [
     "AssignError",

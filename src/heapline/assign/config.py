@@ -1,13 +1,11 @@
-"""What can be set: names, times and limits of a crowd of workers. All workers of one crowd should be set alike.
+"""Settings of a worker pool: names, durations and limits. All workers of a pool should use the same settings.
 
-Durations are given as "30s" or as seconds, and are seconds (float) when read. Nothing here reads a clock or decides.
+Durations may be written as text ("30s", "1m30s") or as seconds, and are always read as seconds.
 """
-
-# A Duration is a descriptor, made once for its class and shared as it should be.
-# ruff: noqa: RUF009
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -15,41 +13,81 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from heapline.assign.durations import Duration
 from heapline.assign.errors import BadConfig
 
-#: Part of a key of the store, so letters that every store takes.
+#: The prefix becomes part of a key in the store, so only characters that every store accepts.
 PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 WORKER_ID_MAX_MAX = 999_999
 EXAMPLES = ("development", "production", "high_churn")
+TIMEOUTS = ("operation_timeout", "election_timeout", "startup_timeout", "shutdown_timeout")
+SECONDS_MAX = 366 * 86400.0
+PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds(value: object, name: str = "duration") -> float:
+    """Convert a duration to seconds: a number of seconds, or text such as "30s", "1.5s", "250ms" or "1m30s"."""
+    if isinstance(value, str):
+        text = value.strip()
+        parts = PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise BadConfig(
+                f'{name}={value!r} is not a duration; use a form such as "30s" or "1m30s", or a number of seconds'
+            )
+        found = sum(float(number) * UNITS[unit] for number, unit in parts)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        found = float(value)
+    else:
+        raise BadConfig(f'{name}={value!r} is not a duration; use a form such as "30s", or a number of seconds')
+    if not (math.isfinite(found) and 0 <= found <= SECONDS_MAX):
+        raise BadConfig(f"{name}={value!r} is out of range; it must be from 0 to {SECONDS_MAX:.0f} seconds")
+    return found
+
+
+class Duration:
+    """A dataclass field that accepts text or a number and is always read as seconds."""
+
+    def __init__(self, default: float) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+        self._slot = "_" + name
+
+    def __get__(self, instance: Any, owner: type) -> float:
+        # A dataclass reads a field's default from the class.
+        return self._default if instance is None else float(instance.__dict__[self._slot])
+
+    def __set__(self, instance: Any, value: float | str) -> None:
+        instance.__dict__[self._slot] = seconds(value, self._name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """How often, and how long apart, what failed is tried again: ids, documents, discovery, subscriptions, hooks."""
+    """Number and spacing of retries: of claims, documents, partition listings, subscriptions and hooks."""
 
-    max_retries: int = 3  # tries after the first
+    max_retries: int = 3  # retries after the first attempt
     initial_delay: Duration = Duration(1.0)  # before the first retry
-    max_delay: Duration = Duration(30.0)  # the longest wait
-    backoff: float = 2.0  # growth from one wait to the next; 1 = constant
+    max_delay: Duration = Duration(30.0)  # the longest delay
+    backoff: float = 2.0  # factor from one delay to the next; 1 = constant
 
     def __post_init__(self) -> None:
         _whole("max_retries", self.max_retries, 0, 1_000_000)
         _between("backoff", self.backoff, 1.0, 1000.0)
         if self.initial_delay > self.max_delay:
-            raise BadConfig(f"initial_delay={self.initial_delay:g} must not be over max_delay={self.max_delay:g}")
+            raise BadConfig(f"initial_delay={self.initial_delay:g} must not exceed max_delay={self.max_delay:g}")
 
     def delay(self, retry: int) -> float:
-        """Seconds to wait before retry number 0, 1, 2, …"""
-        # Past 64 doublings of anything the longest wait is reached; without the bound a float would overflow.
+        """Return the seconds to wait before retry number 0, 1, 2, …"""
+        # The cap keeps the power from overflowing a float; max_delay is reached long before.
         return float(min(self.max_delay, self.initial_delay * self.backoff ** min(retry, 64)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssignmentConfig:
-    """When partitions are moved."""
+    """When partitions may move."""
 
-    min_rebalance_threshold: float = 0.15  # share of the weight that must be up for moving, else it stays; 0 to 1
+    min_rebalance_threshold: float = 0.15  # smallest share of the total weight worth moving; 0 to 1
     rebalance_cooldown: Duration = Duration(10.0)  # between two planned rebalances; a crash does not wait for it
 
     def __post_init__(self) -> None:
@@ -58,23 +96,25 @@ class AssignmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """
+    """All settings of a worker pool.
+
     >>> Config(heartbeat_ttl="15s", heartbeat_interval=5).heartbeat_ttl
     15.0
     """
 
-    worker_id_prefix: str = "worker"  # ids are prefix-number
-    worker_id_min: int = 0  # the first number
-    worker_id_max: int = 99  # the last; there can be no more workers than numbers
-    worker_id_ttl: Duration = Duration(30.0)  # a crashed worker's id is kept for it so long, then others take it
-    heartbeat_interval: Duration = Duration(2.0)  # between two renewals of a worker's lease, and between two looks
-    heartbeat_ttl: Duration = Duration(6.0)  # a lease's length: a crash is noticed after it. A store that needs 4–9 s
-    # to fail over ends leases that are shorter than that; 15 s ride it out.
-    cold_start_window: Duration = Duration(30.0)  # waited for more workers when the crowd starts
-    planned_scale_window: Duration = Duration(10.0)  # the same when some come or leave
-    restart_detection_ratio: float = 0.5  # fewer of the last workers than this share are there: a restart; 0 to 1
-    operation_timeout: Duration = Duration(10.0)  # for one operation on the store, or one listing of partitions
-    election_timeout: Duration = Duration(5.0)  # for one call of an ElectionAgent
+    worker_id_prefix: str = "worker"  # ids are <prefix>-<number>
+    worker_id_min: int = 0  # lowest number
+    worker_id_max: int = 99  # highest number; it limits the number of workers
+    worker_id_ttl: Duration = Duration(30.0)  # how long a crashed worker's id stays reserved for it
+    heartbeat_interval: Duration = Duration(2.0)  # between two lease renewals, and between two polls of the store
+    # Length of a lease: a crash is detected after it. A store that takes 4–9 s to fail over ends shorter leases; 15 s
+    # outlast a failover.
+    heartbeat_ttl: Duration = Duration(6.0)
+    cold_start_window: Duration = Duration(30.0)  # wait for more workers when the pool starts
+    planned_scale_window: Duration = Duration(10.0)  # wait for further changes when workers join or leave
+    restart_detection_ratio: float = 0.5  # below this share of the last workers, assume a restart; 0 to 1
+    operation_timeout: Duration = Duration(10.0)  # for one store operation, or one partition listing
+    election_timeout: Duration = Duration(5.0)  # for one ElectionAgent call
     startup_timeout: Duration = Duration(30.0)  # for start(): id, election, first assignment
     shutdown_timeout: Duration = Duration(10.0)  # for stop(): hooks, id, leadership
     assignment: AssignmentConfig = field(default_factory=AssignmentConfig)
@@ -83,36 +123,40 @@ class Config:
     def __post_init__(self) -> None:
         if not isinstance(self.worker_id_prefix, str) or not PREFIX.match(self.worker_id_prefix):
             raise BadConfig(
-                f"worker_id_prefix={self.worker_id_prefix!r}: use 1 to 64 of the letters a-z A-Z 0-9 _ -, starting "
+                f"worker_id_prefix={self.worker_id_prefix!r}; use 1 to 64 of the characters a-z A-Z 0-9 _ -, starting "
                 "with a letter or digit"
             )
         _whole("worker_id_min", self.worker_id_min, 0, WORKER_ID_MAX_MAX)
         _whole("worker_id_max", self.worker_id_max, self.worker_id_min, WORKER_ID_MAX_MAX)
         _between("restart_detection_ratio", self.restart_detection_ratio, 0.0, 1.0)
-        for name in ("heartbeat_interval", "operation_timeout", "election_timeout", "startup_timeout",
-                     "shutdown_timeout"):  # fmt: skip
+        for name in ("heartbeat_interval", *TIMEOUTS):
             if getattr(self, name) <= 0:
-                raise BadConfig(f"{name} must be more than 0")
+                raise BadConfig(f"{name} must be greater than 0")
         if self.heartbeat_ttl < 2 * self.heartbeat_interval:
             raise BadConfig(
                 f"heartbeat_ttl={self.heartbeat_ttl:g} must be at least twice heartbeat_interval="
-                f"{self.heartbeat_interval:g}, or one heartbeat that comes late ends a lease"
+                f"{self.heartbeat_interval:g}; otherwise one late heartbeat ends a lease"
             )
         if self.worker_id_ttl < self.heartbeat_ttl:
             raise BadConfig(
-                f"worker_id_ttl={self.worker_id_ttl:g} must not be under heartbeat_ttl={self.heartbeat_ttl:g}: an id "
-                "is not free before its worker's lease has ended"
+                f"worker_id_ttl={self.worker_id_ttl:g} must not be less than heartbeat_ttl={self.heartbeat_ttl:g}: "
+                "an id becomes free only after its worker's lease has ended"
             )
         for name, kind in (("assignment", AssignmentConfig), ("retry", RetryConfig)):
             if not isinstance(getattr(self, name), kind):
-                raise BadConfig(f"{name} must be {kind.__name__}(…); Config.from_dict takes names and values")
+                raise BadConfig(f"{name} must be {kind.__name__}(…); use Config.from_dict for plain values")
 
     def worker_ids(self) -> Iterator[str]:
-        """All ids that there are, in the order in which they are tried."""
+        """Return all possible ids in the order in which they are tried."""
         return (f"{self.worker_id_prefix}-{n}" for n in range(self.worker_id_min, self.worker_id_max + 1))
 
+    @property
+    def store_timeout(self) -> float:
+        """Seconds for a store operation whose delay could end a lease: short enough to leave time for another try."""
+        return min(self.operation_timeout, max(self.heartbeat_interval, self.heartbeat_ttl / 4))
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain names and values, durations in seconds; `from_dict` makes the same config of it."""
+        """Return plain names and values, durations in seconds. `from_dict` reads them back."""
         return asdict(self)
 
     @classmethod
@@ -125,37 +169,37 @@ class Config:
 
     @classmethod
     def from_yaml(cls, source: str | Path) -> Config:
-        """From the text of a YAML document, or from the file at a `Path`."""
+        """Read the text of a YAML document, or the file at a `Path`."""
         try:
             import yaml
         except ImportError:
-            raise BadConfig("reading YAML needs PyYAML: install heapline[assign], or use Config.from_dict") from None
+            raise BadConfig("reading YAML needs PyYAML; install heapline[assign], or use Config.from_dict") from None
         try:
             values = yaml.safe_load(source.read_text(encoding="utf-8") if isinstance(source, Path) else source)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise BadConfig(f"this is not YAML: {error}") from None
+            raise BadConfig(f"invalid YAML: {error}") from None
         except OSError as error:
-            raise BadConfig(f"{source} cannot be read: {error.strerror}") from None
+            raise BadConfig(f"cannot read {source}: {error.strerror}") from None
         return cls.from_dict({} if values is None else values)
 
     @classmethod
     def example(cls, name: str) -> Config:
-        """One of the configs that come with Heapline: development, production (64 workers), high_churn."""
+        """Return an example config by name: development, production (64 workers) or high_churn."""
         return cls.from_yaml(example_text(name))
 
 
 def example_text(name: str) -> str:
     if name not in EXAMPLES:
-        raise BadConfig(f"there is no example config {name!r}; there are {', '.join(EXAMPLES)}")
+        raise BadConfig(f"example config {name!r} does not exist; choose {', '.join(EXAMPLES)}")
     return (files("heapline.assign") / "examples" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _known(kind: type, what: str, values: object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
-        raise BadConfig(f"{what} must hold names and values, not {type(values).__name__}")
+        raise BadConfig(f"{what} must be a mapping of names to values, not {type(values).__name__}")
     names = [each.name for each in fields(kind)]
     if unknown := [str(name) for name in values if name not in names]:
-        raise BadConfig(f"{what} has no {', '.join(unknown)}; it has {', '.join(names)}")
+        raise BadConfig(f"{what} has no field {', '.join(unknown)}; its fields are {', '.join(names)}")
     return dict(values)
 
 

@@ -1,7 +1,8 @@
-"""Who leads: the contract of an election agent, and the agent that needs nothing but the key-value store.
+"""Leader election: the `ElectionAgent` protocol, and an agent that needs only the key-value store.
 
-To lead is only to be the one who plans; two who believe to lead do no harm, because what they write is serialised by
-compare-and-set and rests on facts (document.py). So an agent may be wrong for a while, and any will do.
+The leader is merely the worker that plans. Two workers that both believe they lead do no harm, because their writes are
+serialized by compare-and-set and rest on facts (assignment.py). So an agent may be wrong for a while, and any agent
+will do.
 """
 
 from __future__ import annotations
@@ -12,21 +13,34 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from heapline.assign.errors import ElectionFailed
-from heapline.assign.kv import KV, Conflict, Entry
+from heapline.assign.kv import KV, Conflict, Entry, decode_record, encode_record
 from heapline.assign.leases import GUARD
-from heapline.assign.records import LEADER_KEY, LeaderRecord, decode, encode
+
+LEADER_KEY = "leader"
+
+
+class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of `leader`: which worker leads."""
+
+    worker: str
+    session: str
+    epoch: int  # rises with every term
+    beats: int = 0
+    released: bool = False
 
 
 class ElectionAgent(Protocol):
     """One worker's side of an election. Durations are in seconds."""
 
     async def request_leadership(self, worker_id: str, lease_duration: float) -> bool:
-        """Try to lead for so long; whether that worked. Raises if nobody can say."""
+        """Try to lead for `lease_duration`. Return whether it succeeded. Raise if the outcome is unknown."""
         ...
 
     async def renew_leadership(self) -> None:
-        """Lead for another lease; raises if that is over."""
+        """Extend the leadership by another lease. Raise if it has ended."""
         ...
 
     async def release_leadership(self) -> None: ...
@@ -36,20 +50,25 @@ class ElectionAgent(Protocol):
 
 @runtime_checkable
 class NumberedElection(Protocol):
-    """An agent that numbers its leaders: `epoch` rises with every one. Without it a leader counts on from the last
-    document."""
+    """An agent that numbers its leaders: `epoch` rises with every term.
+
+    Without it, a leader continues from the epoch of the last document.
+    """
 
     @property
     def epoch(self) -> int: ...
 
     def stay_above(self, epoch: int) -> None:
-        """An epoch that was used already: the next one must be higher."""
+        """Note an epoch that is already in use; the next one must be higher."""
         ...
 
 
 class KVElection:
-    """A lease on the key `leader`, renewed by compare-and-set, given up by the holder's own clock before anybody takes
-    it: others must have seen the same revision for a full lease. The key never expires, so that epochs never fall."""
+    """A lease on the key `leader`, renewed by compare-and-set.
+
+    The leader gives it up by its own clock before another worker can take it: others must have seen the same revision
+    for a full lease. The key never expires, so epochs never fall.
+    """
 
     def __init__(self, kv: KV, clock: Callable[[], float] = time.monotonic, token: str | None = None) -> None:
         self._kv, self._clock = kv, clock
@@ -59,10 +78,10 @@ class KVElection:
         self._floor = 0
         self._epoch = 0
         self._beats = 0
-        self._revision = 0  # of our own record, while we lead
+        self._revision = 0  # revision of this worker's record while it leads
         self._until = float("-inf")
-        self._seen: tuple[int, float] = (0, 0.0)  # the highest revision seen, and when first
-        self._past: tuple[int, float] = (0, 0.0)  # the same of the last reading that was older than that
+        self._seen: tuple[int, float] = (0, 0.0)  # highest revision seen, and when it was first seen
+        self._past: tuple[int, float] = (0, 0.0)  # revision of the last stale reading, and when it was first seen
 
     @property
     def epoch(self) -> int:
@@ -80,7 +99,7 @@ class KVElection:
         if entry is not None and not self._is_free(entry):
             return False
         sent_at = self._clock()
-        record = None if entry is None else decode(entry.value, LeaderRecord)
+        record = None if entry is None else decode_record(entry.value, LeaderRecord)
         self._epoch = max(self._floor, record.epoch if record is not None else 0) + 1
         try:
             if entry is None:
@@ -89,7 +108,7 @@ class KVElection:
                 revision = await self._kv.update(LEADER_KEY, self._record(), entry.revision)
         except Conflict:
             return False
-        self._won(revision, sent_at)
+        self._extend_lease(revision, sent_at)
         return True
 
     def _is_free(self, entry: Entry) -> bool:
@@ -97,13 +116,13 @@ class KVElection:
         if entry.revision > self._seen[0]:
             self._seen = (entry.revision, now)
         if entry.revision < self._seen[0]:
-            # A reading from the past; but if it stays so, the store was made anew. Trying costs nothing.
+            # A stale reading. If it persists, the store was recreated. Trying costs nothing.
             if entry.revision != self._past[0]:
                 self._past = (entry.revision, now)
             return now >= self._past[1] + self._lease
-        record = decode(entry.value, LeaderRecord)
+        record = decode_record(entry.value, LeaderRecord)
         if record is None or record.released or record.session == self._token:
-            return True  # our own: a write of ours that was not answered
+            return True  # its own record means an earlier write of ours was applied without an answer
         return now >= self._seen[1] + self._lease
 
     async def renew_leadership(self) -> None:
@@ -112,20 +131,20 @@ class KVElection:
         try:
             await self._renew()
         except Conflict:
-            if not await self._find_own():
+            if not await self._find_own_record():
                 self._until = float("-inf")
-                raise ElectionFailed("somebody else leads") from None
+                raise ElectionFailed("another worker leads") from None
             await self._renew()
 
     async def _renew(self) -> None:
         sent_at = self._clock()
         self._beats += 1
-        self._won(await self._kv.update(LEADER_KEY, self._record(), self._revision), sent_at)
+        self._extend_lease(await self._kv.update(LEADER_KEY, self._record(), self._revision), sent_at)
 
-    async def _find_own(self) -> bool:
-        """After a write that was not answered: our record may stand at a revision that we do not know."""
+    async def _find_own_record(self) -> bool:
+        """After an unanswered write, find this worker's record at a revision it does not know yet."""
         entry = await self._kv.get(LEADER_KEY)
-        record = None if entry is None else decode(entry.value, LeaderRecord)
+        record = None if entry is None else decode_record(entry.value, LeaderRecord)
         if entry is None or record is None or record.session != self._token or entry.revision <= self._revision:
             return False
         self._revision = entry.revision
@@ -134,15 +153,15 @@ class KVElection:
     async def release_leadership(self) -> None:
         leads, self._until = self._clock() < self._until, float("-inf")
         if leads:
-            with contextlib.suppress(Conflict):  # somebody else leads already
+            with contextlib.suppress(Conflict):  # another worker leads already
                 await self._kv.update(LEADER_KEY, self._record(released=True), self._revision)
 
-    def _won(self, revision: int, sent_at: float) -> None:
+    def _extend_lease(self, revision: int, sent_at: float) -> None:
         self._revision = revision
         self._until = sent_at + self._lease * (1 - GUARD)
 
     def _record(self, released: bool = False) -> bytes:
-        return encode(
+        return encode_record(
             LeaderRecord(
                 worker=self._worker, session=self._token, epoch=self._epoch, beats=self._beats, released=released
             )

@@ -1,24 +1,24 @@
-"""What `heapline.assign` raises on purpose. Each also stands under the branch of the house that says what to do:
+"""Errors of `heapline.assign`. Each also belongs to the branch of Heapline's tree that says what the caller should do.
 
 AssignError
-├── BadConfig                   RequestError: a setting is malformed, or two do not fit together
-├── BadPartition                RequestError: a partition's keys or weight are malformed, or it is there twice
-├── BadStrategy                 RequestError: a strategy's answer is not an assignment of all partitions
+├── BadConfig                   RequestError: a setting is malformed, or two settings contradict each other
+├── BadPartition                RequestError: a partition's keys or weight are malformed, or it is listed twice
+├── BadStrategy                 RequestError: a strategy did not assign every partition to exactly one worker
 ├── StableIDExhausted           UnavailableError: all worker ids are taken
 ├── ConnectionLost              UnavailableError: the key-value store does not answer
-├── ElectionFailed              UnavailableError: nobody leads
-├── StartupTimeout              UnavailableError: `start()` did not get as far as a first assignment
-├── ShutdownTimeout             UnavailableError: `stop()` could not drop and give back everything in time
-└── AssignmentVersionMismatch   ConflictError: somebody else wrote a newer assignment
+├── ElectionFailed              UnavailableError: no leader was elected
+├── StartupTimeout              UnavailableError: `start()` did not reach a first assignment in time
+├── ShutdownTimeout             UnavailableError: `stop()` could not drop and release everything in time
+└── AssignmentVersionMismatch   ConflictError: another leader wrote a newer assignment
 """
 
 from __future__ import annotations
 
-from heapline.errors import ConflictError, HeaplineError, RequestError, UnavailableError
+from heapline.contract.errors import ConflictError, HeaplineError, RequestError, UnavailableError
 
 
 class AssignError(HeaplineError):
-    """Base of everything that `heapline.assign` raises on purpose."""
+    """Base class of all errors that `heapline.assign` raises on purpose."""
 
 
 class BadConfig(AssignError, RequestError, ValueError):
@@ -43,8 +43,8 @@ class BadStrategy(AssignError, RequestError, ValueError):
     def __init__(self, strategy: str, detail: str) -> None:
         self.strategy, self.detail = strategy, detail
         super().__init__(
-            f"strategy {strategy} {detail}: assign() must give each partition to exactly one of the workers it was "
-            "asked about; nothing was changed"
+            f"strategy {strategy} {detail}; assign() must give each partition to exactly one of the given "
+            "workers; the assignment was not changed"
         )
 
 
@@ -54,8 +54,8 @@ class StableIDExhausted(AssignError, UnavailableError):
     def __init__(self, first: str, last: str) -> None:
         self.first, self.last = first, last
         super().__init__(
-            f"all worker ids from {first} to {last} are taken: raise worker_id_max, or stop a worker; the id of one "
-            "that crashed is free after worker_id_ttl"
+            f"all worker ids from {first} to {last} are taken; raise worker_id_max or stop a worker (a crashed "
+            "worker's id becomes free after worker_id_ttl)"
         )
 
 
@@ -65,7 +65,7 @@ class ConnectionLost(AssignError, UnavailableError):
     def __init__(self, detail: str) -> None:
         self.detail = detail
         super().__init__(
-            f"the key-value store does not answer ({detail}): it is asked again by itself; a worker that cannot renew "
+            f"the key-value store does not answer ({detail}); will retry; a worker that cannot renew "
             "its lease stops its partitions"
         )
 
@@ -75,7 +75,7 @@ class ElectionFailed(AssignError, UnavailableError):
 
     def __init__(self, detail: str) -> None:
         self.detail = detail
-        super().__init__(f"no leader was elected ({detail}): it is tried again by itself; assignments stay as they are")
+        super().__init__(f"no leader was elected ({detail}); will retry; current assignments stay in force")
 
 
 class StartupTimeout(AssignError, UnavailableError, TimeoutError):
@@ -84,8 +84,8 @@ class StartupTimeout(AssignError, UnavailableError, TimeoutError):
     def __init__(self, seconds: float, state: str) -> None:
         self.seconds, self.state = seconds, state
         super().__init__(
-            f"start() had no assignment after startup_timeout ({seconds:g} s), in state {state}: what was claimed is "
-            "given back; see that a leader runs and that the store answers, or raise startup_timeout"
+            f"start() got no assignment within startup_timeout ({seconds:g} s), state {state}; the worker id was "
+            "released; check that a leader is running and the store answers, or raise startup_timeout"
         )
 
 
@@ -95,8 +95,8 @@ class ShutdownTimeout(AssignError, UnavailableError, TimeoutError):
     def __init__(self, seconds: float, undropped: int) -> None:
         self.seconds, self.undropped = seconds, undropped
         super().__init__(
-            f"stop() was not through after shutdown_timeout ({seconds:g} s), with {undropped} partitions not dropped: "
-            "others get them when the lease of this worker has ended; see that the hook returns, or raise "
+            f"stop() did not finish within shutdown_timeout ({seconds:g} s), {undropped} partitions were not dropped; "
+            "other workers get them when this worker's lease ends; check that the hook returns, or raise "
             "shutdown_timeout"
         )
 
@@ -107,6 +107,6 @@ class AssignmentVersionMismatch(AssignError, ConflictError):
     def __init__(self, expected: int, found: int) -> None:
         self.expected, self.found = expected, found
         super().__init__(
-            f"the assignment is at version {found}, not {expected}: somebody else has written it; read it and decide "
-            "anew"
+            f"the assignment is at version {found}, not {expected}: another leader has written it; read it and "
+            "decide again"
         )

@@ -1,9 +1,8 @@
-"""What users hang in, and the one task that calls it: hooks run one at a time and in order, and nothing waits for them
-but the partitions they are about.
+"""User hooks, and the one task that calls them: one at a time and in order. Only the affected partitions wait for them.
 
-A hook is a coroutine function, or a plain one, which is called in a thread. `on_assignment_changed` is repeated until
+A hook is a coroutine function, or a plain function, which runs in a thread. `on_assignment_changed` is repeated until
 it succeeds, first as `RetryConfig` says and then at its longest delay: a partition that could not be dropped is not
-given away. What a hook raises goes to `on_error`; what that raises goes to the log.
+given to another worker. What a hook raises goes to `on_error`; what `on_error` raises goes to the log.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heapline.assign.beating import is_cancelled
+from heapline.assign.cancellation import is_cancelled
 from heapline.assign.config import RetryConfig
 from heapline.assign.member import Change
-from heapline.assign.model import Partition, State
+from heapline.assign.partitions import Partition
+from heapline.assign.states import State
 from heapline.logs import Log
 
 log = Log("heapline.assign")
 
-NOTICES_MAX = 1000  # a hook that hangs must not fill the memory with news it will never hear
+NOTICES_MAX = 1000  # limits memory while a hook hangs
 
 AssignmentHook = Callable[[Sequence[Partition], Sequence[Partition]], Awaitable[object] | object]
 StateHook = Callable[[State, State], Awaitable[object] | object]
@@ -32,74 +32,77 @@ ErrorHook = Callable[[Exception], Awaitable[object] | object]
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    on_assignment_changed: AssignmentHook | None = None  # (added, removed); the removed ones first, please
+    """The functions that users provide."""
+
+    on_assignment_changed: AssignmentHook | None = None  # (added, removed); stop the removed ones first
     on_state_changed: StateHook | None = None  # (before, after)
-    on_error: ErrorHook | None = None  # something failed that is tried again
+    on_error: ErrorHook | None = None  # an operation failed and will be retried
 
 
 class HookRunner:
-    """Calls hooks. `next_change` and `begin`/`finish` are the member's."""
+    """Calls hooks. The caller supplies assignment changes."""
 
     def __init__(self, hooks: Hooks, retry: RetryConfig) -> None:
         self._hooks, self._retry = hooks, retry
         self._notices: deque[tuple[Any, tuple[Any, ...]]] = deque(maxlen=NOTICES_MAX)
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def wake(self) -> None:
-        """Something may have changed: look for what to do."""
-        self._news.set()
+        """Check again for something to do."""
+        self._wakeup.set()
 
-    def tell_state(self, before: State, after: State) -> None:
-        self._notice(self._hooks.on_state_changed, before, after)
+    def notify_state_change(self, before: State, after: State) -> None:
+        self._queue(self._hooks.on_state_changed, before, after)
 
-    def tell_error(self, error: Exception) -> None:
+    def notify_error(self, error: Exception) -> None:
         log.warning("assign.error", error=type(error).__name__, detail=str(error))
-        self._notice(self._hooks.on_error, error)
+        self._queue(self._hooks.on_error, error)
 
-    def _notice(self, hook: Any, *args: Any) -> None:
+    def _queue(self, hook: Any, *args: Any) -> None:
         if hook is not None:
             self._notices.append((hook, args))
-            self._news.set()
+            self._wakeup.set()
 
-    async def run(self, next_change: Callable[[], tuple[Change | None, float | None]],
-                  finished: Callable[[Change], None]) -> None:  # fmt: skip
-        """For ever: `next_change` gives what to tell (it counts as begun) and, if nothing, how long to wait at most."""
+    async def run(
+        self, next_change: Callable[[], tuple[Change | None, float | None]], finished: Callable[[Change], None]
+    ) -> None:
+        """Run forever. `next_change` returns a change that counts as begun, or None and the longest time to wait."""
         failures = 0
         while True:
-            self._news.clear()
-            await self._say()
+            self._wakeup.clear()
+            await self._deliver_notices()
             change, wait = next_change()
             if change is None:
                 failures = 0
                 await self._sleep(wait)
                 continue
-            error = await self._change(change)
+            error = await self._call_assignment_hook(change)
             if error is None:
                 failures = 0
                 finished(change)
                 continue
-            self.tell_error(error)
-            await self._say()
+            self.notify_error(error)
+            await self._deliver_notices()
             await self._pause(self._delay(failures))
             failures += 1
 
     def _delay(self, failures: int) -> float:
-        return self._retry.delay(failures) if failures < self._retry.max_retries else float(self._retry.max_delay)
+        return self._retry.delay(failures) if failures < self._retry.max_retries else self._retry.max_delay
 
     async def _pause(self, seconds: float) -> None:
-        """Between two tries; news (a lease that ends, a stop) are a reason to try sooner, but not at once."""
+        """Wait between two tries. News (a lease that ends, a stop) shortens the wait, but not below 50 ms."""
         await asyncio.sleep(min(seconds, 0.05))
-        self._news.clear()
+        self._wakeup.clear()
         await self._sleep(max(0.0, seconds - 0.05))
 
     async def _sleep(self, seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
 
-    async def _change(self, change: Change) -> Exception | None:
+    async def _call_assignment_hook(self, change: Change) -> Exception | None:
         if self._hooks.on_assignment_changed is None:
             return None
         try:
@@ -109,10 +112,10 @@ class HookRunner:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            return RuntimeError("the hook was cancelled from within")
+            return RuntimeError("the hook was cancelled internally")
         return None
 
-    async def _say(self) -> None:
+    async def _deliver_notices(self) -> None:
         while self._notices:
             hook, args = self._notices.popleft()
             try:

@@ -1,70 +1,196 @@
-"""What `heapline.assign` needs of a key-value store: compare-and-set by revision, and little else.
+"""The key-value store that `heapline.assign` needs, the `KV` protocol, and its in-memory implementation.
 
-**What must hold.** A revision is a number that rises with every write of the store (of any key) and is never used
-twice. `create` and `update` are atomic, and see the newest state. That is all the safety there is: everything below
-may fail in any way.
+**Required.** Revisions are numbers that rise with every write to any key of the store and are never reused. `create`
+and `update` are atomic and see the newest state. All safety rests on this alone; anything else may fail in any way.
 
-**What need not hold.** `get` and `entries` may answer from the past (NATS: 17 s), `watch` may lose events and stand
-still (NATS: 18 s), a key's ttl may end late. So nobody ends a lease, leads, or holds a partition because of what he
-read; he writes by compare-and-set, or waits for time to pass by his own clock.
+**Not required.** `get` and `entries` may return old values (17 s old on NATS), `watch` may lose events or stall (18 s
+on NATS), and a key's ttl may end late. So no component ends a lease, leads or holds a partition because of what it
+read. It writes by compare-and-set, or waits for time to pass on its own clock.
 
-**Outcomes.** `Conflict`: the write was not carried out, and never will be. `ConnectionLost`: unknown; it may have been
-carried out, or may be yet.
+**Outcomes.** `Conflict`: the write was not applied and never will be. `ConnectionLost`: unknown; the write may have
+been applied, or may still be.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import NamedTuple, Protocol
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from heapline.assign.errors import AssignError
-from heapline.errors import ConflictError
+from heapline.contract.errors import ConflictError
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Entry(NamedTuple):
+    """One key with its value and revision."""
+
     key: str
     value: bytes
     revision: int
 
 
 class Conflict(AssignError, ConflictError):
-    """A compare-and-set found another revision than the expected one. The key's state did not change."""
+    """A compare-and-set found another revision than expected. The key did not change."""
 
     fields = ("key",)
 
     def __init__(self, key: str) -> None:
         self.key = key
-        super().__init__(f"{key!r} is at another revision than expected: read it and decide anew")
+        super().__init__(f"{key!r} is at another revision than expected; read it and decide again")
 
 
 class KV(Protocol):
-    """Keys are tokens with dots between them, of the letters A-Z a-z 0-9 _ -. A ttl is in seconds and belongs to
-    the write that brings it: the key goes away when that much time has passed without another write."""
+    """A store with compare-and-set.
+
+    Keys are tokens of the characters A-Z a-z 0-9 _ - joined with dots. A ttl is in seconds and belongs to one write:
+    the key is removed when that time passes without another write.
+    """
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        """Write a key that is not there (never was, was deleted, or its ttl ended), and give its revision. Else
-        Conflict."""
+        """Write a key that does not exist (never written, deleted or expired) and return its revision.
+
+        Raise Conflict if it exists.
+        """
         ...
 
     async def update(self, key: str, value: bytes, revision: int, *, ttl: float | None = None) -> int:
-        """Write a key that stands at exactly this revision, and give the new one. Else Conflict; a key that is gone
-        conflicts with every revision."""
+        """Write a key that is at exactly this revision and return the new one.
+
+        Raise Conflict otherwise; a missing key conflicts with every revision.
+        """
         ...
 
     async def delete(self, key: str, revision: int) -> None:
-        """Remove a key that stands at exactly this revision. Else Conflict."""
+        """Remove a key that is at exactly this revision. Raise Conflict otherwise."""
         ...
 
     async def get(self, key: str) -> Entry | None:
-        """The key as it is, or was a while ago; None if it is or was not there."""
+        """Return the key's current or an older entry, or None if it does not or did not exist."""
         ...
 
     async def entries(self, prefix: str) -> list[Entry]:
-        """All keys that begin with the prefix, each as it is or was. A prefix is empty, a key, or ends with a dot."""
+        """Return the current or older entries of all keys under a prefix.
+
+        A prefix is empty, a key, or text that ends with a dot.
+        """
         ...
 
     def watch(self, prefix: str) -> AsyncGenerator[Entry | None, None]:
-        """What is written under a prefix from now on: an entry, or None for "something changed, look" (a key went
-        away, or events may have been lost). A hint: events may be late, merged or missing. It ends by raising
-        ConnectionLost, or when its iterator is closed."""
+        """Yield writes under a prefix from now on: an entry, or None for "something changed, poll the store".
+
+        None means that a key was removed or that events may be lost. Events are hints: they may be late, merged or
+        missing. The iterator ends by raising ConnectionLost, or when it is closed.
+        """
         ...
+
+
+@dataclass(slots=True)
+class _Stored:
+    entry: Entry
+    ends_at: float | None
+
+
+class MemoryKV:
+    """A store in memory: for tests, for worker pools in one process, and as the model for other stores.
+
+    Every read is fresh and every watcher gets every event; the simulator adds the faults around it. An expired key is
+    removed without an event, as in NATS.
+
+    >>> kv = MemoryKV()
+    >>> async def main():
+    ...     first = await kv.create("leader", b"ada")
+    ...     second = await kv.update("leader", b"bob", first)
+    ...     return (await kv.get("leader")).value, second - first
+    >>> asyncio.run(main())
+    (b'bob', 1)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stored: dict[str, _Stored] = {}
+        self._revision = 0
+        self._watchers: set[tuple[str, asyncio.Queue[Entry | None]]] = set()
+
+    async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
+        if self._find(key) is not None:
+            raise Conflict(key)
+        return self._write(key, value, ttl)
+
+    async def update(self, key: str, value: bytes, revision: int, *, ttl: float | None = None) -> int:
+        self._expect(key, revision)
+        return self._write(key, value, ttl)
+
+    async def delete(self, key: str, revision: int) -> None:
+        self._expect(key, revision)
+        self._revision += 1  # a deletion takes a revision, too
+        del self._stored[key]
+        self._notify(key, None)
+
+    async def get(self, key: str) -> Entry | None:
+        return self._find(key)
+
+    async def entries(self, prefix: str) -> list[Entry]:
+        found = [self._find(key) for key in sorted(self._stored) if is_under_prefix(prefix, key)]
+        return [entry for entry in found if entry is not None]
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Entry | None, None]:
+        watcher = (prefix, asyncio.Queue[Entry | None]())
+        self._watchers.add(watcher)
+        try:
+            while True:
+                yield await watcher[1].get()
+        finally:
+            self._watchers.discard(watcher)
+
+    def _expect(self, key: str, revision: int) -> None:
+        entry = self._find(key)
+        if entry is None or entry.revision != revision:
+            raise Conflict(key)
+
+    def _find(self, key: str) -> Entry | None:
+        stored = self._stored.get(key)
+        if stored is None:
+            return None
+        if stored.ends_at is not None and self._clock() >= stored.ends_at:
+            del self._stored[key]
+            return None
+        return stored.entry
+
+    def _write(self, key: str, value: bytes, ttl: float | None) -> int:
+        self._revision += 1
+        entry = Entry(key, bytes(value), self._revision)
+        self._stored[key] = _Stored(entry, None if ttl is None else self._clock() + ttl)
+        self._notify(key, entry)
+        return self._revision
+
+    def _notify(self, key: str, entry: Entry | None) -> None:
+        for prefix, queue in self._watchers:
+            if is_under_prefix(prefix, key):
+                queue.put_nowait(entry)
+
+
+def is_under_prefix(prefix: str, key: str) -> bool:
+    """Return whether a key is under a prefix.
+
+    `worker.` covers `worker.w-1`, `leader` covers only itself, and the empty prefix covers all keys.
+    """
+    return key.startswith(prefix) if prefix == "" or prefix.endswith(".") else key == prefix
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """Encode a record as JSON."""
+    return msgspec.json.encode(record)
+
+
+def decode_record(value: bytes, kind: type[R]) -> R | None:
+    """Decode a record; return None if the value is not one, because other programs may write to the same keys."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,13 +1,13 @@
-"""Two views of a worker's lease: the holder's own, and what a leader may conclude about it. Pure; time is passed in.
+"""A worker's lease from two sides: the holder's own view, and what a leader may conclude. Pure; time is passed in.
 
-**The holder** counts from the moment before it sent the last renewal that was answered, by its own clock, and less
-than the full ttl, because clocks differ: `GUARD` covers clocks that drift apart by up to 5 %.
+**The holder** counts from just before it sent its last answered renewal, on its own clock, and stops before the full
+ttl because clocks differ: `GUARD` covers clocks that drift apart by up to 5 %.
 
-**A leader** never concludes from silence. It times how long it has known a revision; after a full ttl it writes a
-tombstone over exactly that revision. If the write succeeds, there was no later renewal, so the holder's own clock has
-stopped it. If the key is gone or shows another session at a later revision, the old session cannot renew any more, and
-has ended a ttl after the leader learnt that. Readings from the past change nothing: only a higher revision counts.
-Workers may be set differently while a setting is rolled out: the ttl is the longer of the holder's and the leader's.
+**A leader** never concludes anything from silence. It measures how long it has known a revision. After a full ttl it
+writes a tombstone over exactly that revision. If the write succeeds, there was no later renewal, so the holder's own
+clock has stopped it. If the key is missing or shows another session at a later revision, the old session cannot renew
+any more and ends one ttl after the leader learned of it. Stale readings change nothing: only a higher revision counts.
+While a new setting is rolled out, ttls may differ; the longer of the holder's and the leader's counts.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from heapline.assign.records import Standing, WorkerRecord
+from heapline.assign.worker_ids import Standing, WorkerRecord
 
-GUARD = 0.05  # of the ttl: how much earlier a holder stops
-EARLY = 5 / 6  # of the ttl: when a holder that could not renew begins to stop its partitions, so that hooks can run
+GUARD = 0.05  # share of the ttl by which a holder stops early
+# share of the ttl after which a holder that cannot renew starts to drop its partitions, so that hooks can run
+EARLY = 5 / 6
 
 
 class Lease:
-    """The holder's own view."""
+    """The holder's own view of its lease."""
 
     def __init__(self, ttl: float) -> None:
         self._ttl = ttl
         self._sent_at = -math.inf
 
     def renewed(self, sent_at: float) -> None:
-        """A renewal that was sent at that moment was carried out."""
+        """Note that a renewal sent at that time was applied."""
         self._sent_at = max(self._sent_at, sent_at)
 
     def lost(self) -> None:
@@ -48,7 +49,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Write over this revision that its session has ended."""
+    """A write to make: mark the session at this revision as ended."""
 
     worker: str
     session: str
@@ -57,7 +58,7 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The key is gone: create it, so that it is proved, and nobody's renewal can follow."""
+    """A write to make: create the missing key, which proves that it is missing and prevents any renewal."""
 
     worker: str
 
@@ -66,29 +67,29 @@ class Bar:
 class _Known:
     record: WorkerRecord
     revision: int
-    seen_at: float  # when this revision was seen first
-    since: float  # when this standing of this session was seen first
-    gone: bool = False  # not in the store any more, as far as listings say, and nobody cares
+    seen_at: float  # when this revision was first seen
+    since: float  # when this standing of this session was first seen
+    gone: bool = False  # missing from the store according to listings, and no longer relevant
 
 
 class Sessions:
-    """What a leader knows of all workers' keys since it began to lead."""
+    """A leader's knowledge of all workers' keys since its term began."""
 
     def __init__(self, ttl: float) -> None:
         self._ttl = ttl
         self._known: dict[str, _Known] = {}
-        self._floors: dict[str, dict[str, int]] = {}  # worker, session: a revision at which it surely stood there
-        self._displaced: dict[tuple[str, str], float] = {}  # since when we know that it cannot renew any more
+        self._floors: dict[str, dict[str, int]] = {}  # worker, session: a revision at which it was in the key
+        self._displaced: dict[tuple[str, str], float] = {}  # since when it is known that it cannot renew any more
         self._ended: set[tuple[str, str]] = set()
         self._confirmed: dict[tuple[str, str], int] = {}
-        self._ttls: dict[tuple[str, str], float] = {}  # as their holders count
-        self._missing: dict[str, float] = {}  # since when listings do not show it
+        self._ttls: dict[tuple[str, str], float] = {}  # as their holders count them
+        self._missing: dict[str, float] = {}  # since when listings do not show the key
         self._tried: dict[str, float] = {}
 
-    # --- what was seen
+    # --- observations
 
     def expect(self, worker: str, session: str, revision: int, now: float, ttl: float = 0.0) -> None:
-        """The assignment names this session; it stood in the worker's key at that revision."""
+        """Note that the assignment names this session, which was in the worker's key at that revision."""
         self._ttls.setdefault((worker, session), ttl)
         floors = self._floors.setdefault(worker, {})
         if session not in floors:
@@ -96,8 +97,8 @@ class Sessions:
             if (known := self._known.get(worker)) is not None:
                 self._displace(worker, session, known.record, known.revision, now)
 
-    def see(self, worker: str, record: WorkerRecord, revision: int, now: float) -> bool:
-        """A worker's key was read or written; whether that says more than that it goes on as it was."""
+    def observe(self, worker: str, record: WorkerRecord, revision: int, now: float) -> bool:
+        """Note a worker's key as it was read or written. Return whether more changed than a plain renewal."""
         self._missing.pop(worker, None)
         known = self._known.get(worker)
         if known is not None and revision <= known.revision:
@@ -120,40 +121,40 @@ class Sessions:
 
     def _displace(self, worker: str, session: str, record: WorkerRecord, revision: int, now: float) -> None:
         if record.session == session or revision <= self._floors[worker][session]:
-            return  # it is that session itself, or a reading from before it
+            return  # the session itself, or a reading from before it
         if record.follows == session:
             self._ended.add((worker, session))
         self._displaced.setdefault((worker, session), now)
 
-    def listed(self, workers: Collection[str], now: float) -> None:
-        """A listing showed these workers' keys and no others."""
+    def note_listing(self, workers: Collection[str], now: float) -> None:
+        """Note that a listing showed these workers' keys and no others."""
         for worker in self._floors.keys() | self._known.keys():
             if worker in workers:
                 self._missing.pop(worker, None)
             else:
                 self._missing.setdefault(worker, now)
 
-    # --- what follows from it
+    # --- conclusions
 
     def is_ended(self, worker: str, session: str, now: float) -> bool:
         if (worker, session) in self._ended:
             return True
         displaced = self._displaced.get((worker, session))
-        return displaced is not None and now >= displaced + self._wait(worker, session)
+        return displaced is not None and now >= displaced + self._lease_length(worker, session)
 
     def ttl(self, worker: str, session: str) -> float:
-        """How long its holder counts on a renewal; 0 if that is not known."""
+        """Return how long its holder counts on a renewal, or 0 if unknown."""
         return self._ttls.get((worker, session), 0.0)
 
-    def _wait(self, worker: str, session: str) -> float:
-        """How long after its last renewal its lease has surely ended."""
+    def _lease_length(self, worker: str, session: str) -> float:
+        """Return how long after its last renewal its lease has certainly ended."""
         return max(self._ttl, self.ttl(worker, session))
 
     def confirmed(self, worker: str, session: str) -> int:
         return self._confirmed.get((worker, session), 0)
 
     def live(self) -> dict[str, tuple[str, int]]:
-        """Workers that are there, as far as anybody can know: session and revision."""
+        """Return the live workers as far as is known: session and revision."""
         return {
             worker: (known.record.session, known.revision)
             for worker, known in self._known.items()
@@ -161,23 +162,23 @@ class Sessions:
         }
 
     def released_at(self, worker: str) -> float | None:
-        """Since when it is known that this worker has stopped in good order and has not come back."""
+        """Return since when this worker is known to have stopped cleanly without returning, or None."""
         known = self._known.get(worker)
         return known.since if known is not None and known.record.standing is Standing.RELEASED else None
 
     def refreshes(self) -> dict[tuple[str, str], int]:
         return {(worker, known.record.session): known.record.refreshes for worker, known in self._known.items()}
 
-    def due(self, now: float) -> list[Tombstone | Bar]:
-        """What has to be written now to end leases that seem to be over."""
-        doing: list[Tombstone | Bar] = []
+    def pending_writes(self, now: float) -> list[Tombstone | Bar]:
+        """Return the writes that end leases which appear to be over."""
+        writes: list[Tombstone | Bar] = []
         for worker in list(self._floors):
-            if self._again_at(worker) <= now and (one := self._due(worker, now)) is not None:
+            if self._retry_at(worker) <= now and (write := self._pending_write(worker, now)) is not None:
                 self._tried[worker] = now
-                doing.append(one)
-        return doing
+                writes.append(write)
+        return writes
 
-    def _due(self, worker: str, now: float) -> Tombstone | Bar | None:
+    def _pending_write(self, worker: str, now: float) -> Tombstone | Bar | None:
         known = self._known.get(worker)
         if self._missing_until(worker) <= now:
             if any(self._is_open(worker, session) for session in self._floors[worker]):
@@ -194,24 +195,24 @@ class Sessions:
     def _silent_until(self, known: _Known, worker: str) -> float:
         if known.record.standing is not Standing.LIVE:
             return math.inf
-        return known.seen_at + self._wait(worker, known.record.session)
+        return known.seen_at + self._lease_length(worker, known.record.session)
 
-    def _again_at(self, worker: str) -> float:
+    def _retry_at(self, worker: str) -> float:
         return self._tried.get(worker, -math.inf) + self._ttl / 6
 
     def _is_open(self, worker: str, session: str) -> bool:
         return (worker, session) not in self._ended and (worker, session) not in self._displaced
 
-    def next_at(self, now: float) -> float:
-        """When time alone will change something; what is due already, and was tried, is tried again after a while."""
-        moments = [at + self._wait(*key) for key, at in self._displaced.items() if key not in self._ended]
+    def next_deadline(self, now: float) -> float:
+        """Return when time alone will change something. A due write that was already tried is retried after a while."""
+        times = [at + self._lease_length(*key) for key, at in self._displaced.items() if key not in self._ended]
         for worker, floors in self._floors.items():
             known = self._known.get(worker)
             at = math.inf if known is None else self._silent_until(known, worker)
             if (known is not None and not known.gone) or any(self._is_open(worker, session) for session in floors):
                 at = min(at, self._missing_until(worker))
-            moments.append(max(at, self._again_at(worker)))
-        return min((moment for moment in moments if moment > now), default=math.inf)
+            times.append(max(at, self._retry_at(worker)))
+        return min((time_at for time_at in times if time_at > now), default=math.inf)
 
     def keep_only(self, named: Iterable[tuple[str, str]]) -> None:
         """Forget sessions that neither the assignment names nor a key shows."""

@@ -1,8 +1,8 @@
-"""One worker of a crowd: claims an id, keeps its lease, takes part in leading, and holds what it is given.
+"""One worker of a pool: it claims an id, keeps its lease, takes part in leading, and holds its assigned partitions.
 
-It wires the parts that decide to the store, to the clock and to the user's hooks, with one task for each thing that
-must not wait for the others: heartbeats, looking, electing, listing, watching, hooks. A session that somebody has
-ended is followed by another one of the same process, under the same id if it can be had.
+The manager connects the deciding parts to the store, the clock and the user's hooks. It runs one task for each activity
+that must not wait for the others: heartbeat, polling, election, listing, watching, hooks. If another process ends its
+session, the manager begins a new one, under the same id if possible.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import secrets
 import time
 from collections.abc import Callable
 
-from heapline.assign.beating import Heart, SessionLost, within
-from heapline.assign.board import Board
-from heapline.assign.claiming import Claim, Claimer
+from heapline.assign.assignment import ASSIGNMENT_KEY, Assignment, Document
+from heapline.assign.cancellation import wait_for_event, within
 from heapline.assign.config import Config
-from heapline.assign.document import Document
-from heapline.assign.election import ElectionAgent, KVElection
+from heapline.assign.election import LEADER_KEY, ElectionAgent, KVElection
 from heapline.assign.errors import (
     AssignError,
     BadConfig,
@@ -28,77 +26,94 @@ from heapline.assign.errors import (
     StableIDExhausted,
     StartupTimeout,
 )
+from heapline.assign.heartbeat import Heartbeat, SessionLost
 from heapline.assign.hooks import HookRunner, Hooks
 from heapline.assign.kv import KV, Entry
-from heapline.assign.lookout import COALESCE, Lookout, event_within
+from heapline.assign.leadership import Leadership
 from heapline.assign.member import Change, Member
 from heapline.assign.metrics import MetricsCollector, NoMetrics
-from heapline.assign.model import Assignment, Partition, State
-from heapline.assign.office import Office
-from heapline.assign.records import ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX
-from heapline.assign.sources import PartitionSource
+from heapline.assign.partitions import Partition, PartitionSource
+from heapline.assign.states import State
+from heapline.assign.status import Status
 from heapline.assign.strategies import AssignmentStrategy, WeightedConsistentHashStrategy
-from heapline.errors import HeaplineError
+from heapline.assign.watcher import COALESCE, Watcher
+from heapline.assign.worker_ids import WORKER_PREFIX, Claim, Claimer
+from heapline.contract.errors import HeaplineError
 from heapline.logs import Log
 
 log = Log("heapline.assign")
 
 
 def boot_time() -> float:
-    """Seconds that also pass while the machine sleeps: a lease ends then, too."""
+    """Return seconds that also pass while the machine sleeps, because leases end during sleep, too."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class Manager:
-    """
+    """One worker of a pool.
+
     >>> manager = Manager(Config(), kv, source, hooks=Hooks(on_assignment_changed=work_on))  # doctest: +SKIP
     >>> await manager.start()  # doctest: +SKIP
     """
 
     def __init__(
-        self, config: Config, kv: KV, source: PartitionSource, *, strategy: AssignmentStrategy | None = None,
-        election: ElectionAgent | None = None, hooks: Hooks | None = None, metrics: MetricsCollector | None = None,
-        clock: Callable[[], float] = boot_time, new_session: Callable[[], str] = lambda: secrets.token_hex(8),
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        kv: KV,
+        source: PartitionSource,
+        *,
+        strategy: AssignmentStrategy | None = None,
+        election: ElectionAgent | None = None,
+        hooks: Hooks | None = None,
+        metrics: MetricsCollector | None = None,
+        clock: Callable[[], float] = boot_time,
+        new_session: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
         self._config, self._kv, self._clock = config, kv, clock
         self._hooks = HookRunner(hooks or Hooks(), config.retry)
-        self._board = Board(self._hooks, metrics or NoMetrics(), clock)
+        self._status = Status(self._hooks, metrics or NoMetrics(), clock)
         self._claimer = Claimer(kv, config, clock, new_session)
-        news = asyncio.Event()
-        self._office = Office(
-            config, kv, source, strategy or WeightedConsistentHashStrategy(),
-            election or KVElection(kv, clock, new_session()), clock, self._board, news,
-        )  # fmt: skip
-        self._lookout = Lookout(config, kv, clock, self._board, self._office, news, self._see)
+        wakeup = asyncio.Event()
+        self._leadership = Leadership(
+            config,
+            kv,
+            source,
+            strategy or WeightedConsistentHashStrategy(),
+            election or KVElection(kv, clock, new_session()),
+            clock,
+            self._status,
+            wakeup,
+        )
+        self._watcher = Watcher(config, kv, clock, self._status, self._leadership, wakeup, self._observe_document)
         self._member: Member | None = None
-        self._heart: Heart | None = None
+        self._heartbeat: Heartbeat | None = None
         self._began_at = 0.0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._ready = asyncio.Event()
-        self._dropped = asyncio.Event()
-        self._beat_wanted = asyncio.Event()
-        self._beaten = asyncio.Condition()
+        self._all_dropped = asyncio.Event()
+        self._renewal_wanted = asyncio.Event()
+        self._renewed = asyncio.Condition()
 
-    # --- what users ask
+    # --- queries
 
     @property
     def worker_id(self) -> str:
-        """The stable id; empty while there is none."""
+        """The stable worker id; empty while the worker has none."""
         return "" if self._member is None else self._member.worker
 
     @property
     def is_leader(self) -> bool:
-        return self._office.is_leader
+        return self._leadership.is_leader
 
     @property
     def state(self) -> State:
-        return self._board.state
+        return self._status.state
 
     @property
     def assignment(self) -> Assignment:
-        """What this worker holds now, by the newest document it knows."""
+        """The partitions this worker holds now, by the newest document it knows."""
         member, now = self._member, self._clock()
         if member is None:
             return Assignment()
@@ -107,57 +122,62 @@ class Manager:
         return Assignment(member.version, member.lifecycle, tuple(sorted(held)), fences)
 
     def holds(self, partition: Partition) -> bool:
-        """Whether this worker holds a partition at this moment, by its own clock: ask right before what matters."""
+        """Return whether this worker holds a partition now, on its own clock.
+
+        Call it right before each critical operation.
+        """
         return self._member is not None and self._member.holds(partition, self._clock())
 
     def fence(self, partition: Partition) -> int | None:
-        """A number that rises with every grant of this partition, for whatever the work writes to; None if it is not
-        held now."""
+        """Return a number that rises with every grant of this partition, or None if it is not held now.
+
+        Pass it to the systems that the work writes to.
+        """
         return None if self._member is None else self._member.fence(partition, self._clock())
 
     async def refresh_partitions(self) -> None:
-        """The partitions have changed: have the leader list them anew. Returns when it has been told."""
+        """Have the leader list the partitions again because they have changed. Returns when the request is stored."""
         if self.is_leader:
-            await self._office.list_partitions()
+            await self._leadership.list_partitions()
             return
-        heart = self._heart
-        if heart is None:
-            raise ConnectionLost("this worker has no id now")
-        heart.refreshes += 1
-        wanted = heart.refreshes
-        self._beat_wanted.set()
+        heartbeat = self._heartbeat
+        if heartbeat is None:
+            raise ConnectionLost("this worker has no id at present")
+        heartbeat.refreshes += 1
+        wanted = heartbeat.refreshes
+        self._renewal_wanted.set()
         try:
-            async with asyncio.timeout(float(self._config.operation_timeout)), self._beaten:
-                await self._beaten.wait_for(lambda: heart.refreshes_written >= wanted)
+            async with asyncio.timeout(self._config.operation_timeout), self._renewed:
+                await self._renewed.wait_for(lambda: heartbeat.refreshes_written >= wanted)
         except TimeoutError:
-            raise ConnectionLost("the wish to refresh could not be written") from None
+            raise ConnectionLost("the refresh request could not be written") from None
 
-    # --- beginning and end
+    # --- start and stop
 
     async def start(self) -> None:
         """Claim an id, take part in the election, and wait for the first assignment."""
         if self.state is not State.INIT:
-            raise BadConfig("a manager is started once: make a new one")
-        self._board.to(State.CLAIMING_ID)
+            raise BadConfig("a manager can be started only once; create a new one")
+        self._status.change_to(State.CLAIMING_ID)
         self._tasks = [
-            asyncio.create_task(self._hooks.run(self._next_change, self._finished), name="assign hooks"),
+            asyncio.create_task(self._hooks.run(self._next_change, self._change_finished), name="assign hooks"),
             asyncio.create_task(self._run(), name="assign sessions"),
         ]
         try:
-            async with asyncio.timeout(float(self._config.startup_timeout)):
+            async with asyncio.timeout(self._config.startup_timeout):
                 await self._ready.wait()
         except TimeoutError:
             error = self._startup_error()
-            await self._give_up()
+            await self._abort_start()
             raise error from None
         except BaseException:
-            await self._give_up()
+            await self._abort_start()
             raise
         if self._is_closing:
-            raise AssignError("stop() was called before the first assignment was there")
+            raise AssignError("stop() was called before the first assignment arrived")
 
     def _startup_error(self) -> AssignError:
-        last = self._board.last_error
+        last = self._status.last_error
         if self.state is State.CLAIMING_ID:
             if last is not None:
                 return last if isinstance(last, ConnectionLost) else ConnectionLost(type(last).__name__)
@@ -165,149 +185,160 @@ class Manager:
             return StableIDExhausted(ids[0], ids[-1])
         if self.state is State.ELECTION:
             return ElectionFailed("no answer" if last is None else str(last))
-        return StartupTimeout(float(self._config.startup_timeout), self.state.name)
+        return StartupTimeout(self._config.startup_timeout, self.state.name)
 
-    async def _give_up(self) -> None:
-        """A start that failed gives back what it can at once; the rest ends by itself."""
+    async def _abort_start(self) -> None:
+        """Release quickly what a failed start has claimed; the rest expires."""
         if self._is_closing:
-            return  # stop() sees to it, and takes its time
+            return  # stop() is already releasing everything
         with contextlib.suppress(TimeoutError, HeaplineError):
-            await self._shut_down(min(float(self._config.shutdown_timeout), float(self._config.heartbeat_interval)))
+            await self._shut_down(min(self._config.shutdown_timeout, self._config.heartbeat_interval))
 
     async def stop(self) -> None:
-        """Drop everything through the hooks, give back the id and the lead. What cannot be dropped within
-        shutdown_timeout is not given back: others get it when the lease has ended."""
+        """Drop all partitions through the hooks, then release the id and the leadership.
+
+        Partitions that cannot be dropped within shutdown_timeout are not released: other workers get them when the
+        lease ends.
+        """
         if self.state is State.SHUTDOWN:
             return
-        seconds = float(self._config.shutdown_timeout)
+        seconds = self._config.shutdown_timeout
         try:
             await self._shut_down(seconds)
         except TimeoutError:
             raise ShutdownTimeout(seconds, 0 if self._member is None else len(self._member.undropped)) from None
 
     async def _shut_down(self, seconds: float) -> None:
-        self._board.to(State.SHUTDOWN)
+        self._status.change_to(State.SHUTDOWN)
         self._is_closing = True
         if self._member is not None:
             self._member.close()
         self._hooks.wake()
-        self._ready.set()  # whoever waits in start() has waited in vain
+        self._ready.set()  # wakes a pending start(), which then raises
         try:
             async with asyncio.timeout(seconds):
                 if self._member is not None and not self._member.is_empty:
-                    await self._dropped.wait()
+                    await self._all_dropped.wait()
                 await self._release()
         finally:
-            self._heart = None
+            self._heartbeat = None
             await self._end_tasks()
 
     async def _end_tasks(self) -> None:
-        """A hook that does not let itself be cancelled is left alone: it holds nothing when the lease has ended."""
+        """Cancel all tasks.
+
+        A hook that ignores cancellation is abandoned; it holds nothing once the lease has ended.
+        """
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            done, pending = await asyncio.wait(self._tasks, timeout=float(self._config.heartbeat_interval))
+            done, pending = await asyncio.wait(self._tasks, timeout=self._config.heartbeat_interval)
             for task in pending:
-                log.warning("assign.task_goes_on", task=task.get_name())
+                log.warning("assign.task_still_running", task=task.get_name())
             for task in done:
                 if not task.cancelled():
                     task.exception()
 
     async def _release(self) -> None:
-        if self._heart is not None:
+        if self._heartbeat is not None:
             with contextlib.suppress(SessionLost):
-                await self._heart.release()
-        await self._office.resign()
+                await self._heartbeat.release()
+        await self._leadership.resign()
 
     # --- sessions
 
     async def _run(self) -> None:
         while not self._is_closing:
-            self._begin(await self._claim())
+            self._begin_session(await self._claim())
             try:
                 async with asyncio.TaskGroup() as group:
-                    for work in (self._beating, self._lookout.looking, self._electing, self._office.keep_listing):
+                    for work in (
+                        self._heartbeat_loop,
+                        self._watcher.poll_loop,
+                        self._election_loop,
+                        self._leadership.listing_loop,
+                    ):
                         group.create_task(work(), name=f"assign {work.__name__}")
                     for prefix in (ASSIGNMENT_KEY, LEADER_KEY, WORKER_PREFIX):
-                        group.create_task(self._lookout.watching(prefix), name=f"assign watch {prefix}")
+                        group.create_task(self._watcher.watch_loop(prefix), name=f"assign watch {prefix}")
             except* SessionLost:
-                await self._lose()
+                await self._end_session()
             except* Exception as errors:
-                # Nothing should come here. If it does, this session cannot be trusted: the next one begins anew.
-                self._board.tell(errors.exceptions[0])
-                await self._lose()
-                await asyncio.sleep(float(self._config.heartbeat_interval))
+                # Not expected. If it happens, this session cannot be trusted, so a new one begins.
+                self._status.report_error(errors.exceptions[0])
+                await self._end_session()
+                await asyncio.sleep(self._config.heartbeat_interval)
 
     async def _claim(self) -> Claim:
-        self._board.to(State.CLAIMING_ID)
+        self._status.change_to(State.CLAIMING_ID)
         preferred = None if self._member is None else self._member.worker
         tries = 0
         while True:
             claim = None
             try:
-                claim = await within(float(self._config.operation_timeout), self._claimer.claim(preferred))
-                self._board.last_error = None
+                claim = await within(self._config.operation_timeout, self._claimer.claim(preferred))
+                self._status.last_error = None
             except Exception as error:
-                self._board.tell(error)
+                self._status.report_error(error)
             if claim is not None:
                 return claim
-            await asyncio.sleep(min(self._config.retry.delay(tries), float(self._config.heartbeat_interval)))
+            await asyncio.sleep(min(self._config.retry.delay(tries), self._config.heartbeat_interval))
             tries += 1
 
-    def _begin(self, claim: Claim) -> None:
+    def _begin_session(self, claim: Claim) -> None:
         former = self._member
-        if not self._lookout.written(claim.revision):
-            log.warning("assign.store_is_new", worker=claim.worker)
-        self._member = Member(claim.worker, claim.session, float(self._config.heartbeat_ttl), former)
+        if not self._watcher.note_write(claim.revision):
+            log.warning("assign.store_recreated", worker=claim.worker)
+        self._member = Member(claim.worker, claim.session, self._config.heartbeat_ttl, former)
         if self._is_closing:
             self._member.close()
-        self._heart = Heart(self._kv, self._config, self._clock, self._member, claim)
+        self._heartbeat = Heartbeat(self._kv, self._config, self._clock, self._member, claim)
         self._began_at = self._clock()
-        self._board.has_assignment = False
+        self._status.has_assignment = False
         self._hooks.wake()
         log.info("assign.claimed", worker=claim.worker)
-        self._board.to(State.ELECTION)
+        self._status.change_to(State.ELECTION)
 
-    async def _lose(self) -> None:
+    async def _end_session(self) -> None:
         assert self._member is not None
         self._member.lose()
-        self._heart = None
+        self._heartbeat = None
         self._hooks.wake()
         log.warning("assign.session_lost", worker=self._member.worker)
-        await self._office.resign()
+        await self._leadership.resign()
 
-    async def _beating(self) -> None:
-        assert self._heart is not None
+    async def _heartbeat_loop(self) -> None:
+        assert self._heartbeat is not None
         assert self._member is not None
-        heart, member = self._heart, self._member
-        interval = float(self._config.heartbeat_interval)
+        heartbeat, member = self._heartbeat, self._member
+        interval = self._config.heartbeat_interval
         while True:
             next_at = self._clock() + interval
             stops_at = member.lease.stops_at
-            self._beat_wanted.clear()
+            self._renewal_wanted.clear()
             entry: Entry | None = None
             try:
-                entry = await heart.beat()
+                entry = await heartbeat.renew()
             except SessionLost:
                 raise
             except Exception as error:
-                self._board.tell(error)
-            self._board.metrics.record_heartbeat(member.worker, entry is not None)
+                self._status.report_error(error)
+            self._status.metrics.record_heartbeat(member.worker, entry is not None)
             if entry is None:
                 await asyncio.sleep(min(interval, self._config.heartbeat_ttl / 12))
                 continue
-            self._lookout.feed(entry)
+            self._watcher.observe(entry)
             if self._clock() >= stops_at:
-                self._hooks.wake()  # they have been told to let go, meanwhile or before
-            async with self._beaten:
-                self._beaten.notify_all()
-            self._heed(member)
-            await event_within(self._beat_wanted, next_at - self._clock())
+                self._hooks.wake()  # the hooks have dropped the partitions, or are about to
+            async with self._renewed:
+                self._renewed.notify_all()
+            self._confirm_soon(member)
+            await wait_for_event(self._renewal_wanted, next_at - self._clock())
 
-    def _heed(self, member: Member) -> None:
-        """If a leader waits for a confirmation that we can give, it shall not wait for the next heartbeat."""
-        if self._heart is not None and member.is_awaited(self._heart.confirmed):
-            self._beat_wanted.set()
+    def _confirm_soon(self, member: Member) -> None:
+        """Renew immediately if a leader waits for a confirmation that can be given now."""
+        if self._heartbeat is not None and member.is_awaited(self._heartbeat.confirmed):
+            self._renewal_wanted.set()
 
     # --- hooks
 
@@ -320,42 +351,44 @@ class Manager:
             member.begin(change)
             return change, None
         if member.is_empty and self._is_closing:
-            self._dropped.set()
-        if member.is_member and not self._board.has_assignment and not self._is_closing:
-            self._board.settle()
+            self._all_dropped.set()
+        if member.is_member and not self._status.has_assignment and not self._is_closing:
+            self._status.settle()
             self._ready.set()
         return None, max(0.0, member.lease.stops_at - now) if member.held else None
 
-    def _finished(self, change: Change) -> None:
+    def _change_finished(self, change: Change) -> None:
         member = self._member
         assert member is not None
         added, removed = member.finish(change)
-        self._board.metrics.record_assignment_change(added, removed, member.version)
-        self._heed(member)
+        self._status.metrics.record_assignment_change(added, removed, member.version)
+        self._confirm_soon(member)
 
-    def _see(self, document: Document) -> None:
+    def _observe_document(self, document: Document) -> None:
         assert self._member is not None
-        if self._member.see(document):
+        if self._member.observe(document):
             self._hooks.wake()
-            self._heed(self._member)
+            self._confirm_soon(self._member)
 
-    # --- leading
+    # --- election
 
-    async def _electing(self) -> None:
+    async def _election_loop(self) -> None:
         assert self._member is not None
-        interval = float(self._config.heartbeat_interval)
+        interval = self._config.heartbeat_interval
         while True:
-            self._lookout.elect_wanted.clear()
+            self._watcher.elect_wanted.clear()
             try:
                 if not self._is_closing:
-                    await within(float(self._config.election_timeout), self._office.elect(self._member, self._began_at))
+                    await within(self._config.election_timeout, self._leadership.elect(self._member, self._began_at))
                 if self.state is State.ELECTION:
-                    self._board.to(State.WAITING_ASSIGNMENT)
+                    self._status.change_to(State.WAITING_ASSIGNMENT)
                     self._hooks.wake()
             except Exception as error:
-                self._board.tell(error if isinstance(error, AssignError) else ElectionFailed(type(error).__name__))
+                self._status.report_error(
+                    error if isinstance(error, AssignError) else ElectionFailed(type(error).__name__)
+                )
             await asyncio.sleep(min(COALESCE, interval))
             if self.is_leader:
                 await asyncio.sleep(interval)
             else:
-                await event_within(self._lookout.elect_wanted, interval)
+                await wait_for_event(self._watcher.elect_wanted, interval)

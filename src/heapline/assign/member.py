@@ -1,48 +1,51 @@
-"""What one worker may hold now. Pure: documents, answers and time are passed in; decisions come back.
+"""Decide what one worker may hold now. Pure: documents, results and time are passed in.
 
-It holds a partition from just before the hook that adds it until the hook that removes it has succeeded, and never
-when its lease is over by its own clock, whatever it hears. It believes the newest document it has seen and never goes
-back to an older one. It confirms a version only when it holds nothing that this version does not grant it.
+A worker holds a partition from just before the hook that adds it until the hook that removes it has succeeded, and
+never after its lease has ended on its own clock. It follows the newest document it has seen and never returns to an
+older one. It confirms a version only when it holds nothing that this version does not grant.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heapline.assign.document import Document
+from heapline.assign.assignment import Document, Lifecycle
 from heapline.assign.leases import Lease
-from heapline.assign.model import Lifecycle, Partition
+from heapline.assign.partitions import Partition
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the next hook is told."""
+    """The arguments of the next assignment hook."""
 
     added: tuple[Partition, ...]
     removed: tuple[Partition, ...]
 
 
 class Member:
-    """One session of one worker. What an earlier session of this process (`former`) has not dropped yet, it drops."""
+    """One session of one worker.
+
+    It also drops what an earlier session of this process (`former`) has not dropped yet.
+    """
 
     def __init__(self, worker: str, session: str, ttl: float, former: Member | None = None) -> None:
         self.worker, self.session = worker, session
         self.lease = Lease(ttl)
         self.document: Document | None = None
-        self.held: dict[Partition, int] = {}  # with fences
+        self.held: dict[Partition, int] = {}  # partition: fence
         self._leftover: set[Partition] = set() if former is None else former.undropped
         self._grants: dict[Partition, int] = {}
-        # Those whose adding hook has succeeded.
-        self._told: set[Partition] = set() if former is None else set(former._told)
-        self._awaited = 0  # the version that a leader waits for us to confirm
+        # Partitions whose adding hook has succeeded.
+        self._active: set[Partition] = set() if former is None else set(former._active)
+        self._awaited = 0  # the version that a leader waits for this session to confirm
         self._confirmed = 0
         self._closing = False
         self._lost = False
 
-    # --- what happens
+    # --- events
 
-    def see(self, document: Document) -> bool:
-        """A document was read; whether it is news."""
+    def observe(self, document: Document) -> bool:
+        """Note a document that was read. Return whether it is newer."""
         if document.version <= self.version:
             return False
         self.document = document
@@ -51,30 +54,30 @@ class Member:
         return True
 
     def close(self) -> None:
-        """It shall stop: from now on it wants nothing."""
+        """Begin to stop: from now on the member wants no partitions."""
         self._closing = True
 
     def lose(self) -> None:
-        """Its session was ended by somebody else."""
+        """Note that another process ended this session."""
         self._lost = True
         self.lease.lost()
 
     def begin(self, change: Change) -> None:
-        """The hook is about to be called."""
+        """Note that the hook is about to be called."""
         for partition in change.added:
             self.held[partition] = self._grants[partition]
 
     def finish(self, change: Change) -> tuple[int, int]:
-        """The hook has succeeded; how many more it works on now, and how many fewer."""
-        before = set(self._told)
+        """Note that the hook succeeded. Return how many partitions it works on more, and how many fewer."""
+        before = set(self._active)
         for partition in change.removed:
             self._leftover.discard(partition)
             self.held.pop(partition, None)
-            self._told.discard(partition)
-        self._told.update(partition for partition in change.added if partition in self.held)
-        return len(self._told - before), len(before - self._told)
+            self._active.discard(partition)
+        self._active.update(partition for partition in change.added if partition in self.held)
+        return len(self._active - before), len(before - self._active)
 
-    # --- what follows
+    # --- conclusions
 
     @property
     def version(self) -> int:
@@ -90,7 +93,7 @@ class Member:
 
     @property
     def is_member(self) -> bool:
-        """Whether the document was made with this session in it."""
+        """Whether the document includes this session."""
         return self.document is not None and self.document.members.get(self.worker) == self.session
 
     @property
@@ -98,10 +101,10 @@ class Member:
         return self._leftover | self.held.keys()
 
     def next_change(self, now: float) -> Change | None:
-        """What the next hook has to be told, if anything."""
+        """Return the change for the next hook call, or None."""
         wanted = self._wanted(now)
         removed = self._leftover | {p for p, fence in self.held.items() if wanted.get(p) != fence}
-        added = [p for p in wanted if p not in self._told and p not in removed]
+        added = [p for p in wanted if p not in self._active and p not in removed]
         if not removed and not added:
             return None
         return Change(tuple(sorted(added)), tuple(sorted(removed)))
@@ -112,13 +115,13 @@ class Member:
         return self._grants
 
     def confirmable(self) -> int:
-        """The version that may be confirmed. It never falls."""
+        """Return the version that may be confirmed. It never falls."""
         if not self._leftover and all(self._grants.get(p) == fence for p, fence in self.held.items()):
             self._confirmed = self.version
         return self._confirmed
 
     def is_awaited(self, written: int) -> bool:
-        """Whether a leader waits for a confirmation that can be given now; `written` is the last one in our key."""
+        """Return whether a leader waits for a confirmation that can be given now. `written` is the last one written."""
         return self._awaited > written and self.confirmable() >= self._awaited
 
     def holds(self, partition: Partition, now: float) -> bool:

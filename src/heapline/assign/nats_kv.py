@@ -1,14 +1,14 @@
-"""The key-value contract on a NATS JetStream bucket. Decides nothing; says what an answer of NATS means.
+"""The key-value store on a NATS JetStream bucket. It decides nothing; it translates NATS's answers.
 
-A revision is the bucket's stream sequence. Every write carries the revision that it expects of its key, so a writer
-that is late, cut off or woken up changes nothing. `10071` is `Conflict`; a timeout, a lost connection and a stream
-without a leader are `ConnectionLost`: the write may have been carried out, or may be yet (the client sends what it has
-buffered after a reconnection). Reads ask the stream's leader, which may be a former one; listings ask any replica. A
-large value is only sent again when it has changed: a crowd that looks every two seconds would else be most of a
-cluster's traffic.
+A revision is the sequence number of the bucket's stream. Every write carries the revision it expects of its key, so a
+writer that is late, cut off or resumed changes nothing. Error 10071 is `Conflict`. A timeout, a lost connection and a
+stream without a leader are `ConnectionLost`: the write may have been applied, or may still be, because the client sends
+its buffer after a reconnect. Reads ask the stream's leader, which may be a former one; listings ask any replica. A
+large value is sent again only if it has changed; otherwise polling every two seconds would dominate a cluster's
+traffic.
 
-A key whose ttl has ended, or that was deleted, leaves a marker for a while. `get` does not show it, `create` writes
-over it by its revision, and every other revision conflicts with it: also that of the value which expired.
+An expired or deleted key leaves a marker for a while. `get` hides it, `create` overwrites it at its revision, and any
+other revision conflicts with it, including that of the expired value.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from heapline.assign import nats_bucket
+from heapline.assign.cancellation import honor_cancellation
 from heapline.assign.errors import BadConfig, ConnectionLost
-from heapline.assign.heeding import heeding
 from heapline.assign.kv import Conflict, Entry
 
 if TYPE_CHECKING:
@@ -38,28 +38,29 @@ OPERATION = "KV-Operation"
 MARKER = "Nats-Marker-Reason"
 WRONG_REVISION = (10071, 10164)
 NO_MESSAGE = 10037
-HEADERS_MAX = 64 << 10  # kept free below max_payload: a message over it makes the server drop the connection
-LARGE = 4096  # bytes from which on a value that we know is not read again
-REREAD = 30.0  # seconds after which it is all the same, lest a bucket that was made anew goes unnoticed
-PAGE = 500  # keys in one answer of a listing
-NEWS_MAX = 256  # that a watcher has not looked at yet; above, it is told to look
+HEADERS_MAX = 64 << 10  # reserved below max_payload: a larger message makes the server drop the connection
+LARGE_VALUE = 4096  # bytes from which a known value is not read again
+REREAD_SECONDS = 30.0  # seconds after which it is read again anyway, so that a recreated bucket is noticed
+PAGE_KEYS = 500  # keys per page of a listing
+EVENTS_MAX = 256  # unread events per watcher; beyond, it is told to poll
 
 
 class NatsKV:
-    """
-    >>> kv = await NatsKV.connect("nats://127.0.0.1:4222", bucket="crowd", replicas=3)  # doctest: +SKIP
+    """A store in a JetStream bucket.
+
+    >>> kv = await NatsKV.connect("nats://127.0.0.1:4222", bucket="workers", replicas=3)  # doctest: +SKIP
     >>> manager = Manager(config, kv, source)  # doctest: +SKIP
     """
 
     def __init__(self, client: Client, bucket: str, *, answer_within: float = 5.0) -> None:
-        """Use `connect` or `open`, which see to it that server and bucket are fit for it."""
+        """Use `connect` or `open` instead: they check the server and the bucket."""
         self.bucket = bucket
-        self._prefix, self._news = f"$KV.{bucket}.", nats_bucket.news_subject(bucket)
+        self._prefix, self._event_prefix = f"$KV.{bucket}.", nats_bucket.event_subject(bucket)
         self._timeout = answer_within
-        self._reconnect: Callable[[], Awaitable[Client]] | None = None  # if the connection is our own
+        self._reconnect: Callable[[], Awaitable[Client]] | None = None  # set if `connect` opened the connection
         self._reconnecting, self._is_closing = asyncio.Lock(), False
         self._watchers: set[asyncio.Queue[Entry | None]] = set()
-        self._large: dict[str, tuple[Entry, float]] = {}  # large values as they were read last, and when
+        self._large: dict[str, tuple[Entry, float]] = {}  # large values as last read, and when
         self._use(client)
 
     def _use(self, client: Client) -> None:
@@ -67,18 +68,25 @@ class NatsKV:
 
     @classmethod
     async def connect(
-        cls, servers: str | Sequence[str], *, bucket: str = nats_bucket.BUCKET, replicas: int = 1,
-        answer_within: float = 5.0, connect_within: float = 10.0, create: bool = True, **options: Any,
-    ) -> NatsKV:  # fmt: skip
-        """A connection of its own, and the bucket; `options` are those of `nats.connect` (TLS, credentials, …)."""
+        cls,
+        servers: str | Sequence[str],
+        *,
+        bucket: str = nats_bucket.BUCKET,
+        replicas: int = 1,
+        answer_within: float = 5.0,
+        connect_within: float = 10.0,
+        create: bool = True,
+        **options: Any,
+    ) -> NatsKV:
+        """Open a connection and the bucket. `options` are those of `nats.connect` (TLS, credentials, …)."""
         kv: NatsKV | None = None
 
-        def look() -> None:
+        def recheck() -> None:
             if kv is not None:
-                kv._look()
+                kv._request_recheck()
 
         async def dial() -> Client:
-            return await nats_bucket.connect(servers, connect_within, look, **options)
+            return await nats_bucket.connect(servers, connect_within, recheck, **options)
 
         client = await dial()
         try:
@@ -91,10 +99,15 @@ class NatsKV:
 
     @classmethod
     async def open(
-        cls, client: Client, *, bucket: str = nats_bucket.BUCKET, replicas: int = 1, answer_within: float = 5.0,
+        cls,
+        client: Client,
+        *,
+        bucket: str = nats_bucket.BUCKET,
+        replicas: int = 1,
+        answer_within: float = 5.0,
         connect_within: float = 10.0,
-    ) -> NatsKV:  # fmt: skip
-        """The bucket on a connection that somebody else opens and closes: see `nats_bucket.CONNECTION_OPTIONS`."""
+    ) -> NatsKV:
+        """Open the bucket on the caller's connection; see `nats_bucket.CONNECTION_OPTIONS` for suitable settings."""
         nats_bucket.check_version(client)
         return await cls._opened(client, bucket, replicas, answer_within, connect_within, True)
 
@@ -110,7 +123,7 @@ class NatsKV:
         return cls(client, bucket, answer_within=answer_within)
 
     async def close(self) -> None:
-        """Close the connection, if `connect` opened it."""
+        """Close the connection if `connect` opened it."""
         self._is_closing = True
         if self._reconnect is not None and not self._client.is_closed:
             await self._client.close()
@@ -121,7 +134,7 @@ class NatsKV:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # --- the contract
+    # --- the KV protocol
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         try:
@@ -144,15 +157,15 @@ class NatsKV:
 
     async def get(self, key: str) -> Entry | None:
         known, read_at = self._large.get(key, (None, 0.0))
-        if known is None or time.monotonic() > read_at + REREAD:
+        if known is None or time.monotonic() > read_at + REREAD_SECONDS:
             message = await self._last(key)
         elif (message := await self._last(key, known.revision)) is None:
-            return known  # nothing was written since
+            return known  # unchanged since then
         self._large.pop(key, None)
         if message is None or is_marker(message.headers):
             return None
         entry = Entry(key, message.data or b"", int(message.seq))
-        if len(entry.value) >= LARGE:
+        if len(entry.value) >= LARGE_VALUE:
             self._large[key] = (entry, time.monotonic())
         return entry
 
@@ -160,10 +173,10 @@ class NatsKV:
         found: dict[str, Entry] = {}
         after = 0
         while True:
-            page, is_last = await self._ask(self._page(self._prefix + pattern(prefix), after + 1))
+            page, is_last = await self._call(self._page(self._prefix + subject_pattern(prefix), after + 1))
             for key, revision, entry in page:
                 after = max(after, revision)
-                # Whoever wrote between two pages stands in both of them, the second time as it is now.
+                # A key written between two pages is in both; the second entry is current.
                 found.pop(key, None)
                 if entry is not None:
                     found[key] = entry
@@ -171,63 +184,65 @@ class NatsKV:
                 return sorted(found.values())
 
     async def watch(self, prefix: str) -> AsyncGenerator[Entry | None, None]:
-        news: asyncio.Queue[Entry | None] = asyncio.Queue(NEWS_MAX)
+        events: asyncio.Queue[Entry | None] = asyncio.Queue(EVENTS_MAX)
 
-        async def hear(message: Msg) -> None:
-            if news in self._watchers:  # the client may go on after its subscriber was cancelled
-                put(news, self._entry_of(message))
+        async def on_message(message: Msg) -> None:
+            if events in self._watchers:  # the client may call this after the watcher ended
+                put_event(events, self._entry_of(message))
 
-        await self._open_again()
+        await self._reopen()
         client = self._client
-        self._watchers.add(news)
+        self._watchers.add(events)
         try:
-            subscription = await self._ask(client.subscribe(self._news + pattern(prefix), cb=hear))
+            subscription = await self._call(
+                client.subscribe(self._event_prefix + subject_pattern(prefix), cb=on_message)
+            )
             try:
                 while not client.is_closed:
-                    with contextlib.suppress(TimeoutError):  # a client that was closed tells nobody: look now and then
+                    with contextlib.suppress(TimeoutError):  # a closed client raises nothing: check regularly
                         async with asyncio.timeout(1.0):
-                            entry = await news.get()
+                            entry = await events.get()
                         yield entry
             finally:
                 if not client.is_closed:
-                    with contextlib.suppress(ConnectionLost):  # else it would hide why we end: a cancellation
-                        await self._ask(subscription.unsubscribe())
+                    with contextlib.suppress(ConnectionLost):  # it would hide the cancellation that ends this watch
+                        await self._call(subscription.unsubscribe())
         finally:
-            self._watchers.discard(news)
+            self._watchers.discard(events)
         raise ConnectionLost("the connection is closed")
 
-    # --- how NATS is asked
+    # --- NATS requests
 
     async def _write(
         self, key: str, value: bytes, revision: int, ttl: float | None, headers: dict[str, str] | None = None
     ) -> int:
-        await self._open_again()
+        await self._reopen()
         largest = self._client.max_payload - HEADERS_MAX
         if len(value) > largest:
             raise BadConfig(
-                f"{key!r} would be {len(value)} bytes, and this NATS server takes {largest}: raise its max_payload, or "
-                "share fewer partitions"
+                f"{key!r} would be {len(value)} bytes, and this NATS server accepts {largest}; raise its max_payload "
+                "or use fewer partitions"
             )
         headers = {**(headers or {}), EXPECTED: str(revision)}
         if ttl is not None:
-            headers[TTL] = f"{max(1, math.ceil(ttl))}s"  # it takes whole seconds; later is always allowed
-        ack = await self._ask(self._jetstream.publish(self._prefix + key, value, headers=headers), key)
+            headers[TTL] = f"{max(1, math.ceil(ttl))}s"  # NATS takes whole seconds; expiring later is allowed
+        ack = await self._call(self._jetstream.publish(self._prefix + key, value, headers=headers), key)
         return int(ack.seq)
 
     async def _last(self, key: str, newer_than: int | None = None) -> Any:
-        """The last message of a key, which may be a marker; None if there is none (that is newer)."""
-        await self._open_again()
+        """Return the last message of a key, possibly a marker, or None if there is none (newer than `newer_than`)."""
+        await self._reopen()
         stream, subject = f"KV_{self.bucket}", self._prefix + key
         if newer_than is None:
-            return await self._ask(self._jetstream.get_msg(stream, subject=subject))
-        # There is one message for each key, so the next one after a revision is the last one.
-        return await self._ask(self._jetstream.get_msg(stream, seq=newer_than + 1, subject=subject, next=True))
+            return await self._call(self._jetstream.get_msg(stream, subject=subject))
+        # There is one message per key, so the first after a revision is also the last.
+        return await self._call(self._jetstream.get_msg(stream, seq=newer_than + 1, subject=subject, next=True))
 
     async def _page(self, subject: str, start: int) -> tuple[list[tuple[str, int, Entry | None]], bool]:
-        """The next keys from a sequence on, each as it stands or None for a marker, and whether there are no more."""
-        await self._open_again()
+        """Return the next keys from a sequence number on, with None for markers, and whether there are no more."""
+        await self._reopen()
         inbox = self._client.new_inbox()
-        request = json.dumps({"seq": start, "next_by_subj": subject, "batch": PAGE}).encode()
+        request = json.dumps({"seq": start, "next_by_subj": subject, "batch": PAGE_KEYS}).encode()
         subscription = await self._client.subscribe(inbox)
         page: list[tuple[str, int, Entry | None]] = []
         try:
@@ -245,66 +260,68 @@ class NatsKV:
                     case "404":
                         return page, True
                     case status:
-                        raise ConnectionLost(f"the listing was refused with {status}")
+                        raise ConnectionLost(f"the listing was rejected with {status}")
         finally:
             if not self._client.is_closed:
                 await subscription.unsubscribe()
 
-    async def _ask(self, asking: Awaitable[T], key: str = "") -> T:
-        """An operation, with NATS' errors in the words of the contract. Nothing found is None."""
+    async def _call(self, operation: Awaitable[T], key: str = "") -> T:
+        """Run an operation and translate NATS's errors. Return None if nothing was found."""
         from nats import errors
         from nats.js import errors as js_errors
 
         try:
-            return await heeding(asking)
+            return await honor_cancellation(operation)
         except js_errors.APIError as error:
             if error.err_code in WRONG_REVISION:
                 raise Conflict(key) from None
             if error.err_code == NO_MESSAGE:
                 return None  # type: ignore[return-value]
-            raise ConnectionLost(f"NATS refused with {error.err_code or error.code}: {error.description}") from None
+            raise ConnectionLost(
+                f"NATS rejected the request with {error.err_code or error.code}: {error.description}"
+            ) from None
         except (errors.NoRespondersError, js_errors.NoStreamResponseError):
-            raise ConnectionLost("the bucket has no leader now") from None
+            raise ConnectionLost("the bucket has no leader at present") from None
         except TimeoutError:
             raise ConnectionLost("no answer") from None
         except (errors.Error, OSError) as error:
             raise ConnectionLost(f"the connection failed: {type(error).__name__}") from None
 
-    async def _open_again(self) -> None:
-        """The client reconnects by itself, unless it has closed itself for good."""
+    async def _reopen(self) -> None:
+        """Connect again if the client has closed itself for good; other interruptions it handles itself."""
         if not self._client.is_closed or self._reconnect is None or self._is_closing:
             return
         async with self._reconnecting:
             if self._client.is_closed:
                 self._use(await self._reconnect())
-                self._look()
+                self._request_recheck()
 
-    def _look(self) -> None:
-        """Events may have been lost."""
-        for news in tuple(self._watchers):
-            put(news, None)
+    def _request_recheck(self) -> None:
+        """Tell all watchers to poll, because events may have been lost."""
+        for events in tuple(self._watchers):
+            put_event(events, None)
 
     def _entry_of(self, message: Msg) -> Entry | None:
         headers = message.headers or {}
         if is_marker(headers) or "Nats-Sequence" not in headers:
             return None
-        return Entry(message.subject.removeprefix(self._news), message.data, int(headers["Nats-Sequence"]))
+        return Entry(message.subject.removeprefix(self._event_prefix), message.data, int(headers["Nats-Sequence"]))
 
 
 def is_marker(headers: Any) -> bool:
-    """Whether a message says that its key is gone, instead of holding a value."""
+    """Return whether a message marks its key as removed instead of holding a value."""
     return bool(headers) and (MARKER in headers or headers.get(OPERATION) in ("DEL", "PURGE"))
 
 
-def pattern(prefix: str) -> str:
-    """The contract's prefix as NATS writes it."""
+def subject_pattern(prefix: str) -> str:
+    """Return a key prefix as a NATS subject pattern."""
     return prefix + ">" if prefix == "" or prefix.endswith(".") else prefix
 
 
-def put(news: asyncio.Queue[Entry | None], entry: Entry | None) -> None:
-    """Hand on an event; too many become one that says to look."""
-    if news.full():
-        while not news.empty():
-            news.get_nowait()
+def put_event(events: asyncio.Queue[Entry | None], entry: Entry | None) -> None:
+    """Add an event; if the queue is full, replace all with one that says to poll."""
+    if events.full():
+        while not events.empty():
+            events.get_nowait()
         entry = None
-    news.put_nowait(entry)
+    events.put_nowait(entry)

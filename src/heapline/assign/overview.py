@@ -1,7 +1,7 @@
-"""What a crowd looks like to somebody who only looks: workers, leader, who holds what, and what has moved.
+"""An observer's view of a worker pool: workers, leader, who holds what, and what has moved.
 
-Made from one listing of the store, so it may show the past. It decides nothing, and nobody decides by it: a worker
-that is shown as live may have crashed a moment ago, and what is shown as held is what the document grants.
+It is built from one listing of the store, so it may be stale, and nothing may be decided by it. A worker shown as live
+may have just crashed, and partitions shown as held are those that the document grants.
 """
 
 from __future__ import annotations
@@ -13,46 +13,41 @@ from typing import Any
 
 import msgspec
 
-from heapline.assign.document import NOBODY, Document
-from heapline.assign.kv import Entry
-from heapline.assign.records import (
-    ASSIGNMENT_KEY,
-    LEADER_KEY,
-    WORKER_PREFIX,
-    LeaderRecord,
-    Standing,
-    WorkerRecord,
-    decode,
-)
-from heapline.errors import HeaplineError
+from heapline.assign.assignment import ASSIGNMENT_KEY, NOBODY, Document
+from heapline.assign.election import LEADER_KEY, LeaderRecord
+from heapline.assign.kv import Entry, decode_record
+from heapline.assign.worker_ids import WORKER_PREFIX, Standing, WorkerRecord
+from heapline.contract.errors import HeaplineError
 
 
 @dataclass(slots=True)
-class Seat:
+class WorkerView:
     """One worker."""
 
     worker: str
-    standing: str = "gone"  # live, released, ended, barred; gone = its key is not there
+    standing: str = "gone"  # live, released, ended, barred; gone = its key is missing
     leads: bool = False
-    revision: int = 0  # of its key: rises with every heartbeat
+    revision: int = 0  # revision of its key; rises with every heartbeat
     confirmed: int = 0
-    held_count: int = 0  # as it says itself
-    weight: int = 0  # of what the document grants it
-    partitions: list[str] = field(default_factory=list)  # granted to its present session
-    leaving: list[str] = field(default_factory=list)  # revoked, and not confirmed yet
-    coming: list[str] = field(default_factory=list)  # meant for it, and not granted yet
+    held_count: int = 0  # as reported by the worker
+    weight: int = 0  # weight of the partitions that the document grants it
+    partitions: list[str] = field(default_factory=list)  # granted to its current session
+    leaving: list[str] = field(default_factory=list)  # revoked, not confirmed yet
+    coming: list[str] = field(default_factory=list)  # planned for it, not granted yet
 
 
 @dataclass(slots=True)
 class Overview:
+    """The worker pool at one time."""
+
     version: int = 0
     epoch: int = 0
     lifecycle: str = ""
     leader: str = ""
     partition_count: int = 0
-    unheld: list[str] = field(default_factory=list)  # granted to nobody who is there
-    workers: list[Seat] = field(default_factory=list)
-    holders: dict[str, tuple[str, int]] = field(default_factory=dict)  # partition: worker and fence
+    unheld: list[str] = field(default_factory=list)  # not granted to any live worker
+    workers: list[WorkerView] = field(default_factory=list)
+    holders: dict[str, tuple[str, int]] = field(default_factory=dict)  # partition: (worker, fence)
 
     def to_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -62,25 +57,27 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Move:
+    """A partition that changed its holder."""
+
     partition: str
-    source: str  # "" = nobody
+    source: str  # "" = none
     target: str
     fence: int
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at the crowd, and what has changed since the one before."""
+class Sample:
+    """One reading of the pool, and what changed since the previous one."""
 
-    seen: Overview | None  # None = the store did not answer
+    seen: Overview | None  # None if the store did not answer
     moved: list[Move]
     trouble: str = ""
 
 
 def overview(entries: Iterable[Entry]) -> Overview:
-    """Of all keys of the store."""
+    """Build an overview from all entries of the store."""
     found = Overview()
-    seats: dict[str, Seat] = {}
+    seats: dict[str, WorkerView] = {}
     sessions: dict[str, str] = {}
     document: Document | None = None
     leader: LeaderRecord | None = None
@@ -88,16 +85,16 @@ def overview(entries: Iterable[Entry]) -> Overview:
         if entry.key == ASSIGNMENT_KEY:
             document = _document(entry.value)
         elif entry.key == LEADER_KEY:
-            leader = decode(entry.value, LeaderRecord)
-        elif entry.key.startswith(WORKER_PREFIX) and (record := decode(entry.value, WorkerRecord)) is not None:
+            leader = decode_record(entry.value, LeaderRecord)
+        elif entry.key.startswith(WORKER_PREFIX) and (record := decode_record(entry.value, WorkerRecord)) is not None:
             worker = entry.key.removeprefix(WORKER_PREFIX)
-            seats[worker] = Seat(
+            seats[worker] = WorkerView(
                 worker, str(record.standing), False, entry.revision, record.confirmed, record.held
-            )  # fmt: skip
+            )
             sessions[worker] = record.session if record.standing is Standing.LIVE else ""
     if leader is not None and not leader.released:
         found.leader = leader.worker
-        seats.setdefault(leader.worker, Seat(leader.worker)).leads = True
+        seats.setdefault(leader.worker, WorkerView(leader.worker)).leads = True
     if document is not None:
         _read(found, document, seats, sessions)
     found.workers = sorted(seats.values(), key=lambda seat: _natural(seat.worker))
@@ -105,7 +102,7 @@ def overview(entries: Iterable[Entry]) -> Overview:
 
 
 def moves(before: Overview, after: Overview) -> list[Move]:
-    """What was granted, or went away, between two looks."""
+    """Return the grants that changed or were removed between two overviews."""
     changed = sorted(id for id, now in after.holders.items() if before.holders.get(id) != now)
     gone = sorted(before.holders.keys() - after.holders.keys())
     return [
@@ -114,10 +111,10 @@ def moves(before: Overview, after: Overview) -> list[Move]:
     ]
 
 
-def _read(found: Overview, document: Document, seats: dict[str, Seat], sessions: dict[str, str]) -> None:
+def _read(found: Overview, document: Document, seats: dict[str, WorkerView], sessions: dict[str, str]) -> None:
     found.version, found.epoch, found.lifecycle = document.version, document.epoch, str(document.lifecycle)
     for worker in document.members:
-        seats.setdefault(worker, Seat(worker))
+        seats.setdefault(worker, WorkerView(worker))
     for i, id in enumerate(document.ids):
         target = "" if document.targets[i] == NOBODY else document.workers[document.targets[i]]
         holder = None if document.holders[i] == NOBODY else document.sessions[document.holders[i]]
@@ -133,17 +130,17 @@ def _read(found: Overview, document: Document, seats: dict[str, Seat], sessions:
             seats[holder.worker].leaving.append(id)
         if target:
             found.unheld.append(id)
-            seats.setdefault(target, Seat(target)).coming.append(id)
+            seats.setdefault(target, WorkerView(target)).coming.append(id)
 
 
 def _document(value: bytes) -> Document | None:
     try:
         return Document.decode(value)
     except (HeaplineError, msgspec.DecodeError, zlib.error):
-        return None  # of a newer version than ours, perhaps; the workers can still be shown
+        return None  # possibly of a newer version; the workers can still be shown
 
 
 def _natural(worker: str) -> tuple[str, int, str]:
-    """worker-2 stands before worker-10."""
+    """Return a sort key that puts worker-2 before worker-10."""
     prefix, _, number = worker.rpartition("-")
     return (prefix, int(number), worker) if number.isdecimal() else (worker, -1, worker)

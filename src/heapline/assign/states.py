@@ -1,63 +1,77 @@
-"""The states of a worker as a table; the picture in docs/assign-states.md is made from it.
+"""The states of a worker as a table. docs/assign-states.md is generated from it:
 
     python -m heapline.assign.states > docs/assign-states.md
 
-Every change of state that may happen stands here once, with its reason; the manager asks `reason` before it makes one.
-SCALING, REBALANCING and EMERGENCY are a leader's; the others see a move only as a new assignment.
+Every allowed transition is listed once with its reason; `Status.change_to` checks each one against the table. Only a
+leader is in SCALING, REBALANCING or EMERGENCY. Other workers see a move only as a new assignment.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
-from heapline.assign.model import State
+
+class State(IntEnum):
+    """The state of a worker. The numbers are the values of the metric `parti_worker_state`."""
+
+    INIT = 0
+    CLAIMING_ID = 1
+    ELECTION = 2
+    WAITING_ASSIGNMENT = 3
+    STABLE = 4
+    SCALING = 5
+    REBALANCING = 6
+    EMERGENCY = 7
+    SHUTDOWN = 8
+
 
 INIT, CLAIMING_ID, ELECTION, WAITING, STABLE, SCALING, REBALANCING, EMERGENCY, SHUTDOWN = State
 
 
 class Transition(NamedTuple):
-    before: State | None  # None = before the worker was there
-    after: State | None  # None = it has ended
+    before: State | None  # None = the worker does not exist yet
+    after: State | None  # None = the worker has ended
     when: str
 
 
 MEANINGS = {
-    INIT: "made, and not started",
-    CLAIMING_ID: "looks for an id that is free, and takes it",
-    ELECTION: "has an id; takes part in finding a leader",
-    WAITING: "knows who leads; has nothing yet",
-    STABLE: "works on what it was given",
-    SCALING: "leads, and waits for a window to pass in which more may change",
-    REBALANCING: "leads, and calculates and writes an assignment",
-    EMERGENCY: "leads, and gives away at once what a crashed worker held",
-    SHUTDOWN: "drops its partitions, gives back its id",
+    INIT: "created, not started",
+    CLAIMING_ID: "searches for a free worker id and claims it",
+    ELECTION: "has an id and takes part in the election",
+    WAITING: "a leader exists; waits for its first assignment",
+    STABLE: "works on its assigned partitions",
+    SCALING: "leader: waits for a window in which more may change",
+    REBALANCING: "leader: calculates and writes an assignment",
+    EMERGENCY: "leader: immediately reassigns the partitions of a crashed worker",
+    SHUTDOWN: "drops its partitions and releases its id",
 }
 
-LOST = "its own lease ended, so it holds nothing and starts over"
+LOST = "its lease ended, so it holds nothing and starts over"
 STOP = "stop()"
 FAILED = "stop(), or startup_timeout passed"
 
 TRANSITIONS: tuple[Transition, ...] = (
-    Transition(None, INIT, "a manager is made"),
+    Transition(None, INIT, "a manager is created"),
     Transition(INIT, CLAIMING_ID, "start()"),
     Transition(CLAIMING_ID, ELECTION, "an id is claimed"),
-    Transition(ELECTION, WAITING, "there is a leader"),
-    Transition(WAITING, STABLE, "its first assignment is there and the hook has run"),
-    # -- a leader whose own first assignment is yet to come
-    Transition(WAITING, SCALING, "leads, and the crowd starts or has changed"),
-    Transition(WAITING, EMERGENCY, "leads, and a worker crashed"),
-    Transition(SCALING, WAITING, "no longer leads, and has no assignment yet"),
-    Transition(REBALANCING, WAITING, "written, or no longer leads, and its own first hook has not run yet"),
-    Transition(EMERGENCY, WAITING, "written, or no longer leads, and its own first hook has not run yet"),
+    Transition(ELECTION, WAITING, "a leader exists"),
+    Transition(WAITING, STABLE, "its first assignment arrived and the hook has run"),
+    # -- a leader that waits for its own first assignment
+    Transition(WAITING, SCALING, "it leads, and the pool starts or has changed"),
+    Transition(WAITING, EMERGENCY, "it leads, and a worker crashed"),
+    Transition(SCALING, WAITING, "it no longer leads and has no assignment yet"),
+    Transition(REBALANCING, WAITING, "written, or it no longer leads, before its own first hook has run"),
+    Transition(EMERGENCY, WAITING, "written, or it no longer leads, before its own first hook has run"),
     # -- planned changes
-    Transition(STABLE, SCALING, "workers came or left, partitions changed, or a restart was detected"),
+    Transition(STABLE, SCALING, "workers joined or left, partitions changed, or a restart was detected"),
     Transition(SCALING, REBALANCING, "the window and the cooldown have passed"),
     Transition(SCALING, STABLE, "nothing is left to do, too little would move, or it no longer leads"),
     Transition(REBALANCING, STABLE, "the assignment is written, or it no longer leads"),
-    Transition(REBALANCING, SCALING, "somebody else wrote first, or more has changed meanwhile"),
+    Transition(REBALANCING, SCALING, "another leader wrote first, or more has changed meanwhile"),
     # -- crashes
     Transition(STABLE, EMERGENCY, "a worker crashed"),
-    Transition(SCALING, EMERGENCY, "a worker crashed while others came or left"),
+    Transition(SCALING, EMERGENCY, "a worker crashed while others joined or left"),
     Transition(REBALANCING, EMERGENCY, "a worker crashed before the assignment was written"),
     Transition(EMERGENCY, STABLE, "the assignment is written, or it no longer leads"),
     Transition(EMERGENCY, SCALING, "the assignment is written, and a planned change waits"),
@@ -77,7 +91,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(SCALING, SHUTDOWN, FAILED),
     Transition(REBALANCING, SHUTDOWN, FAILED),
     Transition(EMERGENCY, SHUTDOWN, FAILED),
-    Transition(SHUTDOWN, None, "all is given back"),
+    Transition(SHUTDOWN, None, "its id and leadership are released"),
 )
 
 REASONS = {(t.before, t.after): t.when for t in TRANSITIONS}
@@ -88,28 +102,28 @@ def is_allowed(before: State | None, after: State | None) -> bool:
 
 
 def reason(before: State | None, after: State | None) -> str:
-    """Why a worker may go from one to the other; a change that is not in the table is a bug of ours."""
+    """Return why a transition is allowed. A transition that is not in the table is a bug and raises AssertionError."""
     try:
         return REASONS[before, after]
     except KeyError:
-        raise AssertionError(f"no transition leads from {_name(before)} to {_name(after)}") from None
+        raise AssertionError(f"no transition from {_name(before)} to {_name(after)}") from None
 
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram."""
+    """Return the table as a Mermaid state diagram."""
     lines = [f"    {_name(t.before)} --> {_name(t.after)}: {t.when}" for t in TRANSITIONS]
     return "\n".join(("stateDiagram-v2", *lines)) + "\n"
 
 
 def page() -> str:
-    """docs/assign-states.md."""
+    """Return the text of docs/assign-states.md."""
     meanings = [f"| {state.name} | {state.value} | {MEANINGS[state]} |" for state in State]
     rows = [f"| {_shown(t.before)} | {_shown(t.after)} | {t.when} |" for t in TRANSITIONS]
     return "\n".join(
         (
             "# The states of a worker",
             "",
-            "Made by `python -m heapline.assign.states` from the table in `assign/states.py`: edit that.",
+            "Generated from the table in `assign/states.py` by `python -m heapline.assign.states`; edit the table.",
             "",
             "```mermaid",
             mermaid() + "```",

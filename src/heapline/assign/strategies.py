@@ -1,6 +1,7 @@
-"""Strategies: which worker should have which partition. What is held now and must be given up first is not theirs.
+"""Assignment strategies: which worker should have which partition.
 
-A strategy is asked by the leader alone, and may be anything with an `assign`; `checked` holds each one to its word.
+Only the leader runs a strategy. Any object with an `assign` method will do; `assign_checked` verifies its result. A
+strategy does not know which partitions must be dropped before they can move.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from heapline.assign.bounded_hash import Ring, assign_holders, hashes_of
 from heapline.assign.errors import BadConfig, BadStrategy
-from heapline.assign.model import Partition, distinct
-from heapline.assign.ring import Ring, hashes_of
-from heapline.assign.spreading import spread
+from heapline.assign.partitions import Partition, distinct
 
 Shares = Mapping[str, Sequence[Partition]]
 
 
 @runtime_checkable
 class AssignmentStrategy(Protocol):
+    """Assigns partitions to workers."""
+
     def assign(self, workers: Sequence[str], partitions: Sequence[Partition], previous: Shares | None = None) -> Shares:
-        """Each partition to exactly one of the workers. `previous` is what stood before; it may name workers and
-        partitions that are gone. The same question should have the same answer, whoever leads."""
+        """Assign each partition to exactly one of the workers.
+
+        `previous` is the current assignment; it may name workers and partitions that no longer exist. The result should
+        depend on the arguments alone, so that every leader gets the same.
+        """
         ...
 
 
 class WeightedConsistentHashStrategy:
-    """A hash ring with bounded load, which leaves partitions where they are as far as the bound allows.
+    """A hash ring with bounded load. Partitions stay where they are as far as the bound allows.
 
     >>> WeightedConsistentHashStrategy().assign(["a"], [Partition("x")])
     {'a': [Partition(keys=('x',), weight=1)]}
@@ -37,73 +42,76 @@ class WeightedConsistentHashStrategy:
         if type(virtual_nodes) is not int or not 1 <= virtual_nodes <= 10_000:
             raise BadConfig(f"virtual_nodes={virtual_nodes!r} must be a whole number from 1 to 10000")
         if not 1.01 <= load_bound <= 2:
-            raise BadConfig(f"load_bound={load_bound!r} must be from 1.01 to 2: the largest load next to the mean")
+            raise BadConfig(f"load_bound={load_bound!r} must be from 1.01 to 2 (largest load / mean load)")
         self.virtual_nodes, self.load_bound = virtual_nodes, load_bound
 
     def assign(
         self, workers: Sequence[str], partitions: Sequence[Partition], previous: Shares | None = None
     ) -> dict[str, list[Partition]]:
-        names = in_order(workers)
+        names = sorted_workers(workers)
         partitions = list(partitions)
         ids = [partition.id for partition in partitions]
         if len(set(ids)) < len(ids):
-            distinct(partitions)  # says which
+            distinct(partitions)  # raises, naming the duplicate
         hashes = hashes_of(ids)
         weights = np.array([partition.weight for partition in partitions], dtype=np.float64)
         holders = np.array(holders_of(names, ids, previous), dtype=np.int64)
         ring = Ring(names, self.virtual_nodes)
-        holders = spread(hashes, weights, holders, ring, len(names), self.load_bound)
+        holders = assign_holders(hashes, weights, holders, ring, len(names), self.load_bound)
         return grouped(names, partitions, holders.tolist())
 
 
 class RoundRobinStrategy:
-    """Sorted partitions to sorted workers in turn: simple, even in number, and without any affinity."""
+    """Deals sorted partitions to sorted workers in turn: simple and even in number, but without affinity."""
 
     def assign(
         self, workers: Sequence[str], partitions: Sequence[Partition], previous: Shares | None = None
     ) -> dict[str, list[Partition]]:
-        names, partitions = in_order(workers), distinct(partitions)
+        names, partitions = sorted_workers(workers), distinct(partitions)
         return {name: list(partitions[at :: len(names)]) for at, name in enumerate(names)}
 
 
-def checked(
+def assign_checked(
     strategy: AssignmentStrategy,
     workers: Sequence[str],
     partitions: Sequence[Partition],
     previous: Shares | None = None,
 ) -> dict[str, tuple[Partition, ...]]:
-    """What the strategy answers, if that is an assignment; BadStrategy if not. Every worker has an entry."""
+    """Run a strategy and return its result with an entry for every worker.
+
+    Raise BadStrategy if the result is not an assignment.
+    """
     wanted = {partition.id: partition for partition in distinct(partitions)}
     name = type(strategy).__name__
-    in_order(workers)
+    sorted_workers(workers)
     try:
         answer = strategy.assign(workers, partitions, previous)
         given = {worker: tuple(wanted.get(each.id, each) for each in answer[worker]) for worker in answer}
     except (TypeError, AttributeError, LookupError) as error:
         raise BadStrategy(name, f"failed with {type(error).__name__}") from error
-    if strangers := sorted(map(str, given.keys() - set(workers))):
-        raise BadStrategy(name, f"gave partitions to {_some(strangers)}, who is no worker")
+    if unknown := sorted(map(str, given.keys() - set(workers))):
+        raise BadStrategy(name, f"gave partitions to {_name_some(unknown)}, which is not a worker")
     ids = [partition.id for share in given.values() for partition in share]
-    if strangers := sorted(set(ids) - wanted.keys()):
-        raise BadStrategy(name, f"gave away {_some(strangers)}, which is no partition")
+    if unknown := sorted(set(ids) - wanted.keys()):
+        raise BadStrategy(name, f"assigned {_name_some(unknown)}, which is not a partition")
     if missing := sorted(wanted.keys() - set(ids)):
-        raise BadStrategy(name, f"left out {_some(missing)}")
+        raise BadStrategy(name, f"did not assign {_name_some(missing)}")
     if len(ids) > len(wanted):
         seen: set[str] = set()
-        twice = sorted({id for id in ids if id in seen or seen.add(id)})  # type: ignore[func-returns-value]
-        raise BadStrategy(name, f"gave {_some(twice)} to more than one, or twice")
+        duplicates = sorted({id for id in ids if id in seen or seen.add(id)})  # type: ignore[func-returns-value]
+        raise BadStrategy(name, f"assigned {_name_some(duplicates)} more than once")
     return {worker: given.get(worker, ()) for worker in workers}
 
 
 def affinity(before: Shares, after: Shares) -> float:
-    """Of the partitions that are there before and after, the share that stayed with its worker; 1 if there are none."""
+    """Return the share of partitions in both assignments that stayed with their worker; 1 if there are none."""
     old = {partition.id: worker for worker, share in before.items() for partition in share}
     both = [(worker, old[each.id]) for worker, share in after.items() for each in share if each.id in old]
     return sum(new == previous for new, previous in both) / len(both) if both else 1.0
 
 
 def moved_share(before: Shares, after: Shares) -> float:
-    """Of the weight of all partitions (of their number, if none has a weight), the share that has another holder."""
+    """Return the share of the total weight that changed holder (of the number of partitions if all weights are 0)."""
     old = {partition.id: worker for worker, share in before.items() for partition in share}
     weights = [(each.weight, old.get(each.id) != worker) for worker, share in after.items() for each in share]
     total = sum(weight for weight, _ in weights)
@@ -112,17 +120,18 @@ def moved_share(before: Shares, after: Shares) -> float:
     return sum(weight for weight, moved in weights if moved) / total
 
 
-def in_order(workers: Iterable[str]) -> list[str]:
+def sorted_workers(workers: Iterable[str]) -> list[str]:
+    """Return the workers sorted. Raise BadConfig if there are none or one is listed twice."""
     names = sorted(workers)
     if not names:
-        raise BadConfig("there are no workers to give partitions to")
+        raise BadConfig("there are no workers to assign partitions to")
     if len(set(names)) < len(names):
-        raise BadConfig("a worker is named twice: name each one once")
+        raise BadConfig("a worker is listed twice; list each worker once")
     return names
 
 
 def holders_of(names: Sequence[str], ids: Sequence[str], previous: Shares | None) -> list[int]:
-    """The number of the worker that has each partition; -1 if it has none, or one that is gone."""
+    """Return the index of each partition's worker, or -1 if it has none or its worker is gone."""
     if not previous:
         return [-1] * len(ids)
     held: dict[str, int] = {}
@@ -141,6 +150,6 @@ def grouped(
     return dict(zip(names, shares, strict=True))
 
 
-def _some(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

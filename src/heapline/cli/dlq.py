@@ -6,161 +6,139 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from heapline.broker import Broker
-from heapline.cli.asking import YesOption, ask
-from heapline.cli.connection import over_network
-from heapline.cli.messages import JsonOption, TopicArgument, print_infos, print_json, show_messages
-from heapline.cli.present import count, make_console
-from heapline.cli.units import past
-from heapline.errors import BadRequest
-from heapline.model import DlqFilter
-from heapline.ulid import parse_id
+from heapline.cli.connection import OptionSet, TopicArgument, over_network
+from heapline.cli.main import CommandGroup
+from heapline.cli.message_view import JSON_HELP, message_json, messages_table
+from heapline.cli.output import Output, YesOption, bold, confirm, count, counted
+from heapline.cli.units import option, past_option
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest
+from heapline.contract.ids import parse_id
+from heapline.contract.message import DlqFilter
 
-PANEL = "Which ones"
-COUNT_MAX = 100  # letters that are counted before a question: they come with their payloads
+PANEL = "Which dead letters"
+COUNT_MAX = 100  # letters counted before a question: they are transferred with their payloads
+COUNT_JSON = '{"count": NUMBER}.'
 
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Only these messages.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them.", rich_help_panel=PANEL)]
-ReasonOption = Annotated[
-    str | None,
-    typer.Option("--reason", help="Whose reason has this in it, in upper or lower case.", rich_help_panel=PANEL),
-]
-KeyOption = Annotated[str | None, typer.Option("--key", help="Of this partition key.", rich_help_panel=PANEL)]
-LowOption = Annotated[
-    int | None, typer.Option("--priority-min", help="Of this priority or more.", rich_help_panel=PANEL)
-]
-HighOption = Annotated[
-    int | None, typer.Option("--priority-max", help="Of this priority or less.", rich_help_panel=PANEL)
-]
-AfterOption = Annotated[
-    datetime | None, typer.Option(
-        "--died-after", parser=past, metavar="WHEN", rich_help_panel=PANEL,
-        help="Died after this: a moment as 2030-01-31T12:00:00Z, or how long ago, as 2h.",
-    ),
-]  # fmt: skip
-BeforeOption = Annotated[
-    datetime | None,
-    typer.Option("--died-before", parser=past, metavar="WHEN", rich_help_panel=PANEL, help="Died before this."),
-]
-CountJsonOption = Annotated[bool, typer.Option("--json", help='For programs: {"count": how many}.')]
+AllOption = Annotated[bool, option("--all", "All dead letters.", panel=PANEL)]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="""Dead letters: messages whose retries are used up, or that were buried.
+
+def _filter(**given: Any) -> DlqFilter | None:
+    where = DlqFilter(**given)
+    return None if where == DlqFilter() else where
+
+
+_AFTER_HELP = "Died after this time: 2030-01-31T12:00:00Z, or how long ago, such as 2h."
+_REASON_HELP = "Only letters whose reason contains this text (case-insensitive)."
+FILTER = OptionSet(
+    {
+        "reason": (Annotated[str | None, option("--reason", _REASON_HELP, panel=PANEL)], None),
+        "key": (Annotated[str | None, option("--key", "Only this partition key.", panel=PANEL)], None),
+        "priority_min": (Annotated[int | None, option("--priority-min", "Smallest priority.", panel=PANEL)], None),
+        "priority_max": (Annotated[int | None, option("--priority-max", "Largest priority.", panel=PANEL)], None),
+        "died_after": (Annotated[datetime | None, past_option("--died-after", _AFTER_HELP, PANEL)], None),
+        "died_before": (
+            Annotated[datetime | None, past_option("--died-before", "Died before this time.", PANEL)],
+            None,
+        ),
+    },
+    _filter,
+)
+
+app = CommandGroup(
+    """List, replay and delete dead letters: messages that have no retries left, or that were buried.
 
     Example:  [cyan]heapline dlq list jobs --reason timeout[/cyan]
-    """,
+    """
 )
 
 
 @app.command("list")
-@over_network
+@over_network(json=JSON_HELP, where=FILTER)
 async def list_command(
-    hl: Broker, topic: TopicArgument,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
-    reason: ReasonOption = None, key: KeyOption = None, priority_min: LowOption = None, priority_max: HighOption = None,
-    died_after: AfterOption = None, died_before: BeforeOption = None, as_json: JsonOption = False,
-) -> None:  # fmt: skip
-    """The dead letters of a topic and why they died, oldest first.
+    hl: Broker,
+    out: Output,
+    where: DlqFilter | None,
+    topic: TopicArgument,
+    limit: Annotated[int, option("--limit -n", "Maximum number of dead letters.", min=1)] = 100,
+) -> None:
+    """List the dead letters of a topic and why they died, oldest first.
 
     Example:  [cyan]heapline dlq list jobs --died-after 1h[/cyan]
     """
-    where = _filter(reason, key, priority_min, priority_max, died_after, died_before)
     infos = await hl.dlq_list(topic, limit, where=where)
-    if as_json:
-        print_infos(infos)
-    elif infos:
-        console = make_console()
-        show_messages(console, infos, dead=True)
-        if len(infos) == limit:
-            console.print(f"[dim]there may be more: --limit {limit * 10}[/dim]")
-    else:
-        make_console().print(f"no dead letters {'match' if where else 'lie'} in [bold]{escape(topic)}[/bold]")
+    empty = f"{bold(topic)} has no {'matching ' if where else ''}dead letters"
+    out.rows(infos, lambda infos: messages_table(out.console, infos, dead=True), empty=empty, json=message_json)
+    if len(infos) == limit and not out.as_json:
+        out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
 
 
 @app.command("replay")
-@over_network
+@over_network(json=COUNT_JSON, where=FILTER)
 async def replay_command(
-    hl: Broker, topic: TopicArgument, ids: IdsArgument = None, everything: AllOption = False,
-    reason: ReasonOption = None, key: KeyOption = None, priority_min: LowOption = None, priority_max: HighOption = None,
-    died_after: AfterOption = None, died_before: BeforeOption = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="At most so many a second fall due.")] = None,
-    as_json: CountJsonOption = False,
-) -> None:  # fmt: skip
-    """Bring dead letters back into their topic, as if they had never been tried.
+    hl: Broker,
+    out: Output,
+    where: DlqFilter | None,
+    topic: TopicArgument,
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    rate: Annotated[float | None, option("--rate", "Maximum number that become due per second.")] = None,
+) -> None:
+    """Return dead letters to their topic, with all their retries.
 
     Example:  [cyan]heapline dlq replay jobs --all --rate 50[/cyan]
     """
-    where = _filter(reason, key, priority_min, priority_max, died_after, died_before)
     _check_chosen("replay", topic, ids, everything, where)
     replayed = await hl.dlq_replay(topic, ids or None, where=where, rate=rate)
-    if as_json:
-        print_json({"count": replayed})
-    else:
-        make_console().print(f"{_letters(replayed)} replayed into [bold]{escape(topic)}[/bold]")
-    named = len({parse_id(id) for id in ids or ()})
-    if replayed < named and where is None:  # one that a filter left out is no mistake
+    out.row({"count": replayed}, f"{counted(replayed, 'dead letter')} replayed into {bold(topic)}")
+    named = len({parse_id(id)[0] for id in ids or ()})
+    if replayed < named and where is None:  # a letter that a filter excludes is not an error
         raise BadRequest(
-            f"{named - replayed} of the {named} ids named no dead letter of {topic}: it was replayed or deleted "
-            f"before, or the id is of another topic (heapline dlq list {topic} shows what there is)"
+            f"{named - replayed} of the {named} ids are not dead letters of {topic}: they were replayed or deleted "
+            f"before, or belong to another topic (heapline dlq list {topic} shows the dead letters)"
         )
 
 
 @app.command("delete")
-@over_network
+@over_network(json=COUNT_JSON, where=FILTER)
 async def delete_command(
-    hl: Broker, topic: TopicArgument, ids: IdsArgument = None, everything: AllOption = False,
-    reason: ReasonOption = None, key: KeyOption = None, priority_min: LowOption = None, priority_max: HighOption = None,
-    died_after: AfterOption = None, died_before: BeforeOption = None, yes: YesOption = False,
-    as_json: CountJsonOption = False,
-) -> None:  # fmt: skip
-    """Delete dead letters for good. Asks first.
+    hl: Broker,
+    out: Output,
+    where: DlqFilter | None,
+    topic: TopicArgument,
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete dead letters permanently. Asks first.
 
     Example:  [cyan]heapline dlq delete jobs --died-before 30d[/cyan]
     """
-    where = _filter(reason, key, priority_min, priority_max, died_after, died_before)
     _check_chosen("delete", topic, ids, everything, where)
-    where = DlqFilter() if everything else where  # which matches all, and says that it is meant
+    where = DlqFilter() if everything else where  # an empty filter matches all letters, explicitly
     if not yes:
-        ask(f"Delete {await _how_many(hl, topic, ids, where)} of {topic} for good?", yes)
+        confirm(f"Permanently delete {await _describe(hl, topic, ids, where)} of {topic}?", yes)
     deleted = await hl.dlq_delete(topic, ids or None, where=where)
-    if as_json:
-        print_json({"count": deleted})
-    else:
-        make_console().print(f"{_letters(deleted)} of [bold]{escape(topic)}[/bold] deleted")
-
-
-def _filter(
-    reason: str | None, key: str | None, low: int | None, high: int | None, after: datetime | None,
-    before: datetime | None,
-) -> DlqFilter | None:  # fmt: skip
-    where = DlqFilter(reason=reason, key=key, priority_min=low, priority_max=high, died_after=after, died_before=before)
-    return None if where == DlqFilter() else where
+    out.row({"count": deleted}, f"{counted(deleted, 'dead letter')} of {bold(topic)} deleted")
 
 
 def _check_chosen(verb: str, topic: str, ids: Any, everything: bool, where: DlqFilter | None) -> None:
     if everything and (ids or where):
-        raise BadRequest("--all means all of them: leave it away to choose by id or with an option")
+        raise BadRequest("--all selects all dead letters; omit it to select by id or with an option")
     if not (everything or ids or where):
         raise BadRequest(
-            f"say which ones: ids, an option such as --reason, or --all (heapline dlq list {topic} shows them; "
-            f"heapline dlq {verb} --help tells more)"
+            f"select dead letters by id, with an option such as --reason, or with --all (heapline dlq list {topic} "
+            f"shows them; see heapline dlq {verb} --help)"
         )
 
 
-async def _how_many(hl: Broker, topic: str, ids: list[str] | None, where: DlqFilter | None) -> str:
-    """How many letters a question is about; ids that were named are taken at their word."""
+async def _describe(hl: Broker, topic: str, ids: list[str] | None, where: DlqFilter | None) -> str:
+    """Return how many letters a question is about."""
     if ids:
-        return _letters(len(set(ids)))
+        return counted(len(set(ids)), "dead letter")
     if where == DlqFilter():
-        return f"all {_letters((await hl.stats(topic)).dead)}"
-    found = len(await hl.dlq_list(topic, COUNT_MAX, where=where))
-    return f"{count(found)} dead letters or more" if found == COUNT_MAX else _letters(found)
-
-
-def _letters(number: int) -> str:
-    return "1 dead letter" if number == 1 else f"{count(number)} dead letters"
+        return f"all {counted((await hl.stats(topic)).dead, 'dead letter')}"
+    matching = len(await hl.dlq_list(topic, COUNT_MAX, where=where))
+    return f"{count(matching)} dead letters or more" if matching == COUNT_MAX else counted(matching, "dead letter")

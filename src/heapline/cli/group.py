@@ -1,163 +1,148 @@
-"""`heapline group create|list|show|offsets|reset|delete|read|dead`: the groups of a topic, and how far each is."""
+"""`heapline group …`: the consumer groups of a topic, their progress and their dead letters."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
-from heapline.broker import GroupBroker
-from heapline.cli import group_dead
-from heapline.cli.asking import YesOption, ask
-from heapline.cli.connection import over_network
-from heapline.cli.group_read import read_command
-from heapline.cli.group_words import PLACE_HELP, GroupArgument, member_shown, place, rows_word
-from heapline.cli.messages import TopicArgument, ago, print_json
-from heapline.cli.present import columns_table, count, facts_table, make_console
-from heapline.cli.units import duration, span
-from heapline.config import GroupConfig
-from heapline.streams import GroupInfo, GroupOffset
-from heapline.wire.json_groups import tell_group
+from heapline.cli.connection import TopicArgument, over_network
+from heapline.cli.group_read import member_name, read_command
+from heapline.cli.main import CommandGroup
+from heapline.cli.message_view import ago, preview
+from heapline.cli.output import Output, YesOption, bold, columns_table, confirm, count, counted, facts_table, harmless
+from heapline.cli.units import POSITION_HELP, duration_option, option, position_option, span
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest
+from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset
+from heapline.wire.json_forms import to_json
 
-DEFAULTS = GroupConfig()
 SETTINGS = "Settings"
-JsonOption = Annotated[
-    bool, typer.Option(
-        "--json", help="For programs: one JSON object a group, with group, topic, lag, members, offsets (one a "
-        "partition: committed, end, lag, outstanding, retrying, dead, member) and config.",
-    ),
-]  # fmt: skip
-OffsetsJsonOption = Annotated[
-    bool, typer.Option(
-        "--json", help="For programs: one JSON object a partition: partition, committed, end, lag, outstanding, "
-        "retrying, dead, member.",
-    ),
-]  # fmt: skip
+GROUP_JSON = (
+    "one object per group, with name, topic, lag, members, offsets (one per partition: committed, end, lag, "
+    "outstanding, retrying, dead, member) and config."
+)
+OFFSETS_JSON = "one object per partition: partition, committed, end, lag, outstanding, retrying, dead, member."
+DEAD_JSON = "one object per row: partition, offset, message_id, attempts, reason, died_at, payload_text or payload."
+COUNT_JSON = '{"count": NUMBER}.'
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+RowsArgument = Annotated[list[str] | None, typer.Argument(metavar="P:OFFSET", help="Only these rows, such as 0:17.")]
+AllOption = Annotated[bool, option("--all", "All dead letters of the group.")]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="""Consumer groups: each sees every message of a topic, in the order of falling due, and can go back.
+app = CommandGroup(
+    """Manage consumer groups. Each group reads every message of a topic in due order, and can rewind.
 
-    Workers that pop are not touched by them. A group is made by reading, too:
+    Groups do not affect workers that pop. Reading also creates a group:
 
     Example:  [cyan]heapline group read jobs --group billing[/cyan]
-    """,
+    """
 )
+dead_app = CommandGroup(
+    """List, replay and delete the rows that a group failed too often.
 
-
-def _duration(flag: str, help: str) -> Any:
-    return typer.Option(flag, metavar="DURATION", parser=duration, rich_help_panel=SETTINGS, help=help)
+    Example:  [cyan]heapline group dead list jobs billing[/cyan]
+    """
+)
+app.command("read")(read_command)
+app.add_typer(dead_app, name="dead")
 
 
 @app.command("create")
-@over_network
+@over_network(json=GROUP_JSON)
 async def create_command(
-    hl: GroupBroker, topic: TopicArgument, group: GroupArgument,
-    start: Annotated[Any, typer.Option("--start", metavar="WHERE", parser=place, help=PLACE_HELP)] = "earliest",
-    ack_timeout: Annotated[float | None, _duration("--ack-timeout", "Not acked after this, a row comes again.")] = None,
-    max_retries: Annotated[
-        int | None, typer.Option(
-            "--max-retries", rich_help_panel=SETTINGS,
-            help="Deliveries after the first before a row is one of the group's dead letters; 0 to 250.",
-        ),
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    group: GroupArgument,
+    start: Annotated[Any, position_option("--start", f"Where the group starts: {POSITION_HELP}.")] = "earliest",
+    ack_timeout: Annotated[
+        float | None, duration_option("--ack-timeout", "Redeliver a row that is not acked after this long.", SETTINGS)
     ] = None,
-    member_lease: Annotated[float | None, _duration("--member-lease", "A member silent for this long is out.")] = None,
+    max_retries: Annotated[
+        int | None,
+        option("--max-retries", "Deliveries after the first until a row is a dead letter; 0 to 250.", panel=SETTINGS),
+    ] = None,
+    member_lease: Annotated[
+        float | None, duration_option("--member-lease", "Remove a member that is silent for this long.", SETTINGS)
+    ] = None,
     unused_after: Annotated[
-        float | None, _duration("--unused-after", "Unused for this long, it no longer holds the journal.")
+        float | None,
+        duration_option("--unused-after", "Stop holding the journal for a group unused for this long.", SETTINGS),
     ] = None,
     observer: Annotated[
-        bool, typer.Option("--observer", rich_help_panel=SETTINGS, help="Only shows its lag: reads and holds nothing.")
+        bool, option("--observer", "Only report the lag: the group has no members and holds nothing.", panel=SETTINGS)
     ] = False,
-    as_json: JsonOption = False,
-) -> None:  # fmt: skip
-    """Make a group. Once more with the same settings is fine, and leaves it where it is.
+) -> None:
+    """Create a group. Running it again with the same settings changes nothing.
 
     Example:  [cyan]heapline group create jobs billing --start latest[/cyan]
 
-    From yesterday on, a minute for each row:
+    Start yesterday, with a minute per row:
     [cyan]heapline group create jobs audit --start 1d --ack-timeout 1m[/cyan]
     """
-    named = {
+    settings = {
         "ack_timeout": ack_timeout, "max_retries": max_retries, "member_lease": member_lease,
         "unused_after": unused_after, "observer": observer or None,
     }  # fmt: skip
-    info = await hl.create_group(topic, group, start=start, **{n: v for n, v in named.items() if v is not None})
-    if as_json:
-        print_json(tell_group(info))
-        return
-    console = make_console()
-    console.print(f"group [bold]{escape(info.name)}[/bold] of {escape(info.topic)} is there: {_lag_in_words(info)}")
-    if not info.config.observer:
-        console.print(f"[dim]read it:  heapline group read {escape(info.topic)} --group {escape(info.name)}[/dim]")
+    given = {name: value for name, value in settings.items() if value is not None}
+    info = await hl.create_group(topic, group, start=start, **given)
+    out.row(to_json(info), f"group {bold(info.name)} of {info.topic} is ready: {_lag_summary(info)}")
+    if not info.config.observer and not out.as_json:
+        out.console.print(f"[dim]read it with:  heapline group read {info.topic} --group {escape(info.name)}[/dim]")
 
 
 @app.command("list")
-@over_network
-async def list_command(hl: GroupBroker, topic: TopicArgument, as_json: JsonOption = False) -> None:
-    """The groups of a topic, and how far behind each is.
+@over_network(json=GROUP_JSON)
+async def list_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
+    """List the groups of a topic, and how far behind each is.
 
     Example:  [cyan]heapline group list jobs[/cyan]
     """
     infos = sorted(await hl.list_groups(topic), key=lambda info: info.name)
-    if as_json:
-        for info in infos:
-            print_json(tell_group(info))
-    elif infos:
-        names = ("group", "lag", "out", "dead", "members", "state", "used")
-        make_console().print(columns_table("", names, map(_line, infos), right=(1, 2, 3, 4)))
-    else:
-        make_console().print(
-            f"[bold]{escape(topic)}[/bold] has no groups; make one with:  heapline group create {escape(topic)} NAME"
-        )
+    names = ("group", "lag", "out", "dead", "members", "state", "used")
+    empty = f"{bold(topic)} has no groups; create one with:  heapline group create {escape(topic)} NAME"
+    out.table(infos, names, _cells, right=(1, 2, 3, 4), empty=empty, json=to_json)
 
 
 @app.command("show")
-@over_network
-async def show_command(
-    hl: GroupBroker, topic: TopicArgument, group: GroupArgument, as_json: JsonOption = False
-) -> None:
-    """A group: its lag, its members and what each reads, and its settings.
+@over_network(json=GROUP_JSON)
+async def show_command(hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument) -> None:
+    """Show a group: its lag, its settings, and its members with their partitions.
 
     Example:  [cyan]heapline group show jobs billing[/cyan]
     """
     info = await hl.get_group(topic, group)
-    if as_json:
-        print_json(tell_group(info))
-        return
-    console = make_console()
-    console.print(facts_table(escape(f"{info.name} of {info.topic}"), _facts(info)))
-    show_offsets(console, info.offsets)
+    title = escape(f"{info.name} of {info.topic}")
+    out.row(to_json(info), facts_table(title, _facts(info)), _offsets_table(info.offsets))
 
 
 @app.command("offsets")
-@over_network
-async def offsets_command(
-    hl: GroupBroker, topic: TopicArgument, group: GroupArgument, as_json: OffsetsJsonOption = False
-) -> None:
-    """How far a group is in each partition, and who reads it.
+@over_network(json=OFFSETS_JSON)
+async def offsets_command(hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument) -> None:
+    """Show how far a group has read each partition, and which member reads it.
 
     Example:  [cyan]heapline group offsets jobs billing[/cyan]
     """
-    _print_offsets(await hl.group_offsets(topic, group), as_json)
+    out.rows(await hl.group_offsets(topic, group), _offsets_table, empty="")
 
 
 @app.command("reset")
-@over_network
+@over_network(json=OFFSETS_JSON)
 async def reset_command(
-    hl: GroupBroker, topic: TopicArgument, group: GroupArgument,
-    where: Annotated[Any, typer.Option("--where", metavar="WHERE", parser=place, help=PLACE_HELP)],
-    partitions: Annotated[
-        list[int] | None, typer.Option("--partition", help="Only this partition; repeatable.")
-    ] = None,
-    yes: YesOption = False, as_json: OffsetsJsonOption = False,
-) -> None:  # fmt: skip
-    """Let a group go on from elsewhere. Asks first.
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    group: GroupArgument,
+    where: Annotated[Any, position_option("--where", f"Where the group continues: {POSITION_HELP}.")],
+    partitions: Annotated[list[int] | None, option("--partition", "Only this partition; repeatable.")] = None,
+    yes: YesOption = False,
+) -> None:
+    """Move a group to another position. Asks first.
 
-    Back, and it sees rows again; forward, and it never sees what it skips.
+    Moved back, the group reads rows again. Moved forward, it never reads the rows that it skips.
 
     Example:  [cyan]heapline group reset jobs billing --where earliest[/cyan]
 
@@ -165,65 +150,148 @@ async def reset_command(
     """
     if not yes:
         info = await hl.get_group(topic, group)
-        ask(f"Reset group {info.name} of {info.topic} ({_lag_in_words(info)})?", yes)
+        confirm(f"Reset group {info.name} of {info.topic} ({_lag_summary(info)})?", yes)
     offsets = await hl.reset_offsets(topic, group, to=where, partitions=partitions or None)
-    _print_offsets(offsets, as_json)
+    out.rows(offsets, _offsets_table, empty="")
 
 
 @app.command("delete")
-@over_network
+@over_network(json='{"topic": NAME, "group": NAME, "deleted": true}.')
 async def delete_command(
-    hl: GroupBroker, topic: TopicArgument, group: GroupArgument, yes: YesOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help='For programs: {"topic": NAME, "group": NAME, "deleted": true}.')
-    ] = False,
-) -> None:  # fmt: skip
-    """Delete a group: its offsets and its dead letters. The topic and its messages stay. Asks first.
+    hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument, yes: YesOption = False
+) -> None:
+    """Delete a group with its offsets and dead letters. The topic and its messages stay. Asks first.
 
     Example:  [cyan]heapline group delete jobs billing[/cyan]
     """
     info = await hl.get_group(topic, group)
-    members = f", with {len(info.members)} member(s) reading" if info.members else ""
-    ask(f"Delete group {info.name} of {info.topic} ({_lag_in_words(info)}{members})?", yes)
+    members = f", {counted(len(info.members), 'active member')}" if info.members else ""
+    confirm(f"Delete group {info.name} of {info.topic} ({_lag_summary(info)}{members})?", yes)
     await hl.delete_group(topic, group)
-    if as_json:
-        print_json({"topic": info.topic, "group": info.name, "deleted": True})
-    else:
-        make_console().print(f"group [bold]{escape(info.name)}[/bold] of {escape(info.topic)} is deleted")
+    deleted = {"topic": info.topic, "group": info.name, "deleted": True}
+    out.row(deleted, f"group {bold(info.name)} of {info.topic} deleted")
 
 
-app.command("read")(read_command)
-app.add_typer(group_dead.app, name="dead")
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+@dead_app.command("list")
+@over_network(json=DEAD_JSON)
+async def dead_list_command(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    group: GroupArgument,
+    limit: Annotated[int, option("--limit -n", "Maximum number of rows.", min=1)] = 100,
+) -> None:
+    """List the dead letters of a group, and why they failed.
+
+    Example:  [cyan]heapline group dead list jobs billing[/cyan]
+    """
+    letters = await hl.group_dead_list(topic, group, limit)
+    empty = f"group {bold(group)} of {escape(topic)} has no dead letters"
+    names = ("row", "message_id", "tries", "died", "reason", "payload")
+    out.table(letters, names, _dead_cells, right=(2,), empty=empty, json=lambda letter: to_json(letter, "text"))
+    if len(letters) == limit and not out.as_json:
+        out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
+
+
+@dead_app.command("replay")
+@over_network(json=COUNT_JSON)
+async def dead_replay_command(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    group: GroupArgument,
+    rows: RowsArgument = None,
+    everything: AllOption = False,
+) -> None:
+    """Deliver dead letters of a group to it again, with all their retries.
+
+    Example:  [cyan]heapline group dead replay jobs billing --all[/cyan]
+    """
+    named = _chosen("replay", topic, group, rows, everything)
+    replayed = await hl.group_dead_replay(topic, group, named)
+    out.row({"count": replayed}, f"{counted(replayed, 'row')} will be delivered to group {bold(group)} again")
+    wanted = sum(len(set(offsets)) for offsets in (named or {}).values())
+    if replayed < wanted:
+        raise BadRequest(
+            f"{wanted - replayed} of the {wanted} rows are not dead letters of group {group}: they were replayed or "
+            f"deleted before (heapline group dead list {topic} {group} shows the dead letters)"
+        )
+
+
+@dead_app.command("delete")
+@over_network(json=COUNT_JSON)
+async def dead_delete_command(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    group: GroupArgument,
+    rows: RowsArgument = None,
+    everything: AllOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete dead letters of a group permanently. The topic's messages stay. Asks first.
+
+    Example:  [cyan]heapline group dead delete jobs billing 0:17[/cyan]
+    """
+    named = _chosen("delete", topic, group, rows, everything)
+    which = "all dead letters" if everything else counted(len(set(rows or ())), "row")
+    confirm(f"Permanently delete {which} of group {group} of {topic}?", yes)
+    deleted = await hl.group_dead_delete(topic, group, named)
+    out.row({"count": deleted}, f"{counted(deleted, 'row')} of group {bold(group)} deleted")
+
+
+def _chosen(verb: str, topic: str, group: str, rows: list[str] | None, everything: bool) -> dict[int, list[int]] | None:
+    """Return the offsets of the named rows by partition, or None for all rows."""
+    if bool(rows) == everything:
+        raise BadRequest(
+            f"select rows such as 0:17 (partition:offset), or --all (heapline group dead list {topic} {group} shows "
+            f"them; see heapline group dead {verb} --help)"
+        )
+    named: dict[int, list[int]] = {}
+    for row in rows or ():
+        partition, _, offset = row.partition(":")
+        named.setdefault(_number(partition), []).append(_number(offset))
+    return named or None
+
+
+def _number(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    raise typer.BadParameter(f"{text!r} is not a number from 0; use PARTITION:OFFSET, such as 0:17")
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def _print_offsets(offsets: list[GroupOffset], as_json: bool) -> None:
-    if as_json:
-        for offset in offsets:
-            print_json(offset)
-    else:
-        show_offsets(make_console(), offsets)
-
-
-def show_offsets(console: Console, offsets: list[GroupOffset]) -> None:
+def _offsets_table(offsets: list[GroupOffset]) -> Table:
     names = ("partition", "committed", "end", "lag", "out", "retrying", "dead", "member")
-    rows: list[tuple[str, ...]] = [
-        (str(o.partition), count(o.committed), count(o.end), _lag(o.lag), count(o.outstanding), count(o.retrying),
-         _dead(o.dead), member_shown(o.member or ""))
+    rows = [
+        (
+            str(o.partition), count(o.committed), count(o.end), _lag(o.lag), count(o.outstanding), count(o.retrying),
+            _dead(o.dead), member_name(o.member or ""),
+        )
         for o in offsets
     ]  # fmt: skip
     if len(offsets) > 1:
-        totals = (sum(getattr(o, name) for o in offsets) for name in ("lag", "outstanding", "retrying", "dead"))
-        rows.append(("all", "", "", *map(count, totals), ""))
-    console.print(columns_table("", names, rows, right=(0, 1, 2, 3, 4, 5, 6)))
+        lag, out, retrying, dead = (
+            count(sum(getattr(o, name) for o in offsets)) for name in ("lag", "outstanding", "retrying", "dead")
+        )
+        rows.append(("all", "", "", lag, out, retrying, dead, ""))
+    return columns_table("", names, rows, right=(0, 1, 2, 3, 4, 5, 6))
 
 
-def _line(info: GroupInfo) -> tuple[str, ...]:
+def _dead_cells(letter: GroupDeadLetter) -> tuple[str | Text, ...]:
+    row = f"{letter.partition}:{letter.offset}", letter.message_id, str(letter.attempts), ago(letter.died_at)
+    return *row, harmless(letter.reason), preview(letter.payload)
+
+
+def _cells(info: GroupInfo) -> tuple[str, ...]:
     out, dead = sum(o.outstanding for o in info.offsets), sum(o.dead for o in info.offsets)
-    used = ago(info.used_at)
-    return escape(info.name), _lag(info.lag), count(out), _dead(dead), count(len(info.members)), _state(info), used
+    counts = _lag(info.lag), count(out), _dead(dead), count(len(info.members))
+    return escape(info.name), *counts, _state(info), ago(info.used_at)
 
 
 def _state(info: GroupInfo) -> str:
@@ -234,16 +302,15 @@ def _state(info: GroupInfo) -> str:
 
 def _facts(info: GroupInfo) -> list[tuple[str, str]]:
     config = info.config
-    members = [
-        f"{member_shown(name)} reads {_numbers(partitions)}" for name, partitions in sorted(info.members.items())
-    ]
+    members = [f"{member_name(name)} reads {_numbers(parts)}" for name, parts in sorted(info.members.items())]
     facts = [
-        ("lag", _lag_in_words(info)), ("state", _state(info)),
-        ("members", "\n".join(members) or "nobody reads at the moment"),
-        ("generation", f"{count(info.generation)} (rises when partitions change hands)"),
-        ("a row comes again", f"after {span(config.ack_timeout)} without ack, {config.max_retries} times at most"),
-        ("a member is out", f"after {span(config.member_lease)} of silence"),
-    ]  # fmt: skip
+        ("lag", _lag_summary(info)),
+        ("state", _state(info)),
+        ("members", "\n".join(members) or "none"),
+        ("generation", f"{count(info.generation)} (increases when partitions move between members)"),
+        ("redelivery", f"{span(config.ack_timeout)} after a delivery without ack, at most {config.max_retries} times"),
+        ("member timeout", span(config.member_lease)),
+    ]
     return [*facts, ("used", ago(info.used_at))] if info.used_at is not None else facts
 
 
@@ -251,8 +318,8 @@ def _numbers(partitions: list[int]) -> str:
     return ", ".join(map(str, partitions)) if partitions else "nothing (there are more members than partitions)"
 
 
-def _lag_in_words(info: GroupInfo) -> str:
-    return f"{rows_word(info.lag)} behind" if info.lag else "nothing is left to do"
+def _lag_summary(info: GroupInfo) -> str:
+    return f"{counted(info.lag, 'row')} behind" if info.lag else "up to date"
 
 
 def _lag(number: int) -> str:

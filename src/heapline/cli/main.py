@@ -1,8 +1,7 @@
-"""The `heapline` command: which subcommands there are, and nothing of what they do.
+"""The `heapline` command: the table of subcommands, and how their errors are shown.
 
-Each subcommand lives in a module of its own beside this one and is imported only when it is asked for, so that
-`heapline --version` stays quick and a subcommand may need an extra that is not installed. A module offers either a
-typer app called `app` (a group of commands) or a function of the subcommand's own name (a single command).
+A subcommand's module is imported only when the subcommand runs. `heapline --help` and shell completion use the table
+below, so they stay fast, and a subcommand may need an extra that is not installed.
 """
 
 from __future__ import annotations
@@ -11,98 +10,177 @@ import errno
 import importlib
 import os
 import sys
-from importlib.metadata import version
-from importlib.util import find_spec
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build_command
 
-from heapline.errors import BadRequest, HeaplineError
+from heapline.contract.errors import BadRequest, HeaplineError
 
-#: Subcommands in the order in which a newcomer meets them; `name` is the module `heapline.cli.name`.
-SUBCOMMANDS = (
-    "demo", "serve", "topic", "put", "peek", "pop", "get", "dlq", "group", "replay", "schedule", "worker", "top",
-    "bench", "journal", "backup", "keys", "users", "certs", "outbox", "assign", "sink", "pipeline",
-)  # fmt: skip
-#: Those that need the server's packages; all others do with the client's, or with none.
-WITH_SERVER = ("serve", "keys", "users", "certs")
+F = TypeVar("F", bound=Callable[..., Any])
+TRACEBACK = "HEAPLINE_TRACEBACK"  # environment variable: show tracebacks of expected failures too
 
 
-#: What becomes of output, and of the files that a command writes: said in one line.
-NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+class Lazy(NamedTuple):
+    """A subcommand that is imported when it runs."""
+
+    module: str  # below heapline.cli
+    help: str  # the first sentence of the command's own help; a test compares them
+    attribute: str = "app"  # a typer app (a group of commands) or a function (a single command)
+    extra: str = "client"  # the extra to install if an import fails
 
 
-def command_of(module: Any, name: str) -> Any:
-    """The command that a module offers: its `app`, or its function of that name."""
-    if hasattr(module, "app"):
-        command = build_command(module.app)
-    else:
+#: Subcommands in the order in which a newcomer meets them.
+SUBCOMMANDS = {
+    "demo": Lazy("demo", "Watch a queue survive [bold]kill -9[/bold], in less than a minute.", "demo"),
+    "serve": Lazy("serve", "Serve a queue to other processes over gRPC and HTTP.", "serve", "server"),
+    "topic": Lazy("topic", "Create, inspect, change and delete topics."),
+    "put": Lazy("message", "Enqueue a message, or a file of messages.", "put"),
+    "peek": Lazy("message", "Show the messages that would be popped next, best first.", "peek"),
+    "pop": Lazy("message", "Lease the best messages that are due, and print them.", "pop"),
+    "get": Lazy("message", "Show one message in any state, including recently removed ones.", "get"),
+    "cancel": Lazy("message", "Remove waiting messages before they are delivered.", "cancel"),
+    "reschedule": Lazy("message", "Change the due time or the priority of waiting messages.", "reschedule"),
+    "dlq": Lazy("dlq", "List, replay and delete dead letters."),
+    "group": Lazy("group", "Manage consumer groups."),
+    "replay": Lazy("replay", "Read past messages of a topic, or enqueue them again."),
+    "schedule": Lazy("schedule", "Manage schedules: messages enqueued at times of day or at intervals."),
+    "worker": Lazy("worker", "Run the tasks of an app.", "worker"),
+    "top": Lazy("top", "Watch the topics of a server: depths, rates, waits and leases.", "top"),
+    "bench": Lazy("bench", "Measure the speed of a server, next to the bare machine.", "bench"),
+    "journal": Lazy("journal", "Check, inspect and repair the files of a data directory."),
+    "backup": Lazy("backup", "Copy a data directory, even while a server is using it.", "backup"),
+    "keys": Lazy("auth", "Create, list and revoke API keys.", "keys_app", "server"),
+    "users": Lazy("auth", "Manage users, who log in with email and password.", "users_app", "server"),
+    "certs": Lazy("auth", "Create certificates for TLS and mTLS.", "certs_app", "server"),
+    "outbox": Lazy("outbox", "Relay messages that were written in a database transaction."),
+    "assign": Lazy("assign", "Watch groups of workers that share partitions (heapline.assign)."),
+    "sink": Lazy("sink", "List and reset the sinks that write to a server, such as Spark streams."),
+    "pipeline": Lazy("pipeline", "Run Spark jobs on the log of a queue, here or on a cluster."),
+}  # fmt: skip
+
+
+class _FlagHelp:
+    """Shows a flag in --help as a flag, without the type of its value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
+
+
+class Command(_FlagHelp, TyperCommand):
+    """A command of `heapline`."""
+
+
+class Group(_FlagHelp, TyperGroup):
+    """A group of commands of `heapline`."""
+
+
+class CommandGroup(typer.Typer):
+    """A typer app for a group of commands, with the settings that all groups share."""
+
+    def __init__(self, help: str, cls: type[Group] = Group) -> None:
+        super().__init__(cls=cls, add_completion=False, no_args_is_help=True, rich_markup_mode="rich", help=help)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+        return super().command(name, cls=Command, **options)
+
+
+def command_of(target: Any, name: str) -> Any:
+    """Build the command of a typer app, or of a function."""
+    if not isinstance(target, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command()(getattr(module, name))
-        command = build_command(single)
+        single.command(cls=Command)(target)
+        target = single
+    command = build_command(target)
     command.name = name
     return command
 
 
-class Subcommands(TyperGroup):
-    """Finds subcommands by name; a module that is not there is a command that does not exist."""
+class LazyGroup(Group):
+    """A group that imports a subcommand when it runs, and lists the others by the help in its table."""
+
+    table: ClassVar[dict[str, Lazy]] = {}
+    _is_listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = self.table.get(cmd_name)
+        if entry is None:
+            return None
+        if self._is_listing:
+            return Command(cmd_name, help=entry.help, rich_markup_mode="rich")
+        try:
+            module = importlib.import_module(f"heapline.cli.{entry.module}")
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("heapline"):
+                raise
+            return _missing_extra(cmd_name, str(error.name), entry.extra)
+        return command_of(getattr(module, entry.attribute), cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        self._is_listing = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._is_listing = False
+
+
+class Subcommands(LazyGroup):
+    """The subcommands of `heapline`. Expected failures are shown as one line, without a traceback."""
+
+    table = SUBCOMMANDS
 
     def main(self, *args: Any, **options: Any) -> Any:
         _prepare_streams()
         return super().main(*args, **options)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in SUBCOMMANDS if find_spec(f"heapline.cli.{name}")]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        try:
-            module = importlib.import_module(f"heapline.cli.{cmd_name}")
-        except ModuleNotFoundError as error:
-            if str(error.name).startswith("heapline"):
-                raise
-            return _needs_extra(cmd_name, str(error.name))
-        return command_of(module, cmd_name)
-
     def invoke(self, ctx: Any) -> Any:
-        """Heapline's errors are written for people: they need no traceback."""
         try:
             return super().invoke(ctx)
-        except HeaplineError as error:
-            typer.secho(f"{type(error).__name__}: {error}", err=True, fg="red")
-            raise typer.Exit(1) from error
-        except OSError as error:
-            if error.errno not in NOT_WRITTEN:
+        except (HeaplineError, OSError) as error:
+            from heapline.cli.error_help import one_line
+
+            if os.environ.get(TRACEBACK) or getattr(error, "errno", None) == errno.EPIPE:
                 raise
-            typer.secho(f"the output could not be written, so it is not complete: {error.strerror}", err=True, fg="red")
+            typer.secho(one_line(error), err=True, fg="red")
             raise typer.Exit(1) from error
 
 
 def _prepare_streams() -> None:
-    """What was closed is empty, or goes nowhere; a terminal that cannot show a character gets its number."""
+    """Replace closed streams with /dev/null, and escape characters that the terminal cannot show."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
 
 
-def _needs_extra(name: str, missing: str) -> Any:
-    """Stands in for a command whose packages are not installed, so that `heapline --help` still lists it."""
-    stand_in = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    extra = "server" if name in WITH_SERVER else "client"
+def _missing_extra(name: str, missing: str, extra: str) -> Any:
+    """Return a command that explains which extra to install."""
 
-    @stand_in.command(
-        name, help=f"Needs the {extra}'s packages: pip install 'heapline\\[{extra}]'",
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )  # fmt: skip
     def explain() -> None:
-        raise BadRequest(f"`heapline {name}` needs {missing!r}: run pip install 'heapline[{extra}]'")
+        raise BadRequest(f"`heapline {name}` needs {missing!r}; run pip install 'heapline[{extra}]'")
 
+    stand_in = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    help = f"Needs more packages: pip install 'heapline\\[{extra}]'"
+    stand_in.command(name, cls=Command, help=help, context_settings=settings)(explain)
     return build_command(stand_in)
 
 
@@ -113,12 +191,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,  # payloads may be secret
-    epilog="Every command explains itself: [bold]heapline COMMAND --help[/bold]",
+    epilog="Help for one command:  [bold]heapline COMMAND --help[/bold]",
 )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"heapline {version('heapline')}")
         raise typer.Exit
 
@@ -126,15 +206,14 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def heapline(
     _version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A durable priority and time queue: [bold]what should be done next?[/bold]
+    """Use a durable priority and time queue.
 
-    See it survive a crash:  [cyan]heapline demo[/cyan]
+    Watch it survive a crash:  [cyan]heapline demo[/cyan]
 
-    Serve one, and use it:  [cyan]heapline serve[/cyan], then [cyan]heapline topic create jobs[/cyan]
+    Start a server and use it:  [cyan]heapline serve[/cyan], then [cyan]heapline topic create jobs[/cyan]
 
-    Look into a data directory:  [cyan]heapline journal verify data[/cyan]
+    Check a data directory:  [cyan]heapline journal verify data[/cyan]
     """

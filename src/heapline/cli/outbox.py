@@ -1,9 +1,10 @@
-"""`heapline outbox`: the relay of an outbox on SQLAlchemy, its tables, what waits in them, and what was refused."""
+"""`heapline outbox`: the relay of an outbox on SQLAlchemy, its tables, and its waiting and refused rows."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,45 +13,52 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from heapline.errors import BadRequest
+from heapline.cli.connection import PANEL, CaOption, KeyFileOption, OptionalToOption
+from heapline.cli.main import CommandGroup
+from heapline.cli.output import JsonOption, Output, harmless
+from heapline.cli.units import option
+from heapline.client import connect
+from heapline.contract.errors import BadRequest
 
 T = TypeVar("T")
 REFUSED_SHOWN = 20
-HELP = """Messages written in a database transaction, and the relay that brings them to the broker.
 
-Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
-"""
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=HELP)
+app = CommandGroup(
+    """Relay messages that were written in a database transaction.
 
-Database = Annotated[
+    Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
+    """
+)
+DatabaseOption = Annotated[
     str,
-    typer.Option(
-        envvar="HEAPLINE_OUTBOX_DATABASE",
-        show_envvar=True,
-        help="A SQLAlchemy URL: postgresql+psycopg://…, sqlite:///…",
-    ),
+    option("--database", "SQLAlchemy URL: postgresql+psycopg://…, sqlite:///…", envvar="HEAPLINE_OUTBOX_DATABASE"),
 ]
 
 
 @app.command()
 def relay(
-    database: Database,
-    to: Annotated[str | None, typer.Option(help="The server, host:port; or HEAPLINE_URL, or localhost:7400.")] = None,
-    data: Annotated[Path | None, typer.Option(help="A data directory of this machine, instead of a server.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="A file with the API key; or HEAPLINE_API_KEY_FILE.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Relay what is there now, and end.")] = False,
-    poll: Annotated[float, typer.Option(help="Seconds between looks at an empty outbox.")] = 0.5,
-    batch_rows: Annotated[int, typer.Option(help="Rows that are brought at a time.")] = 200,
+    database: DatabaseOption,
+    to: OptionalToOption = None,
+    data: Annotated[
+        Path | None, option("--data", "Data directory on this machine, instead of a server.", panel=PANEL)
+    ] = None,
+    key_file: KeyFileOption = None,
+    ca: CaOption = None,
+    once: Annotated[bool, option("--once", "Relay the rows that are waiting now, and exit.")] = False,
+    poll: Annotated[float, option("--poll", "Seconds between checks of an empty outbox.")] = 0.5,
+    batch_rows: Annotated[int, option("--batch-rows", "Rows per call.")] = 200,
 ) -> None:
-    """Bring messages of committed transactions to the broker, each exactly once.
+    """Relay messages of committed transactions to the broker, each exactly once.
 
     Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
 
-    Several may run. Stops on SIGTERM or Ctrl-C; [bold]kill -9[/bold] is safe too.
+    Several relays can run. SIGTERM or Ctrl-C stops one; [bold]kill -9[/bold] is safe too.
     """
     _need_sqlalchemy()
-    from heapline.client.outbox.serving import serve
+    from heapline.client.outbox.relay_service import serve
 
+    if ca is not None:
+        os.environ[connect.CA_FILE] = str(ca)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with _database_errors():
         relayed = asyncio.run(
@@ -60,49 +68,56 @@ def relay(
 
 
 @app.command()
-def init(database: Database) -> None:
-    """Make the outbox's two tables, where they are not there yet."""
+def init(database: DatabaseOption) -> None:
+    """Create the two tables of the outbox, if they do not exist.
+
+    Example:  [cyan]heapline outbox init --database sqlite:///shop.db[/cyan]
+    """
     _need_sqlalchemy()
     from heapline.client.outbox import create_tables
 
     _transact(database, create_tables)
-    typer.echo("tables heapline_outbox and heapline_outbox_lane are there")
+    typer.echo("tables heapline_outbox and heapline_outbox_lane exist")
 
 
 @app.command()
-def status(database: Database) -> None:
-    """How many rows wait, are under way, or were refused, and why."""
+def status(database: DatabaseOption, as_json: JsonOption = False) -> None:
+    """Show how many rows wait, are in progress, or were refused, and why.
+
+    Example:  [cyan]heapline outbox status --database sqlite:///shop.db[/cyan]
+    """
     _need_sqlalchemy()
     from heapline.client.outbox.sql import counts, refused
 
-    def look(connection: Any) -> tuple[list[tuple[str, int]], list[tuple[int, str, str]]]:
+    def read(connection: Any) -> tuple[list[tuple[str, int]], list[tuple[int, str, str]]]:
         return counts(connection), refused(connection, REFUSED_SHOWN)
 
-    states, rows = _transact(database, look)
-    for name, count in states:
-        typer.echo(f"{name}: {count}")
+    out = Output(as_json)
+    states, rows = _transact(database, read)
+    for state, number in states:
+        out.row({"state": state, "count": number}, f"{state}: {number}")
     for id, topic, error in rows:
-        typer.echo(f"row {id} for {topic}: {error}")
-    if not states:
-        typer.echo("nothing waits")
+        out.row({"row": id, "topic": topic, "error": error}, harmless(f"row {id} for {topic}: {error}"))
+    if not (states or as_json):
+        typer.echo("no rows are waiting")
 
 
 @app.command()
 def retry(
-    database: Database,
+    database: DatabaseOption,
     rows: Annotated[list[int] | None, typer.Argument(help="Ids of refused rows, as status shows them.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All refused rows, but those that may be in already.")] = False,
-    topic: Annotated[str | None, typer.Option(help="Only rows for this topic.")] = None,
+    every: Annotated[bool, option("--all", "All refused rows, except those that may have been enqueued.")] = False,
+    topic: Annotated[str | None, option("--topic", "Only rows for this topic.")] = None,
 ) -> None:
-    """Let rows be sent again that the broker has refused, once the reason is mended.
+    """Send refused rows again, after you have fixed the reason.
 
     Example:  [cyan]heapline outbox retry --database sqlite:///shop.db --all --topic bills[/cyan]
 
-    A row of which nobody knows whether it was enqueued is sent again only if it is named: look for it first.
+    A row that may have been enqueued is sent again only if you name it. Check the topic first.
     """
     _need_sqlalchemy()
     if bool(rows) == every:
-        raise BadRequest("say which rows: their ids, as `heapline outbox status` shows them, or --all")
+        raise BadRequest("select rows by their ids, as `heapline outbox status` shows them, or use --all")
     from heapline.client.outbox.sql import retry_refused
 
     count = _transact(database, lambda connection: retry_refused(connection, rows or (), topic))
@@ -110,7 +125,7 @@ def retry(
 
 
 def _transact(database: str, work: Callable[[Any], T]) -> T:
-    """On the database of any URL that the relay takes too, also that of an async driver."""
+    """Run `work` in a transaction, on any URL that the relay accepts, including those of async drivers."""
 
     async def transact() -> T:
         from heapline.client.outbox.sql import SqlStore
@@ -127,20 +142,20 @@ def _transact(database: str, work: Callable[[Any], T]) -> T:
 
 @contextmanager
 def _database_errors() -> Iterator[None]:
-    """What goes wrong with a database is told by its kind alone: its own text may hold the URL, or a row."""
+    """Report only the class of a database error, because its text may contain the URL or a row."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
     except ModuleNotFoundError as error:
-        raise BadRequest(f"the driver of that database is not installed: pip install {error.name}") from error
+        raise BadRequest(f"the driver of this database is not installed; pip install {error.name}") from error
     except SQLAlchemyError as error:
         raise BadRequest(
-            f"the database cannot be used ({type(error).__name__}): check --database, and that its tables are there "
-            "(heapline outbox init)"
+            f"cannot use the database ({type(error).__name__}); check --database, and create the tables with "
+            "heapline outbox init"
         ) from error
 
 
 def _need_sqlalchemy() -> None:
     if find_spec("sqlalchemy") is None:
-        raise BadRequest("the outbox needs SQLAlchemy: pip install 'heapline[outbox]'")
+        raise BadRequest("the outbox needs SQLAlchemy; pip install 'heapline[outbox]'")

@@ -1,8 +1,8 @@
-"""`heapline put --file`: a file of JSON lines into a topic, batch by batch and in its order.
+"""`heapline put --file`: enqueue a file of JSON lines, batch by batch and in its order.
 
-A line that is refused is told with its number, and the others go in; too many of them end it, because then it is the
-wrong file. With an idempotency key each line is known by its number: whatever broke off is started again from the top,
-and what is in already is recognised.
+A refused line is reported with its number, and the other lines are enqueued. Too many refused lines end the command,
+because then it is probably the wrong file. With an idempotency key each line is identified by its number, so an
+interrupted import can be restarted from the top.
 """
 
 from __future__ import annotations
@@ -10,48 +10,47 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from heapline.broker import Broker
-from heapline.cli.asking import interruptible
-from heapline.cli.messages import harmless, print_json
-from heapline.cli.present import count, make_console, progress_bar
-from heapline.contents import without_values
-from heapline.errors import BadRequest
-from heapline.model import Enqueued, Outgoing
-from heapline.wire.json_requests import NewMessage
+from heapline.cli.output import Output, bold, count, counted, harmless, interruptible, make_console, progress_bar
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Enqueued, Outgoing
+from heapline.contract.payload_codec import without_values
+from heapline.wire.json_forms import message_form
 
-BATCH = 500
+BATCH = 500  # lines
 BATCH_BYTES = 4 << 20
-REFUSED_MAX = 100  # lines; then the rest is left alone
+REFUSED_MAX = 100  # refused lines after which the rest of the file is not read
 REFUSED_SHOWN = 10
-_MESSAGE = msgspec.json.Decoder(NewMessage)
+_FORM = message_form()
+_MESSAGE = msgspec.json.Decoder(_FORM.twin)
 _ANY = msgspec.json.Decoder()
+Batch = list[tuple[int, bytes]]  # line numbers, from 1, and lines
 
 
 @dataclass(slots=True)
 class Tally:
-    lines: int = 0  # read, empty ones apart
+    """Counts of an import."""
+
+    lines: int = 0  # lines read, without empty ones
     enqueued: int = 0
     duplicates: int = 0
     refused: int = 0
-    errors: list[dict[str, Any]] = field(default_factory=list)  # the first of them
+    errors: list[dict[str, Any]] = field(default_factory=list)  # the first few
 
     def refuse(self, line: int, error: Exception) -> None:
         self.refused += 1
         if len(self.errors) < REFUSED_SHOWN:
             self.errors.append({"line": line, "error": type(error).__name__, "text": str(error)})
 
-    def count_in(self, numbers: list[int], results: list[Enqueued]) -> None:
+    def add(self, numbers: list[int], results: list[Enqueued]) -> None:
         for line, result in zip(numbers, results, strict=True):
             if result.error is not None:
                 self.refuse(line, result.error)
@@ -60,25 +59,33 @@ class Tally:
             else:
                 self.enqueued += 1
 
+    def __str__(self) -> str:
+        text = f"{counted(self.enqueued, 'message')} enqueued"
+        if self.duplicates:
+            text += f", {count(self.duplicates)} already enqueued before"
+        if self.refused:
+            text += f", {count(self.refused)} refused"
+        return text
+
 
 @dataclass(slots=True)
-class Lines:
-    """How a line becomes a message."""
+class LineReader:
+    """Turns a line into a message."""
 
-    settings: dict[str, Any]  # of Outgoing, from the command line
-    whole: bool
+    settings: dict[str, Any]  # fields of Outgoing, from the command line
+    complete: bool  # whether each line is a complete message instead of a payload
 
     def __post_init__(self) -> None:
         given = [name for name, value in self.settings.items() if value and name != "idempotency_key"]
-        if self.whole and given:
-            raise BadRequest(f"with --messages each line has its own settings: leave away {', '.join(given)}")
+        if self.complete and given:
+            raise BadRequest(f"with --messages each line has its own settings; omit {', '.join(given)}")
 
     def read(self, number: int, line: bytes) -> Outgoing:
         prefix = self.settings["idempotency_key"]
         own = None if prefix is None else f"{prefix}:{number}"
         try:
-            if self.whole:
-                message = _MESSAGE.decode(line).outgoing()
+            if self.complete:
+                message: Outgoing = _FORM.read(_MESSAGE.decode(line))
                 return msgspec.structs.replace(message, idempotency_key=message.idempotency_key or own)
             _ANY.decode(line)
         except msgspec.ValidationError as error:
@@ -87,40 +94,49 @@ class Lines:
             raise BadRequest(f"not JSON: {without_values(error)}") from None
         return Outgoing(line, **self.settings | {"idempotency_key": own})
 
+    def read_batch(self, batch: Batch, tally: Tally) -> tuple[list[int], list[Outgoing]]:
+        """Return the messages of a batch with their line numbers; count the lines that are refused."""
+        numbers, messages = [], []
+        for number, line in batch:
+            tally.lines += 1
+            try:
+                messages.append(self.read(number, line))
+                numbers.append(number)
+            except BadRequest as error:
+                tally.refuse(number, error)
+        return numbers, messages
+
 
 async def put_file(
-    hl: Broker, topic: str, path: Path, settings: dict[str, Any], *, whole: bool, batch_lines: int, as_json: bool
+    hl: Broker, out: Output, topic: str, path: Path, settings: dict[str, Any], *, complete: bool, batch_lines: int
 ) -> None:
-    lines, tally = Lines(settings, whole), Tally()
-    note = make_console(stderr=True)
-    with _opened(path) as file:
+    """Enqueue all lines of a file, and print how many were enqueued and refused."""
+    reader, tally = LineReader(settings, complete), Tally()
+    with _open(path) as file:
         try:
-            await _send(hl, topic, file, lines, tally, batch_lines, note)
+            await _send(hl, topic, file, reader, tally, batch_lines)
         except BaseException:  # Ctrl-C too
             if tally.enqueued or tally.duplicates:
-                note.print(f"[yellow]broke off: at least {_in_words(tally)}.[/yellow] {_again(settings)}")
+                text = f"[yellow]interrupted: at least {tally}.[/yellow] {_restart_advice(settings)}"
+                make_console(stderr=True).print(text)
             raise
-    _tell(topic, tally, note, as_json, stopped=tally.refused >= REFUSED_MAX)
+    _report(topic, tally, out)
 
 
-async def _send(
-    hl: Broker, topic: str, file: IO[bytes], lines: Lines, tally: Tally, batch_lines: int, note: Console
-) -> None:
-    with progress_bar(note, unit="bytes") as bar:
-        task = bar.add_task("", total=_size(file))
+async def _send(hl: Broker, topic: str, file: IO[bytes], reader: LineReader, tally: Tally, batch_lines: int) -> None:
+    with progress_bar(make_console(stderr=True), unit="bytes") as bar:
+        task = bar.add_task("", total=_bytes_left(file))
         batches = _batches(file, batch_lines)
-        while batch := _next(batches):
-            numbers, messages = _read(batch, lines, tally)
+        while tally.refused < REFUSED_MAX and (batch := _next_batch(batches)):
+            numbers, messages = reader.read_batch(batch, tally)
             if messages:
-                tally.count_in(numbers, await hl.enqueue_batch(topic, messages, atomic=False))
-            _advance(bar, task, tally, batch)
-            if tally.refused >= REFUSED_MAX:
-                return
+                tally.add(numbers, await hl.enqueue_batch(topic, messages, atomic=False))
+            description = f"{count(tally.enqueued + tally.duplicates)} messages"
+            bar.update(task, advance=sum(len(line) + 1 for _, line in batch), description=description)
 
 
-def _batches(file: IO[bytes], batch_lines: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Lines with their numbers, from 1; empty ones are counted and left out."""
-    batch: list[tuple[int, bytes]] = []
+def _batches(file: IO[bytes], batch_lines: int) -> Iterator[Batch]:
+    batch: Batch = []
     nbytes = 0
     for number, line in enumerate(file, 1):
         if stripped := line.strip():
@@ -133,39 +149,22 @@ def _batches(file: IO[bytes], batch_lines: int) -> Iterator[list[tuple[int, byte
         yield batch
 
 
-def _next(batches: Iterator[list[tuple[int, bytes]]]) -> list[tuple[int, bytes]]:
+def _next_batch(batches: Iterator[Batch]) -> Batch:
     with interruptible():
         return next(batches, [])
 
 
-def _read(batch: list[tuple[int, bytes]], lines: Lines, tally: Tally) -> tuple[list[int], list[Outgoing]]:
-    numbers, messages = [], []
-    for number, line in batch:
-        tally.lines += 1
-        try:
-            messages.append(lines.read(number, line))
-            numbers.append(number)
-        except BadRequest as error:
-            tally.refuse(number, error)
-    return numbers, messages
-
-
-def _advance(bar: Progress, task: TaskID, tally: Tally, batch: list[tuple[int, bytes]]) -> None:
-    nbytes = sum(len(line) + 1 for _, line in batch)
-    bar.update(task, advance=nbytes, description=f"{count(tally.enqueued + tally.duplicates)} messages")
-
-
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     if str(path) == "-":
         return sys.stdin.buffer
     try:
         return path.open("rb")
     except OSError as error:
-        raise BadRequest(f"the file {str(path)!r} cannot be read: {error.strerror}") from None
+        raise BadRequest(f"cannot read the file {str(path)!r}: {error.strerror}") from None
 
 
-def _size(file: IO[bytes]) -> int | None:
-    """Bytes that are left; None of a pipe, which does not say."""
+def _bytes_left(file: IO[bytes]) -> int | None:
+    """Return the remaining bytes of a file, or None for a pipe."""
     if not file.seekable():
         return None
     here = file.tell()  # a shell may have read the first lines of stdin
@@ -174,36 +173,20 @@ def _size(file: IO[bytes]) -> int | None:
     return left
 
 
-# -- afterwards --------------------------------------------------------------------------------------------------------
-
-
-def _tell(topic: str, tally: Tally, note: Console, as_json: bool, *, stopped: bool) -> None:
-    if as_json:
-        told = {name: getattr(tally, name) for name in ("lines", "enqueued", "duplicates", "refused", "errors")}
-        print_json(told)
-    else:
-        for error in tally.errors:
-            note.print(Text.assemble(f"line {error['line']}: ", harmless(error["text"]), style="red"))
-        if tally.refused > len(tally.errors):
-            note.print(f"[red]… and {count(tally.refused - len(tally.errors))} more lines were refused[/red]")
-        make_console().print(f"[bold]{escape(topic)}[/bold]: {_in_words(tally)}")
-    if stopped:
-        note.print(f"[red]stopped: {count(tally.refused)} lines were refused; is this the right file?[/red]")
+def _report(topic: str, tally: Tally, out: Output) -> None:
+    for error in tally.errors:
+        out.note(Text.assemble(f"line {error['line']}: ", harmless(error["text"])), "red")
+    if tally.refused > len(tally.errors):
+        out.note(f"… and {count(tally.refused - len(tally.errors))} more lines were refused", "red")
+    out.row(asdict(tally), f"{bold(topic)}: {tally}")
+    if tally.refused >= REFUSED_MAX:
+        text = f"[red]stopped: {count(tally.refused)} lines were refused; is this the right file?[/red]"
+        make_console(stderr=True).print(text)
     if tally.refused:
         raise typer.Exit(1)
 
 
-def _in_words(tally: Tally) -> str:
-    told = "1 message" if tally.enqueued == 1 else f"{count(tally.enqueued)} messages"
-    told += " put"
-    if tally.duplicates:
-        told += f", {count(tally.duplicates)} were there already"
-    if tally.refused:
-        told += f", {count(tally.refused)} refused"
-    return told
-
-
-def _again(settings: dict[str, Any]) -> str:
+def _restart_advice(settings: dict[str, Any]) -> str:
     if settings["idempotency_key"] is not None:
-        return "Start it again with the same --idempotency-key: what is in already is recognised."
-    return "With --idempotency-key NAME it could be started again without doubling anything."
+        return "Run it again with the same --idempotency-key: messages that are already enqueued are recognized."
+    return "With --idempotency-key NAME you could run it again without duplicates."

@@ -1,290 +1,231 @@
-"""`heapline replay read|start|list|show|cancel`: the stream of a topic once more, to the terminal or into a topic."""
+"""`heapline replay read|start|list|show|cancel`: read the stream of a topic again, or enqueue its messages again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
-from heapline.broker import Broker
-from heapline.cli.connection import over_network
-from heapline.cli.messages import ago, clock, harmless, preview, print_json
-from heapline.cli.present import columns_table, count, facts_table, make_console, progress_bar
-from heapline.cli.units import duration, moment, pair, past
-from heapline.streams import Place, ReplayFilter, ReplayInfo, StreamMessage
-from heapline.wire.json_replays import StreamRowTold
-from heapline.wire.json_shapes import shown
+from heapline.cli.connection import OptionSet, over_network
+from heapline.cli.main import CommandGroup
+from heapline.cli.message_view import ago, clock, delivered_json, preview
+from heapline.cli.output import (
+    Output,
+    bold,
+    count,
+    counted,
+    facts_table,
+    harmless,
+    make_console,
+    progress_bar,
+)
+from heapline.cli.units import POSITION_HELP, duration_option, option, pair, position_option, time_option
+from heapline.contract.broker import Broker
+from heapline.contract.stream import ReplayFilter, ReplayInfo, StreamMessage
 
-LOOK_SECONDS = 0.2  # between two looks at a replay that is followed
-WHICH, HOW = "Which rows", "How they go in"
-_OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*\Z")
+POLL_SECONDS = 0.2  # between two checks of a replay that is followed
+ROWS, TARGET = "Which rows", "How they are enqueued"
+INFO_JSON = "one object per replay."
 
-
-def place(text: str) -> Any:
-    """
-    >>> place("latest"), place("120"), place("0:120,3:7")
-    ('latest', 120, {0: 120, 3: 7})
-    """
-    text = str(text).strip()
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if _OFFSETS.match(text):
-        return {int(p): int(offset) for p, _, offset in (part.partition(":") for part in text.split(","))}
-    try:
-        return past(text)
-    except typer.BadParameter:
-        raise typer.BadParameter(
-            f"{text!r} is no place in the log: write earliest, latest, a moment as 2030-01-31T12:00:00Z, how long ago "
-            "as 2h, an offset as 120, or offsets by partition as 0:120,1:80"
-        ) from None
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read: name, or namespace/name.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replay.")]
+FollowOption = Annotated[bool, option("--follow -f", "Wait until the replay has ended; exit code 1 if it failed.")]
 
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Whose stream: name, or namespace/name.")]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The replay's name.")]
-StartOption = Annotated[
-    Any, typer.Option(
-        "--start", parser=place, metavar="PLACE", rich_help_panel=WHICH,
-        help="From here: earliest, latest, a moment as 2030-01-31T12:00:00Z, how long ago as 2h, an offset as 120, or "
-        "offsets by partition as 0:120,1:80.",
-    ),
-]  # fmt: skip
-EndOption = Annotated[
-    Any, typer.Option(
-        "--end", parser=place, metavar="PLACE", rich_help_panel=WHICH,
-        help="Up to here. Without it: to what is there now.",
-    ),
-]  # fmt: skip
-PartitionOption = Annotated[
-    list[int] | None, typer.Option("--partition", min=0, help="Only these; may be repeated.", rich_help_panel=WHICH)
-]
-FastOption = Annotated[
-    bool, typer.Option(
-        "--fast", rich_help_panel=WHICH,
-        help="Only what still matters: each message once, as it stands now, and none that is gone.",
-    ),
-]  # fmt: skip
-KeyOption = Annotated[str | None, typer.Option("--key", help="Of this partition key.", rich_help_panel=WHICH)]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="With this header; may be repeated.", rich_help_panel=WHICH),
-]
-LowOption = Annotated[
-    int | None, typer.Option("--priority-min", help="Of this priority or more.", rich_help_panel=WHICH)
-]
-HighOption = Annotated[
-    int | None, typer.Option("--priority-max", help="Of this priority or less.", rich_help_panel=WHICH)
-]
-RateOption = Annotated[float | None, typer.Option("--rate", help="At most so many a second.")]
-InfoJsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a replay.")]
-FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Wait until it has ended, with a bar; fails if it failed.")
-]
+def _selection(
+    key: str | None, header: list[str] | None, priority_min: int | None, priority_max: int | None, **given: Any
+) -> dict[str, Any]:
+    """Return the arguments of Broker.replay and start_replay that select rows."""
+    headers = dict(map(pair, header or ()))
+    where = ReplayFilter(key=key, headers=headers, priority_min=priority_min, priority_max=priority_max)
+    mode = "fast" if given.pop("fast") else "all"
+    partitions = given.pop("partition") or None
+    return {**given, "partitions": partitions, "mode": mode, "where": None if where == ReplayFilter() else where}
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="""What was, again: read the stream of a topic, or put its messages into a topic once more.
 
-    A message stands in the stream where it fell due, whatever became of it afterwards.
+_FAST_HELP = "Only current messages: each once, in its current state, without removed ones."
+SELECTION = OptionSet(
+    {
+        "start": (Annotated[Any, position_option("--start", f"First row: {POSITION_HELP}.", ROWS)], "earliest"),
+        "end": (Annotated[Any, position_option("--end", "Position to stop before. Default: the end now.", ROWS)], None),
+        "partition": (
+            Annotated[list[int] | None, option("--partition", "Only this one; repeatable.", panel=ROWS, min=0)],
+            None,
+        ),
+        "fast": (Annotated[bool, option("--fast", _FAST_HELP, panel=ROWS)], False),
+        "key": (Annotated[str | None, option("--key", "Only this partition key.", panel=ROWS)], None),
+        "header": (
+            Annotated[
+                list[str] | None, option("--header", "Only with this; repeatable.", panel=ROWS, metavar="NAME=VALUE")
+            ],
+            None,
+        ),
+        "priority_min": (Annotated[int | None, option("--priority-min", "Smallest priority.", panel=ROWS)], None),
+        "priority_max": (Annotated[int | None, option("--priority-max", "Largest priority.", panel=ROWS)], None),
+        "rate": (Annotated[float | None, option("--rate", "Maximum number of rows per second.")], None),
+    },
+    _selection,
+)
 
-    Look at the last hour:  [cyan]heapline replay read jobs --start 1h[/cyan]
+app = CommandGroup(
+    """Read past messages of a topic, or enqueue them again.
 
-    Put it into another topic, each message exactly once:
+    The stream of a topic has one row for each message, at the position where the message became due.
+
+    Read the last hour:  [cyan]heapline replay read jobs --start 1h[/cyan]
+
+    Enqueue it in another topic, each message exactly once:
     [cyan]heapline replay start monday jobs --into jobs-again --start 1h --follow[/cyan]
-    """,
+    """
 )
 
 
 @app.command("read")
-@over_network
+@over_network(json="one object per row, with the names of the HTTP API.", selection=SELECTION)
 async def read_command(
-    hl: Broker, topic: TopicArgument, start: StartOption = "earliest", end: EndOption = None,
-    partition: PartitionOption = None, fast: FastOption = False, key: KeyOption = None, header: HeaderOption = None,
-    priority_min: LowOption = None, priority_max: HighOption = None, rate: RateOption = None,
+    hl: Broker,
+    out: Output,
+    selection: dict[str, Any],
+    topic: TopicArgument,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="NAME", help="Go on where the last reading of this name was.")
+        str | None, option("--checkpoint", "Continue where the last read with this name ended.", metavar="NAME")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: one JSON object a row, with the names of the HTTP API.")
-    ] = False,
-) -> None:  # fmt: skip
-    """Read the stream of a topic. Nothing is leased and nothing changes.
+    limit: Annotated[int | None, option("--limit -n", "Maximum number of rows.", min=1)] = None,
+) -> None:
+    """Read the stream of a topic. Nothing is leased or changed.
 
     Example:  [cyan]heapline replay read jobs --start 2h --header kind=order -n 20[/cyan]
     """
-    rows = hl.replay(
-        topic, start=cast(Place, start), end=end, partitions=partition or None, mode="fast" if fast else "all",
-        where=_filter(key, header, priority_min, priority_max), rate=rate, checkpoint=checkpoint,
-    )  # fmt: skip
-    console, number = make_console(), 0
+    rows = hl.replay(topic, checkpoint=checkpoint, **selection)
+    number = 0
     async with contextlib.aclosing(cast(Any, rows)):
         async for row in cast(AsyncIterator[StreamMessage], rows):
             if number == limit:
                 break
             number += 1
-            if as_json:
-                print_json(_told(row))
-            else:
-                console.print(_line(row))
-    if not as_json and not number:
-        console.print(f"no rows of [bold]{escape(topic)}[/bold] match")
+            out.row(delivered_json(row, "offset"), _line(row))
+    if not out.as_json and not number:
+        out.console.print(f"{bold(topic)} has no matching rows")
 
 
 @app.command("start")
-@over_network
+@over_network(json=INFO_JSON, selection=SELECTION)
 async def start_command(
-    hl: Broker, name: NameArgument, topic: TopicArgument,
-    into: Annotated[
-        str | None, typer.Option("--into", metavar="TOPIC", help="Into this topic. Without it: the same.")
-    ] = None,
-    start: StartOption = "earliest", end: EndOption = None, partition: PartitionOption = None,
-    fast: FastOption = False, key: KeyOption = None, header: HeaderOption = None, priority_min: LowOption = None,
-    priority_max: HighOption = None, rate: RateOption = None,
-    priority: Annotated[
-        int | None, typer.Option("--priority", help="With this priority, not their own.", rich_help_panel=HOW)
-    ] = None,
-    delay: Annotated[
-        float | None, typer.Option(
-            "--delay", parser=duration, metavar="DURATION", rich_help_panel=HOW, help="Due so long after they go in.",
-        ),
-    ] = None,
-    deliver_at: Annotated[
-        datetime | None, typer.Option(
-            "--deliver-at", parser=moment, metavar="WHEN", rich_help_panel=HOW, help="Due at this moment.",
-        ),
-    ] = None,
+    hl: Broker,
+    out: Output,
+    selection: dict[str, Any],
+    name: NameArgument,
+    topic: TopicArgument,
+    into: Annotated[str | None, option("--into", "Target topic. Default: the same topic.", metavar="TOPIC")] = None,
+    priority: Annotated[int | None, option("--priority", "New priority of the messages.", panel=TARGET)] = None,
+    delay: Annotated[float | None, duration_option("--delay", "Due this long after they are enqueued.", TARGET)] = None,
+    deliver_at: Annotated[datetime | None, time_option("--deliver-at", "Due at this time.", TARGET)] = None,
     keep_due: Annotated[
-        bool, typer.Option("--keep-due", rich_help_panel=HOW, help="With --fast: what waits for its time waits on.")
+        bool, option("--keep-due", "With --fast: delayed messages keep their due time.", panel=TARGET)
     ] = False,
-    follow: FollowOption = False, as_json: InfoJsonOption = False,
-) -> None:  # fmt: skip
-    """Put the messages of a stream into a topic, each exactly once; the server does it, also over restarts.
+    follow: FollowOption = False,
+) -> None:
+    """Enqueue the messages of a stream again, each exactly once. The server does it, across restarts.
 
-    A message says in its headers where it came from. The same command again gets the same replay; but "an hour ago" is
-    another moment each time, so for that write --start 2030-01-31T12:00:00Z.
+    The headers of a message say where it came from. Repeating the command returns the same replay. "An hour ago" means
+    another time on each run, so use --start 2030-01-31T12:00:00Z to repeat it.
 
     Example:  [cyan]heapline replay start monday jobs --into jobs-again --start 1h --rate 500 --follow[/cyan]
     """
-    info = await hl.start_replay(
-        name, topic, into=into, start=cast(Place, start), end=end, partitions=partition or None,
-        mode="fast" if fast else "all", where=_filter(key, header, priority_min, priority_max), rate=rate,
-        priority=priority, delay=delay, deliver_at=deliver_at, keep_due=keep_due,
-    )  # fmt: skip
-    await _tell(hl, info, follow, as_json)
+    target = {"priority": priority, "delay": delay, "deliver_at": deliver_at, "keep_due": keep_due}
+    info = await hl.start_replay(name, topic, into=into, **selection, **target)  # type: ignore[arg-type]
+    await _report(hl, out, info, follow)
 
 
 @app.command("list")
-@over_network
-async def list_command(hl: Broker, as_json: InfoJsonOption = False) -> None:
-    """The replays into topics: those that run, and those that ended of late.
+@over_network(json=INFO_JSON)
+async def list_command(hl: Broker, out: Output) -> None:
+    """List the replays that are running or have recently ended.
 
     Example:  [cyan]heapline replay list[/cyan]
     """
-    infos = await hl.list_replays()
-    if as_json:
-        for info in infos:
-            print_json(info)
-    elif infos:
-        rows = [
-            (info.name, info.source, info.into, _state(info), f"{info.done_share:.0%}", count(info.replayed),
-             count(info.skipped), ago(info.started_at))
-            for info in infos
-        ]  # fmt: skip
-        names = ("name", "from", "into", "state", "done", "replayed", "skipped", "started")
-        make_console().print(columns_table("", names, rows, right=(4, 5, 6)))
-    else:
-        make_console().print("no replays: [cyan]heapline replay start --help[/cyan] tells how to begin one")
+    names = ("name", "from", "into", "state", "done", "replayed", "skipped", "started")
+    empty = "there are no replays; see [cyan]heapline replay start --help[/cyan]"
+    out.table(await hl.list_replays(), names, _cells, right=(4, 5, 6), empty=empty)
 
 
 @app.command("show")
-@over_network
-async def show_command(
-    hl: Broker, name: NameArgument, follow: FollowOption = False, as_json: InfoJsonOption = False
-) -> None:
-    """How far a replay into a topic is, and what it waits for, if it does.
+@over_network(json=INFO_JSON)
+async def show_command(hl: Broker, out: Output, name: NameArgument, follow: FollowOption = False) -> None:
+    """Show the progress of a replay, and what it waits for.
 
     Example:  [cyan]heapline replay show monday --follow[/cyan]
     """
-    await _tell(hl, await hl.get_replay(name), follow, as_json)
+    await _report(hl, out, await hl.get_replay(name), follow)
 
 
 @app.command("cancel")
-@over_network
-async def cancel_command(hl: Broker, name: NameArgument, as_json: InfoJsonOption = False) -> None:
-    """End a replay into a topic. What is in the topic stays there.
+@over_network(json=INFO_JSON)
+async def cancel_command(hl: Broker, out: Output, name: NameArgument) -> None:
+    """Cancel a replay. Messages that it has enqueued stay.
 
     Example:  [cyan]heapline replay cancel monday[/cyan]
     """
-    await _tell(hl, await hl.cancel_replay(name), False, as_json)
+    await _report(hl, out, await hl.cancel_replay(name), False)
 
 
-async def _tell(hl: Broker, info: ReplayInfo, follow: bool, as_json: bool) -> None:
+async def _report(hl: Broker, out: Output, info: ReplayInfo, follow: bool) -> None:
     if follow:
         info = await _follow(hl, info)
-    if as_json:
-        print_json(info)
-    else:
-        make_console().print(_facts(info))
+    out.row(info, _facts(info))
     if follow and info.state == "failed":
         raise typer.Exit(1)
 
 
 async def _follow(hl: Broker, info: ReplayInfo) -> ReplayInfo:
     with progress_bar(make_console(stderr=True)) as bar:
-        whole = sum(info.ends[p] - start for p, start in info.starts.items())
-        task = bar.add_task(escape(info.name), total=whole)
+        total = sum(info.ends[p] - start for p, start in info.starts.items())
+        task = bar.add_task(escape(info.name), total=total)
         while True:
             done = sum(info.positions[p] - start for p, start in info.starts.items())
-            waits = f" (waits: {info.error})" if info.error and info.state == "running" else ""
-            bar.update(task, completed=done, description=escape(info.name + waits))
+            waiting = f" (waiting: {info.error})" if info.error and info.state == "running" else ""
+            bar.update(task, completed=done, description=escape(info.name + waiting))
             if info.state != "running":
                 return info
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             info = await hl.get_replay(info.name)
 
 
 def _state(info: ReplayInfo) -> str:
-    return "waits" if info.state == "running" and info.error else info.state
+    return "waiting" if info.state == "running" and info.error else info.state
 
 
-def _facts(info: ReplayInfo) -> Any:
-    where = ", ".join(f"{p} at {info.positions[p]} of {start}–{info.ends[p]}" for p, start in info.starts.items())
-    return facts_table(f"replay {escape(info.name)}", [
+def _cells(info: ReplayInfo) -> tuple[str, ...]:
+    done = f"{info.done_share:.0%}", count(info.replayed), count(info.skipped)
+    return info.name, info.source, info.into, _state(info), *done, ago(info.started_at)
+
+
+def _facts(info: ReplayInfo) -> Table:
+    offsets = ", ".join(f"{p} at {info.positions[p]} of {start}–{info.ends[p]}" for p, start in info.starts.items())
+    facts: list[tuple[str | Text, str | Text]] = [
         ("state", f"[bold]{_state(info)}[/bold], {info.done_share:.0%} of the log is read"),
-        ("from", f"{escape(info.source)}" + (" (fast)" if info.mode == "fast" else "")), ("into", escape(info.into)),
-        ("replayed", "1 message" if info.replayed == 1 else f"{count(info.replayed)} messages"),
-        ("skipped", "1 row" if info.skipped == 1 else f"{count(info.skipped)} rows"),
-        ("partitions", where),
-        *([("rate", f"{info.rate:g} a second")] if info.rate is not None else []),
-        *([("started", f"{clock(info.started_at)} ({ago(info.started_at)})")] if info.started_at else []),
-        *([("waits for" if info.state == "running" else "because", harmless(info.error))] if info.error else []),
-    ])  # fmt: skip
-
-
-def _filter(key: str | None, headers: list[str] | None, low: int | None, high: int | None) -> ReplayFilter | None:
-    where = ReplayFilter(key=key, headers=dict(map(pair, headers or [])), priority_min=low, priority_max=high)
-    return None if where == ReplayFilter() else where
-
-
-def _told(row: StreamMessage) -> StreamRowTold:
-    return StreamRowTold(
-        message_id=row.message_id, id=str(row.id), partition=row.partition, offset=row.offset, priority=row.priority,
-        enqueued_at=row.enqueued_at, key=row.key, fairness_key=row.fairness_key, headers=row.headers or None,
-        **shown(row.payload, "text"),
-    )  # fmt: skip
+        ("from", escape(info.source) + (" (fast)" if info.mode == "fast" else "")),
+        ("into", escape(info.into)),
+        ("replayed", counted(info.replayed, "message")),
+        ("skipped", counted(info.skipped, "row")),
+        ("partitions", offsets),
+    ]
+    if info.rate is not None:
+        facts.append(("rate", f"{info.rate:g} per second"))
+    if info.started_at:
+        facts.append(("started", f"{clock(info.started_at)} ({ago(info.started_at)})"))
+    if info.error:
+        facts.append(("waiting for" if info.state == "running" else "error", harmless(info.error)))
+    return facts_table(f"replay {escape(info.name)}", facts)
 
 
 def _line(row: StreamMessage) -> Text:
-    place = f"{row.partition}:{row.offset}".ljust(10)
-    return Text.assemble((place, "dim"), (row.message_id, "bold"), f" priority {row.priority}  ", preview(row.payload))
+    at = f"{row.partition}:{row.offset}".ljust(10)
+    return Text.assemble((at, "dim"), (row.message_id, "bold"), f" priority {row.priority}  ", preview(row.payload))

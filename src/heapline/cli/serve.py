@@ -1,87 +1,113 @@
-"""`heapline serve`: run a server on a directory until it is told to stop."""
+"""`heapline serve`: run a server on a directory until it is stopped."""
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import os
-from importlib.util import find_spec
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from heapline.cli.units import option
+from heapline.contract.errors import BadRequest
+
 
 def serve(
-    data: Annotated[Path | None, typer.Option(help="Where the queue lives; made if it is not there.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; 7400.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of HTTP: /v1, /metrics, /healthz, /docs; 7480.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json; text on a terminal, else json.")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: serve over TLS on both ports.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key, mode 0600.")] = None,
+    data: Annotated[Path | None, option("--data", "Directory of the queue, created if needed. Default: data.")] = None,
+    config: Annotated[Path | None, option("--config", "YAML file with settings.")] = None,
+    host: Annotated[str | None, option("--host", "Address to listen on. Default: 127.0.0.1.")] = None,
+    grpc_port: Annotated[int | None, option("--grpc-port", "Port for gRPC. Default: 7400.")] = None,
+    http_port: Annotated[
+        int | None, option("--http-port", "Port for HTTP: /v1, /metrics, /healthz, /docs. Default: 7480.")
+    ] = None,
+    log_format: Annotated[
+        str | None, option("--log-format", "text or json. Default: text on a terminal, otherwise json.")
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, option("--tls-certificate", "PEM file with the certificate: use TLS on both ports.")
+    ] = None,
+    tls_key: Annotated[Path | None, option("--tls-key", "PEM file with the private key, mode 0600.")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="PEM file: only clients with a certificate of this authority (mTLS).")
+        Path | None, option("--tls-client-ca", "PEM file: accept only clients with a certificate of this CA (mTLS).")
     ] = None,
     plaintext: Annotated[
-        bool | None, typer.Option("--plaintext", help="No TLS though others can reach the host; keys can be read.")
+        bool | None, option("--plaintext", "Serve without TLS although --host is not loopback. Keys are readable.")
     ] = None,
     insecure_everybody: Annotated[
-        bool | None, typer.Option("--insecure-everybody", help="No guard, on loopback only: for trials.")
+        bool | None, option("--insecure-everybody", "Disable authentication. Loopback only; for testing.")
     ] = None,
 ) -> None:
-    """Serve a queue to other processes, over gRPC and HTTP.
+    """Serve a queue to other processes over gRPC and HTTP.
 
     Example:  [cyan]heapline serve --data ./data --grpc-port 7400[/cyan]
 
-    Stops on SIGTERM or Ctrl-C: new calls are refused, those under way finish. [bold]kill -9[/bold] is safe too.
+    SIGTERM or Ctrl-C stops it: it rejects new calls and finishes running ones. [bold]kill -9[/bold] is safe too.
     """
-    if find_spec("grpc") is None:
-        raise typer.BadParameter("the server needs more packages: pip install 'heapline[server]'")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C library writes to stderr past every log
-    from heapline.server.app import make_guard
-    from heapline.server.app import serve as run
-    from heapline.server.observing.json_logs import configure
-    from heapline.server.settings import read_settings
-
-    settings = read_settings(
-        config,
-        data=data,
-        host=host,
-        grpc_port=grpc_port,
-        http_port=http_port,
-        insecure_everybody=insecure_everybody,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-        plaintext=plaintext,
-        log_format=log_format,
-    )
+    given = {name: value for name, value in locals().items() if name != "config"}  # every option is a setting
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C library writes to stderr, past every log
+    try:
+        from heapline.server.server import make_guard
+        from heapline.server.server import serve as run
+        from heapline.server.settings import read_settings
+        from heapline.server.telemetry.logs import configure
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("heapline"):
+            raise
+        raise BadRequest(f"`heapline serve` needs {error.name!r}; run pip install 'heapline[server]'") from None
+    settings = read_settings(config, **given)
+    _check_port(settings.host, settings.grpc_port, "--grpc-port")
+    _check_port(settings.host, settings.http_port, "--http-port")
     configure(settings.log_format)
-    guard = make_guard(settings)
-    _run(run(settings, guard, _say))
+    run_fast(run(settings, make_guard(settings), make_broker(settings), _print_addresses))
 
 
-def _say(server: Any) -> None:
-    """Where it serves, and what to try first."""
+def make_broker(settings: Any, clock: Any = None) -> Any:
+    """Return the broker of these settings, not opened yet."""
+    from heapline.clock import SystemClock
+    from heapline.engine import EmbeddedBroker
+    from heapline.engine.timed_disk import TimedDisk
+
+    return EmbeddedBroker(
+        str(settings.data), config=settings.broker_config(), disk=TimedDisk(), clock=clock or SystemClock()
+    )
+
+
+def _check_port(host: str, port: int, flag: str) -> None:
+    """Raise BadRequest if the server could not listen there, before anything is created or started."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            advice = f"another process uses it; stop that process, or choose another port with {flag}"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            advice = f"ports below 1024 need special rights; choose another port with {flag}"
+        else:
+            advice = f"choose another --host, or another port with {flag}"
+        raise BadRequest(f"cannot listen on {host} port {port} ({error.strerror}); {advice}") from None
+
+
+def _print_addresses(server: Any) -> None:
     settings = server.settings
     scheme = "http" if settings.tls_certificate is None else "https"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.http_port}"
     typer.echo(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}")
     if settings.insecure_everybody:
-        typer.echo(f"  try:   curl {url}/v1/heaps   (no key: whoever reaches the ports is administrator)")
+        typer.echo(f"  try:   curl {url}/v1/heaps   (no authentication: every client is administrator)")
     else:
         key = settings.data / "admin.key"
-        typer.echo(f"  key:   {key} (the first administrator's; more with `heapline keys create`)")
+        typer.echo(f"  key:   {key} (the first administrator's; create more with `heapline keys create`)")
         typer.echo(f'  try:   curl -H "authorization: Bearer $(cat {key})" {url}/v1/heaps')
     typer.echo(f"  read:  {url}/docs, {url}/metrics; stop with Ctrl-C")
 
 
-def _run(work: Any) -> None:
-    if find_spec("uvloop") is not None:
-        import uvloop
-
-        uvloop.run(work)
-    else:
-        asyncio.run(work)
+def run_fast(work: Any) -> Any:
+    """Run a coroutine on uvloop if it is installed, otherwise on asyncio."""
+    try:
+        import uvloop as loop
+    except ImportError:
+        import asyncio as loop  # type: ignore[no-redef]
+    return loop.run(work)

@@ -1,4 +1,4 @@
-"""`heapline sink list|forget`: what was committed last by whoever writes in versions, such as Spark's streams."""
+"""`heapline sink list|forget`: the last commit of every sink, such as a Spark stream."""
 
 from __future__ import annotations
 
@@ -7,84 +7,58 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from heapline.broker import Broker
-from heapline.cli.asking import YesOption, ask
 from heapline.cli.connection import over_network
-from heapline.cli.messages import ago, harmless, print_json
-from heapline.cli.present import columns_table, count, make_console
-from heapline.errors import BadRequest
+from heapline.cli.main import CommandGroup
+from heapline.cli.message_view import ago
+from heapline.cli.output import Output, YesOption, bold, confirm, count, some
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="""Sinks: rows of commits, each with a version. A repeat of the last one, or of any before, changes nothing.
+app = CommandGroup(
+    """List and reset the sinks that write to a server, such as Spark streams.
+
+    A sink commits rows with increasing versions. Repeating a commit, or an earlier one, changes nothing.
 
     Example:  [cyan]heapline sink list[/cyan]
-    """,
+    """
 )
 
 
 @app.command("list")
-@over_network
-async def list_command(
-    hl: Broker,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: one JSON object a sink: name, version, batch_id, messages, "
-        "topics, committed_at.")
-    ] = False,
-) -> None:  # fmt: skip
-    """Which sinks there are, and what each has committed last. A query of Spark is [bold]query:ID[/bold], what is
-    written with txnAppId is [bold]txn:ID@TOPIC[/bold].
+@over_network(json="one object per sink: name, version, batch_id, messages, topics, committed_at.")
+async def list_command(hl: Broker, out: Output) -> None:
+    """List all sinks with their last commit.
+
+    The sink of a Spark query is [bold]query:ID[/bold], that of a write with txnAppId [bold]txn:ID@TOPIC[/bold].
 
     Example:  [cyan]heapline sink list[/cyan]
     """
-    sinks = await hl.list_sinks()
-    if as_json:
-        for sink in sinks:
-            print_json(sink)
-    elif sinks:
-        names = ("sink", "version", "committed", "messages", "topics")
-        rows = [
-            (
-                escape(harmless(s.name).plain),
-                count(s.version),
-                ago(s.committed_at),
-                count(s.messages),
-                escape(_some(s.topics)),
-            )
-            for s in sinks
-        ]
-        make_console().print(columns_table("", names, rows, right=(1, 3)))
-    else:
-        make_console().print("no sink has committed anything yet")
+    out.table(
+        await hl.list_sinks(),
+        ("sink", "version", "committed", "messages", "topics"),
+        lambda s: (bold(s.name), count(s.version), ago(s.committed_at), count(s.messages), escape(some(s.topics, 4))),
+        right=(1, 3),
+        empty="no sink has committed anything",
+    )
 
 
 @app.command("forget")
-@over_network
+@over_network(json='{"name": NAME, "forgotten": true}.')
 async def forget_command(
-    hl: Broker, name: Annotated[str, typer.Argument(metavar="NAME", help="The sink, as it is listed.")],
+    hl: Broker,
+    out: Output,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the sink, as `list` shows it.")],
     yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help='For programs: {"name": NAME, "forgotten": true}.')] = False,
-) -> None:  # fmt: skip
-    """Forget what a sink has committed, so that its versions may start again. Asks first: whoever still repeats a
-    commit of it, as a query of Spark does after a crash, then doubles messages.
+) -> None:
+    """Forget the last commit of a sink, so that its versions can start again. Asks first.
+
+    A client that still repeats a commit of this sink, as a Spark query does after a crash, then duplicates messages.
 
     Example:  [cyan]heapline sink forget txn:nightly-load@orders[/cyan]
     """
-    known = {sink.name: sink for sink in await hl.list_sinks()}
-    if name not in known:
-        raise BadRequest(f"there is no sink {name!r}: see heapline sink list")
-    ask(
-        f"Forget sink {name}, which stands at version {known[name].version}? A repeated commit of it would double.", yes
-    )
+    versions = {sink.name: sink.version for sink in await hl.list_sinks()}
+    if name not in versions:
+        raise BadRequest(f"sink {name!r} does not exist; see heapline sink list")
+    confirm(f"Forget sink {name} at version {versions[name]}? A repeated commit would duplicate messages.", yes)
     await hl.forget_sink(name)
-    if as_json:
-        print_json({"name": name, "forgotten": True})
-    else:
-        make_console().print(f"sink [bold]{escape(harmless(name).plain)}[/bold] is forgotten")
-
-
-def _some(topics: list[str], shown: int = 4) -> str:
-    more = len(topics) - shown
-    return ", ".join(topics[:shown]) + (f" and {more} more" if more > 0 else "")
+    out.row({"name": name, "forgotten": True}, f"sink {bold(name)} forgotten")

@@ -1,159 +1,194 @@
-"""`heapline topic create|list|show|update|delete`: the topics of a server. Their settings are topic_settings.py's."""
+"""`heapline topic …`: the topics of a server. Their settings are in topic_settings.py."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from heapline.broker import Broker
-from heapline.cli.asking import YesOption, ask
-from heapline.cli.connection import over_network
-from heapline.cli.messages import TopicArgument, print_json
-from heapline.cli.present import columns_table, count, facts_table, make_console, size
-from heapline.cli.topic_settings import DEFAULTS, as_settings, config_fields, shown, with_settings
-from heapline.cli.units import span
-from heapline.config import parse_topic
-from heapline.errors import BadRequest, PermissionDenied, TopicNotFound
-from heapline.model import PartitionStats, TopicInfo, TopicStats
+from heapline.cli.connection import TopicArgument, over_network
+from heapline.cli.main import CommandGroup
+from heapline.cli.message_view import clock
+from heapline.cli.output import (
+    Output,
+    YesOption,
+    bold,
+    columns_table,
+    confirm,
+    count,
+    counted,
+    facts_table,
+    harmless,
+    size,
+)
+from heapline.cli.topic_settings import CHANGED_TOPIC, DEFAULTS, NEW_TOPIC, as_settings, config_fields, shown
+from heapline.cli.units import duration_option, option, span, time_option
+from heapline.contract.broker import Broker
+from heapline.contract.config import parse_topic
+from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound
+from heapline.contract.message import PartitionStats, TopicInfo, TopicStats
 
-JsonOption = Annotated[
-    bool, typer.Option(
-        "--json", help="For programs: one JSON object a topic, with topic, incarnation, config (its settings; seconds "
-        "and bytes) and, where it is known, stats (ready, delayed, leased, dead, …).",
-    ),
-]  # fmt: skip
+JSON_HELP = (
+    "one object per topic, with topic, incarnation, config (its settings, in seconds and bytes) and, if you may read "
+    "them, stats (ready, delayed, leased, dead, …)."
+)
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="""The topics of a server: make, look at, change, delete them.
+app = CommandGroup(
+    """Create, inspect, change and delete topics.
 
     Example:  [cyan]heapline topic create jobs && heapline put jobs hello && heapline topic list[/cyan]
-    """,
+    """
 )
 
 
 @app.command("create")
-@over_network
-@with_settings(updating=False)
-async def create_command(
-    hl: Broker, topic: TopicArgument, settings: dict[str, Any], as_json: JsonOption = False
-) -> None:
-    """Make a topic. Once more with the same settings is fine, and changes nothing.
+@over_network(json=JSON_HELP, settings=NEW_TOPIC)
+async def create_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
+    """Create a topic. Running it again with the same settings changes nothing.
 
     Example:  [cyan]heapline topic create jobs[/cyan]
 
-    Largest first, a minute to work, dead after three retries:
+    Largest priority first, leases of a minute, dead after three retries:
     [cyan]heapline topic create mail --mode max --visibility-default 1m --max-retries-default 3[/cyan]
     """
     info = await hl.create_topic(topic, **config_fields(settings, DEFAULTS.backoff))
-    if as_json:
-        print_json(_told(info))
-        return
-    console = make_console()
-    console.print(f"topic [bold]{escape(info.name)}[/bold] is there: {_in_words(info)}")
-    console.print(f"[dim]put something in:  heapline put {escape(info.name)} hello[/dim]")
+    out.row(
+        _json(info),
+        f"topic {bold(info.name)} is ready: {_summary(info)}",
+        f"[dim]enqueue a message with:  heapline put {info.name} hello[/dim]",
+    )
 
 
 @app.command("list")
-@over_network
-async def list_command(hl: Broker, as_json: JsonOption = False) -> None:
-    """Which topics there are, and what waits in them.
+@over_network(json=JSON_HELP)
+async def list_command(hl: Broker, out: Output) -> None:
+    """List all topics, and how many messages each holds.
 
     Example:  [cyan]heapline topic list[/cyan]
     """
     infos = sorted(await hl.list_topics(), key=lambda info: info.name)
-    found = list(zip(infos, await asyncio.gather(*(_stats(hl, info.name) for info in infos)), strict=True))
-    if as_json:
-        for info, stats in found:
-            print_json(_told(info, stats))
-    elif found:
-        names = ("topic", "ready", "delayed", "leased", "dead", "oldest")
-        rows = [(escape(info.name), *_figures(stats)) for info, stats in found]
-        make_console().print(columns_table("", names, rows, right=(1, 2, 3, 4, 5)))
-    else:
-        make_console().print("there are no topics yet; make one with:  heapline topic create jobs")
+    all_stats = await asyncio.gather(*(_stats(hl, info.name) for info in infos))
+    out.table(
+        zip(infos, all_stats, strict=True),
+        ("topic", "ready", "delayed", "leased", "dead", "oldest"),
+        lambda found: (found[0].name, *_cells(found[1])),
+        right=(1, 2, 3, 4, 5),
+        empty="there are no topics; create one with:  heapline topic create jobs",
+        json=lambda found: _json(*found),
+    )
 
 
 @app.command("show")
-@over_network
+@over_network(json=JSON_HELP)
 async def show_command(
-    hl: Broker, topic: TopicArgument, as_json: JsonOption = False,
-    settings: Annotated[bool, typer.Option("--settings", help="All settings, also those that are default.")] = False,
-) -> None:  # fmt: skip
-    """What waits in a topic, how it is doing, and how it is set up.
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    settings: Annotated[bool, option("--settings", "Show all settings, even those with default values.")] = False,
+) -> None:
+    """Show the state and the settings of a topic.
 
     Example:  [cyan]heapline topic show jobs[/cyan]
     """
     info = await _info(hl, topic)
     stats = await _stats(hl, topic)
-    if as_json:
-        print_json(_told(info, stats))
-        return
-    console = make_console()
+    tables: list[Table | str] = []
     if stats is not None:
-        console.print(facts_table(escape(info.name), _state(stats)))
+        tables.append(facts_table(info.name, _state_facts(stats)))
         if len(stats.partitions) > 1:
-            _show_partitions(console, stats.partitions)
-    _show_settings(console, info, everything=settings)
+            tables.append(_partitions_table(stats.partitions))
+    out.row(_json(info, stats), *tables, *_settings_tables(info, everything=settings))
 
 
 @app.command("update")
-@over_network
-@with_settings(updating=True)
-async def update_command(
-    hl: Broker, topic: TopicArgument, settings: dict[str, Any], as_json: JsonOption = False
-) -> None:
-    """Change settings of a topic; what is not named stays. Workers and messages go on meanwhile.
+@over_network(json=JSON_HELP, settings=CHANGED_TOPIC)
+async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
+    """Change settings of a topic. Settings that you omit stay, and delivery continues meanwhile.
 
     Example:  [cyan]heapline topic update jobs --max-retries-default 5 --backoff-base 10s[/cyan]
 
-    What cannot be changed later: --mode, --aging, --fairness, --segment-bytes, --streams.
+    Settings that cannot be changed later: --mode, --aging, --fairness, --segment-bytes, --streams.
     """
     if not settings:
-        raise BadRequest("nothing to change was named: give at least one setting, see heapline topic update --help")
+        raise BadRequest("no change given; use at least one setting, see heapline topic update --help")
     before = await _info(hl, topic)
     info = await hl.update_topic(topic, **config_fields(settings, before.config.backoff))
-    if as_json:
-        print_json(_told(info))
-        return
     old, new = as_settings(before.config), as_settings(info.config)
-    changed = [(n, shown(n, old[n]), f"[bold]{escape(shown(n, new[n]))}[/bold]") for n in new if new[n] != old[n]]
-    console = make_console()
-    if changed:
-        console.print(columns_table(f"{escape(info.name)} was changed", ("setting", "before", "now"), changed))
-    else:
-        console.print(f"topic [bold]{escape(info.name)}[/bold] was so already; nothing was changed")
+    changed = [(n, shown(n, old[n]), bold(shown(n, new[n]))) for n in new if new[n] != old[n]]
+    table = columns_table(f"changed topic {info.name}", ("setting", "before", "now"), changed)
+    out.row(_json(info), table if changed else f"topic {bold(info.name)} already has these settings")
+
+
+@app.command("pause")
+@over_network(json='{"topic": NAME, "paused": true, "until": TIME or null}.')
+async def pause_command(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    duration: Annotated[float | None, duration_option("--for", "Resume automatically after this long.")] = None,
+    until: Annotated[datetime | None, time_option("--until", "Resume automatically at 2030-01-31T12:00:00Z.")] = None,
+) -> None:
+    """Stop delivering messages of a topic. You can still enqueue, ack and inspect.
+
+    Example:  [cyan]heapline topic pause jobs[/cyan]
+
+    For an hour:  [cyan]heapline topic pause jobs --for 1h[/cyan]
+    """
+    if duration is not None and until is not None:
+        raise BadRequest("--for and --until exclude each other; omit one")
+    if duration is not None:
+        until = datetime.now(UTC) + timedelta(seconds=duration)
+    await hl.pause_topic(topic, until)
+    end = "" if until is None else f" until {clock(until)}"
+    resume = f"[dim]resume it with:  heapline topic resume {topic}[/dim]"
+    out.row({"topic": topic, "paused": True, "until": until}, f"topic {bold(topic)} is paused{end}", resume)
+
+
+@app.command("resume")
+@over_network(json='{"topic": NAME, "paused": false}.')
+async def resume_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
+    """Resume delivery of a paused topic.
+
+    Example:  [cyan]heapline topic resume jobs[/cyan]
+    """
+    await hl.resume_topic(topic)
+    out.row({"topic": topic, "paused": False}, f"topic {bold(topic)} delivers messages")
+
+
+@app.command("purge")
+@over_network(json='{"topic": NAME, "count": NUMBER}.')
+async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
+    """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay. Asks first.
+
+    Example:  [cyan]heapline topic purge jobs[/cyan]
+    """
+    info = await _info(hl, topic)
+    if not yes:
+        stats = await _stats(hl, topic)
+        held = (
+            "all waiting messages" if stats is None else f"{count(stats.ready)} ready, {count(stats.delayed)} delayed"
+        )
+        confirm(f"Permanently remove {held} of topic {info.name}?", yes)
+    purged = await hl.purge(topic)
+    out.row({"topic": info.name, "count": purged}, f"{counted(purged, 'message')} removed from topic {bold(info.name)}")
 
 
 @app.command("delete")
-@over_network
-async def delete_command(
-    hl: Broker, topic: TopicArgument, yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help='For programs: {"topic": NAME, "deleted": true}.')] = False,
-) -> None:  # fmt: skip
-    """Delete a topic with everything in it, for good: messages, dead letters, its journal. Asks first.
+@over_network(json='{"topic": NAME, "deleted": true}.')
+async def delete_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
+    """Delete a topic permanently, with its messages, dead letters and journal. Asks first.
 
     Example:  [cyan]heapline topic delete jobs[/cyan]
     """
     info = await _info(hl, topic)
     if not yes:
         stats = await _stats(hl, topic)
-        held = _counts(stats) if stats is not None else "all its messages"
-        ask(f"Delete topic {info.name} for good, with {held}?", yes)
+        confirm(f"Permanently delete topic {info.name}, with {_depths(stats) if stats else 'all its messages'}?", yes)
     await hl.delete_topic(topic)
-    if as_json:
-        print_json({"topic": info.name, "deleted": True})
-    else:
-        make_console().print(f"topic [bold]{escape(info.name)}[/bold] is deleted")
-
-
-# -- what is known -----------------------------------------------------------------------------------------------------
+    out.row({"topic": info.name, "deleted": True}, f"topic {bold(info.name)} deleted")
 
 
 async def _info(hl: Broker, topic: str) -> TopicInfo:
@@ -165,40 +200,39 @@ async def _info(hl: Broker, topic: str) -> TopicInfo:
 
 
 async def _stats(hl: Broker, topic: str) -> TopicStats | None:
-    """None if the caller may not know; a topic that goes meanwhile tells nothing either."""
+    """Return the statistics, or None if the caller lacks the right or the topic was deleted meanwhile."""
     try:
         return await hl.stats(topic)
     except (PermissionDenied, TopicNotFound):
         return None
 
 
-def _told(info: TopicInfo, stats: TopicStats | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = {"topic": info.name, "incarnation": info.incarnation, "config": info.config}
-    return told if stats is None else told | {"stats": stats}
+def _json(info: TopicInfo, stats: TopicStats | None = None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"topic": info.name, "incarnation": info.incarnation, "config": info.config}
+    return fields if stats is None else fields | {"stats": stats}
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def _in_words(info: TopicInfo) -> str:
-    config = info.config
-    first = "smallest" if config.mode == "min" else "largest"
-    partitions = "1 partition" if config.partitions == 1 else f"{config.partitions} partitions"
-    return f"{first} priority first, leases of {span(config.visibility_default)}, {partitions}"
+def _summary(info: TopicInfo) -> str:
+    first = "smallest" if info.config.mode == "min" else "largest"
+    lease = span(info.config.visibility_default)
+    return f"{first} priority first, leases of {lease}, {counted(info.config.partitions, 'partition')}"
 
 
-def _counts(stats: TopicStats) -> str:
-    return (
-        f"{count(stats.ready)} ready, {count(stats.delayed)} delayed, {count(stats.leased)} leased, "
-        f"{count(stats.dead)} dead"
-    )
+def _depths(stats: TopicStats) -> str:
+    states = ("ready", "delayed", "leased", "dead")
+    return ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)
 
 
-def _figures(stats: TopicStats | None) -> tuple[str, ...]:
+def _cells(stats: TopicStats | PartitionStats | None) -> tuple[str, ...]:
     if stats is None:
         return ("?",) * 5
-    oldest = "paused" if stats.paused else _age(stats.oldest_ready_age)
-    return count(stats.ready), count(stats.delayed), count(stats.leased), _dead(stats.dead), oldest
+    depths = count(stats.ready), count(stats.delayed), count(stats.leased), _dead(stats.dead)
+    if isinstance(stats, PartitionStats):
+        return *depths, "" if stats.throttled is None else escape(harmless(stats.throttled).plain) or "yes"
+    return *depths, "paused" if stats.paused else _age(stats.oldest_ready_age)
 
 
 def _dead(number: int) -> str:
@@ -209,45 +243,45 @@ def _age(seconds: float | None) -> str:
     return "" if seconds is None else span(round(seconds) if seconds >= 1 else seconds)
 
 
-def _state(stats: TopicStats) -> list[tuple[str, str]]:
+def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
+    age = _age(stats.oldest_ready_age)
+    names = {"enqueued": "enqueued", "acked": "acked", "nacked": "nacked", "lease_timeouts": "timed out"}
+    totals = ", ".join(f"{count(getattr(stats, f'{name}_total'))} {text}" for name, text in names.items())
     facts = [
-        ("ready", count(stats.ready) + (f", the oldest for {age}" if (age := _age(stats.oldest_ready_age)) else "")),
-        ("delayed", count(stats.delayed) + _due(stats)), ("leased", count(stats.leased)), ("dead", _dead(stats.dead)),
-        ("since it was opened", f"{count(stats.enqueued_total)} enqueued, {count(stats.acked_total)} acked, "
-         f"{count(stats.nacked_total)} nacked, {count(stats.lease_timeouts_total)} timed out"),
-        ("journal", f"{size(stats.journal_bytes)} in {stats.journal_segments} segment(s)"),
-        ("durability", escape(stats.durability)),
-    ]  # fmt: skip
+        ("ready", count(stats.ready) + (f", oldest for {age}" if age else "")),
+        ("delayed", count(stats.delayed) + _next_due(stats)),
+        ("leased", count(stats.leased)),
+        ("dead", _dead(stats.dead)),
+        ("since the server started", totals),
+        ("journal", f"{size(stats.journal_bytes)} in {counted(stats.journal_segments, 'segment')}"),
+        ("durability", stats.durability),
+    ]
     return [("delivery", "[yellow]paused[/yellow]"), *facts] if stats.paused else facts
 
 
-def _due(stats: TopicStats) -> str:
+def _next_due(stats: TopicStats) -> str:
     for bucket in stats.due_histogram:
         if bucket.count and bucket.within is not None:
-            when = f"within {span(bucket.within)}" if bucket.within else "due now"
-            return f", the next {when}"
+            return f", next within {span(bucket.within)}" if bucket.within else ", next due now"
     return ""
 
 
-def _show_partitions(console: Console, partitions: list[PartitionStats]) -> None:
+def _partitions_table(partitions: list[PartitionStats]) -> Table:
     names = ("partition", "ready", "delayed", "leased", "dead", "throttled")
-    rows = [
-        (str(p.partition), count(p.ready), count(p.delayed), count(p.leased), _dead(p.dead),
-         "" if p.throttled is None else escape(p.throttled) or "yes")
-        for p in partitions
-    ]  # fmt: skip
-    console.print(columns_table("", names, rows, right=(0, 1, 2, 3, 4)))
+    rows = [(str(partition.partition), *_cells(partition)) for partition in partitions]
+    return columns_table("", names, rows, right=(0, 1, 2, 3, 4))
 
 
-def _show_settings(console: Console, info: TopicInfo, *, everything: bool) -> None:
+def _settings_tables(info: TopicInfo, *, everything: bool) -> list[Table | str]:
     values, usual = as_settings(info.config), as_settings(DEFAULTS)
     rows = [
-        (name, escape(shown(name, value)) if value == usual[name] else f"[bold]{escape(shown(name, value))}[/bold]")
+        (name, shown(name, value) if value == usual[name] else bold(shown(name, value)))
         for name, value in values.items()
         if everything or value != usual[name]
     ]
-    if rows:
-        console.print(facts_table("settings", rows))
+    tables: list[Table | str] = [facts_table("settings", rows)] if rows else []
     if not everything:
-        other = "all other settings are" if rows else "all settings are"
-        console.print(f"[dim]{other} default; see them with --settings[/dim]")
+        tables.append(
+            f"[dim]all {'other ' if rows else ''}settings have default values; see them with --settings[/dim]"
+        )
+    return tables

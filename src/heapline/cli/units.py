@@ -1,13 +1,14 @@
-"""Durations, sizes and moments as people type them, and durations as they are shown. Knows nothing of queues.
+"""Parse durations, sizes, times and stream positions as people type them, and declare the options that take them.
 
-What cannot be read raises BadParameter, so that the command line says which option it was. Whether a value makes sense
-(a lease of a year, a delay of zero) is not decided here.
+A value that cannot be parsed raises BadParameter, so that the command line names its option. Whether a value makes
+sense (a lease of a year, a delay of zero) is not decided here.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import typer
 
@@ -16,25 +17,31 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
 _SIZE = re.compile(r"([0-9]+)\s*([kmg]i?b?|b)?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _LARGEST_FIRST = (("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+_OFFSETS = re.compile(r"\d{1,18}[:=]\d{1,18}(,\d{1,18}[:=]\d{1,18})*\Z")
+POSITION_HELP = (
+    "earliest, latest, a time such as 2030-01-31T12:00:00Z, how long ago such as 2h, an offset such as 120, or offsets "
+    "by partition such as 0:120,1:80"
+)
 
 
 def duration(text: str) -> float:
-    """
+    """Return seconds.
+
     >>> duration("1h30m"), duration("250ms"), duration("45")
     (5400.0, 0.25, 45.0)
     """
-    text = str(text).strip().lower()  # typer also sends defaults through here, which may be numbers
+    text = str(text).strip().lower()  # typer also passes defaults through here, which may be numbers
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         return float(text)
     if not re.fullmatch(rf"({_DURATION.pattern})+", text):
         raise typer.BadParameter(
-            f"{text!r} is no duration: write 30s, 5m, 1h30m, 2d or 250ms; a bare number is seconds"
+            f"{text!r} is not a duration; use a form such as 30s, 5m, 1h30m, 2d or 250ms (a bare number means seconds)"
         )
     return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
 
 
 def span(seconds: float) -> str:
-    """As `duration` would read it, to the millisecond and in at most two units.
+    """Return a form that `duration` can read, to the millisecond and in at most two units.
 
     >>> span(5400), span(0.25), span(43200), span(0)
     ('1h30m', '250ms', '12h', '0s')
@@ -52,41 +59,61 @@ def nbytes(text: str) -> int:
     >>> nbytes("64MiB"), nbytes("512k"), nbytes("4096")
     (67108864, 524288, 4096)
     """
-    found = _SIZE.fullmatch(str(text).strip())
-    unit = (found[2] or "").lower() if found else ""
-    if not found or unit in ("kb", "mb", "gb"):
-        raise typer.BadParameter(f"{text!r} is no size: write 4096, 64KiB, 16MiB or 1GiB (K, M, G mean the same)")
-    return int(found[1]) << _SHIFTS[unit.rstrip("b").rstrip("i")]
+    match = _SIZE.fullmatch(str(text).strip())
+    unit = (match[2] or "").lower() if match else ""
+    if not match or unit in ("kb", "mb", "gb"):
+        raise typer.BadParameter(f"{text!r} is not a size; use 4096, 64KiB, 16MiB or 1GiB (K, M and G mean the same)")
+    return int(match[1]) << _SHIFTS[unit.rstrip("b").rstrip("i")]
 
 
-def moment(text: str) -> datetime:
+def instant(text: str) -> datetime:
     """
-    >>> moment("2030-01-31T12:00:00Z").isoformat()
+    >>> instant("2030-01-31T12:00:00Z").isoformat()
     '2030-01-31T12:00:00+00:00'
     """
     try:
-        found = datetime.fromisoformat(str(text).strip())
+        parsed = datetime.fromisoformat(str(text).strip())
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no moment: write it as 2030-01-31T12:00:00Z, or with an offset as +02:00"
+            f"{text!r} is not a time; use a form such as 2030-01-31T12:00:00Z, or an offset such as +02:00 instead of Z"
         ) from None
-    if found.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} names no time zone: add Z for UTC, or an offset as +02:00")
-    return found
+    if parsed.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
+    return parsed
 
 
 def past(text: str) -> datetime:
-    """A moment, or a duration: that long ago."""
+    """Parse a time, or a duration that means how long ago."""
     try:
         return datetime.now(UTC) - timedelta(seconds=duration(text))
     except typer.BadParameter:
         pass
     except OverflowError:
-        raise typer.BadParameter(f"{text!r} is longer ago than time is counted") from None
+        raise typer.BadParameter(f"{text!r} is too long ago") from None
     try:
-        return moment(text)
+        return instant(text)
     except typer.BadParameter as error:
-        raise typer.BadParameter(f"{error.message}; or how long ago, as 90m or 2d") from None
+        raise typer.BadParameter(f"{error.message}; or how long ago, such as 90m or 2d") from None
+
+
+def position(text: Any) -> Any:
+    """Parse a position in the stream of a topic: a name, an offset, offsets by partition, or a time.
+
+    >>> position("latest"), position("120"), position("0:120,3:7")
+    ('latest', 120, {0: 120, 3: 7})
+    """
+    text = str(text).strip()
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if _OFFSETS.match(text):
+        pairs = (re.split("[:=]", part) for part in text.split(","))
+        return {int(partition): int(offset) for partition, offset in pairs}
+    try:
+        return past(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(f"{text!r} is not a position in a stream; use {POSITION_HELP}") from None
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -96,5 +123,28 @@ def pair(text: str) -> tuple[str, str]:
     """
     name, equals, value = str(text).partition("=")
     if not (name and equals):
-        raise typer.BadParameter(f"{text!r} is no pair: write NAME=VALUE")
+        raise typer.BadParameter(f"{text!r} is not a pair; use NAME=VALUE")
     return name, value
+
+
+def option(flags: str, help: str, *, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option by its flags, separated by spaces."""
+    return typer.Option(*flags.split(), help=help, rich_help_panel=panel, **more)
+
+
+def duration_option(flags: str, help: str, panel: str | None = None) -> Any:
+    return option(flags, help, panel=panel, metavar="DURATION", parser=duration)
+
+
+def time_option(flags: str, help: str, panel: str | None = None) -> Any:
+    """Declare an option that takes a time such as 2030-01-31T12:00:00Z."""
+    return option(flags, help, panel=panel, metavar="TIME", parser=instant)
+
+
+def past_option(flags: str, help: str, panel: str | None = None) -> Any:
+    """Declare an option that takes a time, or how long ago."""
+    return option(flags, help, panel=panel, metavar="TIME", parser=past)
+
+
+def position_option(flags: str, help: str, panel: str | None = None) -> Any:
+    return option(flags, help, panel=panel, metavar="POSITION", parser=position)

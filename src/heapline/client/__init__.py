@@ -1,8 +1,8 @@
-"""Brokers that are elsewhere: what `heapline.connect` makes, and the thin clients that it stands on.
+"""Clients of a server: `heapline.connect`, its transports and wrappers, tasks and the outbox.
 
-gRPC's own handlers for forks crash the children of a process that has used it: one in six, with as many threads as
-`connect_sync` has. Without them a child is well as long as it leaves its parent's connections alone, and `forking`
-sees to that. gRPC reads this when it is loaded, so it stands here, before anything loads it.
+gRPC's own fork handlers crash one in six children of a process that has used gRPC with as many threads as
+`connect_sync` has. Without them a child works as long as it does not touch its parent's connections, and fork_guard.py
+sees to that. gRPC reads this setting when it is loaded, so it is set here, before anything loads gRPC.
 """
 
 import os

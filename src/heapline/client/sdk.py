@@ -1,378 +1,231 @@
-"""The client that programs use: the wire client, made to last, quick for single calls, and safe to repeat.
+"""The client that `heapline.connect` returns: a gRPC transport under wrappers that make it fast and safe to repeat.
 
-Every call is repeated over broken connections until its deadline (retrying.py). Single enqueues and acks of many
-coroutines travel together (coalescing.py). What it enqueues is numbered under a name of its own (numbered.py), pops
-carry a request id, and acts on leases their tokens: so a call whose answer was lost is made again and counts once.
+A call goes through, in this order: this facade, Coalescing (joins single calls), Idempotent (numbers enqueues), Traced
+(spans), Retrying (repeats over broken connections until a deadline), and a transport.
 
-It connects when it is first used, belongs to the event loop that used it, and does not survive a fork once it was used.
+A client connects when it is first used, belongs to the event loop that first used it, and does not survive a fork once
+it was used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import datetime
-from itertools import count
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
-import msgspec
+from msgspec.structs import replace
 
-from heapline.broker import Held, MessageId
-from heapline.client.calls import Calls
-from heapline.client.checks import check_outgoing
-from heapline.client.consuming import PREFETCH, Consumption, Feed, consume
-from heapline.client.forking import check_process, watch
-from heapline.client.lanes import Lanes
-from heapline.client.patience import DEADLINE, SECONDS, check_deadline, passes_by_itself, pauses
-from heapline.client.retrying import RetryingCalls
-from heapline.client.returning import Returns
-from heapline.client.subscribing import PushedMember
+from heapline.client.backoff import DEADLINE, check_deadline
+from heapline.client.consumer import PREFETCH, Consumer, Prefetcher, consume
+from heapline.client.fork_guard import check_process, watch
+from heapline.client.pushed_member import PushedMember
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.wire import WireBroker
-from heapline.engine.calls import Identity
-from heapline.engine.replays.asking import Mark, Request
-from heapline.engine.replays.delivering import Step
-from heapline.engine.requests import listed
-from heapline.errors import (
-    BadRequest,
-    Closed,
-    DeadlineExceeded,
-    HeaplineError,
-    LeaseLost,
-    MessageNotFound,
-)
-from heapline.model import Enqueued, IdempotencyScope, LogFrame, Message, Outgoing
-from heapline.producer import Producer
-from heapline.wire.columns import ints, read_ints
+from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.transport import PopStream, closed
+from heapline.client.wrappers.coalescing import Coalescing
+from heapline.client.wrappers.idempotent import Idempotent
+from heapline.client.wrappers.retrying import Retrying
+from heapline.client.wrappers.traced import Traced
+from heapline.contract.broker import Broker
+from heapline.contract.call import Command, Feed
+from heapline.contract.context import HERE, Context
+from heapline.contract.errors import BadRequest
+from heapline.contract.leases import Ack, Bury, Nack, Pop, Release
+from heapline.contract.message import Message
+from heapline.contract.results import messages_of
 
-ENDED_BY_BURY = ("dead", "dropped")
-CLOSE_SECONDS = 5.0  # for what was prefetched to go back
+R = TypeVar("R")
+CLOSE_SECONDS = 5.0  # for prefetched messages to be returned
+SETTLES = (Ack, Nack, Release, Bury)
 
 
-class ConnectedBroker(WireBroker):
-    """Made by `heapline.connect`. Use it with `async with`, or as it is and `close` it.
+class ConnectedBroker(Broker):
+    """Created by `heapline.connect`. Use it with `async with`, or call `close` when you are done.
 
-    What happens to a call whose answer is lost:
+    If the response to a call is lost:
 
-    - enqueue, enqueue_batch, prepare_batch, commit_batch, pop, ack, extend, cancel: made again, and counts once.
-    - nack, release, bury: made again; a lease that is over by then is no error, but bury looks whether the message is
-      dead, and raises LeaseLost if it is not.
-    - create_topic, update_topic, pause_topic, resume_topic, set_partition_throttled, snapshot, open_producer,
-      create_schedule, pause_schedule, resume_schedule and all that only read: made again, which is as good as once.
-      abort_batch may then say that there were no parts left.
-    - reschedule: made again; a `delay` counts from the last try.
-    - group_ack, group_nack, group_leave and create_group: made again, which is as good as once. What a group_fetch took
-      whose answer was lost comes again when its time is over; a subscription goes on by itself.
+    - enqueue, enqueue_batch, prepare_batch, commit_batch, pop, ack, extend and cancel are repeated, and count once.
+    - nack, release and bury are repeated. A lease that has ended by then is not an error, except that bury raises
+      LeaseLost if the message is not a dead letter.
+    - group_ack, group_nack, group_leave, and calls that only read or that set a state (create_topic, pause_topic and
+      the like) are repeated, which has the effect of one call. abort_batch may then report that no parts were left. The
+      `delay` of a repeated reschedule counts from the last try. Rows that a lost group_fetch took are redelivered after
+      the group's ack_timeout.
     - purge, delete_topic, delete_schedule, dlq_replay, dlq_delete, delete_group, reset_offsets, group_dead_replay,
-      group_dead_delete, forget_sink: not made again, since they would also hit what came in between. They raise
-      UnavailableError, which says that they may have been carried out.
+      group_dead_delete and forget_sink are not repeated, because a repeat would also affect what was added since. They
+      raise UnavailableError, which says that the call may have been executed.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, credential: str | None = None, tls: ClientTls | None = None,
-        deadline: float = DEADLINE, find_credential: Callable[[], str | None] = lambda: None,
-    ) -> None:  # fmt: skip
-        super().__init__(endpoints[0], credential=credential, tls=tls)
+        self,
+        endpoints: Sequence[str],
+        *,
+        credential: str | None = None,
+        tls: ClientTls | None = None,
+        deadline: float = DEADLINE,
+        find_credential: Callable[[], str | None] = lambda: None,
+    ) -> None:
         for endpoint in endpoints:
             parse_target(endpoint, tls)
         check_deadline("deadline", deadline)
-        self._endpoints = tuple(endpoints)
+        self._endpoints, self._credential, self._tls = tuple(endpoints), credential, tls
         self._deadline = deadline
         self._find_credential = find_credential
-        self._closed = False
+        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._retrying: RetryingCalls | None = None
-        self._lanes: Lanes | None = None
-        self._feeds: WeakSet[Feed] = WeakSet()
+        self._retrying: Retrying | None = None
+        self._coalescing: Coalescing | None = None
+        self._prefetchers: WeakSet[Prefetcher] = WeakSet()
         self._members: WeakSet[PushedMember] = WeakSet()
         watch(self)
 
-    async def __aenter__(self) -> ConnectedBroker:
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
         self.reopen()
         return self
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
     def reopen(self) -> None:
-        """After `close`: it connects when it is next used."""
-        self._closed = False
+        """Allow calls after `close`. The next call connects."""
+        self._is_closed = False
 
-    @property
-    def calls(self) -> RetryingCalls:  # type: ignore[override]
-        if self._loop is not asyncio.get_running_loop() or self._retrying is None:
+    def _stack(self) -> Coalescing:
+        """The wrappers of the running event loop. Created on first use."""
+        if self._loop is not asyncio.get_running_loop() or self._coalescing is None:
             self._begin()
-        assert self._retrying is not None
-        return self._retrying
-
-    @property
-    def lanes(self) -> Lanes:
-        if self._loop is not asyncio.get_running_loop() or self._lanes is None:
-            self._begin()
-        assert self._lanes is not None
-        return self._lanes
+        assert self._coalescing is not None
+        return self._coalescing
 
     def _begin(self) -> None:
-        """First use: here and now is where it belongs to."""
-        if self._closed:
-            raise Closed
+        if self._is_closed:
+            raise closed()
         if self._loop is not None and not self._loop.is_closed():
             raise BadRequest(
-                "this client belongs to another event loop, which is still open: connect once for each loop, "
-                "or use heapline.connect_sync from several threads"
+                "this client belongs to another event loop, which is still open; connect once per event loop, or use "
+                "heapline.connect_sync from several threads"
             )
         check_process()
         self._loop = asyncio.get_running_loop()
-        self._returns = Returns(self.release)
-        self._retrying = RetryingCalls(self._endpoints, self._make_calls, self._deadline)
-        self._name, self._pops = secrets.token_hex(8), count(1)
-        self._lanes = Lanes(self._retrying, self._returns.own, self._deadline)
+        self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
+        idempotent = Idempotent(Traced(self._retrying), self._deadline)
+        self._coalescing = Coalescing(idempotent, self._retrying.background.own, self._deadline)
 
-    def _make_calls(self, endpoint: str) -> Calls:
-        # A server that is only starting leaves its key just before it listens; one on a new directory, another key.
+    def _connect(self, endpoint: str) -> GrpcBroker:
+        # A starting server writes its key just before it listens. A server on a new directory has another key.
         self._credential = self._find_credential() or self._credential
-        return Calls(endpoint, self._credential, None, late=self._late, tls=self._tls)
+        transport = GrpcBroker(endpoint, credential=self._credential, tls=self._tls)
+        transport.open()
+        return transport
 
     def forget(self) -> Any:
-        """See forking.py."""
-        left = self._retrying, self._loop, self._returns, self._lanes
-        self._loop = self._retrying = self._lanes = None
+        """Release the parent's connections after a fork, without touching them. See fork_guard.py."""
+        left = self._retrying, self._loop, self._coalescing
+        self._loop = self._retrying = self._coalescing = None
         return left
 
     async def close(self) -> None:
-        """What is under way is finished, what was prefetched is released; then the connection ends."""
-        self._closed = True
-        retrying, loop = self._retrying, self._loop
-        if retrying is None or loop is not asyncio.get_running_loop():
+        """Release prefetched messages, leave groups, and end the connection. Calls in progress raise Closed."""
+        self._is_closed = True
+        retrying, coalescing = self._retrying, self._coalescing
+        if retrying is None or coalescing is None or self._loop is not asyncio.get_running_loop():
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.gather(*(feed.close() for feed in self._feeds), *(m.end() for m in self._members))
-        await self._returns.close()
-        self.lanes.end(Closed())
+                await asyncio.gather(*(p.close() for p in self._prefetchers), *(m.end() for m in self._members))
+        await retrying.background.close()
+        coalescing.end(closed())
         await retrying.close()
-        await self._returns.close()
-        self._loop = self._retrying = self._lanes = None
+        await retrying.background.close()
+        self._loop = self._retrying = self._coalescing = None
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+        if self._prefetchers and type(command) in SETTLES:
+            for prefetcher in self._prefetchers:
+                prefetcher.settled(command)
+        return self._stack().do(command, context)
+
+    async def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
+        """Items of a feed. Begins when it is first iterated over, in the event loop that does so."""
+        async with contextlib.aclosing(self._stack().stream(feed, context)) as items:  # type: ignore[type-var]
+            async for item in items:
+                yield item
 
     def within(self, seconds: float) -> ConnectedBroker:
-        """The same client with another deadline: `await hl.within(2).enqueue(…)`."""
+        """This client with another deadline: `await hl.within(2).enqueue(…)`."""
         check_deadline("seconds", seconds)
-        return cast(ConnectedBroker, _Within(self, seconds))
-
-    # -- in --------------------------------------------------------------------------------------------------------
-
-    async def enqueue(
-        self, topic: str, payload: bytes, *, priority: int = 0, key: str | None = None, delay: float | None = None,
-        deliver_at: datetime | None = None, headers: Mapping[str, str] | None = None, ttl: float | None = None,
-        max_retries: int | None = None, idempotency_key: str | None = None,
-        idempotency_scope: IdempotencyScope | None = None, producer: Producer | None = None,
-        producer_id: str | None = None, epoch: int | None = None, seq: int | None = None,
-        answered_below: int | None = None, fairness_key: str | None = None,
-    ) -> Enqueued:  # fmt: skip
-        """Answered when durable. Repeated until it is, under the same number: never doubled by this call.
-
-        Joins other enqueues to the topic that are made meanwhile; those of one caller keep their order. After
-        DeadlineExceeded it may or may not have gone in: whoever calls again needs an idempotency_key to be safe.
-        """
-        if producer is not None or producer_id is not None or not (epoch is seq is answered_below is None):
-            return await super().enqueue(
-                topic, payload, priority=priority, key=key, delay=delay, deliver_at=deliver_at, headers=headers,
-                ttl=ttl, max_retries=max_retries, idempotency_key=idempotency_key,
-                idempotency_scope=idempotency_scope, producer=producer, producer_id=producer_id, epoch=epoch, seq=seq,
-                answered_below=answered_below, fairness_key=fairness_key,
-            )  # fmt: skip
-        message = Outgoing(
-            payload, priority, key, delay, deliver_at, headers, ttl, max_retries, idempotency_key, idempotency_scope,
-            None, fairness_key,
-        )  # fmt: skip
-        check_outgoing(message, topic)
-        if headers:  # as they are now: the message may wait behind a call, and what was not checked could fail others
-            message = msgspec.structs.replace(message, headers=dict(headers))
-        if SECONDS.get() is None:
-            return await self.lanes.enqueue(topic, message)
-        (result,) = await self.lanes.send(topic, [message], False)  # with a deadline of its own it goes by itself
-        if result.error is not None:
-            raise result.error
-        return result
-
-    async def send_batch(
-        self, topic: str, messages: list[Outgoing], atomic: bool, identity: Identity | None
-    ) -> list[Enqueued]:
-        """Numbered here unless the caller has done it; so every batch can be repeated."""
-        if identity is not None or not messages:
-            return await super().send_batch(topic, messages, atomic, identity)
-        if atomic and SECONDS.get() is None:
-            return await self.lanes.enqueue_batch(topic, messages)
-        return await self.lanes.send(topic, messages, atomic)
+        return _Within(self, seconds)
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    async def pop(
-        self, topic: str, max_messages: int = 1, *, visibility: float | None = None, wait: float = 0.0,
-        holder: str | None = None, max_bytes: int = 2 << 20, request_id: str | None = None,
-    ) -> list[Message]:  # fmt: skip
-        """Repeated under one request id: leases that a lost answer gave are found again. The deadline is on top of
-        `wait`. A pop that is cancelled or given up gives back what it still gets."""
-        self.calls  # noqa: B018 - it begins here
-        named = f"{self._name}-{next(self._pops)}" if request_id is None else request_id
-        options: dict[str, Any] = {
-            "visibility": visibility, "holder": holder, "max_bytes": max_bytes, "request_id": named,
-        }  # fmt: skip
-        try:
-            return await super().pop(topic, max_messages, wait=wait, **options)
-        except (asyncio.CancelledError, DeadlineExceeded) as error:
-            if request_id is None and getattr(error, "reached", True):
-                self._returns.own(self._give_back_named(topic, options))
-            raise
-
-    async def _popped(self, request: Any) -> list[Message]:
-        """Leases that a lost answer gave are as old as that: they are renewed, or who works would take them for new."""
-        answer, repeated = await self.calls.ask("Pop", request)
-        messages = self._messages(answer)
-        if not repeated or not messages or not request.HasField("visibility"):
-            return messages
-        lost: list[int] = []
-        try:
-            await self.extend(messages, request.visibility)
-        except LeaseLost as error:
-            lost = error.lost
-        return [message for message in messages if message.id not in lost]
-
-    async def _give_back_named(self, topic: str, options: dict[str, Any]) -> None:
-        """Whether a pop that nobody waits for leased something is told by repeating it; what it says goes back."""
-        SECONDS.set(None)  # in this task: whose pop it was, has no more time
-        options["visibility"] = None  # not renewed
-        with contextlib.suppress(HeaplineError):
-            if messages := await super().pop(topic, 1, **options):
-                await self.release(messages)
-
-    async def ack(self, messages: Held) -> None:
-        """Joins other acks that are made meanwhile. Repeating an ack is good as long as its token is remembered."""
-        if type(messages) is Message and SECONDS.get() is None:
-            _tell_feed(messages)
-            await self.lanes.ack(messages.topic, messages.id, messages.token)
-        else:
-            await super().ack(messages)
-
-    async def _on_leases(self, method: str, messages: Held, **options: Any) -> None:
-        if method != "Extend":
-            messages = listed(messages)
-            for message in messages:
-                if isinstance(message, Message):
-                    _tell_feed(message)
-        await super()._on_leases(method, messages, **options)
-
-    async def _act(self, method: str, request: Any) -> Any:
-        """nack, release and bury end a lease, so when they are repeated they may find that they ended it themselves.
-
-        The message is back in the topic then, which is what nack and release are for, and what becomes of a message
-        whose lease ran out meanwhile: no error. A buried one must be found among the dead, else its lease was lost.
-        """
-        told, doubt = await self.calls.ask(method, request)
-        if doubt and method == "GroupNack":
-            told.ClearField("lost")  # by the first try, or by their time
-        if doubt and told.lost and method in ("Nack", "Release", "MoveToDLQ"):
-            lost = read_ints(told.lost).tolist() if method == "MoveToDLQ" else []
-            told.lost = ints([id for id in lost if not await self._is_buried(request.topic, id)])
-        return told
-
-    async def _is_buried(self, topic: str, id: int) -> bool:
-        try:
-            return (await self.get(topic, id)).state in ENDED_BY_BURY
-        except MessageNotFound:
-            return False
-
     def consume(
         self, topic: str, *, prefetch: int = PREFETCH, visibility: float | None = None, holder: str | None = None
-    ) -> Consumption:
-        """`async for message in hl.consume("jobs"): …`: see heapline.client.consuming."""
-        consumption = consume(self, topic, prefetch=prefetch, visibility=visibility, holder=holder)
-        self._feeds.add(consumption.feed)
-        return consumption
+    ) -> Consumer[Message]:
+        """`async for message in hl.consume("jobs"): …`; see heapline.consume."""
+        consumer = consume(self, topic, prefetch=prefetch, visibility=visibility, holder=holder)
+        self.adopt(consumer)
+        return consumer
+
+    def adopt(self, consumer: Consumer[Any]) -> None:
+        """Close a consumer with this client, and report to it the messages that are settled through this client."""
+        self._prefetchers.add(consumer.prefetcher)
+
+    async def pop_stream(
+        self, topic: str, credits: AsyncIterator[int], *, visibility: float | None = None, holder: str | None = None
+    ) -> AsyncIterator[list[Message]]:
+        """Messages as they become ready, one per credit. Ends when the credits end."""
+        stream: Any = PopStream(Pop(topic, visibility=visibility, holder=holder), credits)
+        async with contextlib.aclosing(self.stream(stream)) as answers:  # type: ignore[type-var]
+            async for leased in answers:
+                yield messages_of(self, leased)
 
     def _member(self) -> PushedMember:
-        """Of a subscription: its rows are pushed."""
         member = PushedMember(self)
         self._members.add(member)
         return member
 
-    # -- by id -----------------------------------------------------------------------------------------------------
 
-    async def cancel(self, topic: str, message_id: MessageId) -> None:
-        """A repeated cancel that finds nothing looks whether the message was cancelled."""
-        try:
-            await super().cancel(topic, message_id)
-        except MessageNotFound as error:
-            if not error.repeated or (await self.get(topic, message_id)).state != "cancelled":
-                raise
+class _Within(ConnectedBroker):
+    """A client with another deadline. Its calls are not joined with others."""
 
-    # -- the log ---------------------------------------------------------------------------------------------------
-
-    async def read_log(
-        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
-    ) -> AsyncIterator[LogFrame]:
-        """Goes on where it was when a connection breaks; gives up when a deadline passes without anything new."""
-        tries, until = pauses(), self.calls.until()
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async for frame in super().read_log(topic, partition, start, end):
-                    yield frame
-                    start = frame.offset + frame.row_count
-                    tries, until = pauses(), self.calls.until()
-                return
-            except HeaplineError as error:
-                pause = next(tries)
-                if not passes_by_itself(error) or self._closed:
-                    raise
-                if loop.time() + pause >= until:
-                    raise self.calls.out_of_time("ReadLog", f"the connection broke ({error})") from None
-            await asyncio.sleep(pause)
-
-    async def replay_steps(self, asked: Request, checkpoint: str | None = None) -> AsyncIterator[Step]:
-        """Goes on where it was when a connection breaks; gives up when a deadline passes without anything new."""
-        tries, until = pauses(), self.calls.until()
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async for step in super().replay_steps(asked, checkpoint):
-                    yield step
-                    start, end = Mark(offsets=step.positions), Mark(offsets=step.ends)
-                    partitions = sorted(step.ends)
-                    asked = msgspec.structs.replace(asked, start=start, end=end, partitions=partitions)
-                    checkpoint = None
-                    tries, until = pauses(), self.calls.until()
-                return
-            except HeaplineError as error:
-                pause = next(tries)
-                if not passes_by_itself(error) or self._closed:
-                    raise
-                if loop.time() + pause >= until:
-                    raise self.calls.out_of_time("Replay", f"the connection broke ({error})") from None
-            await asyncio.sleep(pause)
-
-
-def _tell_feed(message: Message) -> None:
-    """A consumption extends its messages until they are done, also if they are not acked through themselves."""
-    feed: Any = message._broker
-    if type(feed) is Feed:
-        feed.done(message)
-
-
-class _Within:
     def __init__(self, client: ConnectedBroker, seconds: float) -> None:
         self._client, self._seconds = client, seconds
+        self.origin = client  # see Producer.line
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        if not asyncio.iscoroutinefunction(method):
-            return method
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
 
-        async def call(*args: Any, **options: Any) -> Any:
-            before = SECONDS.set(self._seconds)
-            try:
-                return await method(*args, **options)
-            finally:
-                SECONDS.reset(before)
+    def reopen(self) -> None:
+        self._client.reopen()
 
-        return call
+    def forget(self) -> Any:
+        return self._client.forget()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+        until = asyncio.get_running_loop().time() + self._seconds
+        return self._client.do(command, replace(context, deadline=until))
+
+    def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
+        return self._client.stream(feed, context)
+
+    def within(self, seconds: float) -> ConnectedBroker:
+        return self._client.within(seconds)
+
+    def consume(self, topic: str, **options: Any) -> Consumer[Message]:
+        return self._client.consume(topic, **options)
+
+    def _member(self) -> PushedMember:
+        return self._client._member()

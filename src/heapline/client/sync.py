@@ -1,6 +1,6 @@
-"""The client for code that does not await: the same one, run by a thread of its own, used from any number of threads.
+"""The client for code that does not await: the same client, run by a thread of its own, safe for many threads.
 
-The thread starts with the first call. A forked child starts its own.
+The thread starts with the first call. A forked child starts its own thread.
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ import contextlib
 import os
 import threading
 from collections.abc import Coroutine, Iterator
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, Self, TypeVar
 
-from heapline.client.consuming import PREFETCH, Consumption
+from heapline.client.consumer import PREFETCH, Consumer, consume
 from heapline.client.sdk import ConnectedBroker
-from heapline.engine.sync import SyncBroker, SyncMessage
-from heapline.errors import Closed
-from heapline.model import Message
+from heapline.client.transports.transport import closed
+from heapline.contract.errors import Closed
+from heapline.contract.message import LogFrame, Message
+from heapline.contract.stream import StreamBatch, StreamMessage
+from heapline.contract.sync_broker import SyncBroker, SyncMessage, _sync_message
+from heapline.contract.sync_subscription import SyncSubscription
 
 T = TypeVar("T")
 
 
 class SyncClient(SyncBroker):
-    """Made by `heapline.connect_sync`; use it with `with`, or as it is and `close` it."""
+    """Created by `heapline.connect_sync`. Use it with `with`, or call `close` when you are done."""
 
-    _kind: ClassVar[type] = ConnectedBroker
     _broker: ConnectedBroker | None
 
     def __init__(self, client: ConnectedBroker) -> None:
+        super().__init__(client.__aenter__)
         self._client = client
         self._broker = client
-        self._loop = self._thread = None
         self._pid = os.getpid()
-        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._starting = threading.Lock()
 
-    async def _open(self) -> ConnectedBroker:  # type: ignore[override]
-        return await self._client.__aenter__()
-
-    def __enter__(self) -> SyncClient:
+    def __enter__(self) -> Self:
         self._broker = self._client
         self._client.reopen()
         return self
@@ -48,13 +47,23 @@ class SyncClient(SyncBroker):
         with self._starting:
             if self._broker is None:
                 work.close()
-                raise Closed
+                raise closed()
             if self._loop is None:
                 self._start()
-        return super()._run(work)
+        try:
+            return super()._run(work)
+        except Closed:
+            if self._broker is None:
+                raise closed() from None
+            raise
+
+    def _inner(self) -> Any:
+        if self._broker is None:
+            raise closed()
+        return self._broker
 
     def close(self) -> None:
-        if self._pid != os.getpid():  # what there is to close is the parent's
+        if self._pid != os.getpid():  # only the parent has something to close
             self._broker = None
             return
         with self._starting:
@@ -65,40 +74,120 @@ class SyncClient(SyncBroker):
             self._stop()
 
     def within(self, seconds: float) -> SyncClient:
-        """The same client with another deadline: `hl.within(2).enqueue(…)`."""
-        return cast(SyncClient, _Within(self, seconds))
+        """This client with another deadline: `hl.within(2).enqueue(…)`."""
+        return _SyncWithin(self, seconds)
 
     def consume(
         self, topic: str, *, prefetch: int = PREFETCH, visibility: float | None = None, holder: str | None = None
-    ) -> Iterator[SyncMessage]:
-        """`for message in hl.consume("jobs"): …`; what was prefetched goes back when the loop ends."""
+    ) -> SyncConsumer:
+        """`for message in hl.consume("jobs"): …`; prefetched messages are returned when the loop ends."""
 
-        async def begin() -> Consumption:
-            return self._client.consume(topic, prefetch=prefetch, visibility=visibility, holder=holder)
+        async def begin() -> Consumer[SyncMessage]:
+            consumer = consume(
+                self._client, topic, prefetch=prefetch, visibility=visibility, holder=holder, bind=self._bind
+            )
+            self._client.adopt(consumer)
+            return consumer
 
-        messages = self._run(begin())
+        return SyncConsumer(self, self._run(begin()))
 
-        async def following() -> Message | None:
-            return await anext(messages, None)
+    def _bind(self, message: Message) -> SyncMessage:
+        return _sync_message(self, message)
 
+
+class SyncConsumer(Iterator[SyncMessage]):
+    """Messages of a topic. When the program no longer holds it, prefetched messages are returned."""
+
+    def __init__(self, client: SyncClient, consumer: Consumer[SyncMessage]) -> None:
+        self._client, self._consumer = client, consumer
+
+    def __iter__(self) -> SyncConsumer:
+        return self
+
+    def __next__(self) -> SyncMessage:
+        message = self._next()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def _next(self) -> SyncMessage | None:
+        consumer = self._consumer
+
+        async def following() -> SyncMessage | None:
+            return await anext(consumer, None)
+
+        return self._client._run(following())
+
+    @contextlib.contextmanager
+    def item(self) -> Iterator[SyncMessage]:
+        """The next message, for one block: nacked if the block raises, released if it was not settled."""
+        message = self._next()
+        if message is None:
+            raise closed()
+        settle = self._consumer.prefetcher.settle
         try:
-            while (message := self._run(following())) is not None:
-                yield SyncMessage(self, message)
-        finally:
-            if threading.current_thread() is self._thread:  # collected as garbage there: nobody can wait
-                del messages  # which closes it too
-            elif self._broker is not None:
-                self._run(messages.aclose())
+            yield message
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                self._client._run(settle(message, failure=f"{type(error).__name__}: {error}"[:1000]))
+            raise
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._client._run(settle(message))
+            raise
+        self._client._run(settle(message))
+
+    def __enter__(self) -> SyncConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release messages that were not started, and end the iteration."""
+        if self._client._broker is not None:
+            self._client._run(self._consumer.aclose())
+
+    def __del__(self) -> None:
+        if threading.current_thread() is not self._client._thread:  # where the consumer closes itself
+            with contextlib.suppress(Exception):
+                self.close()
 
 
-class _Within:
-    """Runs where its client runs, with another deadline."""
+class _SyncWithin(SyncClient):
+    """A client with another deadline, which runs where the client runs."""
 
     def __init__(self, client: SyncClient, seconds: float) -> None:
-        self._client, self._calls = client, client._client.within(seconds)
+        self._parent, self._view = client, client._client.within(seconds)
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        if hasattr(SyncClient, name):
-            return found  # it makes several calls, or none
-        return self._client._blocking(getattr(self._calls, name), name)
+    def __enter__(self) -> Self:
+        self._parent.__enter__()
+        return self
+
+    def close(self) -> None:
+        self._parent.close()
+
+    def within(self, seconds: float) -> SyncClient:
+        return self._parent.within(seconds)
+
+    def consume(self, topic: str, **options: Any) -> SyncConsumer:
+        return self._parent.consume(topic, **options)
+
+    def subscribe(self, topic: str, **options: Any) -> SyncSubscription:
+        return self._parent.subscribe(topic, **options)
+
+    def read_log(self, topic: str, *range: Any, **options: Any) -> Iterator[LogFrame]:
+        return self._parent.read_log(topic, *range, **options)
+
+    def replay(self, topic: str, **options: Any) -> Iterator[StreamMessage | StreamBatch]:
+        return self._parent.replay(topic, **options)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._parent._run(work)
+
+    def _inner(self) -> Any:
+        self._parent._inner()
+        return self._view
+
+    def _own(self, result: Any) -> Any:
+        return self._parent._own(result)

@@ -1,22 +1,21 @@
-"""Where the messages of a partition stand: one entry each, and how to tell entries that no longer count.
+"""The entries of a partition's messages, one per message, and how to detect stale ones.
 
-A waiting message is one entry (key, id, position): in the heap when ready, in a wheel when delayed. A leased one
-stands in the lease table, a dead one in `dead`. Nothing else is kept per message, so ten million of them fit in memory.
+A waiting message is one entry (key, id, position): in the heap when ready, in a wheel when delayed. A leased message is
+in the lease table, a dead one in `dead`. Nothing else is kept per message, so ten million messages fit in memory.
 
-*Stale entries.* Taking an entry out of the middle of a heap or wheel would be dear, so a message that leaves by
-another door (cancelled, expired, rescheduled) leaves its entry behind. An entry is good only if its record is live
-(`LiveMap`) and, for a message in `touched`, if it is the current one. `touched` holds every live message whose place
-was ever changed by hand; it is forgotten when the message goes.
-Two equal entries of one touched message are interchangeable: whichever is met first moves the message on, and the
-other no longer matches.
+*Stale entries.* Removing an entry from the middle of a heap or wheel would be expensive, so a message that is
+cancelled, expired or rescheduled leaves its entry behind. An entry is valid only if its record is live (`LiveMap`) and,
+for a message in `touched`, if it is the current entry. `touched` holds every live message that was ever explicitly
+moved; it is dropped when the message is removed. Two equal entries of one touched message are interchangeable: the
+first one found moves the message on, and the other no longer matches.
 
-*Times to live* run in wheels of their own. A row there says "look at this message then"; whether it still matters is
-decided when it comes up.
+*TTLs* run in their own wheels. A row there means "check this message then"; whether it still matters is decided at that
+time.
 
-*Fairness keys.* On a topic where they take turns, messages of blocked keys are parked beside the heap, and which key a
-message has is kept (core/fair_entries.py).
+*Fairness keys.* On a topic where they take turns, messages of blocked keys are parked beside the heap, and each
+message's key is kept (core/fairness/fair_entries.py).
 
-What events do to all this is in core/state.py.
+The effects of events on the entries are in core/state.py.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from heapline.contract.errors import CorruptionError
+from heapline.core.dedup.idempotency import KeyWindow
+from heapline.core.dedup.sequences import SequenceWindow
 from heapline.core.events import EMPTY, I64
-from heapline.core.fairness import FairShare
-from heapline.core.gone import GoneMemory
-from heapline.core.heap import RunHeap
-from heapline.core.idempotency import KeyWindow
+from heapline.core.fairness.blocked_keys import Parking
+from heapline.core.fairness.key_hashes import KeyHashes
+from heapline.core.fairness.turns import FairShare
+from heapline.core.heap.run_heap import RunHeap
 from heapline.core.ids import IdMaker
-from heapline.core.key_hashes import KeyHashes
 from heapline.core.leases import POSITION, LeaseTable
-from heapline.core.live import LiveMap
+from heapline.core.live_map import LiveMap
 from heapline.core.order import Ordering
-from heapline.core.parking import Parking
 from heapline.core.prepared import Prepared
-from heapline.core.sequences import SequenceWindow
-from heapline.core.wheel import Timers, TimingWheel
-from heapline.errors import CorruptionError
+from heapline.core.recent_ends import GoneMemory
+from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 
 READY, DELAYED, LEASED, DEAD = range(4)
-FROM_LEASE = 2  # in an event's `delayed` column: it stood neither in heap nor wheel
+FROM_LEASE = 2  # in an event's `delayed` column: it was in neither heap nor wheel
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Replay(CorruptionError):
-    """The journal does not replay: an event does not fit the state before it."""
+    """The journal cannot be replayed: an event contradicts the state before it."""
 
 
 class Touched:
-    """Where a message that was rescheduled or replayed stands now."""
+    """Current location of a message that was rescheduled or replayed."""
 
     __slots__ = ("due", "expires", "expires_wall", "key", "place", "position", "priority", "wall")
 
@@ -92,21 +91,21 @@ class Entries:
         self.number = number
         self.ordering = ordering
         self.live = live
-        self.offset = 0  # of the next row
+        self.offset = 0  # offset of the next row
         self.ids = IdMaker(number)
         self.heap = RunHeap()
-        self.delays = TimingWheel(now, tick_ms)  # steady time: delays and back-off
+        self.delays = TimingWheel(now, tick_ms)  # steady time: delays and backoff
         self.calendar = TimingWheel(wall, tick_ms)  # wall time: deliver_at
-        self.ttls = TimingWheel(now, tick_ms)  # ends of life in steady time
-        self.ttls_wall = TimingWheel(wall, tick_ms)  # and in wall time
+        self.ttls = TimingWheel(now, tick_ms)  # TTL expiry in steady time
+        self.ttls_wall = TimingWheel(wall, tick_ms)  # TTL expiry in wall time
         self.leases = LeaseTable()
         self.dead: dict[int, Dead] = {}
         self.touched: dict[int, Touched] = {}
-        self.reasons: dict[int, str] = {}  # why a living message last failed, where it was said
-        self.limits: dict[int, int] = {}  # max_retries of messages that brought their own
-        self.lapsed: set[int] = set()  # leased messages whose time to live has ended
+        self.reasons: dict[int, str] = {}  # why a live message last failed, if a reason was given
+        self.limits: dict[int, int] = {}  # max_retries of messages that set their own
+        self.lapsed: set[int] = set()  # leased messages whose TTL has ended
         self.retrying: set[int] = set()  # messages that wait for a retry
-        self.shown: set[int] = set()  # messages that wait though they have had their place in the stream
+        self.shown: set[int] = set()  # waiting messages that already have their offset in the stream
         self.sequences = SequenceWindow()
         self.keys = KeyWindow()
         self.gone = GoneMemory()
@@ -116,24 +115,24 @@ class Entries:
         self.parked = Parking()
         self.ready = 0
         self.delayed = 0
-        self.throttled: str | None = None  # why it is left out of pops; None = it is not
+        self.throttled: str | None = None  # why it is excluded from pops; None = it is not
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
     @property
     def stale(self) -> int:
-        """How many entries in heap and wheels are left over."""
+        """The number of stale entries in heap and wheels."""
         entries = len(self.heap) + self.parked.rows + len(self.delays) + len(self.calendar)
         return entries - self.ready - self.delayed
 
     def hashes_of(self, ids: I64) -> I64:
-        """The hashes of these messages' fairness keys."""
+        """Return the fairness-key hashes of these messages."""
         return np.zeros(len(ids), dtype=np.int64) if self.key_hashes is None else self.key_hashes.of(ids)
 
     def good_ready(self, keys: I64, ids: I64, positions: I64, seen: set[int] | None = None) -> Mask:
-        """Which of these heap entries, taken in this order, are messages that are ready.
+        """Return which of these heap entries, in this order, are ready messages.
 
-        `seen` gathers the touched messages that were met, for those who ask piece by piece: each is good but once.
+        `seen` collects the touched messages found so far, for callers that check in pieces: each is valid only once.
         """
         good = self.live.alive(positions)
         seen = set() if seen is None else seen
@@ -144,7 +143,7 @@ class Entries:
         return good
 
     def good_delayed(self, rows: Timers, wall: bool, seen: set[int] | None = None) -> Mask:
-        """The same for entries of a wheel."""
+        """Return which of these wheel entries, in this order, are delayed messages. `seen` works as in `good_ready`."""
         good = self.live.alive(rows.positions)
         seen = set() if seen is None else seen
         for i, id, touched in self._touched_among(rows.ids):
@@ -155,12 +154,12 @@ class Entries:
         return good
 
     def _touched_among(self, ids: I64) -> Iterator[tuple[int, int, Touched]]:
-        """(row, id, where it stands) of the touched ones among these."""
+        """Yield (row, id, location) of the touched messages among these."""
         table = self.touched
         if not table:
             return
         rows: Iterable[int] = range(len(ids))
-        if len(ids) > 64 + 4 * len(table):  # a whole heap against few: do not walk it in Python
+        if len(ids) > 64 + 4 * len(table):  # few touched messages: avoid a Python loop over a large heap
             found = np.flatnonzero(np.isin(ids, np.fromiter(table, np.int64, len(table))))
             rows, ids = found.tolist(), ids[found]
         for i, id in zip(rows, ids.tolist(), strict=True):
@@ -171,7 +170,7 @@ class Entries:
     def _place(
         self, ids: Sequence[int], place: int, positions: Sequence[int], dues: Sequence[int] | None = None
     ) -> None:
-        """Keep `touched` true of messages that move; due times given here are steady."""
+        """Update `touched` for messages that move. Due times passed here are steady."""
         for i, id in enumerate(ids):
             touched = self.touched.get(id)
             if touched is not None:
@@ -181,7 +180,7 @@ class Entries:
                     touched.place = DELAYED if dues[i] else READY
 
     def _take_ready(self, ids: I64) -> tuple[I64, I64]:
-        """Take exactly these messages off the heap's front; only stale entries may lie between them."""
+        """Take exactly these messages off the heap's front; only stale entries may be between them."""
         clean = not self.stale
         rows = self.heap.pop(len(ids))
         if clean and np.array_equal(rows.ids, ids):
@@ -195,7 +194,7 @@ class Entries:
             found = rows.ids[good]
             if not np.array_equal(found, ids[have : have + len(found)]):
                 raise Replay(f"partition {self.number}: the journal leased others than those that were first")
-            # At once: an equal entry behind it is stale from here.
+            # Update immediately: from now on an equal entry after it is stale.
             self._place(found.tolist(), LEASED, rows.positions[good].tolist())
             parts.append((rows.keys[good], rows.positions[good]))
             have += len(found)
@@ -204,7 +203,7 @@ class Entries:
             rows = self.heap.pop(len(ids) - have)
 
     def _take_delayed(self, wheel: TimingWheel, wall: bool, count: int) -> Timers:
-        """Take the first `count` good rows off a wheel."""
+        """Take the first `count` valid rows off a wheel."""
         clean = not self.stale
         parts: list[Timers] = []
         have = 0
@@ -221,7 +220,7 @@ class Entries:
         return parts[0] if len(parts) == 1 else Timers(*(np.concatenate(c) for c in zip(*parts, strict=True)))
 
     def waiting(self) -> tuple[I64, I64]:
-        """Ids and positions of everything ready and delayed."""
+        """Return ids and positions of all ready and delayed messages."""
         parts: list[tuple[I64, I64]] = [(EMPTY, EMPTY)]
         seen: set[int] = set()
         for run in (*self.heap.runs(), *self.parked.runs()):
@@ -236,7 +235,7 @@ class Entries:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def positions_of(self, ids: I64) -> I64:
-        """Current positions (with attempts) of living messages; -1 for those that are gone. Ids are sorted."""
+        """Return current positions (with attempts) of live messages; -1 for removed ones. Ids are sorted."""
         found = np.full(len(ids), -1, dtype=np.int64)
 
         def look(entry_ids: I64, entry_positions: I64) -> None:

@@ -1,13 +1,12 @@
-"""Message ids: how they are made, and what can be read from them. Their spellings are in heapline/ulid.py.
+"""Message ids: how they are created, and what they contain. Their text forms are in heapline/ulid.py.
 
     ms since 2024-01-01T00:00:00Z (41 bits) | partition (10) | sequence (12)
 
-A partition's milliseconds and sequences together are one counter that only ever rises: it starts at
-max(now, last) and a full sequence carries into the next millisecond, so neither a clock set back, nor a
-burst, nor a restart (given the last id) repeats an id. Id 0 is never made; it stands for "none yet".
+A partition's milliseconds and sequences together are one counter that only ever rises: it starts at max(now, last) and
+a full sequence carries into the next millisecond, so neither a clock set back, nor a burst, nor a restart (given the
+last id) repeats an id. Id 0 is never created; it means "none yet".
 
-The layout is on-disk truth: changing it needs a new version of everything that stores ids.
-This file does not know the time; it is passed in.
+The layout is stored on disk: changing it needs a new version of everything that stores ids. Time is passed in.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from heapline.contract.errors import BadRequest, ResourceExhausted
+from heapline.contract.ids import EPOCH_2024_MS, ID_MAX, MS_BITS, PARTITION_BITS, SEQUENCE_BITS
 from heapline.core.position import IntOrArray
-from heapline.errors import BadRequest, ResourceExhausted
-from heapline.ulid import EPOCH_2024_MS, ID_MAX, MS_BITS, PARTITION_BITS, SEQUENCE_BITS
 
 I64 = npt.NDArray[np.int64]
 
@@ -41,7 +40,7 @@ def _counter_of(message_id: int) -> int:
 
 
 class IdMaker:
-    """The ids of one partition, strictly increasing for ever."""
+    """Generator of one partition's ids, which strictly increase forever."""
 
     def __init__(self, partition: int, last: int = 0) -> None:
         if not 0 <= partition < PARTITIONS_MAX:
@@ -53,20 +52,20 @@ class IdMaker:
 
     @property
     def last(self) -> int:
-        """The highest id made or observed, 0 if none; give it to a new maker after a restart."""
+        """The highest id created or observed, 0 if none; pass it to a new IdMaker after a restart."""
         if not self._counter:
             return 0
         ms, sequence = divmod(self._counter, _SEQUENCES)
         return ms << _MS_SHIFT | self.partition << SEQUENCE_BITS | sequence
 
     def observe(self, message_id: int) -> None:
-        """An id of this partition exists: everything made from now on is above it."""
+        """Register an existing id of this partition: all ids created from now on are above it."""
         if not 0 < message_id <= ID_MAX or partition_of(message_id) != self.partition:
             raise BadRequest(f"{message_id} is not an id of partition {self.partition}")
         self._counter = max(self._counter, _counter_of(message_id))
 
     def take(self, n: int, now_ms: int) -> I64:
-        """The next `n` ids, ascending; `now_ms` is Unix time."""
+        """Return the next `n` ids, ascending; `now_ms` is Unix time."""
         if n < 0:
             raise BadRequest(f"cannot take {n} ids")
         first = max((now_ms - EPOCH_2024_MS) << SEQUENCE_BITS, self._counter + 1)

@@ -1,9 +1,9 @@
-"""Who holds which message, until when.
+"""Leases: who holds which message, until when.
 
-A lease is a plain tuple (token, position, key, deadline, started, holder): hundreds of thousands are made a second.
-The token is the offset of the row that granted the lease, so no two leases of a partition ever share one.
-Deadlines stand in a small heap with one entry per grant, not per message; an entry whose leases have
-ended or were extended is simply passed over when its time comes.
+A lease is a plain tuple (token, position, key, deadline, started, holder), because hundreds of thousands are created
+per second. The token is the offset of the row that granted the lease, so no two leases of a partition ever share one.
+Deadlines are in a small heap with one entry per grant, not per message. An entry whose leases have ended or were
+extended is skipped when it becomes due.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ STARTED: Final = 4
 HOLDER: Final = 5
 Lease = tuple[int, int, int, int, int, str | None]
 
-#: How many pops are remembered by request id, so that a repeated pop returns the same leases.
+#: Number of pops remembered by request id, so that a repeated pop returns the same leases.
 REQUESTS_MAX = 4096
 
 
 class LeaseTable:
     def __init__(self) -> None:
         self.by_id: dict[int, Lease] = {}
-        self.held: dict[str, int] = {}  # how many leases each holder has who gave a name; none: not in here
-        self._deadlines: list[tuple[int, int, list[int], int]] = []  # deadline, token, ids, how many were passed over
+        self.held: dict[str, int] = {}  # leases per named holder; a holder without leases is absent
+        self._deadlines: list[tuple[int, int, list[int], int]] = []  # deadline, token, ids, number of skipped ids
         self._requests: dict[str, tuple[int, list[int]]] = {}  # request id -> (first token, ids)
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class LeaseTable:
             self.held[holder] = self.held.get(holder, 0) + count
         heapq.heappush(self._deadlines, (deadline, token, ids, 0))
         if request_id is not None:
-            self._requests.pop(request_id, None)  # the oldest are forgotten first, and this one is new
+            self._requests.pop(request_id, None)  # the oldest are dropped first, and this one is new
             self._requests[request_id] = (token, ids)
             if len(self._requests) > REQUESTS_MAX:
                 del self._requests[next(iter(self._requests))]
@@ -82,33 +82,34 @@ class LeaseTable:
                     del self.held[holder]
 
     def request(self, request_id: str) -> list[int]:
-        """The ids that an earlier pop of this name leased and that still stand under those leases."""
+        """Return the ids that an earlier pop with this request id leased and that are still under those leases."""
         token, ids = self._requests.get(request_id, (0, []))
         return [id for i, id in enumerate(ids) if self.holds(id, token + i)]
 
     def next_deadline(self) -> int | None:
-        """When the first deadline may pass. Passed-over entries are dropped on the way."""
+        """Return when the first deadline may pass. Outdated entries are dropped on the way."""
         heap, by_id = self._deadlines, self.by_id
         while heap:
             deadline, token, ids, start = heap[0]
             for at in range(start, len(ids)):
                 lease = by_id.get(ids[at])
                 if lease is not None and lease[DEADLINE] <= deadline:
-                    if at > start + 16:  # remember, so that a long grant is not walked again and again
+                    if at > start + 16:  # remember, so that a long grant is not scanned repeatedly
                         heapq.heapreplace(heap, (deadline, token, ids, at))
                     return deadline
             heapq.heappop(heap)
         return None
 
     def overdue(self, now: int, limit: int) -> list[int]:
-        """Ids whose deadline has passed, at most `limit` of them, earliest grants first. Changes nothing."""
+        """Return ids whose deadline has passed, at most `limit`, earliest grants first. Changes nothing."""
         found: dict[int, None] = {}
         heap, by_id = self._deadlines, self.by_id
         seen: list[tuple[int, int, list[int], int]] = []
         while heap and heap[0][0] <= now and len(found) < limit:
             deadline, token, ids, start = heapq.heappop(heap)
             first = -1
-            # A herd's slice must not walk all of a grant of thousands, nor again what earlier slices took from it.
+            # A slice of a herd must not scan a complete grant of thousands, nor rescan what earlier slices took from
+            # it.
             for at in range(start, len(ids)):
                 lease = by_id.get(ids[at])
                 if lease is not None and lease[DEADLINE] <= now:

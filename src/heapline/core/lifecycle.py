@@ -1,9 +1,9 @@
-"""The life of a message as a table; the picture in docs/states.md is made from it.
+"""The lifecycle of a message as a table; the diagram in docs/states.md is generated from it.
 
     python -m heapline.core.lifecycle > docs/states.md
 
-Everything that may change a message's state stands here once: event kind, from, to. The partition's apply methods
-carry it out; a test walks random histories and checks that no other transition ever happens.
+Every possible change of a message's state is listed once: event kind, from, to. The partition's apply methods execute
+it. A test walks random histories and checks that no other transition ever happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GONE = ("acked", "cancelled", "expired", "purged", "dropped", "deleted")
 
 class Transition(NamedTuple):
     event: str
-    before: str  # "" = the message was not there
+    before: str  # "" = the message did not exist
     after: str
     when: str
 
@@ -56,7 +56,7 @@ ALLOWED = frozenset((t.event, t.before, t.after) for t in TRANSITIONS)
 
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram."""
+    """Return the table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2"]
     for t in TRANSITIONS:
         before = t.before or "[*]"
@@ -67,7 +67,7 @@ def mermaid() -> str:
 
 
 def page() -> str:
-    """docs/states.md."""
+    """Return the text of docs/states.md."""
     rows = [f"| {t.event} | {t.before or '–'} | {t.after} | {t.when} |" for t in TRANSITIONS]
     return "\n".join(
         (

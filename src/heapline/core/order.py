@@ -1,18 +1,18 @@
-"""From a priority to the heap key: the smallest key is served first.
+"""Convert priorities to heap keys: the smallest key is served first.
 
 Strict order: the key is the priority, inverted bit by bit on MAX topics (negation would overflow at -2^63).
 
-Aging: a message that waits grows more urgent by `rate` priority units a second. On a MIN topic its effective
-priority is `priority - rate * (now - at)`; `now` is the same for all, so `priority + rate * at` orders alike and
-never changes while the message waits. Keys count in 1/1024 of a priority unit, with time since 2024, so that
-sums fit in 63 bits: priorities saturate at 2^52 and rates are refused over 2^20 units a second. A key is within
-half a 1/1024 unit (and a 2^-10 part of one) of the exact value, hence keys order any two messages whose
-effective priorities differ by more than one unit of 1/1024 as exact arithmetic would, at any later time.
+Aging: a waiting message becomes more urgent by `rate` priority units per second. On a MIN topic its effective priority
+is `priority - rate * (now - at)`; `now` is the same for all, so `priority + rate * at` gives the same order and never
+changes while the message waits. Keys count in 1/1024 of a priority unit, with time since 2024, so that sums fit in 63
+bits: priorities saturate at 2^52 and rates over 2^20 units per second are refused. A key is within half a 1/1024 unit
+(and a 2^-10 part of one) of the exact value, hence keys order any two messages whose effective priorities differ by
+more than one unit of 1/1024 as exact arithmetic would, at any later time.
 
-Turns (fairness between keys, core/fairness.py): a priority of 22 bits stands above a turn of 42 in the key, so within
-a priority the lower turn goes first, on MAX topics too. There the rank of a message counts priorities only.
+Turns (fairness between keys, turns.py): the key holds a priority of 22 bits above a turn of 42, so within a priority
+the lower turn goes first, also on MAX topics. On topics with turns, the rank of a message counts priorities only.
 
-Mode and rate are fixed when a topic is made. This file does not know ties: those go by id.
+Mode and rate are fixed when a topic is created. This module does not handle ties: those are ordered by id.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from heapline.contract.errors import BadRequest
+from heapline.contract.ids import EPOCH_2024_MS, MS_BITS
 from heapline.core.position import IntOrArray
-from heapline.errors import BadRequest
-from heapline.ulid import EPOCH_2024_MS, MS_BITS
 
 I64 = npt.NDArray[np.int64]
 
@@ -40,9 +40,9 @@ TURN_PRIORITY_MIN, TURN_PRIORITY_MAX = -(1 << 21), (1 << 21) - 1
 
 
 class Ordering:
-    """How one topic turns priorities into keys; built from its mode and aging rate, and whether keys take turns.
+    """Conversion of one topic's priorities to keys, by its mode, its aging rate and whether keys take turns.
 
-    On a topic with turns, `keys` and `key` give the upper part of the key: `with_turns` puts the turns below it.
+    On a topic with turns, `keys` and `key` return the upper part of the key; `with_turns` adds the turns below it.
     """
 
     def __init__(self, mode: str, aging: float | None = None, turns: bool = False) -> None:
@@ -54,8 +54,8 @@ class Ordering:
             raise BadRequest("keys take turns or messages age, not both")
         self.mode, self.aging, self.has_turns = mode, aging, turns
         self._invert = mode == "max"
-        # The rate in key units per millisecond, split: the whole part is multiplied in integers, and only
-        # the fraction in floating point, where 41 bits of milliseconds leave it exact to 2^-11 units.
+        # The rate in key units per millisecond, split: the integer part is multiplied in integers, and only the
+        # fraction in floating point, where 41 bits of milliseconds leave it exact to 2^-11 units.
         step = Fraction(aging or 0) * UNIT / 1000
         self._whole = math.floor(step)
         self._part = float(step - self._whole)
@@ -78,27 +78,29 @@ class Ordering:
         return ~(scaled - aged) if self._invert else scaled + aged
 
     def cuts(self, priorities: I64, now_ms: int) -> I64:
-        """The keys that part the heap at these priorities, which ascend. Below a cut lie, on a MIN topic, the keys of
-        lower priorities; on a MAX topic, those of this priority and higher ones, so that there the cuts descend.
-        With aging it is effective priorities that are parted, as they stand at `now_ms`, to 1/1024 of a unit.
+        """Return the keys that divide the heap at these priorities, which ascend.
+
+        On a MIN topic, the keys below a cut are those of lower priorities. On a MAX topic, they are those of this
+        priority and higher ones, so the cuts descend. With aging, the cuts divide effective priorities as of `now_ms`,
+        to 1/1024 of a unit.
         """
         keys = self.keys(priorities, np.full(len(priorities), now_ms, dtype=np.int64))
         cuts = keys + 1 if self._invert else keys
         if not self.has_turns:
             return cuts
         low: I64 = np.clip(cuts, TURN_PRIORITY_MIN, TURN_PRIORITY_MAX) << TURN_BITS
-        return np.where(cuts > TURN_PRIORITY_MAX, _KEY_MAX, low)  # above all priorities lies nothing
+        return np.where(cuts > TURN_PRIORITY_MAX, _KEY_MAX, low)  # there is nothing above all priorities
 
     @staticmethod
     def with_turns(priority_keys: IntOrArray, turns: IntOrArray) -> IntOrArray:
         return (priority_keys << TURN_BITS) | turns
 
     def rank_key(self, key: IntOrArray) -> IntOrArray:
-        """The part of a key that a rank counts: those with a smaller one are strictly better."""
+        """Return the part of a key that a rank counts: messages with a smaller one are strictly better."""
         return key >> TURN_BITS if self.has_turns else key
 
     def priority(self, key: IntOrArray) -> IntOrArray:
-        """The priority behind a strict key. An aged key has time mixed in and does not give it back."""
+        """Return the priority of a strict key. An aged key includes time, so its priority cannot be recovered."""
         if self.aging is not None:
             raise BadRequest("the key of an aging topic does not tell the priority: read the message's record")
         key = self.rank_key(key)

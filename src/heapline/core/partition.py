@@ -1,8 +1,9 @@
-"""One partition: decides what happens. `decide_*(…, now)` looks at the state and returns events; it changes nothing
-that an event does not also change (it may only drop entries that are stale). `apply` (core/state.py) carries them out.
+"""Decisions of one partition. `decide_*(…, now)` reads the state and returns events.
 
-The caller applies the events of a decision at once, before it asks for the next decision, and makes them durable
-before it answers anybody. Randomness (jitter) and time are passed in; the partition knows no clock, disk or socket.
+A decision changes nothing that an event does not also change, except that it may drop stale entries. `apply`
+(core/state.py) applies the events. The caller applies the events of a decision before it requests the next decision,
+and makes them durable before it answers a client. Randomness (jitter) and time are passed in; the partition does not
+know a clock, disk or socket.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from heapline.config import TopicConfig
-from heapline.core.census import Census
+from heapline.contract.config import TopicConfig
+from heapline.core.depth_histogram import Census
 from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask
 from heapline.core.events import (
     EMPTY,
@@ -23,17 +24,12 @@ from heapline.core.events import (
     Acked,
     AnyEvent,
     BatchCommitted,
-    BatchPlaced,
     Cancelled,
     DeadDeleted,
     DeadLettered,
     Expired,
     Extended,
     Fired,
-    FiredAgain,
-    FiredCount,
-    FiredInTurn,
-    FiredInTurnAgain,
     Grant,
     Leased,
     LeaseExpired,
@@ -41,27 +37,25 @@ from heapline.core.events import (
     Purged,
     Released,
     Replayed,
-    ReplayedInTurn,
     Rescheduled,
-    RescheduledAgain,
 )  # fmt: skip
-from heapline.core.fairness import FairShare
-from heapline.core.heap import Rows
+from heapline.core.fairness.turns import FairShare
+from heapline.core.heap.run_heap import Rows
 from heapline.core.leases import DEADLINE, POSITION, STARTED
-from heapline.core.live import LiveMap
+from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
 from heapline.core.order import Ordering
 from heapline.core.position import attempts_of
 from heapline.core.retry import backoffs_ms
 from heapline.core.state import PartitionState
-from heapline.core.wheel import Timers, TimingWheel
-from heapline.model import Now
+from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 
 Draw = Callable[[int], npt.NDArray[np.float64]]
 LEASE_EXPIRED = "lease expired"
 GARBAGE_ROWS_MIN = 4096
-#: Leases and lives that end are gone through one by one, which costs so many times as much as firing a timer.
+#: Leases and TTLs that end are processed one by one, which costs this many times as much as firing a timer.
 ROW_BY_ROW = 8
-#: Left-over entries that a tick passes over, in times the rows that it may bring about.
+#: Stale entries that a tick may skip, as a multiple of the rows that it may change.
 PASS_OVER = 4
 
 
@@ -71,7 +65,7 @@ class Decision(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where a living message stands."""
+    """Current state and location of a live message."""
 
     place: int
     position: int
@@ -87,13 +81,13 @@ class Partition(PartitionState):
         super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000), fair)
         self.config = config
         self._draw = draw
-        self.fired_dues: I64 = EMPTY  # of those that fired last, for whoever measures how late that was
+        self.fired_dues: I64 = EMPTY  # due times of the messages that fired last, to measure how late they were
         self.census = Census(self)
 
     # -- delivery --------------------------------------------------------------------------------------------------
 
     def eligible(self, count: int) -> Rows:
-        """The first `count` messages that are ready, and not blocked by the limit of their fairness key, in order."""
+        """Return the first `count` messages, in order, that are ready and not blocked by their fairness key's limit."""
         if self.fair is not None and self.fair.limit:
             return self.unblocked(count)
         if not self.stale:
@@ -104,7 +98,7 @@ class Partition(PartitionState):
             good = self.good_ready(*rows)
             stale_run = len(good) if not good.any() else int(np.argmax(good))
             if stale_run:
-                self.heap.pop(stale_run)  # entries of messages that left by another door
+                self.heap.pop(stale_run)  # stale: these messages were cancelled, expired or rescheduled
             elif int(good.sum()) >= count or len(rows.ids) < look:
                 return Rows(rows.keys[good][:count], rows.ids[good][:count], rows.positions[good][:count])
             else:
@@ -113,7 +107,7 @@ class Partition(PartitionState):
                 return self.heap.peek(0)
 
     def head(self) -> tuple[int, int] | None:
-        """(key, id) of the best ready message that is not blocked."""
+        """Return (key, id) of the best ready message that is not blocked."""
         if not self.stale and (self.fair is None or not self.fair.limit):
             return self.heap.head()
         rows = self.eligible(1)
@@ -125,7 +119,7 @@ class Partition(PartitionState):
         return Leased(rows.ids, attempts, grants, now.steady, seq, limit)
 
     def _held(self, ids: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """(held ids, their tokens, ids that are not held). An id given twice counts once."""
+        """Return (held ids, their tokens, ids that are not held). A repeated id counts once."""
         by_id = self.leases.by_id
         good: dict[int, int] = {}
         lost: list[int] = []
@@ -139,7 +133,7 @@ class Partition(PartitionState):
 
     def decide_ack(self, ids: Sequence[int], tokens: Sequence[int]) -> Decision:
         held, held_tokens, lost = self._held(ids, tokens)
-        if lost:  # an ack that is repeated because its answer was lost is good
+        if lost:  # an ack that is resent because its response was lost is valid
             lost = [
                 id for id, token in zip(ids, tokens, strict=True)
                 if not self.leases.holds(id, token) and not self.gone.was_acked(id, token)
@@ -161,7 +155,7 @@ class Partition(PartitionState):
     def decide_bury(
         self, ids: Sequence[int], tokens: Sequence[int], now: Now, reason: str | None, keep: bool = False
     ) -> Decision:
-        """`keep`: into the dead-letter queue even on a topic that has none."""
+        """Move leased messages to the dead-letter queue. With `keep`, do so even on a topic that has none."""
         held, _, lost = self._held(ids, tokens)
         if not held:
             return Decision([], lost)
@@ -179,7 +173,7 @@ class Partition(PartitionState):
         return Decision(events, lost)
 
     def decide_extend(self, ids: Sequence[int], tokens: Sequence[int], now: Now, extend_ms: int) -> Decision:
-        """Deadlines become now + extend_ms: never earlier than they were, never past lease_max from the pop."""
+        """Set deadlines to now + extend_ms: never earlier than before, never past lease_max from the pop."""
         held, held_tokens, lost = self._held(ids, tokens)
         if not held:
             return Decision([], lost)
@@ -192,7 +186,7 @@ class Partition(PartitionState):
         self, ids: list[int], tokens: list[int], now: Now, backoff_ms: int | None, reason: str,
         failed: Callable[[I64, I64, I64], AnyEvent],
     ) -> list[AnyEvent]:  # fmt: skip
-        """Leased messages come back unprocessed: they expire, die, or wait for another try."""
+        """Return leased messages unprocessed: each expires, becomes a dead letter, or waits for another attempt."""
         if not ids:
             return []
         events: list[AnyEvent] = []
@@ -225,16 +219,16 @@ class Partition(PartitionState):
     # -- time ------------------------------------------------------------------------------------------------------
 
     def decide_tick(self, now: Now, limit: int, seq: Callable[[int], int]) -> list[AnyEvent]:
-        """What time alone brings about, at most about `limit` rows, and fewer of what is dear.
+        """Return the events caused by time alone, for at most about `limit` rows, and fewer if they are expensive.
 
-        Nothing may come of it although more is due, if all that was looked at was left over: see `next_wake_in`.
+        The result may be empty although more is due, if all checked entries were stale: see `next_wake_in`.
         """
         dear = max(1, limit // ROW_BY_ROW)
         overdue = self.leases.overdue(now.steady, dear)
         if overdue:
             tokens = [self.leases.by_id[id][0] for id in overdue]
             return self._return(overdue, tokens, now, None, LEASE_EXPIRED, lambda i, t, d: LeaseExpired(i, d))
-        # Lives end after all that is due has fired: where a message stands is told from that.
+        # TTLs end after everything due has fired, because a message's location is derived from that.
         for wheel, wall, time in ((self.delays, False, now.steady), (self.calendar, True, now.wall)):
             fired = self._fire(wheel, wall, time, limit, seq)
             if fired is not None:
@@ -248,7 +242,7 @@ class Partition(PartitionState):
     def _fire(
         self, wheel: TimingWheel, wall: bool, time: int, limit: int, seq: Callable[[int], int]
     ) -> list[AnyEvent] | None:
-        """None if nothing is due."""
+        """Fire due timers. Return None if nothing is due."""
         for _ in range(PASS_OVER if len(wheel) else 0):
             rows = wheel.due(time, limit)
             if not len(rows.ids):
@@ -263,26 +257,23 @@ class Partition(PartitionState):
             self.fired_dues = rows.dues
             if self.fair is not None:
                 first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
-                keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps the turn that it had
-                if self.config.streams and (again := self._again(rows.ids)):
-                    return [FiredInTurnAgain(rows.ids, rows.positions, wall, seq(count), keys, again)]
-                return [FiredInTurn(rows.ids, rows.positions, wall, seq(count), keys)]
+                keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps its turn
+                again = self._again(rows.ids) if self.config.streams else None
+                return [Fired(wall, seq(count), rows.ids, rows.positions, keys, again)]
             if self.config.streams:
-                if again := self._again(rows.ids):
-                    return [FiredAgain(rows.ids, rows.positions, wall, seq(count), again)]
-                return [Fired(rows.ids, rows.positions, wall, seq(count))]
-            return [FiredCount(count, wall, seq(count))]
+                return [Fired(wall, seq(count), rows.ids, rows.positions, again=self._again(rows.ids))]
+            return [Fired(wall, seq(count), count=count)]
         return [] if len(wheel) else None
 
-    def _again(self, ids: I64) -> bytes:
-        """A byte for each: 1 = it has had its place in the stream. Empty if none has, which is usual."""
+    def _again(self, ids: I64) -> bytes | None:
+        """Return a byte per id: 1 = the message already has its offset in the stream. Usually none has: None."""
         if not self.shown:
-            return b""
+            return None
         again = np.isin(ids, np.fromiter(self.shown, np.int64, len(self.shown)))
-        return again.astype(np.uint8).tobytes() if again.any() else b""
+        return again.astype(np.uint8).tobytes() if again.any() else None
 
     def _end_of_life(self, wheel: TimingWheel, wall: bool, time: int, limit: int, now: Now) -> list[AnyEvent] | None:
-        """None if none is due."""
+        """Expire messages whose TTL has ended. Return None if none is due."""
         for _ in range(PASS_OVER * ROW_BY_ROW if len(wheel) else 0):
             rows = wheel.due(time, limit)
             if not len(rows.ids):
@@ -290,7 +281,7 @@ class Partition(PartitionState):
             wheel.take(len(rows.ids))
             current = self.live.alive(rows.positions)
             columns = (rows.ids, rows.dues, rows.positions)
-            ended: dict[int, int] = {}  # id -> position; the same end may stand in the wheel twice
+            ended: dict[int, int] = {}  # id -> position; the wheel may contain the same expiry twice
             for id, due, position in zip(*(column[current].tolist() for column in columns), strict=True):
                 if self._ends(id, due, wall):
                     ended[id] = position
@@ -302,19 +293,19 @@ class Partition(PartitionState):
         return [] if len(wheel) else None
 
     def _ends(self, id: int, due: int, wall: bool) -> bool:
-        """Whether this is when the life of a message ends that is still there: it may have been given another."""
+        """Whether an existing message's TTL ends at this time. Its TTL may have been changed."""
         touched = self.touched.get(id)
         if touched is not None and (touched.expires, touched.expires_wall) != (due, wall):
             return False
         return id not in self.dead
 
     def _waits(self, id: int) -> bool:
-        """Whether a message whose first due time has passed stands in a wheel, rather than in the heap."""
+        """Whether a message whose first due time has passed is in a wheel rather than in the heap."""
         touched = self.touched.get(id)
         return id in self.retrying if touched is None else touched.place == DELAYED
 
     def next_wake_in(self, now: Now) -> int | None:
-        """Milliseconds until time alone may change something; 0 = already; None = never."""
+        """Return the milliseconds until time alone may change something; 0 = already; None = never."""
         waits = []
         deadline = self.leases.next_deadline()
         if deadline is not None:
@@ -328,10 +319,10 @@ class Partition(PartitionState):
                     waits.append(wake - time)
         return max(0, min(waits)) if waits else None
 
-    # -- by hand ---------------------------------------------------------------------------------------------------
+    # -- explicit changes ------------------------------------------------------------------------------------------
 
     def find(self, id: int) -> Found | None:
-        """Where a living message stands. Looks through heap and wheels: for rare calls."""
+        """Return the state and location of a live message. Searches heap and wheels, so call it rarely."""
         lease = self.leases.by_id.get(id)
         if lease is not None:
             return Found(LEASED, lease[POSITION], lease[2], 0, False)
@@ -360,37 +351,37 @@ class Partition(PartitionState):
         self, id: int, found: Found, now: Now, seq: int, *, priority: int, enqueued_at: int,
         due: int | None, wall: bool, expires: int, expires_wall: bool | None = None,
     ) -> Rescheduled:  # fmt: skip
-        """`due` None keeps the due time. `expires` is 0 or an instant, on the due time's clock if that is not said."""
+        """Reschedule a message. With `due` None it keeps its due time.
+
+        `expires` is 0 or an instant, on the due time's clock unless `expires_wall` is given.
+        """
         if expires_wall is None:
             expires_wall = wall if due is not None else found.wall
         if due is None:
             due, wall = found.due, found.wall
         elif due <= (time := now.wall if wall else now.steady):
-            # A moment that has passed means now, and the time to live counts from there.
+            # A time in the past means now, and the TTL counts from now.
             due, expires = 0, expires and expires + time - due
         key = self.ordering.key(priority, enqueued_at)
         if self.fair is not None:
             key = self._rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
-        kind = RescheduledAgain if id in self.shown else Rescheduled
-        return kind(
+        return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
-            _i64([due]), _i64([expires]), wall, seq, expires_wall,
+            _i64([due]), _i64([expires]), wall, seq, expires_wall, again=b"\x01" if id in self.shown else None,
         )  # fmt: skip
 
     def decide_purge(self, now: Now) -> Purged | None:
         count = self.ready + self.delayed
         return Purged(count, now.steady) if count else None
 
-    def decide_replay(
-        self, ids: list[int], dues: list[int], expires: list[int], seq: int
-    ) -> Replayed | ReplayedInTurn:  # fmt: skip
-        if self.fair is None:
-            return Replayed(_i64(ids), _i64(dues), _i64(expires), seq)
-        keys = self.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
-        return ReplayedInTurn(_i64(ids), _i64(dues), _i64(expires), seq, keys)
+    def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> Replayed:
+        keys = None
+        if self.fair is not None:  # messages that are ready immediately get their turns now
+            keys = self.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
+        return Replayed(_i64(ids), _i64(dues), _i64(expires), seq, keys)
 
     def decide_turns(self, event: BatchCommitted) -> I64:
-        """The heap keys of what a commit attaches: what is ready gets its turns now, not when it was prepared."""
+        """Return the heap keys of a commit's messages. Ready ones get their turns now, not at preparation."""
         held = self.prepared.batches[event.batch_id]
         shares = [held[part] for part in event.parts]
         ids = np.concatenate([share.ids for share in shares])
@@ -399,26 +390,24 @@ class Partition(PartitionState):
         kept = np.isin(ids, event.ids)
         return self.in_turn(ids[kept], keys[kept], ready[kept])
 
-    def decide_places(self, event: BatchCommitted) -> BatchPlaced:
-        """The commit of a topic with streams."""
+    def place_in_stream(self, event: BatchCommitted) -> None:
+        """Add the columns that a commit has on a topic with streams."""
         held = self.prepared.batches[event.batch_id]
         shares = [held[part] for part in event.parts]
         ids = np.concatenate([EMPTY, *(share.ids for share in shares)])
         positions = np.concatenate([EMPTY, *(share.positions for share in shares)])
         ready = np.concatenate([EMPTY, *(share.rows["due"] for share in shares)]) == 0
         kept = np.isin(ids, event.ids)
-        return BatchPlaced(
-            event.ids, event.batch_id, event.parts, event.seq, event.at, event.more, event.keys,
-            positions[kept], ready[kept].astype(np.uint8).tobytes(),
-        )  # fmt: skip
+        event.positions = positions[kept]
+        event.ready = ready[kept].astype(np.uint8).tobytes()
 
     def decide_dlq_delete(self, ids: list[int]) -> DeadDeleted:
         return DeadDeleted(_i64(ids))
 
-    # -- housekeeping ----------------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------------
 
     def maintain(self, now: Now, budget: int) -> bool:
-        """A bounded piece of background work; True if more is left. Changes nothing that anyone can see."""
+        """Do a bounded amount of background work; return True if more is left. It has no visible effect."""
         more = self.heap.maintain(budget)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
             if len(wheel):
@@ -431,7 +420,7 @@ class Partition(PartitionState):
         return more
 
     def _sweep(self) -> None:
-        """Where more than half of the entries are left over, drop those."""
+        """Drop the stale entries wherever they are more than half of all entries."""
         living = self.ready + self.delayed + len(self.leases)
         for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
             if len(wheel) > 2 * living + GARBAGE_ROWS_MIN:
@@ -448,11 +437,11 @@ class Partition(PartitionState):
         left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
         self.heap.discard(left_over)
         for _, id, touched in self._touched_among(left_over):
-            if touched.place == READY:  # the entry that counts went with those that do not
+            if touched.place == READY:  # the current entry was dropped with the stale ones
                 self.heap.push_one(touched.key, id, touched.position)
 
     def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
-        """Which of these ends of life still count, each once."""
+        """Return which of these TTL expiries are still current, each once."""
         good = self.live.alive(rows.positions)
         for i, id, _ in self._touched_among(rows.ids):
             good[i] &= id not in seen and self._ends(id, rows.dues.item(i), wall)

@@ -1,12 +1,11 @@
-"""Where a message's record lies, packed into 63 bits beside what a pop must know without reading it.
+"""Location of a message's record, packed into 63 bits with the facts that a pop needs without reading the record.
 
     segment (the rest) | place in the segment, in 16-byte steps | size class (5) | attempts (8)
 
-The split between segment and place follows the topic's segment size, so that a topic of 64 MiB
-segments can write 2²⁸ of them (16 PiB over its lifetime) before the numbers end.
-Attempts count deliveries so far. The size class bounds a message's bytes from above by half powers of
-two (128·2^(c/2)), so that a pop can bound its answer in bytes before it has read anything.
-Positions are plain int64 columns; every function here works on arrays and on ints alike.
+The split between segment and place follows the topic's segment size, so that a topic of 64 MiB segments can write 2²⁸
+of them (16 PiB over its lifetime) before the numbers end. Attempts count deliveries so far. The size class bounds a
+message's bytes from above by half powers of two (128·2^(c/2)), so that a pop can bound its response in bytes before it
+reads anything. Positions are plain int64 columns; every function here works on both arrays and ints.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SIZE_BOUNDS: I64 = np.floor(128 * 2 ** (np.arange(1 << SIZE_BITS) / 2)).astype(n
 
 
 def size_class(sizes: Any) -> I64:
-    """The class of each size; a size over the last bound takes the last class."""
+    """Return the class of each size; a size over the last bound gets the last class."""
     found = np.searchsorted(SIZE_BOUNDS, sizes, side="left")
     classes: I64 = np.minimum(found, _SIZE_MASK).astype(np.int64)
     return classes
@@ -52,7 +51,7 @@ def with_attempts(position: IntOrArray, attempts: int) -> IntOrArray:
 
 
 class PositionLayout:
-    """The split of a position for one topic; fixed by its segment size when the topic is made."""
+    """The bit layout of one topic's positions; fixed by its segment size when the topic is created."""
 
     def __init__(self, segment_bytes: int) -> None:
         self.place_bits = max(1, (segment_bytes // ALIGN - 1).bit_length())
@@ -67,12 +66,12 @@ class PositionLayout:
         return position >> self.segment_shift
 
     def place(self, position: IntOrArray) -> IntOrArray:
-        """Byte offset in the segment, in steps of 16."""
+        """Return the byte offset in the segment, a multiple of 16."""
         return (position >> LOW_BITS) & self._place_mask
 
     def byte_offset(self, position: IntOrArray) -> IntOrArray:
         return self.place(position) * ALIGN
 
     def spot(self, position: IntOrArray) -> IntOrArray:
-        """Segment and place without attempts and size: what identifies a record."""
+        """Return segment and place without attempts and size: they identify a record."""
         return position >> LOW_BITS

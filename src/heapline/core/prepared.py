@@ -1,13 +1,13 @@
-"""The prepared parts of one partition: messages that are durable and that nobody sees until their batch is decided.
+"""The prepared parts of one partition: durable messages that stay invisible until their batch is decided.
 
-A batch has parts, a part has one share in each partition that it reaches. A share keeps as columns what its messages
-need to take their places later, so a commit hands whole columns on and an abort drops them: cost by part.
+A batch has parts; a part has one share in each partition that it reaches. A share keeps, as columns, what its messages
+need to enter the queue later. So a commit passes on complete columns and an abort drops them: the cost is per part.
 
 *In doubt.* The identities (idempotency keys, producers' sequences) of prepared messages are neither known nor free.
-Parts of one batch may carry the same ones, as two attempts of one task do; to everybody else they are in doubt until
-the batch is decided, when those of the named parts become known and the others are forgotten.
+Parts of one batch may carry the same identities, as two attempts of one task do. For all other callers they are in
+doubt until the batch is decided; then those of the named parts become known and the others are dropped.
 
-What a commit names, and whether a part is whole over several topics, is decided elsewhere (engine/batches.py).
+Which parts a commit names, and whether a part is complete across several topics, is decided elsewhere (coordinator.py).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from heapline.contract.errors import IdempotencyConflict, SnapshotCorrupt
 from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, ProducerRows
 from heapline.core.position import ATTEMPTS_MAX
-from heapline.errors import IdempotencyConflict, SnapshotCorrupt
 
-#: What of a record's fixed row is needed when its message takes its place: 36 bytes instead of 80.
+#: The fields of a record's fixed row that are needed when its message enters the queue: 36 bytes instead of 80.
 KEPT = np.dtype(
     [("id", "<i8"), ("due", "<i8"), ("enqueued_at", "<i8"), ("ttl_ms", "<i8"), ("flags", "<u2"), ("max_retries", "<u2")]
 )
-COMMIT_BYTES_MAX = 128 << 10  # of one event, unless a single part is larger: that fitted into a unit when it came
+COMMIT_BYTES_MAX = 128 << 10  # per event, unless a single part is larger: that fit into a unit when it arrived
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class Share:
-    """What one part has in one partition."""
+    """The messages of one part in one partition."""
 
     topics: list[str]
     fingerprint: bytes
@@ -58,7 +58,7 @@ class Share:
         return ids
 
     def only(self, keep: Bools) -> Share:
-        """The same without some of its messages, and without their identities."""
+        """Return the share without some of its messages and without their identities."""
         if keep.all():
             return self
         number = np.cumsum(keep) - 1
@@ -82,7 +82,7 @@ class Share:
         )  # fmt: skip
 
     def identities(self) -> Iterator[tuple[Any, int, int]]:
-        """(identity, fingerprint of its payload, row), one by one: only for those who found something to look at."""
+        """Yield (identity, fingerprint of its payload, row) one by one; only for callers that found a candidate."""
         for p in self.producers:
             prints = np.frombuffer(p.prints, dtype=np.uint32).tolist()
             for seq, print_, row in zip(p.seqs.tolist(), prints, p.index.tolist(), strict=True):
@@ -92,7 +92,7 @@ class Share:
             yield from zip(split_hashes(self.tokens.hashes), prints, self.tokens.index.tolist(), strict=True)
 
     def to_state(self) -> list[Any]:
-        """Of references: arrays are encoded later, elsewhere."""
+        """Return the state as references: arrays are encoded later, elsewhere."""
         columns = [self.rows, self.keys, self.positions, self.index, self.known, self.known_ids]
         return [self.topics, self.fingerprint, self.at, columns, [self.producers, self.tokens]]
 
@@ -112,7 +112,7 @@ def _decode(identities: Any) -> tuple[list[ProducerRows], KeyRows | None]:
 
 
 def join(shares: Sequence[Share]) -> Share:
-    """The messages of several shares as one; their identities stay behind."""
+    """Join the messages of several shares; their identities are omitted."""
     if len(shares) == 1:
         return replace(shares[0], producers=[], tokens=None)
     rows = np.concatenate([np.zeros(0, dtype=KEPT), *(share.rows for share in shares)])
@@ -127,12 +127,12 @@ def split_hashes(hashes: bytes) -> list[bytes]:
 
 
 class Prepared:
-    """Batch -> part -> share, and which identities are in doubt."""
+    """Shares by batch and part, and the identities that are in doubt."""
 
     def __init__(self) -> None:
         self.batches: dict[str, dict[str, Share]] = {}
         self.count = 0  # messages
-        self._hashes: dict[bytes, str] = {}  # of idempotency keys -> batch
+        self._hashes: dict[bytes, str] = {}  # hash of an idempotency key -> batch
         self._seqs: dict[tuple[str, int], dict[str, list[I64]]] = {}  # (producer, epoch) -> batch -> sequences
 
     def __bool__(self) -> bool:
@@ -143,7 +143,7 @@ class Prepared:
 
     @property
     def expires_max(self) -> int:
-        """By then every idempotency key of the window scope that a commit may record has expired; 0 if none is here."""
+        """Time by which every window-scope key that a commit may record has expired; 0 if there is none."""
         tokens = [share.tokens for share in self.shares() if share.tokens is not None and len(share.tokens.expires)]
         return max((int(t.expires.max()) for t in tokens), default=0)
 
@@ -151,10 +151,10 @@ class Prepared:
     def nbytes(self) -> int:
         return self.count * (KEPT.itemsize + 24) + 130 * len(self._hashes)
 
-    # -- changing --------------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------------
 
     def add(self, event: BatchPrepared, rows: Any, positions: I64 | None, keys: I64) -> Share:
-        """Keep what a `BatchPrepared` brings, and the heap keys of its messages."""
+        """Store the share of a `BatchPrepared` event, and the heap keys of its messages."""
         kept = np.zeros(event.count, dtype=KEPT)
         if event.count:
             for name in KEPT.names or ():
@@ -175,14 +175,14 @@ class Prepared:
             self._hashes.update(dict.fromkeys(split_hashes(share.tokens.hashes), batch_id))
 
     def take(self, batch_id: str, parts: Sequence[str]) -> list[Share]:
-        """Hand out these parts, which must be there, in this order."""
+        """Remove and return these parts, which must exist, in this order."""
         held = self.batches[batch_id]
         shares = [held.pop(part) for part in parts]
         self.count -= sum(share.count for share in shares)
         return shares
 
     def drop(self, batch_id: str) -> list[Share]:
-        """Forget the batch: what was left of it. Its identities are no longer in doubt."""
+        """Forget the batch and return its remaining shares. Its identities are no longer in doubt."""
         shares = list(self.batches.pop(batch_id).values())
         self.count -= sum(share.count for share in shares)
         if self._hashes:
@@ -194,7 +194,7 @@ class Prepared:
         return shares
 
     def replace_positions(self, ids_sorted: I64, positions: I64) -> None:
-        """Records lie elsewhere now. A snapshot may be reading the old columns: they are replaced, not changed."""
+        """Replace the positions of moved records, in new columns: a snapshot may be reading the old ones."""
         for share in self.shares():
             at = np.searchsorted(ids_sorted, share.ids)
             at[at == len(ids_sorted)] = 0
@@ -202,17 +202,17 @@ class Prepared:
             if hit.any():
                 share.positions = np.where(hit, positions[at] | (share.positions & ATTEMPTS_MAX), share.positions)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def hashes_in_doubt(self, hashes: Sequence[bytes], own: str | None) -> dict[int, str]:
-        """Row -> batch of the idempotency keys that another batch than `own` has prepared."""
+        """Return row -> batch for the idempotency keys that a batch other than `own` has prepared."""
         if not self._hashes or self._hashes.keys().isdisjoint(hashes):
             return {}
         found = {row: self._hashes[key] for row, key in enumerate(hashes) if key in self._hashes}
         return {row: batch for row, batch in found.items() if batch != own}
 
     def seqs_in_doubt(self, producer: str, epoch: int, seqs: I64, own: str | None) -> dict[int, str]:
-        """The same for a producer's sequences."""
+        """Return row -> batch for the producer's sequences that a batch other than `own` has prepared."""
         found: dict[int, str] = {}
         for batch, columns in self._seqs.get((producer, epoch), {}).items():
             if batch != own:
@@ -221,9 +221,9 @@ class Prepared:
         return found
 
     def twins(self, batch_id: str, parts: Sequence[str]) -> list[int]:
-        """Ids that a commit of these parts leaves out: an earlier part has a message of the same identity.
+        """Return the ids that a commit of these parts omits: an earlier part has a message of the same identity.
 
-        With another payload they are no repeat but a contradiction: `IdempotencyConflict`.
+        If the payloads differ it is not a repeat but a contradiction: `IdempotencyConflict`.
         """
         held = self.batches.get(batch_id, {})
         shares = [held[part] for part in parts if part in held]
@@ -241,7 +241,7 @@ class Prepared:
                     left_out[ids[row]] = None
         return list(left_out)
 
-    # -- deciding --------------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     def decide_commit(
         self, batch_id: str, parts: Sequence[str], left_out: Collection[int], seq: Callable[[int], int], at: int
@@ -264,9 +264,8 @@ class Prepared:
             ids = np.concatenate([EMPTY, *(held[part].ids for part in group)])
             if left_out:
                 ids = ids[~np.isin(ids, np.fromiter(left_out, np.int64, len(left_out)))]
-            events.append(
-                BatchCommitted(ids, batch_id, group, seq(len(ids) or 1), at, more=number < len(groups) - 1, keys=EMPTY)
-            )  # fmt: skip
+            more_follow = number < len(groups) - 1
+            events.append(BatchCommitted(ids, batch_id, group, seq(len(ids) or 1), at, more_follow))
         return events
 
     def decide_abort(self, batch_id: str, at: int) -> BatchAborted | None:
@@ -292,7 +291,7 @@ class Prepared:
 
 
 def _may_have_twins(shares: Sequence[Share]) -> bool:
-    """Cheap, and never wrong when it says no: whether any identity occurs twice."""
+    """Whether any identity may occur twice. Cheap, and never wrong if it returns False."""
     columns: dict[Any, list[Any]] = {}
     for share in shares:
         for p in share.producers:

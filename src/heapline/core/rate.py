@@ -1,10 +1,9 @@
-"""How many messages may go out by now: a token bucket in whole numbers, with time passed in.
+"""A token bucket in integers that limits how many messages may go out; time is passed in.
 
-The bucket fills by `rate` messages a second up to its size: `burst` seconds' worth, at least one message. What is
-handed out empties it, so any second hands out at most rate + size. It starts full. What would overfill it is lost: the
-limit is kept rather than the rate, so at a few messages a second whoever comes late for one gets the next one no
-earlier.
-A millionth of a message is the unit, and the rate is rounded down to whole units a millisecond.
+The bucket fills by `rate` messages per second up to its size: `burst` seconds' worth, at least one message. Messages
+that go out empty it, so at most rate + size go out in any second. It starts full. Overflow is lost: the limit takes
+precedence over the rate, so at a few messages per second a caller that is late for one message does not get the next
+one earlier. The unit is a millionth of a message, and the rate is rounded down to full units per millisecond.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ class TokenBucket:
         self._size = max(_MESSAGE, self._burst_ms * self._per_ms)
 
     def change(self, rate: float, now: int) -> None:
-        """From now on at another rate; what was saved up stays, as far as it fits."""
+        """Change the rate from now on; saved tokens stay, up to the new size."""
         self._fill(now)
         self._set(rate)
         self._level = min(self._level, self._size)
 
     def room(self, now: int) -> int:
-        """How many messages may go out now."""
+        """Return how many messages may go out now."""
         self._fill(now)
         return max(0, self._level) // _MESSAGE
 
     def take(self, count: int) -> None:
-        """So many went out; the caller has asked for room."""
+        """Remove tokens for `count` messages; the caller has checked `room`."""
         self._level -= count * _MESSAGE
 
     def next_in(self, now: int) -> int:
-        """Milliseconds until there is room for one; 0 = there is."""
+        """Return the milliseconds until one message may go out; 0 = now."""
         self._fill(now)
         return max(0, -(-(_MESSAGE - self._level) // self._per_ms))
 

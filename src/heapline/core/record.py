@@ -1,9 +1,7 @@
 """The fixed row in front of every message's record, as a numpy dtype: 80 bytes, little endian.
 
-Version 1. Ritual for changing it: a new dtype beside this one, chosen by the unit's version byte; never edit this one.
-`fairness_len` and `turn` were reserved and always zero before there was fairness between keys, and are zero on topics
-without it: records written before read the same, so that was no new version.
-The row's own checksum and the payload's make a record readable on its own, without its unit.
+Version 1. To change it after a release, add a dtype beside this one, chosen by the version in the unit;
+never edit this one. The row's own checksum and the payload's make a record readable on its own, without its unit.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ ROW = np.dtype(
         ("id", "<i8"),
         ("priority", "<i8"),
         ("enqueued_at", "<i8"),  # ms
-        ("due", "<i8"),  # ms; 0 = at once
+        ("due", "<i8"),  # ms; 0 = immediately
         ("ttl_ms", "<i8"),  # 0 = none
         ("turn", "<i8"),  # among the messages of its priority; 0 on topics where keys do not take turns
     ]
@@ -34,6 +32,6 @@ assert ROW.itemsize == 80
 
 FLAG_KEY = 1
 FLAG_HEADERS = 2
-FLAG_WALL = 4  # due is a moment of wall time
+FLAG_WALL = 4  # due is wall time
 FLAG_FAIRNESS = 8
 DEFAULT_RETRIES = 0xFFFF  # the topic's max_retries_default

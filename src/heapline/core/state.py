@@ -1,9 +1,9 @@
-"""How each event changes the state of a partition (core/entries.py). Recovery is `apply` alone.
+"""Apply events to the state of a partition (core/entries.py). Recovery uses `apply` alone.
 
-*Determinism.* An event names the messages in the order in which heap or wheel served them; `apply` takes the same
-number out and checks that they are the same. A journal that does not replay exactly is reported, never papered over.
+*Determinism.* An event names the messages in the order in which heap or wheel served them; `apply` takes out the same
+number and checks that the messages match. A journal that does not replay exactly raises `Replay`.
 
-Time is passed in; `at` is the journal's (steady) time in ms. Positions are int64 (see core/position.py).
+Time is an argument; `at` is the journal's (steady) time in ms. Positions are int64 (see core/position.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from heapline.core.events import (
     AnyEvent,
     BatchAborted,
     BatchCommitted,
-    BatchPlaced,
     BatchPrepared,
     Cancelled,
     DeadDeleted,
@@ -31,10 +30,6 @@ from heapline.core.events import (
     Expired,
     Extended,
     Fired,
-    FiredAgain,
-    FiredCount,
-    FiredInTurn,
-    FiredInTurnAgain,
     Leased,
     LeaseExpired,
     Moved,
@@ -43,17 +38,15 @@ from heapline.core.events import (
     Purged,
     Released,
     Replayed,
-    ReplayedInTurn,
     Rescheduled,
-    RescheduledAgain,
     Throttled,
 )  # fmt: skip
-from heapline.core.fair_entries import FairEntries
+from heapline.core.fairness.fair_entries import FairEntries
 from heapline.core.leases import KEY, POSITION, Lease
 from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
 from heapline.core.prepared import Share, join, split_hashes
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
-from heapline.core.wheel import Timers
+from heapline.core.wheel.timing_wheel import Timers
 
 
 class PartitionState(FairEntries):
@@ -62,8 +55,11 @@ class PartitionState(FairEntries):
     def apply(
         self, event: AnyEvent, at: int, rows: Any = None, positions: I64 | None = None, fairness: I64 | None = None
     ) -> None:
-        """Carry out one event. `rows`, `positions` and `fairness` (hashes of fairness keys, on a topic where those take
-        turns) are those of events that bring records."""
+        """Apply one event.
+
+        Events with records come with their `rows`, `positions` and, on a topic with fairness keys, `fairness`: the
+        hashes of these keys.
+        """
         count = event.rows()
         try:
             self._carry_out(event, at, rows, positions, fairness)
@@ -110,7 +106,7 @@ class PartitionState(FairEntries):
             )  # fmt: skip
 
     def _keys_of(self, rows: Any, ids: I64, fairness: I64 | None) -> I64:
-        """The heap keys of new messages; on a fair topic, note whose they are."""
+        """Return the heap keys of new messages; on a topic with fairness keys, also remember the keys' hashes."""
         keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
         if self.fair is not None and self.key_hashes is not None and fairness is not None:
             keys = self.ordering.with_turns(keys, rows["turn"])
@@ -121,7 +117,7 @@ class PartitionState(FairEntries):
         return keys
 
     def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
-        """Messages take their places: in the heap, in a wheel until they are due, and where their lives end."""
+        """Insert messages into the heap, or into a wheel until they are due, and into a wheel for their TTL."""
         waits = rows["due"] != 0
         if not waits.any():
             self.heap.push(keys, ids, positions)
@@ -179,7 +175,7 @@ class PartitionState(FairEntries):
     def _depart(
         self, ids: I64, positions: I64, how: str, at: int, tokens: I64 | None = None, reason: str | None = None
     ) -> None:  # fmt: skip
-        """Messages are gone: forget all that is kept about them."""
+        """Remove messages and everything that is kept about them."""
         self.live.remove(positions)
         self.keys.gone(ids)
         if self.key_hashes is not None:
@@ -195,7 +191,7 @@ class PartitionState(FairEntries):
         self.gone.add(ids, how, at, tokens, reason)
 
     def _wait_again(self, ids: I64, dues: I64, leases: Sequence[Lease]) -> None:
-        """Leased messages wait for a later delivery; due 0 = ready at once."""
+        """Return leased messages to the queue for a later delivery; due 0 = ready immediately."""
         keys, positions = _keys(leases), _positions(leases)
         later = dues != 0
         if later.all():
@@ -226,7 +222,7 @@ class PartitionState(FairEntries):
     def _released(self, event: Released, at: int) -> None:
         leases = self._end_leases(event.ids.tolist())
         positions = _positions(leases)
-        # A release counts no attempt: take this delivery back off the count.
+        # A release does not count as an attempt: subtract this delivery.
         positions = positions - (attempts_of(positions) > 0)
         self.heap.push(_keys(leases), event.ids, positions)
         self.ready += len(leases)
@@ -237,22 +233,18 @@ class PartitionState(FairEntries):
         self.leases.extend(event.ids.tolist(), event.deadlines.tolist())
 
     def _fired(self, event: Fired, at: int) -> None:
-        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, len(event.ids))
-        if not np.array_equal(rows.ids, event.ids):
+        ids, keys = event.ids, event.keys
+        count = (event.count or 0) if ids is None else len(ids)
+        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
+        if ids is not None and not np.array_equal(rows.ids, ids):
             raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
-        self._make_ready(rows)
-
-    def _fired_in_turn(self, event: FiredInTurn, at: int) -> None:
-        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, len(event.ids))
-        if not np.array_equal(rows.ids, event.ids):
-            raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
-        self._observe_turns(event.ids, event.keys)
-        self._make_ready(rows._replace(keys=event.keys))
-        for i, _, touched in self._touched_among(event.ids):
-            touched.key = int(event.keys[i])
-
-    def _fired_count(self, event: FiredCount, at: int) -> None:
-        self._make_ready(self._take_delayed(self.calendar if event.wall else self.delays, event.wall, event.count))
+        if keys is None:
+            self._make_ready(rows)
+            return
+        self._observe_turns(rows.ids, keys)
+        self._make_ready(rows._replace(keys=keys))
+        for i, _, touched in self._touched_among(rows.ids):
+            touched.key = int(keys[i])
 
     def _make_ready(self, rows: Timers) -> None:
         self.heap.push(rows.keys, rows.ids, rows.positions)
@@ -276,11 +268,11 @@ class PartitionState(FairEntries):
             self.lapsed.discard(id)
         self._place(ids, DEAD, [lease[POSITION] for lease in leases])
 
-    def _replayed(self, event: Replayed | ReplayedInTurn, at: int) -> None:
+    def _replayed(self, event: Replayed, at: int) -> None:
         ids = event.ids.tolist()
         dead = [self.dead.pop(id) for id in ids]
         keys = np.array([d.key for d in dead], dtype=np.int64)
-        if isinstance(event, ReplayedInTurn):
+        if event.keys is not None:
             keys = event.keys
             self._observe_turns(event.ids, keys)
         positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
@@ -298,7 +290,7 @@ class PartitionState(FairEntries):
         for i, (id, due, expires) in enumerate(zip(ids, event.dues.tolist(), event.expires.tolist(), strict=True)):
             self.reasons.pop(id, None)
             touched = self.touched.get(id)
-            if touched is not None or may_have_ttl:  # else nothing of its past can be taken for the present
+            if touched is not None or may_have_ttl:  # otherwise no stale entry can be mistaken for a current one
                 priority = None if touched is None else touched.priority
                 place = DELAYED if due else READY
                 self.touched[id] = Touched(
@@ -310,7 +302,7 @@ class PartitionState(FairEntries):
         self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
 
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
-        """Waiting messages leave by another door; their entries stay behind as stale."""
+        """Count waiting messages out of heap and wheels without popping them; their entries become stale."""
         self._refill(ids)
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
@@ -365,7 +357,7 @@ class PartitionState(FairEntries):
         self._depart(ids, positions, "purged", event.at)
 
     def _moved(self, rows: Any, positions: I64) -> None:
-        """Records lie elsewhere now. Positions given carry no attempts; each entry keeps its own."""
+        """Replace the positions of moved records. The given positions have no attempts; each entry keeps its own."""
         ids = np.ascontiguousarray(rows["id"])
         order = np.argsort(ids)
         ids, positions = ids[order], positions[order]
@@ -403,7 +395,7 @@ class PartitionState(FairEntries):
             self.sequences.answered(part.producer, part.epoch, part.answered_below)
 
     def _batch_committed(self, event: BatchCommitted, at: int) -> None:
-        """Cost by part: whole columns go to heap and wheels. `ids` may be fewer than the parts hold."""
+        """Add the messages of prepared parts, column by column. `ids` may be fewer than the parts hold."""
         shares = self.prepared.take(event.batch_id, event.parts)
         if sum(share.count for share in shares) != len(event.ids):
             keeps = [np.isin(share.ids, event.ids) for share in shares]
@@ -415,7 +407,7 @@ class PartitionState(FairEntries):
             raise Replay(f"partition {self.number}: the journal commits others than those that were prepared")
         if attached.count:
             keys = attached.keys
-            if len(event.keys):
+            if event.keys is not None:
                 keys = event.keys
                 self._observe_turns(event.ids, keys)
             self._bring_in(attached.rows, keys, attached.ids, attached.positions)
@@ -425,7 +417,7 @@ class PartitionState(FairEntries):
             self._drop_batch(event.batch_id)
 
     def _remember(self, share: Share, at: int) -> None:
-        """Identities that were in doubt until now; those that a newer epoch or an answer has overtaken are moot."""
+        """Record identities that were in doubt until now, except those made obsolete by a newer epoch or an answer."""
         for part in share.producers:
             if self.sequences.epoch_of(part.producer) == part.epoch:
                 open_ones = part.seqs >= self.sequences.answered_below_of(part.producer)
@@ -448,7 +440,7 @@ class PartitionState(FairEntries):
                 self._undo(share.ids, share.positions)
 
     def _undo(self, ids: I64, positions: I64) -> None:
-        """Prepared messages do not come."""
+        """Drop prepared messages."""
         self.live.remove(positions)
         if self.key_hashes is not None:
             self.key_hashes.forget(ids)
@@ -462,15 +454,12 @@ class PartitionState(FairEntries):
 
 _HANDLERS: dict[type, Any] = {
     Nacked: PartitionState._nacked, LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
-    Extended: PartitionState._extended, Fired: PartitionState._fired, FiredCount: PartitionState._fired_count,
-    FiredInTurn: PartitionState._fired_in_turn, ReplayedInTurn: PartitionState._replayed,
+    Extended: PartitionState._extended, Fired: PartitionState._fired,
     DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
     DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
     Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
     ProducerOpened: PartitionState._producer_opened, Throttled: PartitionState._throttled,
     BatchCommitted: PartitionState._batch_committed, BatchAborted: PartitionState._batch_aborted,
-    BatchPlaced: PartitionState._batch_committed, FiredAgain: PartitionState._fired,
-    FiredInTurnAgain: PartitionState._fired_in_turn, RescheduledAgain: PartitionState._rescheduled,
 }  # fmt: skip
 
 

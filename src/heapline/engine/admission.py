@@ -1,8 +1,8 @@
-"""Letting messages in: from enqueue calls to `Enqueued` events, as few and as large as one turn allows.
+"""Turn enqueue calls into `Enqueued` events, as few and as large as one turn allows.
 
-Calls without an identity are joined, whoever made them: one block, and one event per partition. A call with a producer
-or with idempotency keys is judged on its own, because what it repeats decides what of it goes in.
-Everything of one call goes into one unit, so an atomic batch is atomic by being written at once.
+Calls without an identity are combined across callers: one block, and one event per partition. A call with a producer or
+with idempotency keys is judged separately, because its duplicates decide which of its messages are enqueued. All
+messages of a call are in one unit, so an atomic batch is atomic because it is written in one piece.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.dedup import fingerprint
-from heapline.core.events import I64, ProducerOpened
-from heapline.core.events import Enqueued as EnqueuedEvent
-from heapline.core.partition import Partition
-from heapline.core.placement import place
-from heapline.engine.calls import EVENT_BYTES_PER_ROW, EnqueueCall, Identity, batch_bytes_max, check_batch_bytes, gather
-from heapline.engine.columns import Columns
-from heapline.engine.former_places import FormerPlaces
-from heapline.engine.shares import CallShare, give_turns
-from heapline.engine.topic import Topic
-from heapline.errors import (
+from heapline.contract.errors import (
     BadRequest,
     ConflictError,
     RequestError,
@@ -31,9 +21,20 @@ from heapline.errors import (
     StaleEpoch,
     UnavailableError,
 )  # fmt: skip
+from heapline.contract.message import Enqueued
+from heapline.core.dedup.verdict import fingerprint
+from heapline.core.events import I64, ProducerOpened
+from heapline.core.events import Enqueued as EnqueuedEvent
+from heapline.core.now import Now
+from heapline.core.partition import Partition
+from heapline.core.placement import place
+from heapline.engine.calls import EVENT_BYTES_PER_ROW, EnqueueCall, Identity, batch_bytes_max, check_batch_bytes, gather
+from heapline.engine.columns import Columns
+from heapline.engine.old_placement import FormerPlaces
+from heapline.engine.shares import CallShare, give_turns
+from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.journal import Journal
-from heapline.model import Enqueued, Now
 
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
@@ -43,18 +44,18 @@ _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of
 
 
 class Admission:
-    """Takes the enqueue calls of a turn; returns what to answer once all is durable."""
+    """Admits the enqueue calls of a turn; returns the answers to send once all is durable."""
 
     def __init__(self, topic: Topic, journal: Journal) -> None:
         self._topic = topic
         self._journal = journal
         self.measure()
-        self._turn = 0  # whose turn it is among the partitions, for messages that name none
+        self._turn = 0  # the next partition in turn, for messages without a key
         self.enqueued = 0
         self.duplicates = 0
 
     def measure(self) -> None:
-        """What is written together must fit into one block, and that into a segment, however small those are."""
+        """Set the size limit of combined calls: they must fit into a block, and it into the smallest segment."""
         config = self._topic.config
         room = batch_bytes_max(config, config.partitions)
         self._group_bytes_max = min(BLOCK_BYTES_MAX, config.segment_bytes // 2, room)
@@ -82,7 +83,7 @@ class Admission:
         return answers
 
     def _outgrown(self, call: EnqueueCall) -> Any:
-        """A large batch was measured before it got here; the topic may have grown since, and then less fits."""
+        """Return the refusal of a batch that no longer fits because the topic has grown meanwhile, or None."""
         try:
             check_batch_bytes(call, self._topic.config)
         except BadRequest as error:
@@ -90,7 +91,7 @@ class Admission:
         return None
 
     def _room(self) -> int:
-        """How many more messages may wait."""
+        """Return how many more messages may wait."""
         limit = self._topic.config.max_backlog
         return max(0, limit - self._topic.backlog) if limit else 1 << 62
 
@@ -98,7 +99,7 @@ class Admission:
         return ResourceExhausted(f"max_backlog of topic {self._topic.name!r}", self._topic.config.max_backlog)
 
     def _admit_alone(self, call: EnqueueCall, now: Now) -> Any:
-        """A call with an identity, or one that may be too many: a result, a list of results, or an exception."""
+        """Admit a call with an identity, or one that may exceed the limit. Return a result, a list, or an exception."""
         try:
             if not call.is_plain:
                 return self._admit_identified(call, now)
@@ -125,17 +126,19 @@ class Admission:
         except ResourceExhausted as error:  # no more ids: nothing was written yet
             return [(call.future, error) for call in calls]
         answers: list[Answer] = []
+        suffix = self._topic.id_suffix
         for call, start, end in spans:
             if call.columns is None:
-                answers.append((call.future, Enqueued(ids[start])))
+                answers.append((call.future, Enqueued(ids[start], id_suffix=suffix)))
             elif call.wants_ids:
                 answers.append((call.future, ids[start:end]))
             else:
-                answers.append((call.future, [Enqueued(id) for id in ids[start:end]]))
+                answers.append((call.future, [Enqueued(id, False, None, suffix) for id in ids[start:end]]))
         return answers
 
     def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64 | None:
-        """The partition of each message; None if there is but one. Messages of a call that name no key go together."""
+        """Return the partition of each message, or None if there is only one. A call's rows without key stay
+        together."""
         count = len(self._topic.partitions)
         if count == 1:
             return None
@@ -150,9 +153,9 @@ class Admission:
         return parts
 
     def _write(self, columns: Columns, parts: I64 | None, now: Now) -> I64:
-        """Write all messages as new ones; returns their ids.
+        """Write all messages as new ones and return their ids.
 
-        However many partitions they go to, they lie in one block, those of one partition next to each other.
+        They are in one block, however many partitions they go to, and those of one partition are adjacent.
         """
         rows, smalls = columns.fill(now.steady, now.wall)
         fairness = give_turns(self._topic.partitions[0], rows, columns)
@@ -219,12 +222,12 @@ class Admission:
     # -- calls with identity ---------------------------------------------------------------------------------------
 
     def _admit_identified(self, call: EnqueueCall, now: Now) -> Any:
-        columns = call.columns or Columns([call.message])  # type: ignore[list-item]
+        columns = call.columns or Columns([call.message])
         results = self._judge_and_write(call, columns, now)
         return results if call.columns is not None else results[0]
 
     def judge(self, call: EnqueueCall, columns: Columns, now: Now, batch_id: str | None = None) -> list[CallShare]:
-        """What of a call goes where, and what of it is new. Raises if it is atomic and something is refused."""
+        """Assign a call's rows to partitions and find the new ones. Raise if it is atomic and a row is refused."""
         if call.identity is not None:
             self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
         if call.is_plain:
@@ -232,12 +235,12 @@ class Admission:
             parts = np.zeros(columns.count, dtype=np.int64) if placed is None else placed
         else:
             parts = self._place_identified(call, columns, now)
-        # Without an identity nobody will ask for them.
+        # Without an identity no retry will look these up.
         prints = np.zeros(columns.count, dtype=np.uint32)
         if not call.is_plain:
             prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
         shares = [
-            CallShare(self._topic.partitions[n], np.flatnonzero(parts == n), call, columns, prints, now, batch_id)
+            CallShare(self._topic, n, np.flatnonzero(parts == n), call, columns, prints, now, batch_id)
             for n in np.unique(parts).tolist()
         ]
         self._refuse_over_room(shares, call.atomic)
@@ -265,7 +268,7 @@ class Admission:
         return results
 
     def _refuse_over_room(self, shares: list[CallShare], atomic: bool) -> None:
-        """Only what is new counts against max_backlog: a repeat is answered however full the topic is."""
+        """Refuse rows beyond max_backlog. Only new rows count: a repeat is answered however full the topic is."""
         new = sorted(row for share in shares for row in share.new_rows())
         room = self._room()
         if len(new) > room:
@@ -275,7 +278,7 @@ class Admission:
                 share.refuse(set(new[room:]), self._no_room())
 
     def _open_epoch(self, identity: Identity, atomic: bool, seqs: Sequence[int], now: Now) -> None:
-        """A producer that brings its own epochs begins a new one by using it."""
+        """Open a new epoch of a producer that brings its own epochs and uses this one for the first time."""
         known = [p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
         if identity.epoch < max(known):
             raise StaleEpoch(identity.producer_id, identity.epoch, max(known))
@@ -283,7 +286,7 @@ class Admission:
             if identity.epoch > min(known):  # the topic has grown since
                 self._open_late([p for p, epoch in enumerate(known) if epoch < identity.epoch], identity, now)
         else:
-            if atomic and len(set(seqs)) > self._room():  # all are new then: refused before anything changes
+            if atomic and len(set(seqs)) > self._room():  # all are new in this case: refuse before anything changes
                 raise self._no_room()
             self.open_producer(identity.producer_id, identity.epoch, now)
 
@@ -299,7 +302,7 @@ class Admission:
         return epoch
 
     def _open_late(self, numbers: list[int], identity: Identity, now: Now) -> None:
-        """Record the present epoch in partitions that were not there when it was opened."""
+        """Record the current epoch in partitions that were added after it was opened."""
         partitions = self._topic.partitions
         opened_with = partitions[0].sequences.partitions_of(identity.producer_id) or len(partitions)
         self._topic.reserve(self._journal, 256 * len(numbers), now, blocks=0, frames=len(numbers))
@@ -308,8 +311,7 @@ class Admission:
             self._topic.emit(self._journal, partitions[number], event, now)
 
     def _place_identified(self, call: EnqueueCall, columns: Columns, now: Now) -> I64:
-        """By fairness key or key; without one by idempotency key; without that by (producer, sequence): a retry lands
-        where it was."""
+        """Place rows by fairness key or key, else idempotency key, else (producer, sequence), so that retries meet."""
         count = len(self._topic.partitions)
         if count == 1:
             return np.zeros(columns.count, dtype=np.int64)
@@ -334,7 +336,7 @@ class Admission:
 
 
 def _cuts(payloads: Sequence[bytes]) -> list[tuple[int, int]]:
-    """(first, end) of blocks of at most BLOCK_BYTES_MAX. Nearly always one."""
+    """Return (first, end) of blocks of at most BLOCK_BYTES_MAX. Nearly always one."""
     sizes = [len(p) for p in payloads]
     if sum(sizes) + len(sizes) * 2 * ROW_BYTES <= BLOCK_BYTES_MAX:
         return [(0, len(sizes))]

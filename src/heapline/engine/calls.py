@@ -1,6 +1,6 @@
-"""Enqueue calls on their way in: what was asked, by whom, and how much of a unit it takes.
+"""Enqueue calls: their messages, their producer, and how much of a unit they use.
 
-Nothing is decided here; `admission.py` takes these calls turn by turn.
+This module decides nothing; `admission.py` handles these calls turn by turn.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from asyncio import Future
 from typing import Any, NamedTuple
 
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
 from heapline.core.record import ROW
 from heapline.engine.columns import Columns, join
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
 
-BATCH_BYTES_MAX = 15 << 20  # what one unit takes
-BYTES_PER_PARTITION = 768  # an upper bound of what a call's share in one partition adds to its unit
+BATCH_BYTES_MAX = 15 << 20  # capacity of one unit
+BYTES_PER_PARTITION = 768  # upper bound of what a call's share in one partition adds to its unit
 ROW_BYTES = ROW.itemsize
-EVENT_BYTES_PER_ROW = 64  # an upper bound of what one row adds to an event: sequences, hashes, fingerprints
+EVENT_BYTES_PER_ROW = 64  # upper bound of what one row adds to an event: sequences, hashes, fingerprints
 
 
 class Identity(NamedTuple):
-    """Who numbered the messages of a call."""
+    """The producer that numbered the messages of a call."""
 
     producer_id: str
     epoch: int
@@ -29,15 +29,15 @@ class Identity(NamedTuple):
 
 
 class EnqueueCall:
-    """One call of `enqueue` (`message`) or `enqueue_batch` (`columns`)."""
+    """One `Enqueue`, whose fields are those of a message, or the columns of an `EnqueueBatch`."""
 
     __slots__ = ("atomic", "columns", "count", "future", "identity", "is_plain", "message", "nbytes", "wants_ids")
 
     def __init__(
-        self, future: Future[Any], *, message: Outgoing | None = None, columns: Columns | None = None,
+        self, future: Future[Any], *, message: Any = None, columns: Columns | None = None,
         atomic: bool = True, identity: Identity | None = None, wants_ids: bool = False,
     ) -> None:  # fmt: skip
-        # Of a plain atomic batch: answer with a list of ids instead of results; of a prepared one, with nothing.
+        # For a plain atomic batch: answer with a list of ids and no results; for a prepared one, with nothing.
         self.wants_ids = wants_ids
         self.future = future
         self.message = message
@@ -62,7 +62,7 @@ class EnqueueCall:
 
 
 def gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, int, int]]]:
-    """All messages of these calls as columns, and which rows are whose."""
+    """Return all messages of these calls as columns, and the rows of each call."""
     parts: list[Columns] = []
     singles: list[Outgoing] = []
     spans: list[tuple[EnqueueCall, int, int]] = []
@@ -83,7 +83,7 @@ def gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, i
 
 
 def batch_bytes_max(config: TopicConfig, count: int) -> int:
-    """The largest batch of so many messages that is written at once, in one unit of one segment."""
+    """Return the size of the largest batch of `count` messages that fits into one unit of one segment."""
     spread = min(count, config.partitions) * BYTES_PER_PARTITION
     return min(BATCH_BYTES_MAX, config.segment_bytes - (64 << 10)) - spread
 

@@ -1,10 +1,10 @@
-"""Which topics a data directory holds, and their configs: one small file, replaced whole.
+"""The catalog: a data directory's topics and their configs, in one small file that is replaced atomically.
 
-`catalog.json`, format version 1. Ritual for changing it: bump the version, keep reading the old one, add a fixture.
-`crc32c` is the checksum of the whole text with its own eight digits as zeros: folders that the catalog does not name
-are swept, so a flipped bit in a name must never pass for another name. For the same reason the file is written before
-the first topic is made, and its absence beside topics is damage.
-An incarnation number is never given twice, so a deleted and re-made topic shares nothing with the old one.
+`catalog.json`, format version 1. To change it once a version has been released: bump the version, keep reading the old
+one, add a fixture. `crc32c` is the checksum of the text with its own eight digits as zeros: folders that the catalog
+does not name are deleted, so a flipped bit in a name must never pass for another name. For the same reason the file is
+written before the first topic is created, and a missing file beside topics is corruption.
+An incarnation number is never assigned twice, so a deleted and recreated topic shares nothing with the old one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 import msgspec
 from crc32c import crc32c
 
-from heapline.config import TopicConfig
-from heapline.errors import CorruptionError, UnknownFormat
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.journal.disk import Disk
 
 VERSION = 1
@@ -28,7 +28,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int
     config: TopicConfig
-    floor_ms: int = 0  # its time starts no earlier: ids of topics deleted before it are never given again
+    id_suffix: int  # the low 58 bits of its ULIDs, random; another incarnation has another
+    floor_ms: int = 0  # its time starts no earlier: ids of topics deleted before it are never assigned again
 
     @property
     def topic(self) -> str:
@@ -87,7 +88,7 @@ class Catalog:
         )
 
     def make(self) -> None:
-        """Have the file there from the beginning, so that its absence can be told from a new directory."""
+        """Create the file at the beginning, so that a missing file can be distinguished from a new directory."""
         if not self._disk.exists(self._path):
             self._save({}, self._file.next_incarnation)
 
@@ -95,17 +96,20 @@ class Catalog:
     def next_incarnation(self) -> int:
         return self._file.next_incarnation
 
-    def planned(self, namespace: str, name: str, config: TopicConfig) -> Entry:
-        """What `add` would add: its folder is made first."""
-        file = self._file
+    def planned(self, namespace: str, name: str, config: TopicConfig, id_suffix: int) -> Entry:
+        """Return the entry of a new topic, for `add`. Its folder is created in between."""
         return Entry(
-            namespace=namespace, name=name, incarnation=file.next_incarnation, config=config, floor_ms=file.floor_ms
-        )  # fmt: skip
+            namespace=namespace,
+            name=name,
+            incarnation=self._file.next_incarnation,
+            config=config,
+            id_suffix=id_suffix,
+            floor_ms=self._file.floor_ms,
+        )
 
-    def add(self, namespace: str, name: str, config: TopicConfig) -> Entry:
-        entry = self.planned(namespace, name, config)
-        self._save(self.entries | {(namespace, name): entry}, self._file.next_incarnation + 1)
-        return entry
+    def add(self, entry: Entry) -> None:
+        """Add a topic. Durable on return. Only then does it exist: no message can have an id with another suffix."""
+        self._save(self.entries | {(entry.namespace, entry.name): entry}, entry.incarnation + 1)
 
     def change(self, entry: Entry, config: TopicConfig) -> Entry:
         changed = msgspec.structs.replace(entry, config=config)
@@ -113,12 +117,12 @@ class Catalog:
         return changed
 
     def remove(self, entry: Entry, last_ms: int) -> None:
-        """`last_ms`: the time in its last id."""
+        """Remove a topic. `last_ms` is the time in its last id."""
         kept = {place: e for place, e in self.entries.items() if e is not entry}
         self._save(kept, self._file.next_incarnation, max(self._file.floor_ms, last_ms + 1))
 
     def _save(self, entries: dict[tuple[str, str], Entry], next_incarnation: int, floor_ms: int | None = None) -> None:
-        """Durable first, then true in memory."""
+        """Write the file, then update the in-memory state."""
         file = _File(
             version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()),
             floor_ms=self._file.floor_ms if floor_ms is None else floor_ms,
@@ -131,5 +135,5 @@ class Catalog:
         self._disk.write_file_atomic(path, _with_checksum(text))
 
     def write_copy(self, path: str, entries: dict[tuple[str, str], Entry]) -> None:
-        """A catalog of these topics alone for another directory, which goes on from here."""
+        """Write a catalog of these topics alone for another directory, which continues from here."""
         self._write(path, msgspec.structs.replace(self._file, topics=list(entries.values())))

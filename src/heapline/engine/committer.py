@@ -1,8 +1,8 @@
-"""Group commit: keeps the disk busy with one unit while the next one gathers, and gives answers when they are due.
+"""Group commit: write one unit while the next one fills, and send answers when they are durable.
 
-One committer serves one loaded topic. When a write fails it answers nobody any more; the runner abandons it, waits
-until its last I/O has ended (a file must not be closed under a write), and loads the topic anew with another committer.
-Used by the event loop's thread only; `commit`, `prepare` and other work on the journal run elsewhere, one at a time.
+One committer serves one loaded topic. When a write fails it sends no more answers; the runner abandons it, waits until
+its last I/O has ended (a file must not be closed during a write), and reloads the topic with another committer. Use it
+in the event loop's thread only; `commit`, `prepare` and other work on the journal run elsewhere, one at a time.
 """
 
 from __future__ import annotations
@@ -13,46 +13,52 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
+from heapline.contract.errors import HeaplineError
+from heapline.core.latency import Latency
+from heapline.core.now import Now
 from heapline.engine.io import Io
-from heapline.engine.latency import Latency
 from heapline.engine.topic import Topic
-from heapline.errors import HeaplineError
 from heapline.journal.journal import Journal
 from heapline.journal.unit import SealedUnit
-from heapline.model import Now
 
 T = TypeVar("T")
-FULL_DISK_PAUSE = 0.25  # seconds between looks for space on a full disk: looking on end would wear it out
+FULL_DISK_PAUSE = 0.25  # seconds between checks for space on a full disk: constant checks would wear it out
 
 
 class GroupCommitter:
     def __init__(
-        self, topic: Topic, journal: Journal, io: Io, now: Callable[[], Now], failed: Callable[[BaseException], None]
+        self,
+        topic: Topic,
+        journal: Journal,
+        io: Io,
+        now: Callable[[], Now],
+        failed: Callable[[BaseException], None],
+        latency: Latency,
     ) -> None:
         self._topic = topic
         self._journal = journal
         self._io = io
         self._now = now
         self._failed = failed
+        self._latency = latency  # of commits; survives a reload
         self._queue: deque[SealedUnit] = deque()
         self._queued_bytes = 0
         self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
         self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._running: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None  # of those, the one under way
+        self._running: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None  # the one of `_between` in progress
         self._room_waiters: deque[asyncio.Future[None]] = deque()
-        self._busy = False  # the one I/O call at a time is under way
-        self._rest: asyncio.TimerHandle | None = None  # until space is looked for again
+        self._busy = False  # the single I/O call is in progress
+        self._rest: asyncio.TimerHandle | None = None  # timer of the next check for space
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._when_free: Callable[[], None] | None = None
         self._abandoned: HeaplineError | None = None
         self.commits = 0
         self.bytes_written = 0
-        self.latency = Latency()  # the runner puts its own here, which outlives a reload
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def answer(self, give: Callable[[], None], futures: Sequence[asyncio.Future[Any]]) -> None:
-        """Give an answer once everything decided so far is durable; `futures` are whose answer it is."""
+        """Send an answer once everything decided so far is durable; `futures` are the ones that it completes."""
         waits_for = self._journal.open_unit_number - (not self._topic.has_open_unit)
         if waits_for <= self.durable_unit:
             give()
@@ -61,16 +67,16 @@ class GroupCommitter:
 
     @property
     def durable_unit(self) -> int:
-        """Under a relaxed policy: written, which is all that policy promises."""
+        """The last unit that may be answered. A relaxed policy promises only that the unit is written."""
         return self._journal.written_unit
 
     # -- commits ---------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Hand the next unit to the writer if it is idle."""
+        """Pass the next unit to the writer if it is idle."""
         if self._abandoned is not None:
             return
-        self._take_sealed()  # also while the disk is busy: what waits for it is counted by the queue
+        self._take_sealed()  # even while the disk is busy: the queue counts the waiting bytes
         if self._busy:
             return
         if self._between:
@@ -91,7 +97,7 @@ class GroupCommitter:
             self._queued_bytes += unit.nbytes
 
     def _start(self, work: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None]) -> None:
-        """Run the one I/O call; `then` gets its result. A failure ends this committer."""
+        """Run the single I/O call; `then` gets its result. A failure ends this committer."""
         self._busy = True
 
         def done(ran: asyncio.Future[Any]) -> None:
@@ -116,12 +122,12 @@ class GroupCommitter:
         return self._busy
 
     def when_free(self, call: Callable[[], None]) -> None:
-        """Call this once when the I/O call that is under way has ended well and those it served have been answered."""
+        """Call `call` once, when the I/O call in progress has succeeded and its answers have been sent."""
         self._when_free = call
 
     def _committed(self, unit: SealedUnit, began: float) -> None:
         self.commits += 1
-        self.latency.add(perf_counter() - began)
+        self._latency.add(perf_counter() - began)
         self.bytes_written += unit.nbytes
         self._queued_bytes -= unit.nbytes
         if self._journal.wants_prepare and self._rest is None:
@@ -135,7 +141,7 @@ class GroupCommitter:
             give(self._room_waiters.popleft(), None)
 
     def prepare_soon(self) -> None:
-        """Have space made ready before anything else is written."""
+        """Prepare space before anything else is written."""
         if not self._busy and self._abandoned is None and self._rest is None:
             self._start(self._journal.prepare, (), self._prepared)
 
@@ -149,7 +155,7 @@ class GroupCommitter:
         self.pump()
 
     async def between_commits(self, work: Callable[[], T]) -> T:
-        """Run blocking work on the journal that must not meet a commit."""
+        """Run blocking work on the journal that must not overlap a commit."""
         if self._abandoned is not None:
             raise self._abandoned
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -167,32 +173,32 @@ class GroupCommitter:
 
         self._start(work, (), then)
 
-    # -- room ------------------------------------------------------------------------------------------------------
+    # -- backpressure ----------------------------------------------------------------------------------------------
 
     _room_limit = 1 << 62
 
     @property
     def waiting_bytes(self) -> int:
-        """That the disk has still to take, or is taking."""
+        """The bytes that wait for the disk or are being written."""
         return self._queued_bytes + self._journal.open_bytes
 
     def is_backed_up(self, limit: int) -> bool:
-        """Whether more bytes wait for the disk than may."""
+        """Return whether more than `limit` bytes wait for the disk."""
         return self._queued_bytes > 0 and self._queued_bytes + self._journal.open_bytes > limit
 
     async def wait_for_room(self, limit: int, seconds: float) -> None:
-        """Wait until fewer bytes wait; TimeoutError if that takes too long."""
+        """Wait until fewer than `limit` bytes wait; raise TimeoutError if that takes too long."""
         self._room_limit = limit
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room_waiters.append(future)
         await asyncio.wait_for(future, seconds)
 
-    # -- ends ------------------------------------------------------------------------------------------------------
+    # -- shutdown --------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Make durable all that was decided."""
+        """Make all decisions durable."""
         while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.has_open_unit):
-            if not self._busy:  # else its end goes on with the next, or fails: a journal that failed takes no calls
+            if not self._busy:  # else its end starts the next call, or fails; a failed journal accepts no calls
                 self.pump()
             await self._io_done()
         self._end_rest()
@@ -203,7 +209,7 @@ class GroupCommitter:
             self._rest = None
 
     def abandon(self, error: HeaplineError) -> None:
-        """Answer nobody any more but with `error`."""
+        """Fail all waiting answers with `error`; send no others from now on."""
         self._abandoned = error
         self._end_rest()
         self._queue.clear()
@@ -215,10 +221,10 @@ class GroupCommitter:
         while self._between:
             refuse(self._between.popleft()[1], error)
         while self._room_waiters:
-            give(self._room_waiters.popleft(), None)  # they look at the failure themselves
+            give(self._room_waiters.popleft(), None)  # they check for the failure themselves
 
     async def idle(self) -> None:
-        """Wait until no I/O is under way."""
+        """Wait until no I/O is in progress."""
         while self._busy:
             await self._io_done()
 

@@ -1,10 +1,10 @@
-"""What a topic counts: totals since this process opened it, which a reload does not end."""
+"""The counters of a topic: totals since this process opened it. They survive a reload."""
 
 from __future__ import annotations
 
 from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
+from heapline.core.latency import Latency
 from heapline.core.partition import LEASE_EXPIRED
-from heapline.engine.latency import Latency
 
 
 class Counters:
@@ -13,15 +13,15 @@ class Counters:
     def __init__(self) -> None:
         self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
         self.reloads = self.corrupt = 0
-        self.timeouts_last = 0  # leases that ran out and left no retries; `timeouts` are the others
-        self.enqueue = Latency()  # calls, from being asked to being answered
-        self.pop = Latency()  # those that got something, without the time that they waited for it to be there
-        self.commit = Latency()  # units: handed to the disk until known to be durable
-        self.late = Latency()  # after what was planned: how late the engine looked at what time brings about
-        self.fired = Latency()  # delayed messages, retries among them: from when they were due until they fired
-        self.rebalances = 0  # times that partitions were spread anew over the members of a group
-        self.group_dead = 0  # rows that groups gave up
-        # Those before the last reload; the topic as it is loaded now counts its own.
+        self.timeouts_last = 0  # leases that expired without retries left; `timeouts` are the others
+        self.enqueue = Latency()  # calls, from request to answer
+        self.pop = Latency()  # pops that got messages, without the time that they waited for one
+        self.commit = Latency()  # units: from handing to the disk until known to be durable
+        self.late = Latency()  # how late the engine handled planned timers
+        self.fired = Latency()  # delayed messages, including retries: from due to fired
+        self.rebalances = 0  # times that partitions were reassigned to the members of a group
+        self.group_dead = 0  # rows that became dead letters of groups
+        # Totals before the last reload; the loaded topic counts its own.
         self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
 
     def count(self, event: AnyEvent) -> None:

@@ -1,95 +1,166 @@
-"""Handing messages out: which go to which pop, and what a popped message looks like.
+"""Lease messages to pops, and build the answers.
 
-The pops of a turn are served together: the best messages over all partitions (engine/heads.py) in one order, shared
-out in the order in which the pops came. A pop's answer needs two things, in either order: the lease made durable, and
-the records read.
+The pops of a turn are served together: the best messages across all partitions (local_spine.py) in one order,
+distributed in the order in which the pops arrived. A pop's answer needs two things, in either order: the lease made
+durable, and the records read.
 """
 
 from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Sequence
-from itertools import repeat, starmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from heapline.contract.columns import NO_ROWS
+from heapline.contract.errors import ResourceExhausted
+from heapline.contract.leases import LeasedMessages
 from heapline.core.events import I64, Grant
-from heapline.core.heap import Rows
+from heapline.core.heap.run_heap import Rows
 from heapline.core.ids import partition_of
 from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
+from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.position import ATTEMPTS_MAX, size_bound
 from heapline.core.rate import TokenBucket
 from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY
-from heapline.engine.heads import Heads
+from heapline.engine.committer import refuse
+from heapline.engine.local_spine import Heads
 from heapline.engine.topic import Topic
 from heapline.journal.journal import Journal
 from heapline.journal.records import Records
-from heapline.model import Message, Now, Popped
 
-if TYPE_CHECKING:
-    from heapline.broker import Broker
-
+NO_IDS: I64 = np.zeros(0, dtype=np.int64)
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 class PopCall:
-    """One pop: what it wants, and then what it got."""
+    """One pop: its request, and then its messages."""
 
     __slots__ = (
-        "began", "by_columns", "deadline", "future", "holder", "ids", "max_bytes", "max_messages", "positions",
-        "request_id", "timer", "tokens", "visibility_ms", "waits",
-    )  # fmt: skip
+        "began",
+        "count",
+        "deadline",
+        "future",
+        "holder",
+        "ids",
+        "leases_max",
+        "max_bytes",
+        "max_messages",
+        "positions",
+        "quota",
+        "request_id",
+        "timer",
+        "tokens",
+        "visibility_ms",
+        "waits",
+    )
 
     def __init__(
-        self, future: Future[Any], max_messages: int, max_bytes: int, visibility_ms: int, holder: str | None,
-        request_id: str | None, waits: bool, by_columns: bool = False,
-    ) -> None:  # fmt: skip
-        self.by_columns = by_columns  # answer with Popped instead of messages
+        self,
+        future: Future[Any],
+        max_messages: int,
+        max_bytes: int,
+        visibility_ms: int,
+        holder: str | None,
+        request_id: str | None,
+        waits: bool,
+        leases_max: int | None = None,
+    ) -> None:
         self.future = future
         self.max_messages = max_messages
+        self.quota = max_messages  # of this turn: less if its holder may not have as many leases
         self.max_bytes = max_bytes
         self.visibility_ms = visibility_ms
         self.holder = holder
         self.request_id = request_id
         self.waits = waits
+        self.leases_max = leases_max  # leases that its holder may have on the topic; None: no limit
         self.timer: Any = None
-        self.began = 0.0  # when its latency began to count; 0 while it waits for something to be there
-        self.ids: list[int] = []
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.deadline: int | list[int] = 0
+        self.began = 0.0  # start of its latency; 0 while it waits for a message
+        self.forget()
+
+    def forget(self) -> None:
+        self.count = 0
+        self.ids = self.tokens = self.positions = NO_IDS
+        self.deadline: int | I64 = 0
 
 
 class Delivery:
     def __init__(self, topic: Topic, journal: Journal, rate: TokenBucket | None = None) -> None:
         self._topic = topic
         self._journal = journal
-        self.rate = rate  # None: as many as are asked for
+        self.rate = rate  # None: no rate limit
         self.leased = 0
         self.heads = Heads(topic)
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
-        """Lease messages to these pops; returns those that got some."""
+        """Lease messages to these pops; return those that got some."""
         named = [call for call in calls if call.request_id is not None]
         for call in named:
             self._repeat(call)
-        # Of pops with one request id that come together, the first is served and the others repeat it.
+        # If several pops have one request id, the first is served and the others repeat it.
         first = {call.request_id: call for call in reversed(named)}
-        fresh = [c for c in calls if not c.ids and (c.request_id is None or first[c.request_id] is c)]
+        fresh = [c for c in calls if not c.count and (c.request_id is None or first[c.request_id] is c)]
+        crowded: list[PopCall] = []
+        if any(call.leases_max is not None for call in fresh):
+            fresh, crowded = self._within_limits(fresh)
         self._serve_fresh(fresh, now)
+        while crowded:  # pops of the same holders: the first may have taken less than was reserved for it
+            fresh, rest = self._within_limits(crowded)
+            if not fresh:
+                break
+            self._serve_fresh(fresh, now)
+            if not any(call.count for call in fresh):
+                break
+            crowded = rest
         for call in named:
-            if not call.ids and first[call.request_id] is not call:
+            if not call.count and first[call.request_id] is not call:
                 self._repeat(call)
-        return [call for call in calls if call.ids]
+        return [call for call in calls if call.count]
+
+    def _within_limits(self, calls: Sequence[PopCall]) -> tuple[list[PopCall], list[PopCall]]:
+        """Return the pops that may lease in this turn, each reduced to what its holder may still have, and the rest.
+
+        Decided in the turn that grants the leases, so concurrent waiting pops cannot exceed the limit together.
+        """
+        room: dict[str, int] = {}
+        allowed, crowded = [], []
+        for call in calls:
+            limit, holder = call.leases_max, call.holder or ""
+            if limit is None:
+                allowed.append(call)
+                continue
+            if holder not in room:
+                room[holder] = limit - self._held(holder)
+            if not self._has_room(call):
+                continue
+            if room[holder] < 1:
+                crowded.append(call)
+                continue
+            call.quota = min(call.max_messages, room[holder])
+            room[holder] -= call.quota
+            allowed.append(call)
+        return allowed, crowded
+
+    def _held(self, holder: str) -> int:
+        return sum(p.leases.held.get(holder, 0) for p in self._topic.partitions)
+
+    def _has_room(self, call: PopCall) -> bool:
+        """Return whether the holder may have more leases; if not, refuse the pop."""
+        limit, holder = call.leases_max, call.holder or ""
+        if limit is None or self._held(holder) < limit:
+            return True
+        refuse(call.future, ResourceExhausted(f"leases of consumer {holder!r} on topic {self._topic.name!r}", limit))
+        return False
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
         room = self._room(now)
         if not calls or room <= 0:
             return
-        want = min(sum([call.max_messages for call in calls]), room)
+        want = min(sum([call.quota for call in calls]), room)
         partitions = self._topic.partitions
         if len(partitions) > 1 or self._topic.config.min_freshness:
             self._serve_many(calls, want, now)
@@ -104,7 +175,7 @@ class Delivery:
         return room if self.rate is None else min(room, self.rate.room(now.steady))
 
     def retune(self, now: Now) -> None:
-        """Hand out at the rate that is set now."""
+        """Apply the current rate setting."""
         rate = self._topic.config.max_pops_per_second
         if not rate:
             self.rate = None
@@ -114,7 +185,7 @@ class Delivery:
             self.rate.change(rate, now.steady)
 
     def next_room_in(self, now: Now) -> int | None:
-        """Milliseconds until more may be handed out by time alone; None if something else is waited for."""
+        """Return the milliseconds until time alone allows more deliveries; None if something else is needed."""
         if self._topic.paused or not self._topic.ready:
             return None
         waits = []
@@ -122,20 +193,22 @@ class Delivery:
             waits.append(wait)
         if self.heads.look_again_at is not None and self.heads.look_again_at > now.steady:
             waits.append(self.heads.look_again_at - now.steady)
-        return min(waits, default=None)  # and then what is still waited for
+        return min(waits, default=None)  # after that, other conditions may still apply
 
     def _repeat(self, call: PopCall) -> None:
-        """A pop that was asked before gets the leases that it got then, as far as they still stand, best first."""
+        """Give a repeated pop the leases that it got before, as far as they still exist, best first."""
         held = sorted(
             (lease[KEY], id, lease)
             for partition in self._topic.partitions
             for id in partition.leases.request(call.request_id or "")
             for lease in (partition.leases.by_id[id],)
         )
-        call.ids = [id for _, id, _ in held]
-        call.tokens = [lease[TOKEN] for _, _, lease in held]
-        call.positions = [lease[POSITION] for _, _, lease in held]
-        call.deadline = [lease[DEADLINE] for _, _, lease in held]
+        call.count = len(held)
+        if held:
+            call.ids = np.array([id for _, id, _ in held], dtype=np.int64)
+            call.tokens = np.array([lease[TOKEN] for _, _, lease in held], dtype=np.int64)
+            call.positions = np.array([lease[POSITION] for _, _, lease in held], dtype=np.int64)
+            call.deadline = np.array([lease[DEADLINE] for _, _, lease in held], dtype=np.int64)
 
     def _serve_one(self, partition: Partition, calls: Sequence[PopCall], want: int, now: Now) -> None:
         rows = partition.eligible(want)
@@ -148,7 +221,7 @@ class Delivery:
             _hand_out(calls, counts, rows.ids, tokens, positions, now)
 
     def _serve_many(self, calls: Sequence[PopCall], want: int, now: Now) -> None:
-        """The best over all partitions. Of each, that is the first so many in its own order."""
+        """Lease the best messages across all partitions: from each, the first ones in its own order."""
         chosen = self.heads.choose(want, now.steady)
         counts = share(size_bound(chosen.positions[:want]), calls)
         total = sum(counts)
@@ -158,7 +231,7 @@ class Delivery:
         given = np.bincount(owner, minlength=len(chosen.owners)).tolist()
         limits = self.heads.limits(chosen, total)
         self.heads.took(total)
-        # Of one selection all leases carry the same spine sequence: they are one step, in the order of their keys.
+        # All leases of one selection have the same spine sequence: they are one step, in the order of their keys.
         seq = self._topic.take_seq(total)
         by_owner = owner.argsort(kind="stable")
         whose = np.repeat(np.arange(len(calls)), counts)[by_owner]
@@ -179,7 +252,7 @@ class Delivery:
         self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now, seq: int,
         limit: int | None = None,
     ) -> tuple[I64, I64]:  # fmt: skip
-        """Lease these rows to the calls; returns their tokens and positions."""
+        """Lease these rows to the calls; return their tokens and positions."""
         grants: list[Grant] = []
         for call, count in zip(calls, counts, strict=True):
             if count:
@@ -187,7 +260,7 @@ class Delivery:
                 last = grants[-1] if grants else None
                 alike = last is not None and (last.deadline, last.holder) == (deadline, call.holder)
                 if last is not None and alike and last.request_id is None is call.request_id:
-                    last.count += count  # pops that ask alike need not be told apart
+                    last.count += count  # equal pops share one grant
                 else:
                     grants.append(Grant(count, deadline, call.holder, call.request_id))
         count = len(rows.ids)
@@ -202,19 +275,18 @@ class Delivery:
 
 
 def _hand_out(calls: Sequence[PopCall], counts: Sequence[int], ids: I64, tokens: I64, positions: I64, now: Now) -> None:
-    """Tell each call which messages are its own, best first."""
-    all_ids, all_tokens, all_positions = ids.tolist(), tokens.tolist(), positions.tolist()
+    """Give each call its messages, best first."""
     start = 0
     for call, count in zip(calls, counts, strict=True):
         end = start + count
-        call.ids, call.tokens = all_ids[start:end], all_tokens[start:end]
-        call.positions = all_positions[start:end]
+        call.count = count
+        call.ids, call.tokens, call.positions = ids[start:end], tokens[start:end], positions[start:end]
         call.deadline = now.steady + call.visibility_ms
         start = end
 
 
 def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
-    """How many of these messages, in order, each call gets: at most what it wants, in count and in bytes.
+    """Return how many of these messages, in order, each call gets: at most what it wants, in count and in bytes.
 
     A call that gets any gets at least one, however large.
     """
@@ -223,7 +295,7 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
     at, total = 0, len(bounds)
     if total and int(ends[-1]) <= min([call.max_bytes for call in calls]):  # all fit anywhere: only counts matter
         for call in calls:
-            counts.append(min(call.max_messages, total - at))
+            counts.append(min(call.quota, total - at))
             at += counts[-1]
         return counts
     for call in calls:
@@ -232,86 +304,106 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
             continue
         before = int(ends[at - 1]) if at else 0
         by_bytes = int(np.searchsorted(ends, before + call.max_bytes, side="right")) - at
-        count = min(call.max_messages, max(1, by_bytes), total - at)
+        count = min(call.quota, max(1, by_bytes), total - at)
         counts.append(count)
         at += count
     return counts
 
 
-def build_answers(calls: Sequence[PopCall], records: Records, topic: Topic, broker: Broker) -> list[Any]:
-    """What each served pop is answered with, in the order of `records`: messages, or their columns."""
-    popped = build_columns(calls, records, topic)
-    whole = None if all(call.by_columns for call in calls) else build_messages(popped, topic, broker)
-    if len(calls) == 1:
-        return [popped if whole is None else whole]
-    answers: list[Any] = []
-    start = 0
-    for call in calls:
-        end = start + len(call.ids)
-        if call.by_columns:
-            columns: Any = [column and column[start:end] for column in popped]
-            answers.append(Popped(*columns))
-        else:
-            answers.append(whole[start:end] if whole is not None else [])
-        start = end
-    return answers
-
-
-def build_columns(calls: Sequence[PopCall], records: Records, topic: Topic) -> Popped:
-    """The fields of all messages of served pops, one pop after the other: per batch, not per pop."""
+def build_answers(calls: Sequence[PopCall], records: Records, topic: Topic) -> list[LeasedMessages]:
+    """Return the messages of each served pop as columns, in the order of `records`: built per turn, not per pop."""
     rows = records.rows
-    ids = [id for call in calls for id in call.ids]
     flags = rows["flags"]
     keys = headers = fairness_keys = None
     if (flags & (FLAG_KEY | FLAG_HEADERS | FLAG_FAIRNESS)).any():
         lengths = rows["key_len"].tolist(), rows["fairness_len"].tolist()
         smalls = zip(records.smalls, *lengths, flags.tolist(), strict=True)
         keys, fairness_keys, headers = map(list, zip(*[split_small(*small) for small in smalls], strict=True))
-    deadlines = [
-        deadline
-        for call in calls
-        for deadline in (call.deadline if isinstance(call.deadline, list) else repeat(call.deadline, len(call.ids)))
-    ]
-    priorities = rows["priority"].tolist()
+    ids = _joined([call.ids for call in calls])
+    priorities = np.ascontiguousarray(rows["priority"])
     if any(p.touched for p in topic.partitions):
-        priorities = _current_priorities(ids, priorities, topic)
-    return Popped(
-        ids,
-        [token for call in calls for token in call.tokens],
-        priorities,
+        priorities = _current_priorities(ids.tolist(), priorities, topic)
+    attempts = (_joined([call.positions for call in calls]) & ATTEMPTS_MAX).astype(np.uint8)
+    deadlines = _joined([np.full(c.count, c.deadline) if isinstance(c.deadline, int) else c.deadline for c in calls])
+    partitions = None if len(topic.partitions) == 1 else packed(partition_of(ids).astype(np.uint16))
+    whole = LeasedMessages(
+        packed(ids),
+        packed(_joined([call.tokens for call in calls])),
         records.payloads,
-        [position & ATTEMPTS_MAX for call in calls for position in call.positions],
-        rows["enqueued_at"].tolist(),
-        deadlines,
-        [0] * len(ids) if len(topic.partitions) == 1 else partition_of(np.array(ids, dtype=np.int64)).tolist(),
+        packed(priorities),
+        packed(attempts),
+        packed(np.ascontiguousarray(rows["enqueued_at"])),
+        packed(deadlines),
+        partitions,
         keys,
         fairness_keys,
         headers,
     )
+    if len(calls) == 1:
+        return [whole]
+    answers: list[LeasedMessages] = []
+    start = 0
+    for call in calls:
+        end = start + call.count
+        answers.append(_rows(whole, start, end))
+        start = end
+    return answers
 
 
-def build_messages(popped: Popped, topic: Topic, broker: Broker) -> list[Message]:
-    columns = zip(
-        repeat(broker, len(popped.ids)),
-        repeat(topic.name),
-        popped.partitions,
-        popped.ids,
-        popped.tokens,
-        popped.payloads,
-        popped.priorities,
-        popped.attempts,
-        popped.keys or repeat(None),
-        popped.headers or repeat(None),
-        popped.enqueued_ms,
-        popped.deadline_ms,
-        popped.fairness_keys or repeat(None),
-        strict=False,
+def _joined(columns: list[I64]) -> I64:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _rows(whole: LeasedMessages, start: int, end: int) -> LeasedMessages:
+    """Return rows [start, end), over the same memory: a turn of many small pops builds its columns once."""
+    wide = slice(8 * start, 8 * end)
+    return LeasedMessages(
+        whole.ids[wide],
+        whole.tokens[wide],
+        whole.payloads[start:end],
+        whole.priorities[wide],
+        whole.attempts[start:end],
+        whole.enqueued_ms[wide],
+        whole.deadline_ms[wide],
+        whole.partitions and whole.partitions[2 * start : 2 * end],
+        whole.keys and whole.keys[start:end],
+        whole.fairness_keys and whole.fairness_keys[start:end],
+        whole.headers and whole.headers[start:end],
     )
-    return list(starmap(Message, columns))
 
 
-def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> list[int]:
-    """A rescheduled message has another priority than its record says."""
+def packed(column: Any) -> memoryview:
+    """Return a contiguous array as a packed column, over the same memory."""
+    return column.data.cast("B") if len(column) else NO_ROWS
+
+
+def without(answer: LeasedMessages, bad: Sequence[int]) -> LeasedMessages:
+    """Return the messages without the rows in `bad`."""
+    keep = np.array([i for i in range(len(answer)) if i not in bad], dtype=np.int64)
+
+    def picked(column: Any, form: str = "<i8") -> Any:
+        return None if column is None else packed(np.frombuffer(column, dtype=form)[keep])
+
+    def listed(column: Any) -> Any:
+        return None if column is None else [column[i] for i in keep.tolist()]
+
+    return LeasedMessages(
+        picked(answer.ids),
+        picked(answer.tokens),
+        listed(answer.payloads),
+        picked(answer.priorities),
+        picked(answer.attempts, "u1"),
+        picked(answer.enqueued_ms),
+        picked(answer.deadline_ms),
+        picked(answer.partitions, "<u2"),
+        listed(answer.keys),
+        listed(answer.fairness_keys),
+        listed(answer.headers),
+    )
+
+
+def _current_priorities(ids: list[int], priorities: I64, topic: Topic) -> I64:
+    """Return the current priorities: a rescheduled message has a different priority than its record."""
     for i, id in enumerate(ids):
         touched = topic.partitions[partition_of(id)].touched.get(id)
         if touched is not None and touched.priority is not None:
@@ -322,7 +414,7 @@ def _current_priorities(ids: list[int], priorities: list[int], topic: Topic) -> 
 def split_small(
     small: bytes, key_len: int, fairness_len: int, flags: int
 ) -> tuple[str | None, str | None, dict[str, str] | None]:
-    """(key, fairness key, headers)"""
+    """Return (key, fairness key, headers)."""
     key = bytes(small[:key_len]).decode() if flags & FLAG_KEY else None
     end = key_len + fairness_len
     fairness_key = bytes(small[key_len:end]).decode() if flags & FLAG_FAIRNESS else None

@@ -1,6 +1,6 @@
-"""Where blocking work runs. The engine itself never blocks and never makes a thread: it asks this.
+"""Run blocking work. The engine itself never blocks and never creates a thread: it uses this interface.
 
-`ThreadIo` is the real one. The simulator brings one of its own that runs everything in one thread, in fake time.
+`ThreadIo` is the real one. The simulator has its own, which runs everything in one thread, in fake time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The durable log as columns: `offsets` and `read_log`. Reads only what is durable; blocking parts run elsewhere."""
+"""The durable log as columns, for `offsets` and `read_log`. Reads only durable units. Blocking; runs in I/O threads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import (
     KIND_NAMES,
     AnyEvent,
@@ -20,16 +21,19 @@ from heapline.core.events import (
 )
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Frame, Unit
-from heapline.model import LogEvent, LogFrame
 
 _MESSAGE_COLUMNS = (
     "id", "priority", "enqueued_at", "due", "ttl_ms", "max_retries", "flags", "key_len", "payload_len",
     "fairness_len", "turn",
 )  # fmt: skip
+#: Columns that some kinds of events have only sometimes. Other fields may be None, which then has a meaning.
+_OPTIONAL = frozenset(("ids", "positions", "keys", "ready", "count"))
 
 
-def frames(reader: LogReader, topic: str, partition: int, start: int, end: int | None) -> Iterator[LogFrame]:
-    """The frames of a partition that hold rows of [start, end), whole frames."""
+def frames(
+    reader: LogReader, topic: str, id_suffix: int, partition: int, start: int, end: int | None
+) -> Iterator[LogFrame]:
+    """Yield the complete frames of a partition that have rows of [start, end)."""
     place = reader.locate(partition, offset=start)
     if place is None:
         return
@@ -39,10 +43,10 @@ def frames(reader: LogReader, topic: str, partition: int, start: int, end: int |
                 continue
             if end is not None and frame.first_offset >= end:
                 return
-            yield decode_frame(unit, frame, topic)
+            yield decode_frame(unit, frame, topic, id_suffix)
 
 
-def decode_frame(unit: Unit, frame: Frame, topic: str) -> LogFrame:
+def decode_frame(unit: Unit, frame: Frame, topic: str, id_suffix: int) -> LogFrame:
     events: list[LogEvent] = []
     offset = frame.first_offset
     for event in decode_events(frame.events, f"unit {unit.number}"):
@@ -54,7 +58,7 @@ def decode_frame(unit: Unit, frame: Frame, topic: str) -> LogFrame:
         offset += rows
     return LogFrame(
         topic=topic, partition=frame.partition, unit=unit.number, offset=frame.first_offset,
-        row_count=frame.row_count, time_ms=unit.time, wall_ms=unit.wall, events=events,
+        row_count=frame.row_count, time_ms=unit.time, wall_ms=unit.wall, events=events, id_suffix=id_suffix,
     )  # fmt: skip
 
 
@@ -64,15 +68,16 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
     if isinstance(event, BatchPrepared):
         return _prepared_columns(unit, event)
     columns = {name: getattr(event, name) for name in event.__struct_fields__}
+    for name in _OPTIONAL & columns.keys():
+        if columns[name] is None:
+            del columns[name]
     if isinstance(event, BatchCommitted):
         columns["parts"] = tuple(event.parts)
         if not len(event.ids):
-            del columns["ids"]  # its one row is about no message
-        if not len(event.keys):
-            del columns["keys"]  # no turns were given
-        for name in ("positions", "ready"):  # where records lie now is nobody's business, and dues stand in them
+            del columns["ids"]  # its one row concerns no message
+        for name in ("positions", "ready"):  # positions are internal, and the due times are in the records
             columns.pop(name, None)
-    columns.pop("again", None)  # what the stream makes of it
+    columns.pop("again", None)  # internal to streams
     if isinstance(event, Leased):
         columns["tokens"] = np.arange(offset, offset + len(event.ids))
         columns["attempts"] = np.frombuffer(event.attempts, dtype=np.uint8)
@@ -88,7 +93,7 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
 
 
 def _prepared_columns(unit: Unit, event: BatchPrepared) -> tuple[dict[str, Any], list[bytes] | None]:
-    """One row, whose `messages` are columns of their own: a later batch_committed names by id which became visible."""
+    """Return one row whose `messages` are columns; a later batch_committed names the ids that became visible."""
     messages: dict[str, Any] = {"ids": event.index[:0]}
     payloads: list[bytes] | None = []
     if event.count:
@@ -114,7 +119,7 @@ def _message_columns(unit: Unit, event: Enqueued | Moved | BatchPrepared) -> tup
 
 
 def first_offsets(reader: LogReader, partitions: int) -> list[int | None]:
-    """The first offset of each partition that can still be read; None if there is none."""
+    """Return the first readable offset of each partition, or None if it has none."""
     starts: list[int | None] = [None] * partitions
     missing = set(range(partitions))
     for segment in reader.segments():

@@ -1,7 +1,7 @@
 """Calls on single messages by id: get, peek, cancel, reschedule.
 
-A record may have to be read from disk between two looks at the state, so each call looks again afterwards; the last
-look is what is answered.
+A record may have to be read from disk between two reads of the state, so each call reads the state again afterwards;
+the last state is returned.
 """
 
 from __future__ import annotations
@@ -11,38 +11,43 @@ from datetime import datetime
 
 import numpy as np
 
+from heapline.contract.call import Page
+from heapline.contract.check import fail, instant_to_ms, seconds_to_ms
+from heapline.contract.errors import MessageLeased, MessageNotFound
+from heapline.contract.message import MessageInfo
 from heapline.core.entries import DEAD, LEASED
 from heapline.core.ids import partition_of
 from heapline.core.leases import HOLDER, TOKEN
+from heapline.core.now import Now
 from heapline.core.partition import Found, Partition
-from heapline.engine import facts
-from heapline.engine.columns import delay_ms, to_ms
+from heapline.core.position import size_bound
+from heapline.engine import message_info
+from heapline.engine.handlers.table import cursor_of, read_cursor
 from heapline.engine.runner import TopicRunner
-from heapline.errors import MessageLeased, MessageNotFound
-from heapline.model import MessageInfo, Now
-from heapline.ulid import to_ulid
+
+PEEK_MAX = 10_000
 
 
-async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[facts.Record | None]:
-    """The records at these positions; None where one does not check."""
+async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[message_info.Record | None]:
+    """Return the records at these positions; None for a corrupt one."""
     column = np.array(positions, dtype=np.int64)
-    records, missing = runner.journal.cached(column)
+    records, missing = runner.loaded.journal.cached(column)
     if len(missing):
         records.fill(missing, await runner.load(column[missing]))
-    return [None if i in records.bad else facts.Record(records, i) for i in range(len(column))]
+    return [None if i in records.bad else message_info.Record(records, i) for i in range(len(column))]
 
 
 def owner(runner: TopicRunner, id: int) -> Partition:
-    return facts.owner_of(runner.topic.partitions, runner.name, id)
+    return message_info.owner_of(runner.loaded.topic, id)
 
 
 def waiting(runner: TopicRunner, id: int) -> Found:
-    """Where a message waits; refuses those that are out, dead or gone."""
+    """Return where a message waits. Raise if it is leased, dead or deleted."""
     found = owner(runner, id).find(id)
     if found is None or found.place == DEAD:
-        raise MessageNotFound(runner.name, to_ulid(id))
+        raise MessageNotFound(runner.name, runner.loaded.topic.ulid(id))
     if found.place == LEASED:
-        raise MessageLeased(runner.name, to_ulid(id))
+        raise MessageLeased(runner.name, runner.loaded.topic.ulid(id))
     return found
 
 
@@ -54,38 +59,46 @@ async def get(runner: TopicRunner, id: int) -> MessageInfo:
         partition = owner(runner, id)
         current = partition.find(id)
         if current is None:
-            return facts.departed(partition, runner.name, id)
-        return facts.living(partition, runner.name, id, current, record)
+            return message_info.departed(runner.loaded.topic, partition, id)
+        return message_info.living(runner.loaded.topic, partition, id, current, record)
 
     return await runner.call(answer)
 
 
 async def lease_of(runner: TopicRunner, id: int) -> tuple[int, str | None] | None:
-    """Token and holder of the lease under which a message is out, if it is.
+    """Return token and holder of a message's lease, or None if it is not leased.
 
-    Asked in a turn, so the answer waits until that lease is durable, for two reasons. A token is the offset of the row
-    that granted it: were that row lost with a failed commit, the topic read back from disk would give the same number
-    to another lease, and who acts by it would act on that one. And that there is no lease must not be told by an
-    expiry that a crash may undo.
+    Read in a turn, so the answer waits until that lease is durable, for two reasons. A token is the offset of the row
+    that granted it: if that row were lost with a failed commit, the topic reloaded from disk would give the same number
+    to another lease, and a caller with the token would act on that one. And an expiry that a crash may undo must not
+    make this return None.
     """
 
     def look(now: Now) -> tuple[int, str | None] | None:
-        number, partitions = partition_of(id), runner.topic.partitions
+        number, partitions = partition_of(id), runner.loaded.topic.partitions
         lease = partitions[number].leases.by_id.get(id) if number < len(partitions) else None
         return None if lease is None else (lease[TOKEN], lease[HOLDER])
 
     return await runner.call(look)
 
 
-async def peek(runner: TopicRunner, limit: int) -> list[MessageInfo]:
-    """The next messages in order, as far as they are still ready when their records have been read."""
+async def peek(runner: TopicRunner, limit: int, cursor: str | None, max_bytes: int) -> Page[MessageInfo]:
+    """Return the next messages in order, as far as they are still ready when their records have been read."""
+    skip = read_cursor(cursor, int, 0)
+    if not 0 <= skip < PEEK_MAX:
+        fail("cursor", "one that the previous page returned", cursor)
+    limit = min(limit, PEEK_MAX - skip)
 
     def first(now: Now) -> list[tuple[int, int, int]]:
-        heads = [p.eligible(limit) for p in runner.topic.partitions]
+        heads = [p.eligible(skip + limit + 1) for p in runner.loaded.topic.partitions]
         rows = [row for head in heads for row in zip(*(column.tolist() for column in head), strict=True)]
-        return sorted(rows)[:limit]
+        return sorted(rows)[skip : skip + limit + 1]
 
     rows = await runner.call(first)
+    sizes = np.cumsum(size_bound(np.array([position for _, _, position in rows], dtype=np.int64)))
+    count = min(limit, max(1, int(np.searchsorted(sizes, max_bytes, side="right"))), len(rows))
+    more = len(rows) > count and skip + count < PEEK_MAX
+    rows = rows[:count]
     records = await read_records(runner, [position for _, _, position in rows])
 
     def answer(now: Now) -> list[MessageInfo]:
@@ -94,17 +107,17 @@ async def peek(runner: TopicRunner, limit: int) -> list[MessageInfo]:
             partition = owner(runner, id)
             found = partition.find(id)
             if found is not None:
-                infos.append(facts.living(partition, runner.name, id, found, record))
+                infos.append(message_info.living(runner.loaded.topic, partition, id, found, record))
         return infos
 
-    return await runner.call(answer)
+    return Page(await runner.call(answer), cursor_of(skip + count) if more else None)
 
 
 async def cancel(runner: TopicRunner, id: int) -> None:
     def decide(now: Now) -> None:
         found = waiting(runner, id)
         partition = owner(runner, id)
-        runner.emit(partition, partition.decide_cancel(id, found), now)
+        runner.loaded.emit(partition, partition.decide_cancel(id, found), now)
 
     await runner.call(decide)
 
@@ -115,16 +128,21 @@ async def reschedule(
     found = await runner.call(lambda now: waiting(runner, id))
     (record,) = await read_records(runner, [found.position])
     if record is None:
-        raise MessageNotFound(runner.name, to_ulid(id))
+        raise MessageNotFound(runner.name, runner.loaded.topic.ulid(id))
     plan = _Reschedule(id, record, delay, deliver_at, priority)
     await runner.call(lambda now: plan.carry_out(runner, now))
 
 
 class _Reschedule:
-    """A reschedule whose record has been read; carried out in a turn. What is not given stays as it is."""
+    """A reschedule whose record has been read; applied in a turn. Fields that are not given keep their values."""
 
     def __init__(
-        self, id: int, record: facts.Record, delay: float | None, deliver_at: datetime | None, priority: int | None
+        self,
+        id: int,
+        record: message_info.Record,
+        delay: float | None,
+        deliver_at: datetime | None,
+        priority: int | None,
     ) -> None:
         self._id = id
         self._record = record
@@ -138,20 +156,20 @@ class _Reschedule:
         due, wall = self._new_due(now)
         expires, expires_wall = self._new_expiry(partition, due, wall)
         event = partition.decide_reschedule(
-            self._id, found, now, runner.topic.take_seq(), priority=self._new_priority(partition),
+            self._id, found, now, runner.loaded.topic.take_seq(), priority=self._new_priority(partition),
             enqueued_at=self._record.enqueued_at, due=due, wall=wall, expires=expires, expires_wall=expires_wall,
         )  # fmt: skip
-        runner.emit(partition, event, now)
+        runner.loaded.emit(partition, event, now)
 
     def _new_due(self, now: Now) -> tuple[int | None, bool]:
         if self._delay is not None:
-            return now.steady + delay_ms(self._delay), False
+            return now.steady + seconds_to_ms(self._delay), False
         if self._deliver_at is not None:
-            return to_ms(self._deliver_at), True
+            return instant_to_ms(self._deliver_at), True
         return None, False
 
     def _new_expiry(self, partition: Partition, due: int | None, wall: bool) -> tuple[int, bool]:
-        """A time to live counts from when the message is due, so a new due time moves its end."""
+        """Return the new expiry. A time to live counts from the due time, so a new due time moves it."""
         record = self._record
         if due is not None:
             return (due + record.ttl_ms, wall) if record.ttl_ms else (0, wall)

@@ -1,7 +1,7 @@
-"""The log as it lies in the journal: whole units and the sparse index, for readers that decode by themselves.
+"""The log as stored in the journal: complete units and the sparse index, for readers that decode it themselves.
 
-For those who read all partitions of a topic at once. Nothing is decoded here, so a scan costs the server hardly more
-than reading its files. Runs in I/O threads.
+For readers of all partitions of a topic. Nothing is decoded here, so a scan costs the server little more than reading
+its files. Runs in I/O threads.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.core.position import size_bound
-from heapline.errors import BadRequest, UnavailableError
 from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
-from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
+from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
 from heapline.journal.unit import Unit
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS_MAX = 3600.0
 TAKE_BYTES = 1 << 20
-RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # read at once; a single one may be larger
+RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # per read; a single record may be larger
 
 
 class Hold(NamedTuple):
-    """Keep segments from this one on, for whoever goes by this name; for 0 seconds: no longer."""
+    """A request to keep segments from this one on under this name; 0 seconds releases them."""
 
     name: str
     segment: int
@@ -46,6 +46,7 @@ class LogIndex(NamedTuple):
     ends: list[int]
     marks: Entries
     mark_segments: npt.NDArray[np.int64]
+    id_suffix: int
 
 
 def index_after(
@@ -53,18 +54,19 @@ def index_after(
 ) -> LogIndex:
     if hold is not None:
         _keep(runner, hold)
-    reader = runner.journal.reader()
+    reader = runner.loaded.journal.reader()
     mark = reader.watermark()
     try:
         first, marks, segments = _marks(reader, after_unit, mark.visible)
     except FileNotFoundError:
         raise UnavailableError("a segment was reclaimed just now: ask again") from None
-    # As of now: what was asked before the hold was taken may have been raised since.
+    # Read again now: the start may have been raised since it was read before the hold was taken.
     raised = reader.log_start()
     starts = [min(end, max(start, raised.get(p, 0))) for p, (start, end) in offsets.items()]
     ends = [end for _, end in offsets.values()]
-    capacity = runner.topic.config.segment_bytes
-    return LogIndex(mark.incarnation, first, mark.visible, capacity, starts, ends, marks, segments)
+    capacity = runner.loaded.topic.config.segment_bytes
+    suffix = runner.loaded.topic.id_suffix
+    return LogIndex(mark.incarnation, first, mark.visible, capacity, starts, ends, marks, segments, suffix)
 
 
 def _keep(runner: TopicRunner, hold: Hold) -> None:
@@ -80,7 +82,7 @@ def _keep(runner: TopicRunner, hold: Hold) -> None:
 
 
 def _marks(reader: LogReader, after: int, last: int) -> tuple[int, Entries, npt.NDArray[np.int64]]:
-    """(first segment, entries of units in (after, last], their segments)."""
+    """Return (first segment, entries of units in (after, last], their segments)."""
     numbers = reader.segments()
     parts: list[Entries] = []
     owners: list[int] = []
@@ -89,7 +91,7 @@ def _marks(reader: LogReader, after: int, last: int) -> tuple[int, Entries, npt.
         parts.append(entries[(entries["unit"] > after) & (entries["unit"] <= last)])
         owners.append(number)
         if len(entries) and entries["unit"][0] <= after:
-            break  # all before this segment is known already
+            break  # everything before this segment is already known
     parts.reverse()
     owners.reverse()
     counts = [len(part) for part in parts]
@@ -106,7 +108,7 @@ def units_between(reader: LogReader, start: int, end: int) -> Iterator[Unit]:
 
 
 def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArray[np.int64]) -> None:
-    """Raises unless these can be positions of this topic's journal, and not too many to be read at once."""
+    """Raise unless these can be positions of this topic's journal, and few enough for one read."""
     if incarnation != runner.loader.incarnation:
         raise BadRequest(f"topic {runner.name!r} was deleted and made again: these positions are of the one before")
     if len(positions) and positions.min() < 0:
@@ -117,7 +119,7 @@ def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArra
 
 
 def take_units(found: Iterator[Unit]) -> list[Unit]:
-    """The next ones, of about a megabyte; none: that was all."""
+    """Return the next units, about a megabyte; empty at the end."""
     units: list[Unit] = []
     size = 0
     for unit in found:

@@ -1,7 +1,7 @@
-"""The part of a call that lies in one partition, judged against what that partition remembers.
+"""The part of a call that goes to one partition, judged against the identities that the partition remembers.
 
-A row is new, or it repeats one that is known or another row of its call, or it must be refused. What is new is built
-into records and an event here; where rows are placed, and whether all may go in, is `admission.py`'s.
+A row is new, or it repeats a known row or another row of its call, or it must be refused. New rows are built into
+records and an event here. `admission.py` places rows and decides whether all may be enqueued.
 """
 
 from __future__ import annotations
@@ -10,27 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.dedup import CONFLICT, DUPLICATE, IN_DOUBT, NEW, STALE
+from heapline.contract.errors import BatchInDoubt, HeaplineError, IdempotencyConflict, StaleSequence
+from heapline.contract.message import Enqueued
+from heapline.core.dedup.idempotency import key_hash
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, IN_DOUBT, NEW, STALE
 from heapline.core.events import I64, KeyRows, ProducerRows
 from heapline.core.events import Enqueued as EnqueuedEvent
-from heapline.core.idempotency import key_hash
+from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.engine.calls import EnqueueCall
 from heapline.engine.columns import SCOPES, Columns
-from heapline.errors import BatchInDoubt, HeaplineError, IdempotencyConflict, StaleSequence
+from heapline.engine.topic import Topic
 from heapline.journal.block import Block, make_block
-from heapline.model import Enqueued, Now
-from heapline.ulid import to_ulid
 
 
 class CallShare:
-    """The part of an identified call that lies in one partition, judged against what that partition remembers."""
+    """The part of an identified call for one partition, judged against what that partition remembers."""
 
     def __init__(
-        self, partition: Partition, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now,
+        self, topic: Topic, number: int, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now,
         batch_id: str | None = None,
     ) -> None:  # fmt: skip
-        self.partition = partition
+        self.partition = topic.partitions[number]
+        self._topic = topic
         self._index = index
         self._columns = columns if len(index) == columns.count else columns.subset(index.tolist())
         self._prints = prints[index]
@@ -61,7 +63,7 @@ class CallShare:
         doubts = self._doubts(batch_id) if self.partition.prepared else {}
         for row in np.flatnonzero(self._twin >= 0).tolist():
             twin = self._twin[row]
-            if self._status[twin] != NEW:  # the row it repeats does not go in: what holds for that one holds for it
+            if self._status[twin] != NEW:  # the row it repeats is not new, so it gets the same result
                 self._status[row], self._first[row], self._twin[row] = self._status[twin], self._first[twin], -1
         for row in np.flatnonzero((self._status == CONFLICT) | (self._status == STALE)).tolist():
             self.errors[int(self._index[row])] = self._error(row)
@@ -69,7 +71,7 @@ class CallShare:
             self.errors[int(self._index[row])] = BatchInDoubt(self._name(row), doubts.get(row, "(of the same batch)"))
 
     def _doubts(self, batch_id: str | None) -> dict[int, str]:
-        """Row -> batch of what another batch has prepared: whether that is a duplicate nobody knows yet."""
+        """Return row -> batch for rows that another batch has prepared: they may turn out to be duplicates."""
         prepared, found = self.partition.prepared, {}
         if self._identity is not None:
             seqs = np.array(self._columns.seqs, dtype=np.int64)
@@ -82,7 +84,7 @@ class CallShare:
         return found
 
     def _take(self, verdict: Any, rows: I64) -> None:
-        """Lay a verdict over rows that are still new."""
+        """Apply a verdict to rows that are still new."""
         if verdict.all_new:
             return
         for i, row in enumerate(rows.tolist()):
@@ -99,7 +101,7 @@ class CallShare:
             producer = self._identity.producer_id
             return StaleSequence(producer, seq or 0, self.partition.sequences.answered_below_of(producer))
         first = int(self._first[row])
-        return IdempotencyConflict(self._name(row), to_ulid(first) if first >= 0 else "(of the same batch)")
+        return IdempotencyConflict(self._name(row), self._topic.ulid(first) if first >= 0 else "(of the same batch)")
 
     def _name(self, row: int) -> str:
         token = self._columns.tokens[row] if self._columns.tokens else None
@@ -109,7 +111,7 @@ class CallShare:
 
     @property
     def index(self) -> I64:
-        """Which rows of the call these are."""
+        """The rows of the call that are in this share."""
         return self._index
 
     def new_rows(self) -> list[int]:
@@ -117,7 +119,7 @@ class CallShare:
         return rows
 
     def refuse(self, rows: set[int], error: HeaplineError) -> None:
-        """These rows of the call do not go in after all, nor those that repeat them."""
+        """Refuse these rows of the call, and those that repeat them."""
         for row, where in enumerate(self._index.tolist()):
             twin = int(self._twin[row])
             if where in rows or (twin >= 0 and int(self._index[twin]) in rows):
@@ -149,8 +151,10 @@ class CallShare:
         return rows, make_block(rows, smalls, part.payloads), event, fairness
 
     def results(self) -> list[tuple[int, Enqueued]]:
+        suffix = self._topic.id_suffix
         if self.new.all():
-            return list(zip(self._index.tolist(), map(Enqueued, self._ids.tolist()), strict=True))
+            results = [Enqueued(id, False, None, suffix) for id in self._ids.tolist()]
+            return list(zip(self._index.tolist(), results, strict=True))
         found: list[tuple[int, Enqueued]] = []
         for row, where in enumerate(self._index.tolist()):
             if where in self.errors:
@@ -158,15 +162,15 @@ class CallShare:
             elif self._status[row] == DUPLICATE:
                 twin = int(self._twin[row])
                 first = int(self._ids[twin]) if twin >= 0 else int(self._first[row])
-                found.append((where, Enqueued(first, True)))
+                found.append((where, Enqueued(first, True, None, suffix)))
             else:
-                found.append((where, Enqueued(int(self._ids[row]))))
+                found.append((where, Enqueued(int(self._ids[row]), False, None, suffix)))
         return found
 
 
 def give_turns(partition: Partition, rows: Any, part: Columns, in_turn: bool = True) -> I64 | None:
-    """Write turns into the rows of new messages that are ready (the others get theirs when they are); the hashes of
-    their fairness keys, or None if keys take no turns."""
+    """Write turns into the rows of new messages that are ready (the others get theirs later). Return the hashes of
+    their fairness keys, or None without fairness."""
     if partition.fair is None:
         return None
     hashes = part.fairness_hashes()

@@ -1,12 +1,12 @@
-"""What waits in a topic, or lies dead, as columns: one fixed row a message, for whoever looks at all of them at once.
+"""The waiting and dead messages of a topic as columns: one fixed-size row per message, for readers of the whole state.
 
-`pin` takes the state of one moment out of a running topic: in one turn only references to it are taken, as for a
-snapshot, and the rows are made of them in an I/O thread, so the queue is not held up. `stored` builds the same from a
-directory: the newest snapshot that checks, then the journal up to the watermark, nothing written. Either way the state
-is the one that leads to a known offset in every partition, and all of it is durable.
+`pin` captures a point-in-time state of a running topic: one turn only takes references to it, as for a snapshot, and an
+I/O thread builds the rows from them, so the queue is not blocked. `stored` builds the same from a directory: the newest
+valid snapshot, then the journal up to the watermark, without writing. Either way the state is the one at a known offset
+in every partition, and all of it is durable.
 
-Records are not read here: a row says where its record lies. Whoever wants to read it later must hold the journal.
-Prepared messages are not in the queue yet, and are no rows.
+Records are not read here: a row has the position of its record. A reader that needs the record later must hold the
+journal. Prepared messages are not in the queue yet, and have no rows.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt
 from heapline.core.entries import DEAD, DELAYED, LEASED, READY
 from heapline.core.leases import DEADLINE, HOLDER, POSITION
+from heapline.core.now import Now
 from heapline.core.partition import Partition
-from heapline.core.wheel import Timers
-from heapline.engine.freeze import Frozen, freeze, thaw
+from heapline.core.wheel.timing_wheel import Timers
+from heapline.engine.snapshot_state import Frozen, freeze, thaw
 from heapline.engine.topic import Topic
-from heapline.errors import JournalCorrupt, SnapshotCorrupt
 from heapline.journal.disk import Disk
 from heapline.journal.reader import LogReader
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import segment_path
 from heapline.journal.snapshot import SnapshotStore
-from heapline.model import Now
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 STATE = np.dtype(
     [
         ("id", "<i8"), ("position", "<i8"),
-        ("due", "<i8"),  # ms, of what is delayed
-        ("deadline", "<i8"),  # ms, of what is leased
-        ("died_at", "<i8"),  # ms, of what is dead
-        ("priority", "<i8"), ("expires", "<i8"),  # where they are no longer those of its record: see `own`
+        ("due", "<i8"),  # ms, of delayed messages
+        ("deadline", "<i8"),  # ms, of leased messages
+        ("died_at", "<i8"),  # ms, of dead messages
+        ("priority", "<i8"), ("expires", "<i8"),  # where they differ from the record: see `own`
         ("holder", "<i4"), ("reason", "<i4"),  # number of the text; -1: none
         ("state", "u1"),  # READY, DELAYED, LEASED or DEAD, as in core/entries.py
         ("own", "u1"),
@@ -52,27 +52,29 @@ Rows = npt.NDArray[Any]
 
 
 class StateRows(NamedTuple):
-    """Sorted by where their records lie."""
+    """Rows of a state, sorted by the positions of their records."""
 
     incarnation: int
-    at: int  # wall ms: when
+    at: int  # wall ms of the state
     segment_bytes: int
-    ends: list[int]  # by partition: the state is the one after all rows below
+    ends: list[int]  # by partition: the state contains all rows below this offset
     rows: Rows
     texts: list[str]
 
 
 async def pin(runner: TopicRunner, dead: bool) -> StateRows:
-    """The state as it is now; durable when this returns."""
+    """Return the current state; it is durable when this returns."""
 
     def capture(now: Now) -> tuple[Frozen, list[int], int]:
-        topic = runner.topic
-        topic.seal(runner.journal, now)
-        unit = runner.journal.open_unit_number - 1
+        topic = runner.loaded.topic
+        topic.seal(runner.loaded.journal, now)
+        unit = runner.loaded.journal.open_unit_number - 1
         return freeze(topic, unit), [p.offset for p in topic.partitions], now.wall
 
     frozen, ends, wall = await runner.call(capture)
-    topic = Topic(runner.name, runner.topic.config, Now(wall, wall), runner.loader.draw)
+    topic = Topic(
+        runner.name, runner.loaded.topic.config, Now(wall, wall), runner.loader.draw, runner.loaded.topic.id_suffix
+    )
 
     def build() -> StateRows:
         blobs = {name: memoryview(np.concatenate(columns).tobytes()) for name, columns in frozen.blobs.items()}
@@ -83,7 +85,7 @@ async def pin(runner: TopicRunner, dead: bool) -> StateRows:
 
 
 def stored(disk: Disk, folder: str, name: str, incarnation: int, config: TopicConfig, dead: bool) -> StateRows:
-    """The state in a directory, as far as its watermark. Segments must be held from before this is called."""
+    """Return the state in a directory, up to its watermark. The caller must already hold the segments."""
     reader = LogReader(disk, folder)
     topic, after = _thawed(disk, folder, name, config, reader.watermark().time)
     mark = reader.watermark()
@@ -97,7 +99,7 @@ def stored(disk: Disk, folder: str, name: str, incarnation: int, config: TopicCo
 
 
 def _thawed(disk: Disk, folder: str, name: str, config: TopicConfig, now: int) -> tuple[Topic, int]:
-    """The newest state that is stored whole, and the unit that it is of."""
+    """Return the newest complete stored state, and its unit."""
     if disk.exists(f"{folder}/snapshots"):
         store, before = SnapshotStore(disk, f"{folder}/snapshots"), [-1]
         while before != (before := store.units()):  # they may be pruned while they are read: then there are new ones
@@ -189,7 +191,7 @@ def _dead_rows(p: Partition, texts: _Texts) -> Rows:
 
 
 def _among(rows: Rows, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
-    """(row, id) of those that are among these ids."""
+    """Return (row, id) of the rows whose id is in `ids`."""
     if not ids:
         return []
     at = np.flatnonzero(np.isin(rows["id"], np.fromiter(ids, np.int64, len(ids))))

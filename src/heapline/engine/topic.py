@@ -1,8 +1,8 @@
-"""One topic's state: its partitions, what holds for all of them, and the unit that is being gathered.
+"""One topic's state: its partitions, the state shared by them, and the open unit.
 
-`emit` is the one way in which anything changes: the event is applied at once and its bytes join the open unit;
-whoever must be answered waits for that unit. `replay` is the same without the gathering: recovery is apply alone.
-No I/O, no clock, no asyncio here; the runner drives it.
+`emit` is the only way to change anything: the event is applied immediately and its bytes join the open unit; the
+caller's answer waits for that unit. `replay` only applies, without collecting: recovery is apply alone. No I/O, no
+clock, no asyncio here; the runner drives it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import JournalCorrupt, MessageNotFound
+from heapline.contract.ids import parse_id, to_ulid
+from heapline.core.dedup.sequences import PASSED_MS
 from heapline.core.events import (
     I64,
     AnyEvent,
@@ -24,41 +27,38 @@ from heapline.core.events import (
     ConfigChanged,
     Enqueued,
     Fired,
-    FiredCount,
-    FiredInTurn,
     Grown,
     Leased,
     Moved,
     Paused,
     Released,
     Replayed,
-    ReplayedInTurn,
     Rescheduled,
     Resumed,
     decode_events,
     encode_event,
 )  # fmt: skip
-from heapline.core.fairness import FairShare
-from heapline.core.groups import Groups
-from heapline.core.key_hashes import hashes_of
-from heapline.core.live import LiveMap
+from heapline.core.fairness.key_hashes import hashes_of
+from heapline.core.fairness.turns import FairShare
+from heapline.core.groups.registry import Groups
+from heapline.core.groups.stream import StreamCount
+from heapline.core.groups.stream_tail import StreamTail
+from heapline.core.ids import partition_of
+from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
 from heapline.core.partition import Draw, Partition
 from heapline.core.position import PositionLayout, size_class
 from heapline.core.record import FLAG_FAIRNESS, ROW
-from heapline.core.sequences import PASSED_MS
-from heapline.core.stream import StreamCount
-from heapline.core.stream_tail import StreamTail
-from heapline.engine.following import FOLLOWED, Following
-from heapline.errors import JournalCorrupt
+from heapline.engine.groups.group_index import FOLLOWED, Following
 from heapline.journal.block import Block
 from heapline.journal.journal import Journal
 from heapline.journal.segment import segment_path
 from heapline.journal.unit import SealedUnit, Unit
-from heapline.model import Now
 
-EVENT_OVERHEAD = 64  # bytes that a frame or block adds to its unit beyond its own, at most
+SETTLE_ROWS = 16384  # leases settled by one event
+EVENT_OVERHEAD = 64  # most bytes that a frame or block adds to its unit beyond its own
 _SEQUENCED = (
-    Leased, Released, Fired, FiredInTurn, FiredCount, Replayed, ReplayedInTurn, Rescheduled, Enqueued, BatchCommitted,
+    Leased, Released, Fired, Replayed, Rescheduled, Enqueued, BatchCommitted,
 )  # fmt: skip
 
 
@@ -79,23 +79,24 @@ class _PendingFrame:
 
 
 class Topic:
-    def __init__(self, name: str, config: TopicConfig, now: Now, draw: Draw) -> None:
+    def __init__(self, name: str, config: TopicConfig, now: Now, draw: Draw, id_suffix: int = 0) -> None:
         self.name = name
+        self.id_suffix = id_suffix  # low bits of its messages' ULIDs
         self.config = config
         self.layout = PositionLayout(config.segment_bytes)
         self.live = LiveMap(self.layout)
         self.fair = FairShare() if config.fairness == "keys" else None
         self._new_partition = partial(Partition, live=self.live, now=now, draw=draw, fair=self.fair)
         self.partitions = [self._new_partition(p, config) for p in range(config.partitions)]
-        self.following = Following(self.layout, config.partitions)  # what its groups need
+        self.following = Following(self.layout, config.partitions)  # the data that its groups need
         self._partitions_given = config.partitions
         self.growths: list[Grown] = []  # oldest first
         self.next_seq = 1  # spine sequence
         self.paused = False
         self.paused_until: int | None = None  # wall ms
-        self.blob_names: dict[str, str] = {}  # of runs that a snapshot has stored
-        self.changed: set[int] = set()  # partitions since the runner last planned when to wake
-        self.new_heads: set[int] = set()  # partitions whose head may be another than it was at the last selection
+        self.blob_names: dict[str, str] = {}  # blob names of runs that a snapshot has stored
+        self.changed: set[int] = set()  # partitions changed since the runner last planned its wakes
+        self.new_heads: set[int] = set()  # partitions whose head may have changed since the last selection
         self._frames: dict[int, _PendingFrame] = {}
         self._frames_bytes = 0
         self._blocks = 0
@@ -126,14 +127,34 @@ class Topic:
     def tails(self) -> list[StreamTail | None]:
         return self.following.tails
 
+    def ulid(self, id: int) -> str:
+        return to_ulid(id, self.id_suffix)
+
+    def own_id(self, message_id: object) -> int | None:
+        """Return the integer of an id in either form, or None if it is a ULID of another topic."""
+        id, suffix = parse_id(message_id)
+        return id if suffix in (None, self.id_suffix) else None
+
+    def find_id(self, message_id: object) -> int:
+        """Return the integer of an id in either form. Raise MessageNotFound if it is a ULID of another topic."""
+        id = self.own_id(message_id)
+        if id is None:
+            raise MessageNotFound(self.name, str(message_id))
+        return id
+
+    def own_ids(self, message_ids: Sequence[object] | None) -> list[int] | None:
+        """Return the integers of ids, without ULIDs of other topics; None if none are given."""
+        return None if message_ids is None else [id for m in message_ids if (id := self.own_id(m)) is not None]
+
     def take_seq(self, count: int = 1) -> int:
         first = self.next_seq
         self.next_seq += count
         return first
 
     def forget_passed(self, now: Now) -> None:
-        """Let go of passing producers that were used in no partition for long. Right before a snapshot, and only then:
-        so what is read back from one is what was in memory. Coming back, such a producer begins anew."""
+        """Forget passing producers (core/dedup/sequences.py) that were not used in any partition for long. Runs only
+        right before a snapshot, so that what is loaded equals the state in memory. If such a producer returns, it
+        starts again."""
         used_at: dict[str, int] = {}
         for partition in self.partitions:
             for name, at in partition.sequences.passing().items():
@@ -143,10 +164,29 @@ class Topic:
             for partition in self.partitions:
                 partition.sequences.forget(passed)
 
+    def by_partition(self, ids: list[int], tokens: list[int]) -> list[tuple[Partition, list[int], list[int]]]:
+        """Group leases by partition. Many leases are sliced, because one event must fit into the smallest segment."""
+        if len(ids) > SETTLE_ROWS:
+            cuts = range(0, len(ids), SETTLE_ROWS)
+            slices = [(ids[cut : cut + SETTLE_ROWS], tokens[cut : cut + SETTLE_ROWS]) for cut in cuts]
+            return [part for piece in slices for part in self.by_partition(*piece)]
+        partitions = self.partitions
+        if len(partitions) == 1 or not ids:
+            return [(partitions[0], ids, tokens)]
+        columns = np.array([ids, tokens], dtype=np.int64)
+        owners = partition_of(columns[0])
+        order = owners.argsort(kind="stable")
+        numbers, starts = np.unique(owners[order], return_index=True)
+        pieces = np.split(columns[:, order], starts[1:], axis=1)
+        return [
+            (partitions[n if n < len(partitions) else 0], *piece.tolist())  # an unknown id is not leased anywhere
+            for n, piece in zip(numbers.tolist(), pieces, strict=True)
+        ]
+
     # -- changing --------------------------------------------------------------------------------------------------
 
     def reserve(self, journal: Journal, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
-        """Make sure that what is emitted next, of so many bytes, lies in one unit."""
+        """Ensure that the next `nbytes` bytes of events are in one unit."""
         pending = self._frames_bytes + len(self._frames) * EVENT_OVERHEAD
         more = pending + nbytes + (blocks + frames) * EVENT_OVERHEAD
         if not journal.fits(more):
@@ -154,7 +194,7 @@ class Topic:
             journal.room(nbytes, blocks=blocks, frames=frames)
 
     def emit(self, journal: Journal, partition: Partition, event: AnyEvent, now: Now) -> None:
-        """Apply an event that brings no records, and gather it."""
+        """Apply an event without records, and add it to the open unit."""
         data = encode_event(event)
         self.reserve(journal, len(data), now, blocks=0)
         self._gather(partition, event, data)
@@ -164,9 +204,9 @@ class Topic:
         self, journal: Journal, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
         now: Now, fairness: I64 | None = None,
     ) -> None:  # fmt: skip
-        """Apply an event that brings records, and gather both.
+        """Apply an event with records, and add both to the open unit.
 
-        The caller has reserved room for all that must lie in one unit.
+        The caller has reserved space for everything that must be in one unit.
         """
         self.emit_shared(journal, [(partition, event)], rows, block, now, fairness)
 
@@ -174,7 +214,7 @@ class Topic:
         self, journal: Journal, events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]], rows: Any,
         block: Block, now: Now, fairness: I64 | None = None,
     ) -> None:  # fmt: skip
-        """The same for several partitions whose records lie in one block: each event says which of them are its own."""
+        """Like `emit_records`, for partitions whose records are in one block: each event names its own records."""
         segment, at = journal.add_block(block)
         positions = self._positions(segment, at, rows)
         for partition, event in events:
@@ -199,7 +239,7 @@ class Topic:
             frame.first_id = first_id
 
     def seal(self, journal: Journal, now: Now) -> SealedUnit | None:
-        """Close the open unit. None if nothing was gathered."""
+        """Close the open unit. Return None if it is empty."""
         if not self._frames:
             return None
         for number, frame in self._frames.items():
@@ -244,8 +284,8 @@ class Topic:
             self.growths.append(event)
 
     def _ask_longer(self, partition: Partition, batch_id: str, expires: int) -> None:
-        """Another part of a batch brings idempotency keys. Those that the batch has in doubt here came to this
-        partition for that reason, maybe from before a growth, and are looked for here until the new ones expire."""
+        """Extend `Grown.until` when another part of a batch brings idempotency keys. Keys that the batch has in doubt
+        here were placed here because of it, maybe before a growth, and are looked up here until the new ones expire."""
         if batch_id in partition.prepared.batches:
             self.growths = [
                 Grown(g.before, g.after, g.at, max(g.until, expires)) if partition.number < g.before else g
@@ -255,26 +295,26 @@ class Topic:
     # -- settings --------------------------------------------------------------------------------------------------
 
     def set_config(self, config: TopicConfig) -> None:
-        """Take other settings for what is decided from now on. Partitions are added by a `Grown` alone."""
+        """Use other settings for decisions from now on. Only `Grown` adds partitions."""
         self.config = config
         for partition in self.partitions:
             partition.config = config
 
     def adopt(self, settings: bytes) -> None:
-        """Settings (JSON) that the journal or a snapshot has recorded. The catalog's, given when this was made, are
-        newer, unless the recorded ones have more partitions: see growth.py."""
+        """Adopt settings (JSON) that the journal or a snapshot has recorded, if they have more partitions than the
+        catalog's. Otherwise the catalog's settings, passed to the constructor, are newer: see growth.py."""
         if msgspec.json.decode(settings)["partitions"] > self._partitions_given:
             self.set_config(msgspec.json.decode(settings, type=TopicConfig))
 
     def extend(self, count: int) -> None:
-        """Have so many partitions; those that are new are empty, and their offsets start at 0."""
+        """Extend the topic to `count` partitions. New ones are empty, and their offsets start at 0."""
         self.partitions += [self._new_partition(p, self.config) for p in range(len(self.partitions), count)]
         self.following.extend(len(self.partitions))
 
     # -- recovery --------------------------------------------------------------------------------------------------
 
     def replay(self, unit: Unit, directory: str) -> None:
-        """Apply what a durable unit recorded."""
+        """Apply the events of a durable unit."""
         path = segment_path(directory, unit.segment)
         for frame in unit.frames:
             if frame.partition >= len(self.partitions):
@@ -292,11 +332,11 @@ class Topic:
                 raise JournalCorrupt(path, unit.offset, f"a frame holds other than its {frame.row_count} rows")
 
     def opened(self, now: Now) -> None:
-        """It is loaded and about to serve."""
+        """Finish loading, before the topic serves."""
         self.following.opened([partition.offset for partition in self.partitions], now.steady)
 
     def settle(self) -> None:
-        """All that is stored has been applied, or the settings have changed: limits are in force from here."""
+        """Apply the limits, after everything stored has been applied or the settings have changed."""
         if self.fair is not None:
             self.fair.settle(self.config.max_inflight_per_key, self.partitions)
             self.new_heads.update(range(len(self.partitions)))
@@ -314,7 +354,7 @@ class Topic:
 
 
 def _fairness_hashes(data: memoryview, at: int, rows: Any) -> I64:
-    """The hashes of the fairness keys of records whose rows lie from `at` on."""
+    """Return the hashes of the fairness keys of records whose rows start at `at`."""
     has = (rows["flags"] & FLAG_FAIRNESS) != 0
     hashes = np.zeros(len(rows), dtype=np.int64)
     starts = (at + np.arange(len(rows)) * ROW.itemsize + rows["small_at"] + rows["key_len"])[has]

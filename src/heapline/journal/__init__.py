@@ -1,13 +1,20 @@
-"""The journal: durable bytes. Knows nothing of priorities, leases or asyncio.
+"""The journal: durable bytes. It knows nothing of priorities, message leases or asyncio.
 
-disk        the disk as a protocol, and the real one
-block unit  what lies in a commit              sectors tail   torn or damaged?
-segment     one file                           recovery walk  reading it all back, checked
-planner     where things will lie (memory)     writer         putting them there (I/O)
-journal     both, as one object                spares         space for a full disk
-records record_reader  messages by position    index seek reader  the log by unit, offset, id, time
-snapshot reclaim       what makes it short     verify repair  what the CLI offers
-log_start   from where on it can be shown
+disk                    the disk as a protocol, and the real one
+block, unit             the content of one commit
+segment                 one file: its header, name and growth
+unit_planner            assigns positions to blocks and frames (memory only)
+writer                  writes sealed units (I/O)
+journal                 planner and writer as one object
+sectors, tail           tell a torn write from damage
+walk, recovery          read all units back, checked
+watermark, log_start    how far the log is durable; the first offset that can be read
+records, record_reader  messages by position, from memory or disk
+index, seek, reader     the log by unit, offset, id and time
+snapshot                the state at a unit, so that opening is fast
+reclaim, reader_lease   delete old segments unless a reader needs them
+spares                  reserved space for a full disk
+verify, repair, backup  for the command line
 """
 
 from __future__ import annotations
@@ -16,15 +23,8 @@ from heapline.journal.block import Block, make_block, new_rows
 from heapline.journal.disk import Disk, File, Lock, RealDisk
 from heapline.journal.journal import Journal
 from heapline.journal.reader import LogReader
-from heapline.journal.reclaim import (
-    ReaderLease,
-    SegmentHeld,
-    delete_segment,
-    end_lease,
-    held_by,
-    read_leases,
-    write_lease,
-)
+from heapline.journal.reader_lease import ReaderLease, end_lease, read_leases, write_lease
+from heapline.journal.reclaim import SegmentHeld, delete_segment, held_by
 from heapline.journal.record_reader import RecordReader
 from heapline.journal.records import BadRecord, CacheBudget, RecordCache, Records
 from heapline.journal.recovery import scan

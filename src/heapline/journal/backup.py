@@ -1,20 +1,20 @@
-"""A copy of one topic's folder, taken while an engine may be writing to it.
+"""Copy one topic's directory while an engine may be writing to it.
 
-Theory of operation. What must hold of the copy is what recovery asks for: a snapshot that checks, all segments that it
-or the units after it refer to, and every unit up to where the copy ends. So, in this order:
+Theory of operation. The copy must satisfy recovery: a valid snapshot, all segments that it or the units after it refer
+to, and every unit up to the end of the copy. The steps, in this order:
 
-1. A reader lease on the first segment: from here on no segment goes (one that was being deleted just now may).
-2. The newest snapshot that checks, of unit U. The engine may prune it meanwhile; then the next one is taken.
-3. Which segments there are; if one of them goes before it was copied, all begins again.
-4. The watermark, last. What lies at or before it is never written again. Where an engine runs it names a unit at or
-   after U, since a snapshot is only made of durable units, and at or after every ack for which a segment went. But it
-   is not synced, so after a power cut it may be old, and under the `interval` policy it follows behind the answers.
-5. Therefore the copy goes on from there as far as whole units follow, as recovery would: that is the end. A unit that
-   is being written just now does not check and is left out whole; it was answered to nobody when the copy began.
-6. The segments up to that end. Of the last one only what lies before the end, zeros after it.
+1. Take a reader lease on the first segment. From here on no segment is deleted (except one whose deletion has begun).
+2. Copy the newest valid snapshot, of unit U. If the engine prunes it meanwhile, take the next one.
+3. List the segments. If one of them is deleted before it was copied, start over.
+4. Read the watermark last. Bytes up to it are never written again. While an engine runs, it names a unit at or after
+   U, because only durable units are in a snapshot, and at or after every ack for which a segment was deleted. It is not
+   synced, so after a power cut it may be old, and under the `interval` policy it lags behind the answers.
+5. So continue from the watermark as long as complete units follow, as recovery would; that is the end of the copy. A
+   unit that is being written fails its checksum and is left out; it was not acknowledged when the copy began.
+6. Copy the segments up to that end. The last one is copied up to the end and continues with zeros.
 
-The copy is synced; it opens like the directory of an engine that was killed right after the last unit in it.
-Nothing in the source is changed but the lease file, which is removed.
+The copy is synced. It opens like the directory of an engine that was killed right after the copy's last unit. Nothing
+in the source changes except the lease file, which is removed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from heapline.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
+from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
 from heapline.journal.disk import Disk, File
 from heapline.journal.log_start import log_start_path
-from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
+from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, index_path, segment_path
 from heapline.journal.snapshot import SnapshotStore
@@ -36,23 +36,25 @@ from heapline.journal.walk import NO_CHAIN, SegmentWalk
 from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 CHUNK_BYTES = 4 << 20
-LEASE_MS = 3600_000  # renewed before every segment
+LEASE_MS = 3600_000  # renewed before each segment is copied
 TRIES = 10
 
 
 class Copied(NamedTuple):
-    unit: int  # the last one in the copy
-    snapshot_unit: int  # 0: without a snapshot
+    """The result of a copy."""
+
+    unit: int  # last unit in the copy
+    snapshot_unit: int  # 0 if there is no snapshot
     segments: int
     bytes: int
 
 
 class _Moved(Exception):
-    """Something went while it was being copied: begin again."""
+    """A file was deleted while it was being copied; start over."""
 
 
 def copy_topic(disk: Disk, source: str, target: str, wall_ms: Callable[[], int]) -> Copied:
-    """`target` is made, and must not be there. FileNotFoundError if the source itself is not there (any more)."""
+    """Copy a topic. `target` is created and must not exist. Raise FileNotFoundError if the source does not exist."""
     for _ in range(TRIES):
         disk.remove_tree(target)
         disk.listdir(source)
@@ -60,7 +62,9 @@ def copy_topic(disk: Disk, source: str, target: str, wall_ms: Callable[[], int])
             return _Copy(disk, source, target, wall_ms).run()
         except _Moved:
             continue
-    raise UnavailableError(f"{source} changed {TRIES} times while it was being copied: try again when less goes on")
+    raise UnavailableError(
+        f"{source} changed {TRIES} times while it was being copied; try again when there is less activity"
+    )
 
 
 class _Copy:
@@ -78,12 +82,12 @@ class _Copy:
             self._hold(first)
             snapshot_unit = self._copy_snapshot()
             present = list_segments(disk, self._source)
-            mark = self._go_on(self._watermark(), present)
+            mark = self._extend_watermark(self._watermark(), present)
             segments = [number for number in present if number <= mark.segment]
             for number in segments:
                 self._hold(first)
                 self._copy_segment(number, mark)
-            with contextlib.suppress(FileNotFoundError):  # most have none
+            with contextlib.suppress(FileNotFoundError):  # most topics have none
                 self._copy(log_start_path(self._source), log_start_path(target))
             file = disk.create(watermark_path(target))
             self._finish(file, [mark.pack()])
@@ -100,12 +104,12 @@ class _Copy:
     def _watermark(self) -> Watermark:
         mark = read_watermark(self._disk, self._source)
         if mark is None:
-            detail = "it is missing or does not check: open the topic once to have it written anew"
+            detail = "it is missing or corrupt; open the topic once to rewrite it"
             raise JournalCorrupt(watermark_path(self._source), 0, detail)
         return mark
 
-    def _go_on(self, mark: Watermark, present: list[int]) -> Watermark:
-        """The watermark as it would be after the last whole unit."""
+    def _extend_watermark(self, mark: Watermark, present: list[int]) -> Watermark:
+        """Return the watermark as it would be after the last complete unit."""
         number, chain, at = mark.visible + 1, NO_CHAIN, mark.byte_end
         for segment in [n for n in present if n >= mark.segment]:
             try:
@@ -117,7 +121,7 @@ class _Copy:
             try:
                 walk = SegmentWalk(file, mark.incarnation, segment, number=number, chain=chain, at=at)
                 for unit in walk:
-                    durable = mark.durable if mark.relaxed else unit.number  # in the copy it is
+                    durable = mark.durable if mark.relaxed else unit.number  # every unit in the copy is durable
                     mark = replace(
                         mark, durable=durable, visible=unit.number, segment=segment, byte_end=unit.end, time=unit.time
                     )
@@ -129,7 +133,7 @@ class _Copy:
         return mark
 
     def _copy_snapshot(self) -> int:
-        """The unit of the newest one that checks where it has been copied to."""
+        """Copy the newest snapshot that is valid in the copy, and return its unit."""
         source = SnapshotStore(self._disk, f"{self._source}/snapshots")
         target = SnapshotStore(self._disk, f"{self._target}/snapshots")
         units = source.units()
@@ -155,11 +159,11 @@ class _Copy:
             raise _Moved from None
         index = index_path(self._source, number)
         if end is None:
-            with contextlib.suppress(FileNotFoundError):  # it can be made again
+            with contextlib.suppress(FileNotFoundError):  # it can be rebuilt
                 self._copy(index, index_path(self._target, number))
 
     def _copy(self, source: str, target: str, end: int | None = None) -> None:
-        """All of a file, or its beginning with zeros after it up to its size."""
+        """Copy a file, or its beginning followed by zeros up to its size."""
         file = self._disk.open(source)
         try:
             size = file.size()
@@ -168,7 +172,7 @@ class _Copy:
             for at in range(0, stop, CHUNK_BYTES):
                 copy.pwritev([file.pread(min(CHUNK_BYTES, stop - at), at)], at)
             if size > stop:
-                copy.fallocate(stop, size - stop)  # as in the original: a full disk is noticed before a write
+                copy.fallocate(stop, size - stop)  # reserves the space, as in the original
         finally:
             file.close()
         self._bytes += stop

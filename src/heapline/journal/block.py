@@ -1,14 +1,14 @@
-"""A block: the records of n messages as they lie in a unit, each with its own checksums.
+"""A block: the records of n messages as stored in a unit, each with its own checksums.
 
-Format version 1 (the version of the unit that holds the block; to change it: bump UNIT_VERSION in unit.py, keep
-this reader for the old number, add a fixture file of the old version to the tests):
+Format version 1 (the version of the unit that holds the block; to change it: bump UNIT_VERSION in unit.py, keep this
+reader for the old number, add a fixture file of the old version to the tests):
 
     n rows of 80 bytes (ROW) | small parts, contiguous | payloads, contiguous | zeros to a multiple of 16
 
-A row says how far from its own first byte its small part (key, fairness key and headers bytes) and its payload lie,
-so that a position, which points at a row, is enough to read the message with one or two preads.
-`crc` covers the rest of the row and the small part; `payload_crc` covers the payload. The payloads lie together so
-that a columnar reader can take them as one buffer. What id, priority or due mean is not known here.
+A row holds the distances from its own first byte to its small part (key, fairness key and headers) and its payload. So
+a position, which points to a row, is enough to read the message with one or two preads. `crc` covers the rest of the
+row and the small part; `payload_crc` covers the payload. The payloads are contiguous so that a columnar reader can take
+them as one buffer. The meaning of id, priority and due time is not known here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heapline.core.record import DEFAULT_RETRIES, ROW
 
 ROW_BYTES = ROW.itemsize
 if ROW_BYTES % ALIGN:
-    raise TypeError("rows must be a multiple of 16 bytes: positions count in steps of 16")
+    raise TypeError("rows must be a multiple of 16 bytes, because positions count in steps of 16")
 
 Rows = npt.NDArray[Any]
 _CHECKED = struct.Struct("<4x76s")
@@ -35,7 +35,7 @@ _CHECKED = struct.Struct("<4x76s")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """n records, ready to be laid into a unit."""
+    """n records, ready to be added to a unit."""
 
     data: bytes
     count: int
@@ -48,7 +48,10 @@ class Block:
 
 
 def new_rows(count: int) -> Rows:
-    """Zeroed rows for the caller to fill: id, priority, enqueued_at, due, ttl_ms, flags, max_retries, key_len."""
+    """Return zeroed rows for the caller to fill.
+
+    The fields to fill are id, priority, enqueued_at, due, ttl_ms, flags, max_retries and key_len.
+    """
     rows = np.zeros(count, ROW)
     rows["max_retries"] = DEFAULT_RETRIES
     return rows
@@ -59,13 +62,13 @@ def _lengths(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def make_block(rows: Rows, smalls: Sequence[bytes] | None, payloads: Sequence[bytes]) -> Block:
-    """Lay out the records; fills lengths, distances and checksums into `rows` (which is changed).
+    """Lay out the records. Fills lengths, distances and checksums into `rows`, which is modified.
 
-    Per message only the checksum calls and the join run in a Python loop; the rest is columns.
+    Per message, only the checksum calls and the join run in a Python loop; the rest is vectorized.
     """
     n = len(rows)
     if len(payloads) != n or (smalls is not None and len(smalls) != n):
-        raise ValueError("rows, small parts and payloads must be equally many")
+        raise ValueError("the numbers of rows, small parts and payloads must be equal")
     starts = np.arange(0, n * ROW_BYTES, ROW_BYTES, dtype=np.int64)
     place = n * ROW_BYTES
     small_lens = _lengths(smalls) if smalls is not None else np.zeros(n, np.int64)
@@ -95,11 +98,11 @@ def _row_checksums(rows: Rows, smalls: Sequence[bytes] | None) -> npt.NDArray[np
 
 
 def block_nbytes(count: int, smalls_len: int, payloads_len: int) -> int:
-    """Bytes that a block takes, padding included."""
+    """Return the size of a block in bytes, padding included."""
     content = count * ROW_BYTES + smalls_len + payloads_len
     return content + -content % ALIGN
 
 
 def row_checks(row: bytes, small: bytes) -> bool:
-    """Whether the 80 bytes of a row and its small part are what was written."""
+    """Return whether the 80 bytes of a row and its small part match their checksum."""
     return len(row) == ROW_BYTES and crc32c(small, crc32c(row[4:])) == int.from_bytes(row[:4], "little")

@@ -1,12 +1,11 @@
-"""The disk as the journal sees it: a small protocol, and its one real implementation.
+"""The disk as the journal sees it: a small protocol, and its real implementation.
 
-Everything durable goes through `Disk`, so that a test can put a disk there that tears writes, loses what
-was not synced, fills up or fails. All calls block; all paths are plain strings; all failures are `OSError`
-with their errno. What each call promises about a crash is said at the call. The protocol knows nothing of
-segments or units.
+All durable I/O goes through `Disk`, so that a test can substitute a disk that tears writes, loses unsynced data, fills
+up or fails. All calls block, all paths are plain strings, and all failures are `OSError` with their errno. Each method
+states what it guarantees after a crash. The protocol knows nothing of segments or units.
 
-Assumed of any disk: a 512-byte sector is written whole or not at all, sectors of one write may arrive in any
-subset until a sync returns, and bytes that were allocated but never written read as zeros.
+Assumptions about any disk: a 512-byte sector is written completely or not at all; until a sync returns, any subset of a
+write's sectors may have arrived; bytes that were allocated but never written read as zeros.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ import shutil
 from collections.abc import Sequence
 from typing import Protocol
 
-from heapline.errors import DirectoryLocked
+from heapline.contract.errors import DirectoryLocked
 
 Buffer = bytes | bytearray | memoryview
 
 SECTOR = 512
 _IOV_MAX = 1024
 _ZEROS = bytes(1 << 20)
-#: Errors that mean "no room", as against "the disk is failing".
+#: Errors that mean "no space", as opposed to a failing disk.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -40,24 +39,24 @@ class File(Protocol):
     path: str
 
     def pread(self, n: int, off: int) -> bytes:
-        """Up to n bytes; fewer only at the end of the file."""
+        """Return up to n bytes; fewer only at the end of the file."""
 
     def pwritev(self, parts: Sequence[Buffer], off: int) -> None:
-        """All parts one after the other from `off`, or an error. Not durable until `fdatasync`."""
+        """Write all parts consecutively from `off`, or raise. Not durable until `fdatasync`."""
 
     def zero(self, off: int, n: int) -> None:
-        """Write zeros, so that the blocks are allocated and a later sync of data needs no metadata."""
+        """Write zeros, so that the blocks are allocated and a later data sync needs no metadata."""
 
     def fallocate(self, off: int, n: int) -> None:
-        """Reserve blocks, growing the file to at least off + n; what was there stays, the rest reads as zeros."""
+        """Reserve blocks, growing the file to at least off + n. Existing bytes stay; the rest reads as zeros."""
 
     def fdatasync(self) -> None:
-        """On return all that was written, and the file's size, survive a power cut. Never retried after an error."""
+        """Make all written bytes and the file's size survive a power cut. Never retried after an error."""
 
     def size(self) -> int: ...
 
     def truncate(self, n: int) -> None:
-        """Set the size, in one step as far as a crash can tell; what is added is a hole that reads as zeros."""
+        """Set the size, atomically as far as a crash can tell. Added bytes are a hole that reads as zeros."""
 
     def close(self) -> None: ...
 
@@ -67,45 +66,45 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """A directory tree. A name that appeared, moved or went is durable only after `fsync_dir` of its directory."""
+    """A directory tree. Created, renamed and deleted names are durable only after `fsync_dir` of their directory."""
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """An existing file; FileNotFoundError otherwise."""
+        """Open an existing file. Raise FileNotFoundError if it does not exist."""
 
     def create(self, path: str) -> File:
-        """A new empty file open for writing; one that is there is emptied."""
+        """Create an empty file open for writing. Empties an existing one."""
 
     def listdir(self, path: str) -> list[str]:
-        """Names, sorted; FileNotFoundError if there is no such directory."""
+        """Return the names, sorted. Raise FileNotFoundError if the directory does not exist."""
 
     def exists(self, path: str) -> bool: ...
 
     def rename(self, old: str, new: str) -> None:
-        """Atomic; replaces a file called `new`."""
+        """Rename atomically, replacing a file called `new`."""
 
     def unlink(self, path: str) -> None: ...
 
     def fsync_dir(self, path: str) -> None: ...
 
     def mkdir(self, path: str) -> None:
-        """Parents too; nothing happens if it is there. Durable after `fsync_dir` of each parent."""
+        """Create a directory and its parents if they do not exist. Durable after `fsync_dir` of each parent."""
 
     def rmdir(self, path: str) -> None: ...
 
     def remove_tree(self, path: str) -> None:
-        """Nothing happens if it is not there."""
+        """Delete a directory tree if it exists."""
 
     def read_file(self, path: str) -> bytes: ...
 
     def write_file_atomic(self, path: str, data: Buffer) -> None:
-        """Old content or new, never a mixture, and durable on return."""
+        """Replace a file's content atomically: a crash leaves the old or the new content. Durable on return."""
 
     def lock(self, path: str) -> Lock:
-        """Hold `path` for this process alone, or raise DirectoryLocked."""
+        """Lock `path` for this process, or raise DirectoryLocked."""
 
 
 class RealFile:
-    """A file descriptor with the calls of `File`."""
+    """A file descriptor that implements `File`."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -223,7 +222,7 @@ class RealDisk:
             file.pwritev([data], 0)
             file.fdatasync()
         except OSError:
-            # A half-written temporary must not eat the space that was short in the first place.
+            # A partial temporary file must not use up the scarce space.
             with contextlib.suppress(OSError):
                 self.unlink(temporary)
             raise

@@ -1,18 +1,18 @@
 """The journal of one topic in one process: the durable order of everything that happens to its messages.
 
-Two halves that meet in a queue of sealed units. The building half (`room`, `add_block`, `add_frame`, `seal`) is pure
-memory and runs on the event loop; the I/O half (`commit`, `prepare`, `sync`) runs in one committer thread, never
-concurrently with itself. Between them only integers are read across threads. One turn of an engine:
+It has two halves, connected by a queue of sealed units. The building half (`room`, `add_block`, `add_frame`, `seal`) is
+pure memory and runs on the event loop. The I/O half (`commit`, `prepare`, `sync`) runs in one committer thread, never
+concurrently with itself. Across threads, only integers are read. One turn of an engine:
 
     journal.room(block.nbytes + len(events)); journal.add_block(block); journal.add_frame(...)
     journal.seal(now, wall); units = journal.take_sealed()
     # in the committer thread:
     if journal.wants_prepare: journal.prepare()
     for unit in units: journal.commit(unit)
-    # now everything decided up to there may be answered
+    # now everything decided up to here may be answered
 
-After an error in the I/O half the journal is poisoned: every call raises, nothing that was not committed is
-answered, and the topic is opened anew from disk. What rows and events mean is not known here.
+After an error in the I/O half the journal is poisoned: every call raises, nothing uncommitted is answered, and the
+topic is opened again from disk. The meaning of rows and events is not known here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from heapline.contract.errors import JournalCorrupt
 from heapline.core.position import PositionLayout
-from heapline.errors import JournalCorrupt
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
-from heapline.journal.planner import UnitPlanner
 from heapline.journal.reader import LogReader
 from heapline.journal.record_reader import RecordReader
 from heapline.journal.records import CacheBudget, RecordCache, Records
@@ -42,15 +41,19 @@ from heapline.journal.segment import (
 )
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import SealedUnit, Unit
+from heapline.journal.unit_planner import UnitPlanner
 from heapline.journal.watermark import Watermark, watermark_path
 from heapline.journal.writer import SegmentWriter, SyncPolicy
 
 I64 = npt.NDArray[np.int64]
-READ_AGAIN = 2  # times
+READ_AGAIN = 2  # attempts
 
 
 class Journal:
-    """See the module. Made by `create`, opened by `open`; writable once the iterator from `open` has ended."""
+    """The journal of a topic. Created by `create`, opened by `open`.
+
+    It is writable after the iterator from `open` has ended.
+    """
 
     def __init__(self, scan: Scan, policy: SyncPolicy, spares: SparePool | None, name: str, budget: CacheBudget | None):
         self.disk, self.path, self.name = scan.disk, scan.directory, name or scan.directory
@@ -61,12 +64,12 @@ class Journal:
         self._policy: SyncPolicy = policy
         self._spares = spares
         self._planner: UnitPlanner | None = None
-        self.last_wall: int | None = None  # wall time of the last unit that was there when it was opened
+        self.last_wall: int | None = None  # wall time of the last unit when it was opened
         self._writer: SegmentWriter | None = None
 
     @staticmethod
     def create(disk: Disk, path: str, *, incarnation: int, segment_bytes: int, created_at: int = 0) -> None:
-        """A new empty journal, there as a whole and durably, or not at all."""
+        """Create an empty journal, atomically and durably."""
         check_capacity(segment_bytes)
         if disk.exists(path):
             raise FileExistsError(path)
@@ -95,10 +98,10 @@ class Journal:
         cache_budget: CacheBudget | None = None,
         name: str = "",
     ) -> tuple[Journal, Iterator[Unit]]:
-        """The journal and the units above `after_unit` (the snapshot's unit) to be applied.
+        """Return the journal and the units above `after_unit` (the snapshot's unit) to apply.
 
-        The iterator must be run to its end; that cuts a torn tail and makes the journal writable. It raises
-        JournalCorrupt on damage. The caller holds the directory's lock.
+        Run the iterator to its end: that cuts a torn tail and makes the journal writable. It raises JournalCorrupt on
+        damage. The caller holds the directory's lock.
         """
         scan = Scan(disk, path, after_unit=after_unit, known_durable=after_unit, incarnation=incarnation)
         if segment_bytes is not None and segment_bytes != scan.capacity:
@@ -115,7 +118,7 @@ class Journal:
         self._take_over(scan)
 
     def _remove_leftovers(self, first_segment: int) -> None:
-        """Temporary files of a run that was killed, and indexes whose segments were reclaimed."""
+        """Remove temporary files of a killed run, and indexes of reclaimed segments."""
         names = self.disk.listdir(self.path)
         doomed = [n for n in names if n.endswith(".tmp")]
         doomed += [f"{n:010d}.idx" for n in numbered(names, ".idx") if n < first_segment]
@@ -123,17 +126,23 @@ class Journal:
             self.disk.unlink(f"{self.path}/{name}")
 
     def _take_over(self, scan: Scan) -> None:
-        # fmt: off
-        writer = SegmentWriter(self.disk, self.path, incarnation=self.incarnation, capacity=self.segment_bytes,
-                               policy=self._policy, spares=self._spares, last_unit=scan.last_unit, chain=scan.chain,
-                               name=self.name)
-        # fmt: on
-        self._writer = writer  # from here on `close` gives its files back
+        writer = SegmentWriter(
+            self.disk,
+            self.path,
+            incarnation=self.incarnation,
+            capacity=self.segment_bytes,
+            policy=self._policy,
+            spares=self._spares,
+            last_unit=scan.last_unit,
+            chain=scan.chain,
+            name=self.name,
+        )
+        self._writer = writer  # from here on `close` closes its files
         for number in (scan.segment, *scan.ready_segments):
             file = self.disk.open(segment_path(self.path, number), write=True)
             start, size = scan.end if number == scan.segment else 0, file.size()
             try:
-                # A crash while growing may have left a hole, which could still run out of space later.
+                # A crash during growth may have left a hole, which could run out of space later.
                 file.fallocate(start, size - start)
             except OSError as error:
                 if not is_no_space(error):
@@ -148,7 +157,7 @@ class Journal:
 
     def _plan(self) -> UnitPlanner:
         if self._planner is None or self._writer is None:
-            raise RuntimeError("run the iterator that Journal.open returned to its end first")
+            raise RuntimeError("first run the iterator returned by Journal.open to its end")
         if self._writer.poisoned is not None:
             self._writer.check()
         return self._planner
@@ -161,15 +170,15 @@ class Journal:
     # Building: event loop, no I/O.
 
     def fits(self, nbytes: int) -> bool:
-        """Whether the open unit can take so many bytes more, entries for blocks and frames included."""
+        """Return whether the open unit can take this many more bytes, including the entries for blocks and frames."""
         return self._plan().fits(nbytes)
 
     def room(self, nbytes: int, *, blocks: int = 1, frames: int = 1, time: int = 0, wall: int = 0) -> None:
-        """See UnitPlanner.room: call it before adding what must lie in one unit."""
+        """Call before adding data that must be in one unit; see UnitPlanner.room."""
         self._plan().room(nbytes, blocks=blocks, frames=frames, time=time, wall=wall)
 
     def add_block(self, block: Block) -> tuple[int, int]:
-        """Segment and byte offset of the block's first row; its records can be read from memory at once."""
+        """Return segment and byte offset of the block's first row. Its records can be read from memory immediately."""
         planner = self._plan()
         segment, offset = planner.add_block(block)
         self.cache.add(segment, offset, block, planner.open_unit_number)
@@ -179,11 +188,11 @@ class Journal:
         self._plan().add_frame(partition, first_offset, rows, events, first_id)
 
     def seal(self, time: int = 0, wall: int = 0) -> SealedUnit | None:
-        """Fix the open unit, queue it and return it; None if it is empty. Earlier ones may be queued before it."""
+        """Fix the open unit, queue it and return it, or None if it is empty. Earlier units may be queued before it."""
         return self._plan().seal(time, wall)
 
     def take_sealed(self) -> list[SealedUnit]:
-        """All sealed units, to be committed in this order."""
+        """Return all sealed units, to be committed in this order."""
         return self._plan().take_sealed()
 
     @property
@@ -192,12 +201,12 @@ class Journal:
 
     @property
     def open_unit_number(self) -> int:
-        """The number of the unit that is being built: what is added now will carry it."""
+        """The number of the unit that is being built."""
         return self._plan().open_unit_number
 
     @property
     def last_time(self) -> int:
-        """Journal time of the last sealed unit; what follows is never earlier."""
+        """Journal time of the last sealed unit; later units are never earlier."""
         return self._plan().time
 
     @property
@@ -209,16 +218,16 @@ class Journal:
     # I/O: the committer thread.
 
     def commit(self, unit: SealedUnit) -> None:
-        """Write the unit; durable on return under the `commit` policy. Any error poisons the journal."""
+        """Write the unit. Under the `commit` policy it is durable on return. Any error poisons the journal."""
         self._io().commit(unit)
 
     def sync(self) -> None:
-        """Under the `interval` policy: make durable what has been written."""
+        """Make written data durable, under the `interval` policy."""
         self._io().sync()
 
     @property
     def wants_prepare(self) -> bool:
-        """Cheap: whether `prepare` has something to do."""
+        """Whether `prepare` has something to do. Cheap."""
         planner, writer = self._plan(), self._io()
         if writer.filled(planner.segment) < min(self.segment_bytes, planner.planned_end + self._ahead()):
             return True
@@ -227,13 +236,13 @@ class Journal:
         return not self.can_grow or writer.has_finished_index
 
     def _ahead(self) -> int:
-        """How much zero-filled space to keep before the writer: about as much as is written, within bounds."""
+        """Return how much zero-filled space to keep ahead of the writer: as much as is in use, within bounds."""
         return min(FILL_STEP_MAX // 2, self._plan().planned_end)
 
     def prepare(self) -> bool:
-        """Have space ready ahead, so that no commit has to make any; returns `can_grow`.
+        """Make space ahead of time, so that no commit has to. Returns `can_grow`.
 
-        Without space a spare is taken, but only for what is already planned; what would come after that waits.
+        Without disk space a spare is taken, but only for units that are already planned; anything later waits.
         """
         planner, writer = self._plan(), self._io()
         segment, end = planner.segment, planner.planned_end
@@ -248,17 +257,17 @@ class Journal:
 
     @property
     def can_grow(self) -> bool:
-        """False while disk space is short: refuse enqueues, let acks and reclaiming go on."""
+        """False while disk space is short: refuse enqueues, continue with acks and reclaiming."""
         return not self._io().short_of_space and (self._spares is None or self._spares.plenty)
 
     @property
     def durable_unit(self) -> int:
-        """The last unit that survives a power cut. Still told when the journal is poisoned."""
+        """The last unit that survives a power cut. Available even if the journal is poisoned."""
         return self._writer.durable_unit if self._writer is not None else 0
 
     @property
     def written_unit(self) -> int:
-        """The last unit committed; above `durable_unit` only under the relaxed policies."""
+        """The last committed unit; above `durable_unit` only under the relaxed policies."""
         return self._writer.written_unit if self._writer is not None else 0
 
     @property
@@ -268,11 +277,14 @@ class Journal:
     # Reading.
 
     def cached(self, positions: I64) -> tuple[Records, I64]:
-        """Records in memory, and the indexes of those that are not. No I/O."""
+        """Return the records in memory, and the indexes of those that are not. No I/O."""
         return self.cache.cached(positions)
 
     def load(self, positions: I64) -> Records:
-        """Records from disk, checked. Off the loop. What does not check is read again: the fault may have passed."""
+        """Read and check records from disk, off the event loop.
+
+        Corrupt ones are read again, in case the fault was transient.
+        """
         records = self.records.load(positions)
         for _ in range(READ_AGAIN):
             if not records.bad:
@@ -283,20 +295,20 @@ class Journal:
         return records
 
     def read(self, positions: I64) -> Records:
-        """From memory where possible, else from disk."""
+        """Read records from memory where possible, else from disk."""
         records, missing = self.cache.cached(positions)
         if len(missing):
             records.fill(missing, self.records.load(positions[missing]))
         return records
 
     def reader(self) -> LogReader:
-        """Reads the durable units of this journal; for any thread, one reader each."""
+        """Return a reader of this journal's durable units. Use one reader per thread."""
         return LogReader(self.disk, self.path, active=lambda: self._io().index)
 
     def close(self) -> None:
-        """Let the files go. Nothing is written: what was not committed is lost, as after a kill.
+        """Close the files. Nothing is written: uncommitted data is lost, as after a kill.
 
-        The records in memory are the event loop's: it gives them up itself, with `cache.clear`.
+        The records in memory belong to the event loop, which drops them with `cache.clear`.
         """
         if self._writer is not None:
             self._writer.close()

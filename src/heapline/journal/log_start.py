@@ -1,13 +1,13 @@
-"""From where on a log can be shown whole, by partition: a small file beside the segments, absent for most topics.
+"""The first offset of each partition whose log can be read completely: a small file, absent for most topics.
 
-A partition's log starts with the first row of its first segment, with one exception. A prepared message stands in the
-log at the row of its commit, but its record lies where it was prepared, perhaps segments before that. When such a
-segment goes, the commit's row is still there and cannot be shown any more. So then the log starts behind that row.
+A partition's log starts with the first row of its first segment, with one exception. A prepared message is in the log
+at the row of its commit, but its record is where it was prepared, possibly in an earlier segment. When that segment is
+deleted, the commit's row remains but can no longer be read. The log then starts after that row.
 
-LOG_START_VERSION 1 (ritual: bump, keep the old reader, add a fixture): magic, version, number of partitions, an offset
-for each, crc32c. Written whole, durably, before the segment goes; offsets only rise. Killed in between, readers are
-told a start that is later than it need be, never one that is too early. One that does not check counts as absent: then
-a reader comes upon such rows unwarned, and says so.
+LOG_START_VERSION 1: magic, version, number of partitions, an offset for each, crc32c. To change it after a release,
+bump the version, keep the old reader, add a fixture. The file is written atomically and durably before the segment is
+deleted; offsets only rise. After a kill in between, readers see a start that is later than necessary, never too early.
+A corrupt file counts as absent; then a reader meets such rows without warning and reports them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import zip_longest
 
 from crc32c import crc32c
 
-from heapline.errors import UnknownFormat
+from heapline.contract.errors import UnknownFormat
 from heapline.journal.disk import Disk
 
 LOG_START_MAGIC = b"HEAPLOG0"
@@ -31,7 +31,7 @@ def log_start_path(directory: str) -> str:
 
 
 def read_log_start(disk: Disk, directory: str) -> list[int]:
-    """By partition; 0, or none at all for the last ones: nothing is to be heeded."""
+    """Return the first offset per partition; 0 or a missing entry means no restriction."""
     path = log_start_path(directory)
     try:
         data = disk.read_file(path)
@@ -49,7 +49,7 @@ def read_log_start(disk: Disk, directory: str) -> list[int]:
 
 
 def raise_log_start(disk: Disk, directory: str, starts: Sequence[int]) -> None:
-    """No row below these is told of from now on. Durable on return."""
+    """Raise the start of the log to these offsets. Durable on return."""
     before = read_log_start(disk, directory)
     offsets = [max(pair) for pair in zip_longest(before, starts, fillvalue=0)]
     if offsets == before:

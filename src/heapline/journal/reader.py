@@ -1,8 +1,8 @@
-"""Reading the log: the durable units of a journal directory, from any place, by this or another process.
+"""Read the log: the durable units of a journal directory, from any position, by this or another process.
 
-Stops at the watermark, so what it yields was answered for. Finds places by partition and offset, id or time through
-the sparse indexes, rebuilding in memory those that are absent. Only reads; never judges a tail: what lies at or
-below the watermark must check, and what lies above is not looked at.
+A reader stops at the watermark, so everything it yields was acknowledged. It finds positions by partition and offset,
+id or time through the sparse indexes, and rebuilds missing ones in memory. It only reads and never judges a tail: units
+at or below the watermark must be valid, and bytes above it are ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from heapline.errors import BadRequest, JournalCorrupt
+from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal import seek
 from heapline.journal.disk import SECTOR, Disk
 from heapline.journal.index import HEADER_BYTES, SegmentIndex, parse_index, parse_wall_max
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 class LogReader:
-    """One reader of one directory; not shared between threads. `active`: the writer's own index, if in its process."""
+    """One reader of one directory; not shared between threads. `active` is the writer's index, in the same process."""
 
     def __init__(self, disk: Disk, directory: str, active: Callable[[], SegmentIndex | None] | None = None) -> None:
         self.disk, self.directory = disk, directory
@@ -40,17 +40,17 @@ class LogReader:
         self._indexes: dict[int, SegmentIndex] = {}
         self._growing: SegmentIndex | None = None
         self._first_times: dict[int, int] = {}
-        self._wall_maxes: dict[int, int] = {}  # of full segments
+        self._wall_maxes: dict[int, int] = {}  # full segments only
 
     def watermark(self) -> Watermark:
         mark = read_watermark(self.disk, self.directory)
         if mark is None:
-            detail = "it is missing or does not check: open the topic once to have it written anew"
+            detail = "it is missing or corrupt; open the topic once to rewrite it"
             raise JournalCorrupt(watermark_path(self.directory), 0, detail)
         return mark
 
     def log_start(self) -> dict[int, int]:
-        """By partition: no row below this offset is to be read, though its segment may be there."""
+        """Return, per partition, the first offset that may be read, even if an earlier segment still exists."""
         return dict(enumerate(read_log_start(self.disk, self.directory)))
 
     def _header(self, number: int) -> SegmentHeader:
@@ -64,7 +64,7 @@ class LogReader:
         return [n for n in list_segments(self.disk, self.directory) if n <= mark.segment]
 
     def segments(self) -> list[int]:
-        """The segments that hold something durable."""
+        """Return the segments that hold durable units."""
         return self._segments(self.watermark())
 
     # Units.
@@ -72,25 +72,25 @@ class LogReader:
     def read_units(
         self, *, start_unit: int = 0, place: Place | None = None, durable_only: bool = True
     ) -> Iterator[Unit]:
-        """Units in order, from a number or from a place that `locate` gave; ends at the watermark.
+        """Yield units in order, from a number or from a position returned by `locate`, up to the watermark.
 
-        With durable_only=False it also yields what is written and whole beyond the watermark. BadRequest if the start
-        has been reclaimed.
+        With durable_only=False, also yield complete units beyond the watermark. Raise BadRequest if the start was
+        reclaimed.
         """
         mark = self.watermark()
         segments = self._segments(mark)
         if place is None:
             place = self._place_of_unit(start_unit, segments)
         if place[0] < segments[0]:
-            raise BadRequest(f"segment {place[0]} was reclaimed: the journal starts at segment {segments[0]}")
+            raise BadRequest(f"segment {place[0]} was reclaimed; the journal starts at segment {segments[0]}")
         try:
             yield from self._from_place(place, mark, start_unit, durable_only)
         except FileNotFoundError as error:
-            raise BadRequest(f"{error.filename} was reclaimed while it was to be read: start again") from None
+            raise BadRequest(f"{error.filename} was reclaimed during the read; start again") from None
 
     def _from_place(self, place: Place, mark: Watermark, start_unit: int, durable_only: bool) -> Iterator[Unit]:
         segment, at = place
-        previous: tuple[int, int] | None = None  # number and chain that must follow
+        previous: tuple[int, int] | None = None  # number and chain that the next unit must have
         while segment <= mark.segment:
             is_last = segment == mark.segment
             stop = mark.byte_end if is_last and durable_only else None
@@ -102,7 +102,7 @@ class LogReader:
             segment, at = segment + 1, FIRST_UNIT_AT
 
     def units_of_segment(self, segment: int, at: int, chunk: int = CHUNK_BYTES) -> Iterator[Unit]:
-        """The durable units of one segment from a byte on, reading so much of it at a time."""
+        """Yield the durable units of one segment from a byte offset on, reading `chunk` bytes at a time."""
         mark = self.watermark()
         stop = mark.byte_end if segment == mark.segment else None
         walk = self._walk(segment, at, stop, None, chunk)
@@ -137,17 +137,17 @@ class LogReader:
                 high = middle
         if low == 0:
             first = self._header(segments[0]).first_unit
-            raise BadRequest(f"unit {unit} was reclaimed: the journal starts at unit {first}")
+            raise BadRequest(f"unit {unit} was reclaimed; the journal starts at unit {first}")
         entries = self.index(segments[low - 1]).entries()
         near = int(np.searchsorted(entries["unit"], unit, side="right")) - 1
         return segments[low - 1], int(entries["at"][near]) if near >= 0 else FIRST_UNIT_AT
 
-    # Places.
+    # Positions.
 
     def locate(
         self, partition: int, *, offset: int | None = None, id: int | None = None, time: int | None = None
     ) -> Place | None:
-        """The unit to start reading at, or None if there is none yet. Exactly one of the three:
+        """Return the unit at which to start reading, or None if it does not exist yet. Exactly one of:
 
         - offset: the first unit that holds a row of the partition at or after this offset;
         - time: the first unit of the partition written at or after this journal time;
@@ -170,11 +170,12 @@ class LogReader:
         return None if found is None else found.place
 
     def offset_at(self, partition: int, *, time: int | None = None, wall: int | None = None) -> int:
-        """The offset of the partition's first row written at or after a journal time, or a moment of wall time; its end
-        if there is none yet, 0 if the journal holds nothing of it. Exactly one of the two.
+        """Return the offset of the partition's first row at or after a journal time or a wall time, exactly one of
+        them.
 
-        A moment of wall time is where the clock first showed it or more, in all partitions alike (seek.py): no row
-        written at or after it lies before the offset, even if the clock was set back since.
+        Returns the partition's end if there is no such row yet, and 0 if the journal holds nothing of it. A wall time
+        is where the clock first showed it or more, at one point for all partitions (seek.py). No row written at or
+        after it is before the offset, even if the clock was set back later.
         """
         if (time is None) == (wall is None):
             raise BadRequest("offset_at takes exactly one of time and wall")
@@ -194,22 +195,22 @@ class LogReader:
             if last is None:
                 return 0
             if unit is not None or (last.unit.time if column == "time" else last.unit.wall) < target:
-                return last.end  # otherwise it was written while this one was looking
+                return last.end  # otherwise it was written during the search
 
     def _unless_reclaimed(self, look: Callable[[], Answer]) -> Answer:
-        """Look again if a segment went meanwhile: the place is in what is left, or is its start."""
+        """Search again if a segment was deleted meanwhile: the position is in the remaining ones, or is their start."""
         for _ in range(_LOOKS_MAX):
             with contextlib.suppress(FileNotFoundError):
                 return look()
-        raise BadRequest("the journal is being reclaimed faster than it can be searched: try again")
+        raise BadRequest("the journal is reclaimed faster than it can be searched; try again")
 
     def _first_from(self, partition: int, unit: Unit | None) -> seek.Found | None:
         return None if unit is None else next(seek.frames_of(self, partition, (unit.segment, unit.offset)), None)
 
     # Indexes.
 
-    def index(self, segment: int, with_walls: bool = False) -> SegmentIndex:
-        """The sparse index of a segment: the writer's, a stored one, or one built now. Old ones hold no wall times."""
+    def index(self, segment: int) -> SegmentIndex:
+        """Return the sparse index of a segment: the writer's, a stored one, or one built now."""
         active = self._active() if self._active is not None else None
         if active is not None and active.segment == segment:
             return active
@@ -217,7 +218,7 @@ class LogReader:
         if segment == mark.segment:
             return self._index_so_far(mark)
         found = self._indexes.get(segment) or self._stored(segment, mark)
-        if found is None or (with_walls and found.wall_max is None):
+        if found is None:
             found = self.build_index(segment, None)
         self._indexes[segment] = found
         if len(self._indexes) > _INDEXES_MAX:
@@ -225,7 +226,7 @@ class LogReader:
         return found
 
     def _index_so_far(self, mark: Watermark) -> SegmentIndex:
-        """Of the segment that another process writes; kept apart, for it does not hold what will follow."""
+        """Return an index of the segment that another process is writing. Kept apart, because it lacks later units."""
         found = self._growing
         if found is None or found.segment != mark.segment or found.last_unit < mark.visible:
             found = self._growing = self.build_index(mark.segment, mark.byte_end)
@@ -239,14 +240,14 @@ class LogReader:
         return parse_index(data, segment, mark.incarnation)
 
     def build_index(self, segment: int, stop: int | None) -> SegmentIndex:
-        """An index from the units themselves, up to byte `stop`."""
+        """Build an index from the units themselves, up to byte `stop`."""
         index = SegmentIndex(segment)
         for unit in self._walk(segment, FIRST_UNIT_AT, stop, None):
             index.add(unit.number, unit.offset, unit.time, unit.wall, unit.frames)
         return index
 
     def first_time(self, segment: int) -> int | None:
-        """Journal time of a segment's first unit; None if it holds none yet."""
+        """Return the journal time of a segment's first unit, or None if it has none yet."""
         known = self._first_times.get(segment)
         if known is None:
             file = self.disk.open(path := segment_path(self.directory, segment))
@@ -261,14 +262,12 @@ class LogReader:
         return known
 
     def wall_max(self, segment: int, mark: Watermark) -> int:
-        """The highest wall time of a segment's units, mostly from the first bytes of its stored index."""
+        """Return the highest wall time of a segment's units, usually from the first bytes of its stored index."""
         known = self._wall_maxes.get(segment)
         if known is None and segment != mark.segment:
             known = self._stored_wall_max(segment, mark)
         if known is None:
-            index = self.index(segment, with_walls=True)
-            assert index.wall_max is not None
-            known = index.wall_max
+            known = self.index(segment).wall_max
         if segment != mark.segment:
             self._wall_maxes[segment] = known
         return known

@@ -1,8 +1,8 @@
-"""Records from disk: reads the rows, small parts and payloads that positions point at, and checks each.
+"""Read records from disk: the rows, small parts and payloads at given positions, each checked.
 
-Reads that lie near one another are merged: a batch enqueued together costs two preads, a lone message one. A record
-that does not check, or cannot be read, is reported for itself (`Records.bad`); the others are served all the same.
-Blocking, for any number of threads at once; knows nothing of what is in memory.
+Reads close to each other are merged: a batch enqueued together costs two preads, a single message one. A corrupt or
+unreadable record is reported individually (`Records.bad`); the others are returned nevertheless. The calls block and
+may run in any number of threads. The cache is not known here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from heapline.journal.unit import UNIT_BYTES_MAX
 
 I64 = npt.NDArray[np.int64]
 OPEN_FILES_MAX = 16
-#: Reads closer together than this are made one: a seek costs more than the bytes between.
+#: Reads closer together than this are merged: a seek costs more than the bytes between.
 MERGE_GAP_BYTES = 16 << 10
-#: A row's small part and payload are read along with it if the position says that they are no larger.
+#: A row's small part and payload are read along with it if the position says that they are at most this large.
 READ_ALONG_BYTES = 16 << 10
-#: Errors that say nothing about the file: too many are open, or memory is short.
+#: Errors that say nothing about the file: too many open files, or too little memory.
 _NOT_ITS_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -51,7 +51,7 @@ class RecordReader:
         self._handles: OrderedDict[int, _Handle] = OrderedDict()
 
     def load(self, positions: I64) -> Records:
-        """The records at these positions, in their order; see `Records.bad` for those that do not check."""
+        """Return the records at these positions, in their order; corrupt ones are in `Records.bad`."""
         records = empty_records(len(positions))
         segments = self.layout.segment(positions)
         for segment in np.unique(segments).tolist():
@@ -70,7 +70,7 @@ class RecordReader:
             if error.errno in _NOT_ITS_FAULT:
                 raise
             for index, offset in enumerate(offsets.tolist()):
-                records.bad[index] = BadRecord(0, path, offset, f"the segment cannot be opened: {error}")
+                records.bad[index] = BadRecord(0, path, offset, f"cannot open the segment: {error}")
         return records
 
     def _load_from(self, file: File, offsets: I64, bounds: I64, records: Records) -> None:
@@ -95,9 +95,9 @@ class RecordReader:
             else:
                 detail = "its payload" if row_checks(raw[index], smalls[index]) else "its row"
                 message_id, offset = int(rows["id"][index]), int(offsets[index])
-                records.bad[index] = BadRecord(message_id, file.path, offset, f"{detail} does not check")
+                records.bad[index] = BadRecord(message_id, file.path, offset, f"{detail} fails its checksum")
 
-    # Open files: a few are kept; one in use is never closed under its user.
+    # Open files: a few are kept; a file in use is never closed.
 
     @contextlib.contextmanager
     def _open(self, segment: int) -> Iterator[File]:
@@ -129,7 +129,7 @@ class RecordReader:
                 handle.file.close()
 
     def forget(self, segment: int) -> None:
-        """The segment's file was replaced or deleted: open it anew next time."""
+        """Open the segment's file again next time, because it was replaced or deleted."""
         with self._mutex:
             self._retire(segment)
 
@@ -140,9 +140,9 @@ class RecordReader:
 
 
 def _parts(file: File, offsets: I64, rows: Rows, part: str, heads: list[bytes]) -> list[bytes]:
-    """The small parts or the payloads of rows that are themselves not checked yet: their lengths may be nonsense.
+    """Return the small parts or payloads of rows that are not checked yet, so their lengths may be nonsense.
 
-    Taken from what was read along with the row where that holds it, else read. b"" where that is not possible.
+    They are taken from the bytes read along with the row if present, else read; b"" if that is not possible.
     """
     starts, lengths = rows[f"{part}_at"].astype(np.int64), rows[f"{part}_len"].astype(np.int64)
     ends = starts + lengths
@@ -157,10 +157,10 @@ def _parts(file: File, offsets: I64, rows: Rows, part: str, heads: list[bytes]) 
 
 
 def read_ranges(file: File, starts: I64, ends: I64, least: int = 0) -> list[bytes]:
-    """The bytes of each range; short where the file ends, empty where they cannot be read.
+    """Return the bytes of each range; short at the end of the file, empty if they cannot be read.
 
-    Ranges near one another are read at once. If such a read fails each is tried for itself, and then its first
-    `least` bytes alone: one bad sector must not take its neighbours' records along.
+    Nearby ranges are read together. If such a read fails, each is read alone, and then its first `least` bytes: one bad
+    sector must not affect neighboring records.
     """
     order = np.argsort(starts, kind="stable")
     sorted_starts, reached = starts[order], np.maximum.accumulate(ends[order])

@@ -1,9 +1,9 @@
-"""Records in memory: the blocks of recent units, so that a pop soon after its enqueue touches no disk.
+"""Records in memory: the blocks of recent units, so that a pop soon after its enqueue needs no disk.
 
-`RecordCache` maps positions to the blocks that hold them; blocks come in journal order and the oldest go first, when
-the byte budget (which many journals may share) is used up. A block that is not yet written is never dropped: it
-could not be read back. What is here was made in this process, so its checksums are not checked again.
-Used by the event loop's thread alone, except `mark_written`. Reading from disk is record_reader.py's.
+`RecordCache` maps positions to the blocks that hold them. Blocks arrive in journal order and the oldest are dropped
+first, when the byte budget (which many journals may share) is exhausted. A block that is not written yet is never
+dropped, because it could not be read back. Cached blocks were made in this process, so their checksums are not checked
+again. Used by the event loop's thread only, except `mark_written`. record_reader.py reads from disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CACHE_BYTES_DEFAULT = 64 << 20
 
 
 class BadRecord(NamedTuple):
-    """A record that does not check: what RecordCorrupt needs, apart from the topic's name."""
+    """A corrupt record: the data of RecordCorrupt without the topic's name."""
 
-    message_id: int  # as it stands in the row, so itself doubtful; 0 if the row could not be read
+    message_id: int  # as stored in the row, so possibly wrong; 0 if the row could not be read
     path: str
     offset: int
     detail: str
@@ -34,7 +34,7 @@ class BadRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """Records in the order of the positions asked for. Where one is missing or bad its row is zeros, its bytes b""."""
+    """Records in the order of the requested positions. A missing or bad one has a zero row and b"" as bytes."""
 
     rows: Rows
     payloads: list[bytes]
@@ -42,7 +42,7 @@ class Records:
     bad: dict[int, BadRecord] = field(default_factory=dict)
 
     def fill(self, indexes: I64, others: Records) -> None:
-        """Put records read later into their holes."""
+        """Insert records that were read later."""
         self.rows[indexes] = others.rows
         for index, payload, small in zip(indexes.tolist(), others.payloads, others.smalls, strict=True):
             self.payloads[index] = payload
@@ -56,7 +56,7 @@ def empty_records(count: int) -> Records:
 
 
 class CacheBudget:
-    """Bytes that several caches share; the block added longest ago goes first, whosesoever it is."""
+    """A byte budget shared by several caches. The oldest block of all caches is dropped first."""
 
     def __init__(self, limit_bytes: int = CACHE_BYTES_DEFAULT) -> None:
         self.limit_bytes = limit_bytes
@@ -79,7 +79,7 @@ class RecordCache:
     def __init__(self, layout: PositionLayout, budget: CacheBudget | None = None) -> None:
         self.layout = layout
         self.budget = budget if budget is not None else CacheBudget()
-        # Columns of a queue: entries from _head to _tail are in memory, ascending by spot.
+        # Columns of a queue: entries from _head to _tail are in memory, ascending by position.
         self._starts: I64 = np.zeros(256, np.int64)
         self._ends: I64 = np.zeros(256, np.int64)
         self._blocks: deque[bytes] = deque()
@@ -92,7 +92,7 @@ class RecordCache:
         return len(self._blocks)
 
     def add(self, segment: int, offset: int, block: Block, unit: int) -> None:
-        """Keep a block that was just laid into a unit."""
+        """Keep a block that was just added to a unit."""
         if self._tail == len(self._starts):
             self._make_room()
         start = int(self.layout.spot(self.layout.pack(segment, offset, 0)))
@@ -104,7 +104,7 @@ class RecordCache:
         self.budget.took(self, block.nbytes)
 
     def _make_room(self) -> None:
-        """Move the columns to the front, into arrays at most half full."""
+        """Move the columns to the front of arrays that are at most half full."""
         live = slice(self._head, self._tail)
         count = self._tail - self._head
         size = max(256, 2 * count)
@@ -115,11 +115,11 @@ class RecordCache:
         self._head, self._tail = 0, count
 
     def mark_written(self, unit: int) -> None:
-        """All up to this unit can be read back from disk."""
+        """Note that everything up to this unit can be read back from disk."""
         self._written_unit = unit
 
     def drop_oldest(self) -> bool:
-        """True if the oldest block went (or there was none); False if it must stay for now."""
+        """Drop the oldest block. Return False if it must stay for now, True otherwise."""
         if not self._blocks:
             return True
         if self._units[0] > self._written_unit:
@@ -130,14 +130,14 @@ class RecordCache:
         return True
 
     def clear(self) -> None:
-        """Give everything up: the journal is closed or reloaded."""
+        """Drop everything, because the journal is closed or reloaded."""
         self.budget.gave(sum(map(len, self._blocks)))
         self._blocks.clear()
         self._units.clear()
         self._head = self._tail = 0
 
     def cached(self, positions: I64) -> tuple[Records, I64]:
-        """What is in memory, and the indexes of what is not. No I/O."""
+        """Return the records in memory, and the indexes of those that are not. No I/O."""
         spots = self.layout.spot(positions)
         starts = self._starts[self._head : self._tail]
         found = np.searchsorted(starts, spots, side="right") - 1
@@ -167,7 +167,7 @@ class RecordCache:
 
 
 def _pick(blocks: deque[bytes], which: I64) -> list[bytes]:
-    """The block of each index; a deque is slow in its middle, so each distinct one is fetched once."""
+    """Return the block of each index. Each distinct one is fetched once, because a deque is slow in its middle."""
     distinct, back = np.unique(which, return_inverse=True)
     fetched = [blocks[i] for i in distinct.tolist()]
     return [fetched[i] for i in back.tolist()]

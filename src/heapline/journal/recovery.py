@@ -1,14 +1,14 @@
-"""Recovery: all units of a journal directory in order, each one checked, up to the last that was written whole.
+"""Recovery: all units of a journal directory in order, each one checked, up to the last complete one.
 
-Theory of operation. Segments are numbered without gaps from the first one present (older ones were reclaimed). Each
-header repeats what the segment before it ended with: unit number and chain. So a missing, swapped or shortened
-segment shows. After the last segment with a header only files of zeros may follow: segments made ready. In the last
-segment, and only there, the last unit may be torn (tail.py). A following segment proves all before it durable, under
-every policy, because the writer syncs a segment before it starts the next.
+Theory of operation. Segments are numbered without gaps from the first existing one (earlier ones were reclaimed). Each
+header repeats what the previous segment ended with, unit number and chain, so a missing, swapped or shortened segment
+is detected. After the last segment with a header only files of zeros may follow: prepared segments. In the last
+segment, and only there, the last unit may be torn (tail.py). A following segment proves everything before it durable,
+under every policy, because the writer syncs a segment before it starts the next.
 
-`Scan` only reads. `cut` and `settle` are the two acts that opening for writing adds: a torn unit is zeroed, and
-units not known to be durable are written again before anything builds on them, because after a failed fsync the page
-cache may show bytes that never reached the disk.
+`Scan` only reads. Opening for writing adds two steps. `cut` zeros a torn unit. `settle` rewrites units that are not
+known to be durable before anything builds on them, because after a failed fsync the page cache may show bytes that
+never reached the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from heapline.errors import BadRequest, JournalCorrupt
+from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.index import SegmentIndex
 from heapline.journal.sectors import all_zeros
@@ -39,7 +39,7 @@ from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A torn write: everything from `offset` to the end of the segment's file is to be zeroed."""
+    """A torn write: everything from `offset` to the end of the segment's file has to be zeroed."""
 
     segment: int
     offset: int
@@ -47,7 +47,7 @@ class Torn:
 
 
 def list_segments(disk: Disk, directory: str) -> list[int]:
-    """The segment numbers present; JournalCorrupt if there are none or one is missing between them."""
+    """Return the segment numbers. Raise JournalCorrupt if there are none or one is missing between them."""
     present = numbered(disk.listdir(directory), ".seg")
     if not present:
         raise JournalCorrupt(segment_path(directory, 1), 0, "the journal has no segment")
@@ -58,7 +58,7 @@ def list_segments(disk: Disk, directory: str) -> list[int]:
 
 
 def read_header(disk: Disk, directory: str, number: int) -> SegmentHeader | None:
-    """A segment's header; None if it is all zeros."""
+    """Return a segment's header, or None if it is all zeros."""
     path = segment_path(directory, number)
     file = disk.open(path)
     try:
@@ -71,10 +71,10 @@ def read_header(disk: Disk, directory: str, number: int) -> SegmentHeader | None
 
 
 class Scan:
-    """Iterate once for the units above `after_unit`; then the other attributes say where the journal ends.
+    """Iterate once over the units above `after_unit`; afterwards the attributes describe where the journal ends.
 
-    `known_durable`: a unit number that something else (a snapshot) proves durable. `incarnation`: what the topic must
-    have; None takes what the first segment says.
+    `known_durable` is a unit number proved durable by something else (a snapshot). `incarnation` is what the topic must
+    have; None accepts that of the first segment.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class Scan:
         self._check_watermark(self._mark)
         self.known_durable = max(known_durable, self._mark.durable if self._mark else 0)
         self.relaxed = bool(self._mark and self._mark.relaxed)
-        # Where the journal ends; final once the iteration has ended.
+        # The end of the journal; final once the iteration has ended.
         self.finished = False
         self.last_unit = first.first_unit - 1
         self.last_time = self._mark.time if self._mark else 0
-        self.last_wall: int | None = None  # of the last unit
+        self.last_wall: int | None = None  # wall time of the last unit
         self.chain = first.chain
-        self.segment = self._start  # segment and byte where the next unit goes
+        self.segment = self._start  # segment and byte of the next unit
         self.end = FIRST_UNIT_AT
         self.torn: Torn | None = None
-        self.index = SegmentIndex(self._start)  # of the segment where the journal ends
-        self.finished_indexes: list[SegmentIndex] = []  # of full segments that have none stored
+        self.index = SegmentIndex(self._start)  # index of the last segment
+        self.finished_indexes: list[SegmentIndex] = []  # full segments without a stored index
         self._unsure: deque[tuple[int, int, int, int]] = deque()  # units not known durable: number, segment, start, end
 
     @property
     def ready_segments(self) -> list[int]:
-        """Files of zeros after the last written segment."""
+        """Prepared files of zeros after the last written segment."""
         return [n for n in self._segments if n > self.segment]
 
     @property
@@ -141,7 +141,7 @@ class Scan:
         return header
 
     def _written_segments(self) -> list[int]:
-        """The segments up to the last one with a header. That none before it lacks one is seen while scanning."""
+        """Return the segments up to the last one with a header. Missing headers before it are found during the scan."""
         last = len(self._segments)
         while last > 1 and read_header(self.disk, self.directory, self._segments[last - 1]) is None:
             last -= 1
@@ -150,7 +150,7 @@ class Scan:
     def _start_segment(self, after_unit: int, from_segment: int | None) -> int:
         if from_segment is not None:
             if from_segment not in self._written:
-                raise BadRequest(f"the journal has no segment {from_segment}: it starts at {self._segments[0]}")
+                raise BadRequest(f"the journal has no segment {from_segment}; it starts at segment {self._segments[0]}")
             return from_segment
         if after_unit == 0:
             return self._written[0]
@@ -161,14 +161,16 @@ class Scan:
 
     def _check_watermark(self, mark: Watermark | None) -> None:
         if mark is not None and mark.incarnation != self.incarnation:
-            raise JournalCorrupt(watermark_path(self.directory), 0, "the watermark is of another topic incarnation")
+            raise JournalCorrupt(
+                watermark_path(self.directory), 0, "the watermark belongs to another topic incarnation"
+            )
 
     def _segment(self, number: int, last: bool) -> Iterator[Unit]:
         self._check_header(number)
         file = self.disk.open(path := self._path(number))
         try:
             if not size_is_legal(size := file.size(), self.capacity):
-                raise JournalCorrupt(path, size, f"the file was cut or grown: it has {size} bytes")
+                raise JournalCorrupt(path, size, f"the file was truncated or extended: it has {size} bytes")
             self._enter(number)
             walk = SegmentWalk(file, self.incarnation, number, number=self.last_unit + 1, chain=self.chain)
             for unit in walk:
@@ -194,9 +196,11 @@ class Scan:
     def _check_header(self, number: int) -> None:
         header, path = self._header(number), self._path(number)
         if header.incarnation != self.incarnation:
-            raise JournalCorrupt(path, 0, f"the segment is of topic incarnation {header.incarnation}")
+            raise JournalCorrupt(path, 0, f"the segment belongs to topic incarnation {header.incarnation}")
         if header.capacity != self.capacity:
-            raise JournalCorrupt(path, 0, f"the segment has another capacity ({header.capacity}) than those before it")
+            raise JournalCorrupt(
+                path, 0, f"the segment's capacity ({header.capacity}) differs from that of earlier segments"
+            )
         if header.first_unit != self.last_unit + 1:
             detail = f"it ends with unit {self.last_unit}, but segment {number} starts with unit {header.first_unit}"
             raise JournalCorrupt(self._path(self.segment), self.end, detail)
@@ -219,13 +223,13 @@ class Scan:
             self.torn = Torn(walk.segment, walk.at, self.last_unit + 1)
 
     def _judge_unwritten(self) -> None:
-        """The files after the last header: zeros, except that the first may hold a torn first write."""
+        """Check the files after the last header: zeros, except that the first may hold a torn first write."""
         for number in (n for n in self._segments if n > self._written[-1]):
             file = self.disk.open(self._path(number))
             try:
                 size = file.size()
                 if not size_is_legal(size, self.capacity):
-                    raise JournalCorrupt(file.path, size, f"the file was cut or grown: it has {size} bytes")
+                    raise JournalCorrupt(file.path, size, f"the file was truncated or extended: it has {size} bytes")
                 rest = _read_all(file, FIRST_UNIT_AT, size)
             finally:
                 file.close()
@@ -237,15 +241,22 @@ class Scan:
                 self.torn = Torn(number, 0, self.last_unit + 1)
 
     def _tail(self, number: int, at: int, rest: bytes, header_lost: bool = False) -> Tail:
-        # fmt: off
-        return Tail(self._path(number), at, rest, crc_seed(self.incarnation, number), self.last_unit + 1, self.chain,
-                    self.known_durable, self.relaxed, header_lost)
-        # fmt: on
+        return Tail(
+            self._path(number),
+            at,
+            rest,
+            crc_seed(self.incarnation, number),
+            self.last_unit + 1,
+            self.chain,
+            self.known_durable,
+            self.relaxed,
+            header_lost,
+        )
 
-    # The two acts of opening for writing. Each can be cut short by a crash and done again.
+    # The two steps of opening for writing. Each can be repeated after a crash.
 
     def cut(self) -> None:
-        """Zero the torn write, durably. Cut short, it leaves a unit with more zeros in it: torn as before."""
+        """Zero the torn write, durably. If interrupted, the unit has more zeros and is still torn."""
         if self.torn is None:
             return
         file = self.disk.open(self._path(self.torn.segment), write=True)
@@ -256,14 +267,14 @@ class Scan:
             file.close()
 
     def settle(self) -> None:
-        """Write again, and sync, the units that are there but not known to be durable."""
+        """Rewrite and sync the units that exist but are not known to be durable."""
         if not self._unsure:
             return
         (_, segment, start, _), end = self._unsure[0], self._unsure[-1][3]
         file = self.disk.open(self._path(segment), write=True)
         try:
             if start == FIRST_UNIT_AT:
-                start = 0  # the segment's header went with its first unit
+                start = 0  # the segment's header was lost with its first unit
             for at in range(start, end, CHUNK_BYTES):
                 file.pwritev([file.pread(min(CHUNK_BYTES, end - at), at)], at)
             file.fdatasync()
@@ -278,6 +289,9 @@ def _read_all(file: File, start: int, end: int) -> bytes:
 def scan(
     disk: Disk, directory: str, *, after_unit: int = 0, from_segment: int | None = None, known_durable: int = 0
 ) -> Iterator[Unit]:
-    """The units above `after_unit` in order, read-only; ends at the last whole one. JournalCorrupt on damage."""
+    """Yield the units above `after_unit` in order, read-only, up to the last complete one.
+
+    Raise JournalCorrupt on damage.
+    """
     found = Scan(disk, directory, after_unit=after_unit, from_segment=from_segment, known_durable=known_durable)
     return iter(found)

@@ -1,19 +1,19 @@
-"""Repair: the explicit act of giving up what cannot be trusted, so that the rest can be served again.
+"""Repair: give up data that cannot be trusted, explicitly, so that the rest can be served again.
 
-The journal is cut at its first damaged unit. Everything from there on is lost to the topic, and the report says
-exactly what of it could still be read; the files it was in are first copied or moved to `damaged/`, where nothing
-looks at them again. A snapshot above the cut tells of units that are gone, so it goes there too.
+The journal is cut at its first damaged unit. Everything after it is lost to the topic, and the report says exactly what
+could still be read of it. The files are first copied or moved to `damaged/`, which nothing reads. A snapshot above the
+cut describes units that are lost, so it is moved there, too.
 
-Nothing is done if the journal is in order, if only single records are damaged (they are not delivered, the rest is
-served), or if cutting would leave no state to build on: that is the case when the journal's beginning was reclaimed
-and no good snapshot lies below the cut. Killed in between, repair can be run again.
+Nothing is done if the journal is intact, if only single records are damaged (they are not delivered, the rest is
+served), or if the cut would leave no state to build on: when the beginning of the journal was reclaimed and no valid
+snapshot is below the cut. After a kill in between, repair can be run again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heapline.errors import JournalCorrupt, SnapshotCorrupt
+from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt
 from heapline.journal.disk import Disk
 from heapline.journal.recovery import read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, index_path, numbered, segment_path, size_is_legal
@@ -25,7 +25,7 @@ from heapline.journal.watermark import Watermark, watermark_path
 
 @dataclass(slots=True)
 class GoodPart:
-    """The units that follow one another from the first segment on without a fault, and where they end."""
+    """The consecutive valid units from the first segment on, and where they end."""
 
     first: SegmentHeader
     segment: int
@@ -36,7 +36,7 @@ class GoodPart:
 
 
 def find_good_part(disk: Disk, directory: str) -> GoodPart | None:
-    """None if not even the first segment's header can be read."""
+    """Return None if not even the first segment's header can be read."""
     good = None
     for number in numbered(disk.listdir(directory), ".seg"):
         try:
@@ -55,7 +55,7 @@ def find_good_part(disk: Disk, directory: str) -> GoodPart | None:
 
 
 def _extend(disk: Disk, directory: str, number: int, good: GoodPart) -> bool:
-    """Take in the units of one more segment; whether they end at zeros, so that the next segment may follow."""
+    """Add the units of one more segment. Return whether they end at zeros, so that the next segment may follow."""
     file = disk.open(segment_path(directory, number))
     try:
         walk = SegmentWalk(file, good.first.incarnation, number, number=good.next_unit, chain=good.chain)
@@ -68,15 +68,15 @@ def _extend(disk: Disk, directory: str, number: int, good: GoodPart) -> bool:
 
 
 def repair(disk: Disk, directory: str) -> Report:
-    """Cut the journal at its first damaged unit; the report says what that lost. The topic must be closed."""
+    """Cut the journal at its first damaged unit and report what was lost. The topic must be closed."""
     report = verify(disk, directory)
     if report.ok:
         return report
     good = find_good_part(disk, directory)
     if good is None:
-        report.refused = "the first segment's header does not check: restore a backup"
+        report.refused = "the first segment's header is corrupt; restore a backup"
     elif all(d.unit < good.next_unit and d.is_record for d in report.damage):
-        report.refused = "only single records are damaged: they are not delivered, the rest of the topic is served"
+        report.refused = "only single records are damaged; they are not delivered, and the rest of the topic is served"
     else:
         cut = Cut(disk, directory, good, report)
         report.refused = cut.obstacle()
@@ -94,11 +94,11 @@ class Cut:
         self.present = numbered(disk.listdir(directory), ".seg")
 
     def obstacle(self) -> str:
-        """Why the cut would leave nothing to build on; empty if it would not."""
+        """Return why the cut would leave nothing to build on; empty if it would not."""
         before = self.good.first.first_unit - 1
         if before == 0 or any(self._checks(u) for u in self.snapshots.units() if before <= u < self.good.next_unit):
             return ""
-        return f"no good snapshot lies between units {before} and {self.good.next_unit - 1}: restore a backup"
+        return f"no valid snapshot between units {before} and {self.good.next_unit - 1}; restore a backup"
 
     def _checks(self, unit: int) -> bool:
         try:
@@ -118,7 +118,7 @@ class Cut:
         for unit_number in self.snapshots.units():
             if unit_number >= good.next_unit:
                 self._move_aside(f"{self.snapshots.directory}/{unit_number:016d}.snap")
-        # From the last backwards: killed in between, what is left has no gap.
+        # From the last backwards, so that a kill in between leaves no gap.
         for number in sorted((n for n in self.present if n > good.segment), reverse=True):
             self._move_aside(segment_path(self.directory, number))
         self._copy_aside(segment_path(self.directory, good.segment))
@@ -133,7 +133,7 @@ class Cut:
         report.cut_from_unit, report.repaired = good.next_unit, True
 
     def _zero_rest(self) -> None:
-        """Zeros from the cut to the end, and a size that the format allows."""
+        """Write zeros from the cut to the end, and set a size that the format allows."""
         file = self.disk.open(segment_path(self.directory, self.good.segment), write=True)
         try:
             size, capacity = file.size(), self.good.first.capacity

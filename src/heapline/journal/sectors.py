@@ -1,12 +1,12 @@
 """The sector table: one 32-bit sum per 512-byte sector of a unit, to tell a torn write from damage.
 
-A write that was cut short leaves whole sectors as they were before, which in a zero-filled segment means zeros.
-Damage changes bytes inside sectors. A checksum over the whole unit sees both alike; a sum per sector tells them
-apart: in a torn unit each sector either has its sum or is all zeros.
+An interrupted write leaves complete sectors as they were before, which in a zero-filled segment means zeros. Damage
+changes bytes inside sectors. A checksum over the whole unit cannot distinguish the two; a sum per sector can: in a torn
+unit each sector either matches its sum or is all zeros.
 
-The sum is a dot product of the sector's 64 words with odd constants, folded to 32 bits: not a strong checksum
-(the unit has crc32c for that) but as fast as memory. An entry is never 0, so an entry that reads 0 was never
-written. This file knows nothing of what is in the sectors.
+The sum is a dot product of the sector's 64 words with odd constants, folded to 32 bits. It is not a strong checksum
+(the unit has crc32c for that) but as fast as memory. An entry is never 0, so an entry that reads 0 was never written.
+The content of the sectors is not known here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORDS = SECTOR // 8
 
 
 def _odd_constants() -> U64:
-    """64 odd words from a fixed multiplicative sequence (part of the format: they may never change)."""
+    """Return 64 odd words from a fixed multiplicative sequence. They are part of the format and must never change."""
     word, found = 0x9E3779B97F4A7C15, []
     for _ in range(_WORDS):
         word = (word * 6364136223846793005 + 1442695040888963407) % (1 << 64)
@@ -38,19 +38,19 @@ _CONSTANTS = _odd_constants()
 
 
 def as_words(data: Buffer) -> U64:
-    """The data as rows of 64 words, one row a sector; its length must be a multiple of 512."""
+    """Return the data as rows of 64 words, one row per sector. Its length must be a multiple of 512."""
     return np.frombuffer(data, "<u8").reshape(-1, _WORDS)
 
 
 def sector_sums(data: Buffer) -> U32:
-    """The table entry of each sector."""
+    """Return the table entry of each sector."""
     dots: U64 = np.einsum("ij,j->i", as_words(data), _CONSTANTS)
     folded = (dots ^ (dots >> np.uint64(32))).astype(np.uint32)
     return np.maximum(folded, np.uint32(1))
 
 
 def sector_sums_of_parts(parts: Sequence[Buffer], sectors: int) -> U32:
-    """The same for data that lies in parts, as little-endian entries; only sectors across two parts are copied."""
+    """Return the little-endian table entries of data in several parts. Only sectors that span two parts are copied."""
     if len(parts) == 1:
         return sector_sums(parts[0]).astype("<u4", copy=False)
     table = np.empty(sectors, "<u4")
@@ -74,12 +74,12 @@ def sector_sums_of_parts(parts: Sequence[Buffer], sectors: int) -> U32:
 
 
 def live_sectors(data: Buffer) -> Bools:
-    """Which sectors hold anything but zeros."""
+    """Return which sectors contain anything but zeros."""
     return np.asarray(as_words(data).any(axis=1), np.bool_)
 
 
 def all_zeros(data: Buffer) -> bool:
-    """Whether every byte is 0; any length."""
+    """Return whether every byte is 0, for any length."""
     whole = len(data) & ~7
     view = memoryview(data)
     return not np.frombuffer(view[:whole], "<u8").any() and not any(view[whole:])

@@ -1,19 +1,19 @@
-"""Finding places in the log by time, wall time, offset and id, reading little of it.
+"""Find positions in the log by time, wall time, offset and id while reading little of it.
 
-Theory of operation. Three steps, each of which looks at a few kilobytes:
+Theory of operation. There are three steps, each of which reads a few kilobytes:
 
-1. *Which segment.* Journal time never goes back, so the times of the segments' first units are searched by halves.
-   Wall time may jump; there the segments are passed one by one, each by the highest wall time in its index's header,
-   which is remembered. Offsets and ids are searched by halves over the indexes.
-2. *Which unit.* The index's entries of that segment, then units from the entry on: a unit that has no entry lies within
+1. *The segment.* Journal time never goes back, so the segments' first units are searched by bisection over time. Wall
+   time may jump, so the segments are checked one by one, by the highest wall time in the header of each index, which is
+   cached. Offsets and ids are searched by bisection over the indexes.
+2. *The unit.* The index entries of that segment, then the units from that entry on: a unit without an entry is within
    64 KiB of one.
-3. *Which frame of the partition.* `frames_of` goes through a partition's frames only: whatever the index tells to hold
-   none of them is passed over, be it most of a segment or hundreds of segments, for a partition may be silent for long.
+3. *The frame of the partition.* `frames_of` visits only frames of one partition. It skips whatever the index shows to
+   hold none, be it most of a segment or hundreds of segments, because a partition may be silent for long.
 
-*A moment of wall time* is where the wall clock first showed it, or more: one cut through all partitions. So nothing
-that was written at or after the moment lies before it, however the clock jumped; if it was set back afterwards, some of
-what follows the cut carries earlier times. A clock that was far ahead by mistake, and was set right, makes moments up
-to the mistaken one lie there: seek by journal time or offset then.
+*A wall time* is the position where the wall clock first showed that time or more: one cut through all partitions. So
+nothing written at or after that time is before the cut, however the clock jumped. If the clock was set back later, some
+rows after the cut carry earlier times. If the clock was far ahead by mistake and then corrected, all times up to the
+mistaken one are at that position; seek by journal time or offset in that case.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 Place = tuple[int, int]  # segment, byte offset of a unit
 END: Place = (1 << 62, 0)
-CHUNK_BYTES = 256 << 10  # read at a time: what is looked for lies within the first 64 KiB, unless units are large
+CHUNK_BYTES = 256 << 10  # read at a time; the target is within the first 64 KiB unless units are large
 
 
 class Found(NamedTuple):
-    """A frame of a partition, and the unit that it lies in."""
+    """A frame of a partition and its unit."""
 
     unit: Unit
     frame: Frame
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 def frames_of(reader: LogReader, partition: int, start: Place) -> Iterator[Found]:
-    """The durable frames of a partition from a unit on, passing over what holds none."""
+    """Yield the durable frames of a partition from a unit on, skipping parts that hold none."""
     for segment in reader.segments():
         if segment < start[0]:
             continue
@@ -67,7 +67,7 @@ def frames_of(reader: LogReader, partition: int, start: Place) -> Iterator[Found
 def _frames_up_to_a_gap(
     reader: LogReader, partition: int, segment: int, at: int, starts: indexes.Entries
 ) -> Generator[Found, None, int | None]:
-    """Returns the byte after the gap, or None if the segment holds no more of them."""
+    """Yield frames up to a gap. Return the byte after the gap, or None if the segment has no more of them."""
     next_entry = int(np.searchsorted(starts, at, side="right"))
     if not next_entry or _is_past(at, int(starts[next_entry - 1])):
         if next_entry == len(starts):
@@ -85,12 +85,12 @@ def _frames_up_to_a_gap(
 
 
 def _is_past(at: int, entry: int) -> bool:
-    """Whether a unit here would have an entry of its own."""
+    """Return whether a unit here would have an entry of its own."""
     return at - entry >= indexes.ENTRY_EVERY_BYTES
 
 
 def last_before(reader: LogReader, partition: int, limit: Place) -> Found | None:
-    """The partition's last frame before a place."""
+    """Return the partition's last frame before a position."""
     for segment in reversed(reader.segments()):
         starts = reader.index(segment).of(partition)["at"].tolist() if segment <= limit[0] else []
         below = [at for at in starts if (segment, at) < limit]
@@ -106,7 +106,7 @@ def last_before(reader: LogReader, partition: int, limit: Place) -> Found | None
     return None
 
 
-# Places by time.
+# Positions by time.
 
 
 def first_unit(reader: LogReader, column: Literal["time", "wall"], target: int) -> Unit | None:
@@ -115,7 +115,7 @@ def first_unit(reader: LogReader, column: Literal["time", "wall"], target: int) 
     by_wall = column == "wall"
     start = _segment_of_wall(reader, segments, target) if by_wall else _segment_of_time(reader, segments, target)
     for segment in segments[start:]:
-        entries = reader.index(segment, with_walls=by_wall).entries()
+        entries = reader.index(segment).entries()
         before = entries["wall_before" if by_wall else "time"]
         near = int(np.searchsorted(before, target, side="left")) - 1
         at = int(entries["at"][near]) if near >= 0 else FIRST_UNIT_AT
@@ -126,7 +126,7 @@ def first_unit(reader: LogReader, column: Literal["time", "wall"], target: int) 
 
 
 def _segment_of_time(reader: LogReader, segments: list[int], time: int) -> int:
-    """Of the segments, the last one that begins before this journal time, or the first one of all."""
+    """Return the last of the segments that begins before this journal time, or the first one."""
     low, high = 0, len(segments)
     while low < high:
         middle = (low + high) // 2
@@ -139,22 +139,22 @@ def _segment_of_time(reader: LogReader, segments: list[int], time: int) -> int:
 
 
 def _segment_of_wall(reader: LogReader, segments: list[int], wall: int) -> int:
-    """Of the segments, the first one in which the wall clock showed this moment or more."""
+    """Return the first of the segments in which the wall clock showed this time or more."""
     mark = reader.watermark()
     return next((at for at, segment in enumerate(segments) if reader.wall_max(segment, mark) >= wall), len(segments))
 
 
-# Places by what a partition holds.
+# Positions by a partition's content.
 
 
 def floor(reader: LogReader, partition: int, column: Literal["first_offset", "first_id"], target: int) -> Place | None:
-    """The last unit with an entry at or below the target; None: there is none."""
+    """Return the last unit with an entry at or below the target, or None."""
     segments = reader.segments()
     low, high, best = 0, len(segments), None
     while low < high:
         middle = (low + high) // 2
         at, entries = middle, _keyed(reader, segments[middle], partition, column)
-        # A partition may be silent for many segments: then the nearest earlier one that has it decides.
+        # A partition may be silent for many segments; then the nearest earlier one that has it decides.
         while not len(entries) and at > low:
             at -= 1
             entries = _keyed(reader, segments[at], partition, column)
@@ -182,7 +182,7 @@ def first_where(
 
 
 def last_with_id(reader: LogReader, partition: int, start: Place | None, target: int) -> Found | None:
-    """The last frame whose first id is at most the target; ids rise within a partition."""
+    """Return the last frame whose first id is at most the target. Ids rise within a partition."""
     last = None
     start = (reader.segments()[0], FIRST_UNIT_AT) if start is None else start
     for found in frames_of(reader, partition, start):

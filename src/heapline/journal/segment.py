@@ -1,17 +1,18 @@
-"""A segment: one journal file. This file decides its header, its name and how it takes space; not what units hold.
+"""A segment: one journal file. This module decides its header, name and growth, not the content of units.
 
-SEGMENT_VERSION 1. The ritual for changing the layout: bump SEGMENT_VERSION, keep the reader of the old number, add a
-fixture file to tests/unit/journal. Whatever changes, the first sector keeps magic, version byte and, in its last four
+SEGMENT_VERSION 1. To change the layout after a release: bump SEGMENT_VERSION, keep the reader of the old number, add a
+fixture to tests/fixtures. Whatever changes, the first sector keeps magic, version byte and, in its last four
 bytes, the crc32c of what is before.
 
     sector 0: header (see _HEADER) | units, each aligned to 512 bytes | zeros to the end of the file
 
-A file appears under its name only when it is zero-filled and its name is durable; its header is written together with
-its first unit, in one write, so rolling over costs nothing extra. A file that is all zeros is a segment made ready.
+A file appears under its name only when it is zero-filled and its name is durable. Its header is written together with
+its first unit, in one write, so rolling over costs nothing extra. A file that is all zeros is a prepared segment.
 
-Space. A file grows in steps of 1, 2, 4, 8, 8 … MiB, ahead of need. Growing sets the size first (one step, as far as a
-crash can tell), writes zeros, and syncs; only then may a unit rely on it. So a size that is no multiple of 1 MiB
-(or the capacity) was cut by somebody else, and a unit that reaches past the end is damage, never a torn write.
+Space. A file grows in steps of 1, 2, 4, 8, 8 … MiB, ahead of need. Growing sets the size first (atomically, as far as a
+crash can tell), writes zeros, and syncs; only then may a unit rely on it. So a size that is not a multiple of 1 MiB (or
+the capacity) means that another program truncated the file, and a unit that reaches past the end is damage, never a
+torn write.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from heapline.errors import JournalCorrupt, UnknownFormat
+from heapline.contract.errors import JournalCorrupt, UnknownFormat
 from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.sectors import all_zeros
 
@@ -49,16 +50,24 @@ class SegmentHeader:
 
     def pack(self) -> bytes:
         sector = bytearray(SECTOR)
-        # fmt: off
-        _HEADER.pack_into(sector, 0, SEGMENT_MAGIC, SEGMENT_VERSION, self.number, self.capacity, self.incarnation,
-                          self.first_unit, self.created_at, self.chain)
-        # fmt: on
+        _HEADER.pack_into(
+            sector,
+            0,
+            SEGMENT_MAGIC,
+            SEGMENT_VERSION,
+            self.number,
+            self.capacity,
+            self.incarnation,
+            self.first_unit,
+            self.created_at,
+            self.chain,
+        )
         _U32.pack_into(sector, SECTOR - 4, crc32c(bytes(sector[:-4])))
         return bytes(sector)
 
 
 def parse_segment_header(sector: bytes, path: str) -> SegmentHeader | None:
-    """The header, or None if the sector is all zeros (a segment made ready, or its header was lost)."""
+    """Return the header, or None if the sector is all zeros (a prepared segment, or a lost header)."""
     if len(sector) < SECTOR:
         raise JournalCorrupt(path, len(sector), "the file ends inside the segment header")
     if all_zeros(sector):
@@ -80,7 +89,7 @@ def index_path(directory: str, number: int) -> str:
 
 
 def numbered(names: list[str], suffix: str) -> list[int]:
-    """The numbers of the files with this suffix, ascending."""
+    """Return the numbers of the files with this suffix, ascending."""
     stems = (n[: -len(suffix)] for n in names if n.endswith(suffix))
     return sorted(int(s) for s in stems if len(s) == 10 and s.isdigit())
 
@@ -90,7 +99,7 @@ def size_is_legal(size: int, capacity: int) -> bool:
 
 
 def next_size(size: int, need: int, capacity: int) -> int:
-    """The size to grow to: by the next step, or as many steps as `need` takes."""
+    """Return the size to grow to: by the next step, or by as many steps as `need` requires."""
     while size < min(need, capacity):
         size = min(capacity, size + min(FILL_STEP_MAX, max(FILL_STEP_FIRST, size + FILL_STEP_FIRST)))
     return size
@@ -98,11 +107,11 @@ def next_size(size: int, need: int, capacity: int) -> int:
 
 def check_capacity(capacity: int) -> None:
     if capacity < SEGMENT_BYTES_MIN or capacity % SECTOR:
-        raise ValueError(f"a segment takes at least {SEGMENT_BYTES_MIN} bytes, in steps of {SECTOR}; not {capacity}")
+        raise ValueError(f"a segment has at least {SEGMENT_BYTES_MIN} bytes, in steps of {SECTOR}; not {capacity}")
 
 
 class SegmentFile:
-    """One segment open for writing: the file, and up to where it is safe to write units."""
+    """One segment open for writing: the file, and up to where units may be written."""
 
     def __init__(self, file: File, number: int, capacity: int, filled: int) -> None:
         self.file = file
@@ -112,7 +121,7 @@ class SegmentFile:
 
     @classmethod
     def create(cls, disk: Disk, directory: str, number: int, capacity: int, header: bytes | None = None) -> SegmentFile:
-        """A zero-filled file of the first step, durable under its name. On error nothing is left behind."""
+        """Create a zero-filled file of the first step, durable under its name. On error nothing remains."""
         path = segment_path(directory, number)
         temporary = path + ".tmp"
         file = disk.create(temporary)
@@ -133,7 +142,7 @@ class SegmentFile:
         return made
 
     def grow(self, need: int) -> None:
-        """Zero-fill and sync to at least `need`. Out of space: the size is put back and the error passed on."""
+        """Zero-fill and sync to at least `need`. If out of space, restore the size and raise the error."""
         size = next_size(self.filled, need, self.capacity)
         before = self.file.size()
         if size > before:

@@ -1,6 +1,6 @@
-"""Snapshots: the topic's state at a unit, so that opening need not replay the whole journal.
+"""Snapshots: the topic's state at a unit, so that opening a topic need not replay the complete journal.
 
-SNAPSHOT_VERSION 1 (ritual: bump, keep the old reader, add a fixture). Both kinds of file are
+SNAPSHOT_VERSION 1 (to change it: bump, keep the old reader, add a fixture). Both kinds of file are
 
     magic (8) | version (1) | 7 zeros | number (8) | length (8) | body | crc32c of all before (4)
 
@@ -9,8 +9,9 @@ SNAPSHOT_VERSION 1 (ritual: bump, keep the old reader, add a fixture). Both kind
   is not written again. The caller names blobs, `<kind>-<partition>-<serial>`, and never reuses a name for other bytes.
 
 Order of a write: blobs, synced and read back; their directory; the manifest, synced, read back, renamed; the directory.
-Killed anywhere, the snapshot is there whole or not at all, and the two before it are untouched: files go only after
-two newer snapshots were verified. What the state means is not known here. The caller snapshots only durable units.
+After a kill at any point the snapshot exists completely or not at all, and the two before it are untouched: files are
+deleted only after two newer snapshots were verified. The meaning of the state is not known here. The caller snapshots
+only durable units.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 import msgspec
 from crc32c import crc32c
 
-from heapline.errors import SnapshotCorrupt, UnknownFormat
+from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
 from heapline.journal.disk import Buffer, Disk
 
 SNAPSHOT_VERSION = 1
@@ -54,7 +55,7 @@ class Snapshot:
 
 
 def _framed(magic: bytes, number: int, parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    """The parts with header and checksum around them, and that checksum."""
+    """Return the parts with header and checksum around them, and that checksum."""
     length = sum(memoryview(part).nbytes for part in parts)
     framed: list[Buffer] = [_HEADER.pack(magic, SNAPSHOT_VERSION, number, length), *parts]
     crc = 0
@@ -64,12 +65,12 @@ def _framed(magic: bytes, number: int, parts: Sequence[Buffer]) -> tuple[list[Bu
 
 
 def _unframed(data: bytes, magic: bytes, number: int, path: str) -> tuple[memoryview, int]:
-    """The body and the checksum of a file's bytes; raises if they do not check."""
+    """Return the body and the checksum of a file's bytes. Raise if they are not valid."""
     if len(data) < _HEADER.size + 4 or crc32c(memoryview(data)[:-4]).to_bytes(4, "little") != data[-4:]:
         raise SnapshotCorrupt(path, "it does not match its checksum")
     found_magic, version, found_number, length = _HEADER.unpack_from(data)
     if found_magic != magic or found_number != number:
-        raise SnapshotCorrupt(path, "it is another file than its name says")
+        raise SnapshotCorrupt(path, "its content belongs to another file name")
     if version != SNAPSHOT_VERSION:
         raise UnknownFormat(path, version)
     if length != len(data) - _HEADER.size - 4:
@@ -78,18 +79,18 @@ def _unframed(data: bytes, magic: bytes, number: int, path: str) -> tuple[memory
 
 
 class SnapshotStore:
-    """The snapshots of one topic, in a directory of their own. One writer; call `load_newest` before `write`."""
+    """The snapshots of one topic, in their own directory. One writer; call `load_newest` before `write`."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self.disk, self.directory = disk, directory
         self.damaged: list[SnapshotCorrupt] = []
         self._verified: dict[int, list[BlobRef]] = {}  # unit -> blobs
-        self._manifest_bytes = 0  # of the newest
+        self._manifest_bytes = 0  # bytes of the newest manifest
         disk.mkdir(directory)
 
     @property
     def older_unit(self) -> int:
-        """The unit of the older of the two verified snapshots: nothing below it is needed. 0 if there are not two."""
+        """The unit of the older of two verified snapshots, below which nothing is needed; 0 if there are not two."""
         return min(self._verified) if len(self._verified) >= KEPT else 0
 
     @property
@@ -97,13 +98,13 @@ class SnapshotStore:
         return max(self._verified, default=0)
 
     def files_of(self, unit: int) -> list[str]:
-        """The names of that snapshot's files, the manifest last. SnapshotCorrupt if the manifest does not check."""
+        """Return the names of that snapshot's files, the manifest last. Raise SnapshotCorrupt if it is corrupt."""
         path = self._manifest_path(unit)
         blobs = [f"{ref.name}.blob" for ref in self._read_manifest(path, unit).blobs]
         return [*blobs, path.rpartition("/")[2]]
 
     def newest_bytes(self) -> tuple[int, list[BlobRef]]:
-        """How large the newest verified snapshot is: its manifest, and each of its blobs."""
+        """Return the size of the newest verified snapshot: its manifest and all its blobs."""
         return self._manifest_bytes, self._verified.get(self.newest_unit, [])
 
     def _manifest_path(self, unit: int) -> str:
@@ -113,12 +114,12 @@ class SnapshotStore:
         return f"{self.directory}/{name}.blob"
 
     def units(self) -> list[int]:
-        """Units for which a manifest is there, whether or not it checks; ascending."""
+        """Return the units that have a manifest, valid or not; ascending."""
         names = (n[:-5] for n in self.disk.listdir(self.directory) if n.endswith(".snap"))
         return sorted(int(n) for n in names if len(n) == 16 and n.isdigit())
 
     def load_newest(self) -> Snapshot | None:
-        """The newest snapshot that checks in every byte; those that do not are in `damaged`. None: there is none."""
+        """Return the newest valid snapshot, or None. Corrupt ones are listed in `damaged`."""
         for unit in reversed(self.units()):
             try:
                 return self.load(unit)
@@ -127,7 +128,7 @@ class SnapshotStore:
         return None
 
     def load(self, unit: int) -> Snapshot:
-        """That snapshot, verified. SnapshotCorrupt otherwise."""
+        """Return that snapshot, verified. Raise SnapshotCorrupt if it is corrupt."""
         path = self._manifest_path(unit)
         manifest = self._read_manifest(path, unit)
         blobs = {ref.name: self._read_blob(ref) for ref in manifest.blobs}
@@ -158,16 +159,16 @@ class SnapshotStore:
     def write(self, unit: int, state: bytes, blobs: Mapping[str, Sequence[Buffer] | None]) -> None:
         """Store a snapshot. A blob given as None must be one that a verified snapshot refers to.
 
-        An error leaves the earlier snapshots as they were; leftovers go with the next successful write.
+        An error leaves the earlier snapshots unchanged; the next successful write removes leftovers.
         """
         if self._verified and unit <= self.newest_unit:
-            raise ValueError(f"there is a snapshot of unit {self.newest_unit} already; {unit} is not newer")
+            raise ValueError(f"a snapshot of unit {self.newest_unit} already exists; unit {unit} is not newer")
         known = {ref.name: ref for refs in self._verified.values() for ref in refs}
         refs = [known.get(name) or self._write_blob(name, parts) for name, parts in blobs.items()]
         for ref in refs:
             parts = blobs[ref.name]
             if parts is not None and sum(memoryview(p).nbytes for p in parts) != ref.length:
-                raise ValueError(f"blob {ref.name!r} was stored before with other bytes: give it a new name")
+                raise ValueError(f"blob {ref.name!r} was stored before with other bytes; use a new name")
         self.disk.fsync_dir(self.directory)
         self._write_manifest(unit, Manifest(state, refs))
         self._manifest_bytes = len(state)
@@ -176,9 +177,9 @@ class SnapshotStore:
 
     def _write_blob(self, name: str, parts: Sequence[Buffer] | None) -> BlobRef:
         if parts is None:
-            raise ValueError(f"no verified snapshot refers to blob {name!r}: give its bytes")
+            raise ValueError(f"no verified snapshot refers to blob {name!r}; pass its bytes")
         if not _BLOB_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no blob name: write <kind>-<partition>-<serial>")
+            raise ValueError(f"{name!r} is not a blob name; use <kind>-<partition>-<serial>")
         framed, crc = _framed(BLOB_MAGIC, 0, parts)
         ref = BlobRef(name, sum(memoryview(p).nbytes for p in parts), crc)
         self._put(self._blob_path(name), framed)
@@ -188,14 +189,14 @@ class SnapshotStore:
     def _write_manifest(self, unit: int, manifest: Manifest) -> None:
         framed, _ = _framed(SNAP_MAGIC, unit, [msgspec.msgpack.encode(manifest)])
         path = self._manifest_path(unit)
-        # Read back under its temporary name: a manifest that has its name is one that checked.
+        # Read back under its temporary name, so that a manifest with its final name is a verified one.
         self._put(path + ".tmp", framed)
         self._read_manifest(path + ".tmp", unit)
         self.disk.rename(path + ".tmp", path)
         self.disk.fsync_dir(self.directory)
 
     def _put(self, path: str, parts: Sequence[Buffer]) -> None:
-        """A file with these bytes, synced; its name is not. Replaces a leftover of the same name."""
+        """Write a file and sync it, but not its name. Replaces a leftover of the same name."""
         file = self.disk.create(path + ".part")
         try:
             file.pwritev([memoryview(p).cast("B") for p in parts], 0)
@@ -209,7 +210,7 @@ class SnapshotStore:
         self.disk.rename(path + ".part", path)
 
     def _prune(self) -> None:
-        """Keep the newest two verified snapshots and their blobs. Manifests go first: none may lack a blob."""
+        """Keep the newest two verified snapshots and their blobs. Manifests are deleted first: none may lack a blob."""
         while len(self._verified) > KEPT:
             del self._verified[min(self._verified)]
         if len(self._verified) < KEPT:

@@ -1,12 +1,12 @@
-"""Spare segments: disk space set aside, so that a full disk can still be drained.
+"""Spare segments: reserved disk space, so that a full disk can still be drained.
 
-Acks, nacks and reclaiming write to the journal too. A few empty segment files, shared by all topics of a broker, are
-kept for them: taken when a journal cannot grow by itself, made again as soon as there is room. While fewer than
-`count` are left and no more can be made, enqueues are to be refused (`plenty` says so); the rest goes on.
+Acks, nacks and reclaiming write to the journal, too. A few empty segment files, shared by all topics of a broker, are
+reserved for them: taken when a journal cannot grow, and recreated as soon as there is space. While fewer than `count`
+are left and no more can be created, enqueues must be refused (`plenty` is False); everything else continues.
 
-A spare is reserved with fallocate, so it costs no writing and reads as zeros. It gets its name only when its space
-is reserved and durable: a file with that name and the full size is a good spare, whatever crash came before.
-Several committer threads may call at once.
+A spare is reserved with fallocate, so it costs no writing and reads as zeros. It gets its name only when its space is
+reserved and durable: a file with that name and the full size is a valid spare, whatever crash came before. Several
+committer threads may call concurrently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heapline.journal.disk import Disk, is_no_space
 
 
 class SparePool:
-    """Keeps `count` spare files of `segment_bytes` in a directory of its own."""
+    """Keeps `count` spare files of `segment_bytes` in its own directory."""
 
     def __init__(self, disk: Disk, directory: str, segment_bytes: int, count: int = 2) -> None:
         self.disk = disk
@@ -32,7 +32,7 @@ class SparePool:
         self._adopt()
 
     def _adopt(self) -> None:
-        """Keep whole spares of an earlier run, remove the rest."""
+        """Keep complete spares of an earlier run and remove the rest."""
         for name in self.disk.listdir(self.directory):
             path = f"{self.directory}/{name}"
             file = self.disk.open(path)
@@ -50,11 +50,11 @@ class SparePool:
 
     @property
     def plenty(self) -> bool:
-        """Whether enqueues may go on."""
+        """Whether enqueues may continue."""
         return len(self._spares) >= self.count
 
     def fill(self) -> bool:
-        """Try to have `count` spares; returns whether there are. Only "no space" is taken quietly."""
+        """Try to have `count` spares and return whether there are. Only "no space" errors are ignored."""
         with self._mutex:
             while len(self._spares) < self.count:
                 try:
@@ -84,6 +84,6 @@ class SparePool:
         self._spares.append(path)
 
     def take(self) -> str | None:
-        """A spare's path, now the caller's: rename it away at once, then fsync both directories."""
+        """Return the path of a spare, now owned by the caller: rename it immediately, then fsync both directories."""
         with self._mutex:
             return self._spares.pop() if self._spares else None

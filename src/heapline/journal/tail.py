@@ -1,23 +1,23 @@
-"""Torn or damaged? The judgement on what follows the last good unit.
+"""Tell a torn write from damage: the judgment on the bytes after the last valid unit.
 
-Theory of operation. A commit is one write into zero-filled space, then a sync; the next write starts only after it.
-So if power went during the last write, each of its sectors is either as written or still zeros, nothing follows it,
-and nobody was answered: it may be cut. Everything else that does not check was once good, or never ours, and cutting
-it could lose what somebody was promised: that is corruption, and it is refused with file and byte.
+Theory of operation. A commit is one write into zero-filled space, then a sync; the next write starts only after it. So
+if power failed during the last write, each of its sectors is either as written or still zeros, nothing follows it, and
+nothing in it was acknowledged: it may be cut. Any other invalid bytes were once valid, or were never written by
+Heapline, and cutting them could lose acknowledged data: that is corruption, and it is refused with file and byte.
 
 A unit is torn only if all of these hold:
 
-1. its number is above every bound known durable: the watermark, the snapshot, and the `durable_end` in the header of
-   any later unit that checks;
+1. its number is above every unit known to be durable: by the watermark, the snapshot, and the `durable_end` in the
+   header of any later valid unit;
 2. each of its sectors matches the unit's sector table or is all zeros, and at least one was lost. Sectors whose table
-   entry was itself lost (its sector is all zeros) cannot be judged and are let pass;
-3. if its header's sector was lost, then the table is looked for at the end of what is there; if that was lost too,
-   rule 2 has nothing to go by and what is there must only be small enough for one unit;
-4. after it there are only zeros. Under the relaxed policies (`interval`, `os`) several units can be under way at
-   once, so there more may follow, within rule 1.
+   entry was itself lost (its sector is all zeros) cannot be judged and are accepted;
+3. if its header's sector was lost, the table is searched for at the end of the data. If that was lost, too, rule 2 does
+   not apply, and the data must only be small enough for one unit;
+4. after it there are only zeros. Under the relaxed policies (`interval`, `os`) several units can be in flight, so more
+   may follow there, within rule 1.
 
-What this cannot see: a whole sector of the last unit replaced by zeros, or the whole last unit, while the watermark
-is lost as well. That looks exactly like a write that never happened.
+Not detectable: a complete sector of the last unit replaced by zeros, or the complete last unit, while the watermark is
+lost as well. That looks exactly like a write that never happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heapline.errors import JournalCorrupt
+from heapline.contract.errors import JournalCorrupt
 from heapline.journal.disk import SECTOR
 from heapline.journal.sectors import Bools, as_words, live_sectors, sector_sums
 from heapline.journal.unit import (
@@ -45,29 +45,32 @@ _WORDS = SECTOR // 4
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The bytes from where the next unit would start to the end of the file, and what is known of it."""
+    """The bytes from where the next unit would start to the end of the file, and what is known about it."""
 
     path: str
-    base: int  # byte of the file where `data` starts
+    base: int  # byte offset in the file where `data` starts
     data: bytes
     seed: int
-    number: int  # the unit that must come here
+    number: int  # number of the unit expected here
     chain: int
     known_durable: int
     relaxed: bool
-    header_lost: bool = False  # the segment's own header was in the same write and is all zeros
+    header_lost: bool = False  # the segment's header was in the same write and is all zeros
 
     def corrupt(self, sector: int, detail: str) -> JournalCorrupt:
         return JournalCorrupt(self.path, self.base + sector * SECTOR, detail)
 
 
 def is_torn(tail: Tail) -> bool:
-    """False: there is nothing here. True: a torn write, to be cut. JournalCorrupt: anything else."""
+    """Return False if there is nothing here, True for a torn write, which has to be cut.
+
+    Raise JournalCorrupt for anything else.
+    """
     live = live_sectors(tail.data)
     if not live.any():
         return False
     if tail.number <= tail.known_durable:
-        raise tail.corrupt(0, f"unit {tail.number} does not check, though it was durable")
+        raise tail.corrupt(0, f"unit {tail.number} is corrupt, though it was durable")
     relaxed = _later_units_allow(tail) or tail.relaxed
     if live[0]:
         header = _sound_header(tail)
@@ -78,12 +81,12 @@ def is_torn(tail: Tail) -> bool:
         extent = _judge_headless(tail, live, relaxed)
     if not relaxed and live[extent:].any():
         after = extent + int(np.argmax(live[extent:]))
-        raise tail.corrupt(after, f"there are bytes after unit {tail.number}, which is not whole")
+        raise tail.corrupt(after, f"there are bytes after unit {tail.number}, which is incomplete")
     return True
 
 
 def _later_units_allow(tail: Tail) -> bool:
-    """Refuses if a later unit proves this one durable; otherwise whether a later unit is of a relaxed policy."""
+    """Raise if a later unit proves this one durable. Return whether a later unit has a relaxed policy."""
     relaxed = False
     magic = as_words(tail.data)[:, 0] & np.uint64(0xFFFFFFFF)
     for sector in np.flatnonzero(magic == UNIT_MAGIC).tolist():
@@ -91,7 +94,7 @@ def _later_units_allow(tail: Tail) -> bool:
         if header is None or not tail.number < header.number <= tail.number + sector:
             continue
         if header.durable_end >= tail.number:
-            raise tail.corrupt(0, f"unit {tail.number} does not check, though unit {header.number} follows it")
+            raise tail.corrupt(0, f"unit {tail.number} is corrupt, though unit {header.number} follows it")
         relaxed = relaxed or bool(header.flags & FLAG_RELAXED)
     return relaxed
 
@@ -99,7 +102,7 @@ def _later_units_allow(tail: Tail) -> bool:
 def _sound_header(tail: Tail) -> UnitHeader:
     header = parse_header(tail.data, 0, tail.seed, tail.path)
     if header is None:
-        raise tail.corrupt(0, f"the header of unit {tail.number} does not check")
+        raise tail.corrupt(0, f"the header of unit {tail.number} is corrupt")
     if header.number != tail.number or header.prev_crc != tail.chain:
         raise tail.corrupt(0, f"unit {header.number} is here, which does not follow from unit {tail.number - 1}")
     if not header.sane or header.nbytes > len(tail.data):
@@ -108,7 +111,7 @@ def _sound_header(tail: Tail) -> UnitHeader:
 
 
 def _judge_headless(tail: Tail, live: Bools, relaxed: bool) -> int:
-    """Sectors of a unit whose header was lost. Its end is found by its table, whose last word is never 0."""
+    """Judge the sectors of a unit whose header was lost. Its end is found by its table, whose last word is never 0."""
     words = np.frombuffer(tail.data, "<u4")
     last = int(np.flatnonzero(words)[-1])
     extent = last // _WORDS + 1
@@ -137,9 +140,9 @@ def _judge_sectors(tail: Tail, live: Bools, table_at: int, sectors: int) -> None
     unwritten = np.append(entries, np.uint32(crc)) == 0
     wrong = unwritten & live[holders]
     if wrong.any():
-        raise tail.corrupt(int(holders[np.argmax(wrong)]), f"the sector table of unit {tail.number} does not check")
+        raise tail.corrupt(int(holders[np.argmax(wrong)]), f"the sector table of unit {tail.number} is corrupt")
     if not unwritten.any() and table_crc(entries.tobytes()) != crc:
-        raise tail.corrupt(int(holders[0]), f"the sector table of unit {tail.number} does not check")
+        raise tail.corrupt(int(holders[0]), f"the sector table of unit {tail.number} is corrupt")
 
     missed = (entries != 0) & (sector_sums(unit) != entries)
     damaged = missed & live

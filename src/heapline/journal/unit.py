@@ -1,7 +1,7 @@
-"""The unit: what one commit writes. This file decides its bytes, both ways, and nothing about files.
+"""The unit: the bytes that one commit writes. This module encodes and decodes them and knows nothing of files.
 
-UNIT_VERSION 1. The ritual for changing the layout: bump UNIT_VERSION, keep `decode` for the old number, add a fixture
-file of the old version to tests/unit/journal. Whatever changes, the first 64 bytes keep magic, version byte and the
+UNIT_VERSION 1. To change the layout after a release: bump UNIT_VERSION, keep `decode` for the old number, add a fixture
+of the old version to tests/fixtures. Whatever changes, the first 64 bytes keep magic, version byte and the
 checksum in their last four bytes, so that an older Heapline can say "unknown version" rather than "damaged".
 
     header (64) | blocks, each 16-aligned | meta (msgpack) | zeros to 4 | sector table | table crc | zeros to 512
@@ -9,7 +9,7 @@ checksum in their last four bytes, so that an older Heapline can say "unknown ve
 - header: see _HEADER. Its crc is seeded with topic incarnation and segment number, so that bytes of another topic or
   file never pass for a unit here, even inside a payload. `prev_crc` is the previous unit's body_crc: the chain.
   `durable_end` is the last unit known durable when this one was written: under the `commit` policy always its
-  predecessor. Recovery needs it to know that a damaged unit had once been answered for.
+  predecessor. Recovery needs it to know that a damaged unit had once been acknowledged.
 - meta: [1, [[offset in unit, rows, smalls_len, payloads_len], …],
          [[partition, first_offset, row_count, events, first_id], …]]; `events` are bytes that only the core can read;
   first_id is the first message id enqueued in the frame or -1 (for the index).
@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
+from heapline.contract.errors import UnknownFormat
 from heapline.core.record import ROW
-from heapline.errors import UnknownFormat
 from heapline.journal.block import ROW_BYTES, Block, Rows, block_nbytes
 from heapline.journal.disk import SECTOR, Buffer
 from heapline.journal.sectors import U32, all_zeros, sector_sums_of_parts
@@ -40,7 +40,7 @@ UNIT_BYTES_MAX = 16 << 20
 HEADER_BYTES = 64
 #: Written under a policy that does not sync each commit.
 FLAG_RELAXED = 1
-#: A block of at least so many bytes is written from where it is; smaller ones are cheaper to copy together.
+#: Blocks of at least this many bytes are written in place; smaller ones are cheaper to copy together.
 WHOLE_PART_BYTES = 64 << 10
 
 # magic, version, flags, reserved, number, durable_end, time, wall,
@@ -50,7 +50,7 @@ _U32 = struct.Struct("<I")
 
 
 class BlockRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a block lies in its unit."""
+    """The position of a block in its unit."""
 
     offset: int
     count: int
@@ -100,7 +100,7 @@ class UnitHeader(NamedTuple):
 
     @property
     def sane(self) -> bool:
-        """The lengths agree with one another."""
+        """Whether the lengths are consistent."""
         return self.sectors == unit_sectors(self.blocks_len + self.meta_len) and self.nbytes <= UNIT_BYTES_MAX
 
 
@@ -109,7 +109,7 @@ def _table_at(blocks_len: int, meta_len: int) -> int:
 
 
 def unit_sectors(content: int) -> int:
-    """Sectors of a unit with so many bytes of blocks and meta: n of them also hold n + 1 table words."""
+    """Return the number of sectors n of a unit with this many bytes of blocks and meta, and n + 1 table words."""
     return -(-(_table_at(content, 0) + 4) // (SECTOR - 4))
 
 
@@ -118,7 +118,7 @@ def unit_nbytes(content: int) -> int:
 
 
 def crc_seed(incarnation: int, segment: int) -> int:
-    """What binds a unit's header to its topic and file."""
+    """Return the value that binds a unit's header to its topic and file."""
     return crc32c(struct.pack("<QQ", incarnation, segment))
 
 
@@ -127,7 +127,7 @@ def table_crc(table: Buffer) -> int:
 
 
 def parse_header(data: Buffer, at: int, seed: int, path: str = "") -> UnitHeader | None:
-    """The unit header at a byte, or None if none is there that checks. UnknownFormat if it is of a newer version."""
+    """Return the valid unit header at a byte, or None. Raise UnknownFormat if it has a newer version."""
     fields = _HEADER.unpack_from(data, at)
     if fields[0] != UNIT_MAGIC:
         return None
@@ -141,7 +141,7 @@ def parse_header(data: Buffer, at: int, seed: int, path: str = "") -> UnitHeader
 
 @dataclass(frozen=True, slots=True)
 class SealedUnit:
-    """A unit whose place and content are fixed; its checksums are made when it is written."""
+    """A unit whose position and content are fixed; its checksums are computed when it is written."""
 
     number: int
     segment: int
@@ -159,13 +159,13 @@ class SealedUnit:
         return self.offset + self.nbytes
 
     def encode(self, *, prev_crc: int, durable_end: int, flags: int, seed: int) -> tuple[list[Buffer], int]:
-        """The bytes to write, in parts, and the body crc that the next unit chains to. Large blocks are not copied."""
+        """Return the bytes to write, in parts, and the body crc for the next unit's chain. Copies no large blocks."""
         sectors, blocks_end = self.nbytes // SECTOR, HEADER_BYTES + self.blocks_len
         tail = self.meta + bytes(self.nbytes - blocks_end - len(self.meta))
         parts = _merge_small([bytes(HEADER_BYTES), *(block.data for block in self.blocks), tail])
         first, last = memoryview(parts[0]), memoryview(parts[-1])
         table = sector_sums_of_parts(parts, sectors).tobytes()
-        # The table lies in the last part, which ends where the unit ends.
+        # The table is in the last part, which ends where the unit ends.
         table_at = _table_at(self.blocks_len, len(self.meta)) - (self.nbytes - len(last))
         table_end = table_at + len(table)
         last[table_at:table_end] = table
@@ -188,9 +188,9 @@ class SealedUnit:
 
 
 def _merge_small(parts: list[bytes]) -> list[Buffer]:
-    """The same bytes in few parts: small ones joined into bytearrays, large ones left where they are.
+    """Return the same bytes in fewer parts: small parts joined into bytearrays, large ones left in place.
 
-    The first and the last part come out as bytearrays, because header and table are yet to be written into them.
+    The first and the last part are bytearrays, because header and table have yet to be written into them.
     """
     merged: list[Buffer] = []
     run: list[bytes] = []
@@ -210,7 +210,7 @@ def encode_meta(blocks: Sequence[BlockRef], frames: Sequence[Frame]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit read back. `data` views the buffer it was read into: copy what you keep."""
+    """A unit that was read back. `data` is a view of the read buffer: copy what you keep."""
 
     segment: int
     offset: int
@@ -236,7 +236,7 @@ class Unit:
         return self.offset + self.header.nbytes
 
     def place(self, block: BlockRef) -> int:
-        """Byte offset in the segment of a block's first row."""
+        """Return the byte offset in the segment of a block's first row."""
         return self.offset + block.offset
 
     def rows(self, block: BlockRef) -> Rows:
@@ -247,7 +247,7 @@ class Unit:
         return self.data[start : start + block.smalls_len]
 
     def payloads(self, block: BlockRef) -> memoryview:
-        """All payloads of a block as one buffer; `rows(block)["payload_len"]` splits it."""
+        """Return all payloads of a block as one buffer; `rows(block)["payload_len"]` splits it."""
         start = block.offset + block.count * ROW_BYTES + block.smalls_len
         return self.data[start : start + block.payloads_len]
 
@@ -259,11 +259,11 @@ class Unit:
 
 
 class BadUnit(ValueError):
-    """The bytes under a good header are not what was written; says what does not check."""
+    """The bytes after a valid header are not what was written; the message says which part is invalid."""
 
 
 def decode(data: memoryview, header: UnitHeader, segment: int, offset: int, path: str = "") -> Unit:
-    """The unit whose header was parsed and whose bytes are `data` (exactly). BadUnit if they do not check."""
+    """Decode the unit with a parsed header from exactly its bytes `data`. Raise BadUnit if they are invalid."""
     table_end = header.table_at + 4 * header.sectors + 4
     if crc32c(data[HEADER_BYTES:table_end]) != header.body_crc:
         raise BadUnit(f"unit {header.number} does not match its checksum")
@@ -273,7 +273,7 @@ def decode(data: memoryview, header: UnitHeader, segment: int, offset: int, path
     try:
         meta = _decode_meta(data[meta_at : meta_at + header.meta_len])
     except msgspec.MsgspecError as error:
-        raise BadUnit(f"the meta part of unit {header.number} cannot be read: {error}") from None
+        raise BadUnit(f"cannot read the meta part of unit {header.number}: {error}") from None
     if meta.version != UNIT_VERSION:
         raise UnknownFormat(path, meta.version)
     for block in meta.blocks:
@@ -283,6 +283,6 @@ def decode(data: memoryview, header: UnitHeader, segment: int, offset: int, path
 
 
 def split_table(data: Buffer, header_table_at: int, sectors: int) -> tuple[U32, int]:
-    """The table's entries and its crc as they stand in the bytes of a unit."""
+    """Return the table's entries and its crc as stored in the bytes of a unit."""
     words = np.frombuffer(data, "<u4", sectors + 1, header_table_at)
     return words[:-1], int(words[-1])

@@ -1,7 +1,7 @@
-"""Looking at a journal directory as a whole: what is in it (`stats`), whether every byte checks (`verify`).
+"""Inspect a complete journal directory: its content (`stats`), and whether every byte is valid (`verify`).
 
-Both only read and never stop at the first fault: after damage the next unit that checks is looked for, so that a
-report says how much is behind it. What to do about it is repair.py's.
+Both only read and never stop at the first fault: after damage they search for the next valid unit, so that a report
+says how much follows it. repair.py acts on the report.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from crc32c import crc32c
 
-from heapline.errors import JournalCorrupt
+from heapline.contract.errors import JournalCorrupt
 from heapline.journal.block import ROW_BYTES, row_checks
 from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.recovery import Scan, list_segments
@@ -24,16 +24,18 @@ from heapline.journal.walk import SegmentWalk
 
 @dataclass(frozen=True, slots=True)
 class Damage:
+    """One corrupt unit or record."""
+
     path: str
     offset: int
-    unit: int  # the unit that is damaged, or the first that should be there; 0 if not known
+    unit: int  # the damaged unit, or the first missing one; 0 if unknown
     detail: str
-    is_record: bool = False  # one record in a unit that is otherwise whole
+    is_record: bool = False  # one record in an otherwise valid unit
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found. `damage` is empty for a good journal; a torn last unit is no damage, opening cuts it."""
+    """The findings. `damage` is empty for a valid journal. A torn last unit is not damage: opening cuts it."""
 
     path: str
     segments: int = 0
@@ -42,14 +44,14 @@ class Report:
     units: int = 0
     frames: int = 0
     rows: int = 0
-    bytes: int = 0  # of whole units
+    bytes: int = 0  # of valid units
     torn_unit: int = 0
     damage: list[Damage] = field(default_factory=list)
-    # Only from repair.
+    # Set by repair only.
     repaired: bool = False
-    refused: str = ""  # why nothing was done
+    refused: str = ""  # why repair did nothing
     cut_from_unit: int = 0
-    lost_units: list[int] = field(default_factory=list)  # still readable behind the cut, in the files set aside
+    lost_units: list[int] = field(default_factory=list)  # still readable after the cut, in the files set aside
     lost_frames: int = 0
     lost_rows: int = 0
     set_aside: list[str] = field(default_factory=list)
@@ -68,7 +70,7 @@ class Report:
 
 
 def stats(disk: Disk, directory: str) -> Report:
-    """Counts of a journal that is in order. JournalCorrupt otherwise."""
+    """Count the content of a valid journal. Raise JournalCorrupt otherwise."""
     report = Report(directory, segments=len(list_segments(disk, directory)))
     scan = Scan(disk, directory)
     for unit in scan:
@@ -78,10 +80,10 @@ def stats(disk: Disk, directory: str) -> Report:
 
 
 def verify(disk: Disk, directory: str) -> Report:
-    """Check every unit and every record; `damage` lists what does not check, in the order found.
+    """Check every unit and every record. `damage` lists what is corrupt, in the order found.
 
-    First the judgement of recovery itself, so that what opens is what verifies; only if that refuses, the rest is
-    searched for what can still be read.
+    The judgment of recovery comes first, so that a journal that opens also verifies. Only if recovery refuses it, the
+    rest is searched for readable units.
     """
     report = Report(directory)
     try:
@@ -99,7 +101,7 @@ def verify(disk: Disk, directory: str) -> Report:
 
 
 def record_damage(unit: Unit, path: str) -> Iterator[Damage]:
-    """Records of a unit that do not match their own checksums."""
+    """Return the records of a unit that do not match their own checksums."""
     for block in unit.blocks:
         rows = unit.rows(block)
         for index, row in enumerate(rows):
@@ -108,12 +110,12 @@ def record_damage(unit: Unit, path: str) -> Iterator[Damage]:
             small = bytes(unit.data[small_at : small_at + int(row["small_len"])])
             payload = unit.data[payload_at : payload_at + int(row["payload_len"])]
             if not row_checks(bytes(unit.data[at : at + ROW_BYTES]), small) or crc32c(payload) != row["payload_crc"]:
-                detail = f"the record of message {int(row['id'])} does not check"
+                detail = f"the record of message {int(row['id'])} fails its checksum"
                 yield Damage(path, unit.offset + at, unit.number, detail, is_record=True)
 
 
 def salvage(disk: Disk, directory: str, from_unit: int) -> Iterator[Unit]:
-    """All units from a number on that still check for themselves, whatever is between them."""
+    """Yield all units from a number on that are valid by themselves, whatever is between them."""
     incarnation = None
     for number in numbered(disk.listdir(directory), ".seg"):
         file = disk.open(segment_path(directory, number))

@@ -1,7 +1,7 @@
-"""Reading the units of one segment, one after the other, in large reads.
+"""Read the units of one segment one after the other, in large reads.
 
-Decides whether the next bytes are the unit that must come next: header crc, number, chain, body crc. It stops at the
-first sector that is not such a unit and says why; what that means (the end, a torn write, damage) is for others.
+It decides whether the next bytes are the expected next unit: header crc, number, chain, body crc. It stops at the first
+sector that is not, and records why. Its callers decide what that means: the end, a torn write, or damage.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NO_CHAIN = -1
 
 
 class SegmentWalk:
-    """Iterate for the units; afterwards `at` is where it stopped, and `broken` why (None: at zeros or at `stop`).
+    """Iterates over the units. Afterwards `at` is where it stopped, and `broken` why (None: at zeros or at `stop`).
 
-    `number` and `chain` are what the unit at `at` must have. Start in the middle with number=0 and chain=-1: then the
-    first unit found there is taken as it is. The walk can be iterated again to go on when more has been written.
+    `number` and `chain` are what the unit at `at` must have. To start in the middle, use number=0 and chain=-1: then
+    the first unit found there is accepted. Iterate again to continue after more has been written.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class SegmentWalk:
             header = parse_header(buffer, inside, self.seed, self.file.path)
             if header is None:
                 if not all_zeros(buffer[inside : inside + SECTOR]):
-                    self.broken = "no unit header that checks is here"
+                    self.broken = "no valid unit header is here"
                 return
             if self.number and header.number != self.number:
-                self.broken = f"unit {self.number} must come here, not unit {header.number}"
+                self.broken = f"expected unit {self.number} here, found unit {header.number}"
             elif self.chain != NO_CHAIN and header.prev_crc != self.chain:
                 self.broken = f"unit {header.number} does not follow from the unit before it"
             elif not header.sane:
@@ -93,8 +93,8 @@ class SegmentWalk:
 class OpenWalk:
     """A SegmentWalk that opens its file when iterated and closes it at the end.
 
-    The writer may replace a segment's file by a copy when space runs out, so if units seem to be missing the file is
-    opened once more before anybody is told.
+    The writer may replace a segment's file by a copy when space runs out, so if units seem to be missing, the file is
+    opened once more before that is reported.
     """
 
     def __init__(
@@ -117,11 +117,16 @@ class OpenWalk:
         for _ in range(2):
             file = self._disk.open(self._path)
             try:
-                # fmt: off
-                walk = SegmentWalk(file, self._header.incarnation, self._header.number,
-                                   number=self.number, chain=self.chain, at=self.at, stop=self._stop,
-                                   chunk=self._chunk)
-                # fmt: on
+                walk = SegmentWalk(
+                    file,
+                    self._header.incarnation,
+                    self._header.number,
+                    number=self.number,
+                    chain=self.chain,
+                    at=self.at,
+                    stop=self._stop,
+                    chunk=self._chunk,
+                )
                 for unit in walk:
                     self.at, self.number, self.chain = walk.at, walk.number, walk.chain
                     yield unit

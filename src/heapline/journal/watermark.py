@@ -1,13 +1,13 @@
 """The watermark: 64 bytes that say how far the journal is durable, rewritten in place after every commit.
 
-WATERMARK_VERSION 1 (ritual: bump, keep the old reader, add a fixture). It is not synced with each commit, so after a
-power cut it may be old, never ahead: it is written only after the unit it names is durable. Two uses:
+WATERMARK_VERSION 1 (to change it: bump, keep the old reader, add a fixture). It is not synced with each commit, so
+after a power cut it may be old, never ahead: it is written only after the unit it names is durable. It has two uses:
 
-- readers of the directory stop at `visible` (segment and byte_end say where that is);
-- recovery takes `durable` as a lower bound: a unit up to there that does not check is damage, never a torn write.
+- readers of the directory stop at `visible` (segment and byte_end give its position);
+- recovery takes `durable` as a lower bound: an invalid unit up to there is damage, never a torn write.
 
-The two differ only under the `os` policy, where nothing is ever known to be durable but readers may still look.
-A watermark that does not check counts as absent; recovery then has only the sector tables to go by.
+The two differ only under the `os` policy, where nothing is ever known to be durable but readers may still read. A
+corrupt watermark counts as absent; recovery then has only the sector tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from heapline.errors import UnknownFormat
+from heapline.contract.errors import UnknownFormat
 from heapline.journal.disk import Disk
 
 WATERMARK_MAGIC = b"HEAPMARK"
@@ -32,17 +32,24 @@ _READ_TRIES = 8
 class Watermark:
     durable: int
     visible: int
-    segment: int  # of the visible unit
-    byte_end: int  # its end in that segment
+    segment: int  # segment of the visible unit
+    byte_end: int  # end of the visible unit in that segment
     time: int
     incarnation: int
     relaxed: bool = False
 
     def pack(self) -> bytes:
-        # fmt: off
-        body = _BODY.pack(WATERMARK_MAGIC, WATERMARK_VERSION, self.relaxed, self.segment, self.durable, self.visible,
-                          self.byte_end, self.time, self.incarnation)
-        # fmt: on
+        body = _BODY.pack(
+            WATERMARK_MAGIC,
+            WATERMARK_VERSION,
+            self.relaxed,
+            self.segment,
+            self.durable,
+            self.visible,
+            self.byte_end,
+            self.time,
+            self.incarnation,
+        )
         return body + crc32c(body).to_bytes(4, "little")
 
 
@@ -63,7 +70,7 @@ def parse_watermark(data: bytes, path: str = "") -> Watermark | None:
 
 
 def read_watermark(disk: Disk, directory: str) -> Watermark | None:
-    """None if it is absent or does not check. Tried a few times: another process may be writing it just now."""
+    """Return the watermark, or None if it is missing or corrupt. Retries briefly, in case it is being written."""
     path = watermark_path(directory)
     for _ in range(_READ_TRIES):
         try:

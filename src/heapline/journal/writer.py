@@ -1,17 +1,18 @@
-"""The I/O half of the journal: puts sealed units on disk, in order, and has space ready before they come.
+"""The I/O half of the journal: writes sealed units to disk, in order, and prepares space before they come.
 
-Called in one committer thread, never concurrently. Who syncs what, and what a kill leaves behind:
+Called in one committer thread, never concurrently. What is synced when, and what a kill leaves behind:
 
-- `commit`: one write, one fdatasync (under the `commit` policy), then the watermark, unsynced. Killed before the sync
-  returns: a torn or whole last unit, nobody was answered. The file, its size and its name were durable before.
-- `prepare`: grows files and makes new ones; all synced before `commit` may rely on them. Killed here: a longer file
-  of zeros, or a temporary file that the next open removes.
-- Under the relaxed policies a segment is still synced before the next one is begun, so that a following segment
-  always proves the one before it.
+- `commit`: one write, one fdatasync (under the `commit` policy), then the watermark, unsynced. A kill before the sync
+  returns leaves a torn or complete last unit that was not acknowledged. The file, its size and its name were durable
+  before.
+- `prepare`: grows files and creates new ones, all synced before `commit` may rely on them. A kill here leaves a longer
+  file of zeros, or a temporary file that the next open removes.
+- Under the relaxed policies a segment is still synced before the next one begins, so that a following segment always
+  proves the one before it.
 
-Space: only growing can say "no space". Then a spare takes over: as the next segment, or, in the middle of a segment,
-as a fully reserved copy of it under the same name, so that positions already handed out stay true.
-Any other error, and any error in `commit`, poisons the writer: the page cache can no longer be trusted.
+Space: only growing can fail with "no space". Then a spare is used: as the next segment, or, in the middle of a segment,
+as a fully reserved copy of it under the same name, so that positions already handed out stay valid. Any other error,
+and any error in `commit`, poisons the writer, because the page cache can no longer be trusted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal
 
-from heapline.errors import StorageFull, TopicReloading
+from heapline.contract.errors import StorageFull, TopicReloading
 from heapline.journal.disk import Disk, File, is_no_space
 from heapline.journal.index import SegmentIndex
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
@@ -34,7 +35,7 @@ POLICIES = ("commit", "interval", "os")
 
 
 class SegmentWriter:
-    """Writes units at the places they were planned for."""
+    """Writes units at their planned positions."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class SegmentWriter:
         name: str,
     ) -> None:
         if policy not in POLICIES:
-            raise ValueError(f"a sync policy is one of {', '.join(POLICIES)}; not {policy!r}")
+            raise ValueError(f"the sync policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if spares is not None and spares.segment_bytes < capacity:
             raise ValueError(f"spares of {spares.segment_bytes} bytes cannot serve segments of {capacity}")
         self.disk, self.directory, self.name = disk, directory, name
@@ -60,7 +61,7 @@ class SegmentWriter:
         self.chain = chain
         self.poisoned: BaseException | None = None
         self.short_of_space = False
-        self.index: SegmentIndex | None = None  # of the segment being written
+        self.index: SegmentIndex | None = None  # index of the segment being written
         self.on_replaced: Callable[[int], None] = lambda segment: None
         self.on_written: Callable[[SealedUnit], None] = lambda unit: None
         self._segments: dict[int, SegmentFile] = {}
@@ -73,13 +74,13 @@ class SegmentWriter:
         if self.poisoned is not None:
             raise TopicReloading(self.name, str(self.poisoned))
 
-    # Taking over what is on disk, when the journal is opened.
+    # Opening: continue from what is on disk.
 
     def adopt(self, number: int, file: File, filled: int) -> None:
         self._segments[number] = SegmentFile(file, number, self.capacity, filled)
 
     def begin(self, segment: int, end: int, time: int, index: SegmentIndex, finished: list[SegmentIndex]) -> None:
-        """Start writing after `end`; the first watermark is synced, so that the policy in it is durable too."""
+        """Start writing after `end`. The first watermark is synced, so that the policy in it is durable, too."""
         self._finished = finished
         self._active = self._segments[segment]
         self._seed = crc_seed(self.incarnation, segment)
@@ -88,7 +89,7 @@ class SegmentWriter:
         try:
             self.disk.write_file_atomic(path, mark)
         except OSError as error:
-            # A full disk must open too, to be drained: then in place, which one sector survives whole.
+            # A full disk must also open, to be drained: then write in place; a single sector survives a crash intact.
             if not (is_no_space(error) and self.disk.exists(path)):
                 raise
             file = self.disk.open(path, write=True)
@@ -100,13 +101,15 @@ class SegmentWriter:
     # Space.
 
     def filled(self, segment: int) -> int:
-        """Up to where a segment is ready to be written; 0 if there is no such file yet. Any thread may ask."""
+        """Return up to where a segment is ready to be written, or 0 if it has no file yet. Callable from any thread."""
         found = self._segments.get(segment)
         return found.filled if found is not None else 0
 
     def reach(self, segment: int, need: int, spare_below: int | None = None) -> bool:
-        """Have `segment` ready up to `need` bytes. Without space a spare is taken, but only if the segment is not even
-        ready up to `spare_below` (default: need); False if that did not help."""
+        """Prepare `segment` up to `need` bytes. Return False if there is no space.
+
+        Without space a spare is taken, but only if the segment is not even ready up to `spare_below` (default: need).
+        """
         need = min(need, self.capacity)
         found = self._segments.get(segment)
         if found is not None and found.filled >= need:
@@ -138,7 +141,7 @@ class SegmentWriter:
         return True
 
     def _replace(self, segment: int, spare: str, old: SegmentFile | None) -> SegmentFile:
-        """Make the spare this segment's file. It leaves the pool first: one half copied must never pass for a spare."""
+        """Make the spare this segment's file. It leaves the pool first: a partial copy must never pass for a spare."""
         assert self.spares is not None
         final = segment_path(self.directory, segment)
         temporary = final + ".tmp"
@@ -168,7 +171,7 @@ class SegmentWriter:
         return bool(self._finished)
 
     def write_finished_indexes(self) -> None:
-        """Store the indexes of full segments. They can be rebuilt, so a full disk is no reason to fail."""
+        """Store the indexes of full segments. They can be rebuilt, so a full disk is not an error."""
         while self._finished:
             index = self._finished.pop(0)
             with contextlib.suppress(OSError):
@@ -197,9 +200,7 @@ class SegmentWriter:
         flags = 0 if self.policy == "commit" else FLAG_RELAXED
         parts, crc = unit.encode(prev_crc=self.chain, durable_end=self.durable_unit, flags=flags, seed=self._seed)
         if unit.offset == FIRST_UNIT_AT:
-            # fmt: off
             header = SegmentHeader(unit.segment, self.capacity, self.incarnation, unit.number, self.chain, unit.wall)
-            # fmt: on
             file.pwritev([header.pack(), *parts], 0)
         else:
             file.pwritev(parts, unit.offset)
@@ -244,13 +245,12 @@ class SegmentWriter:
         self._mark.pwritev([self._watermark(unit.segment, unit.end, unit.time)], 0)
 
     def _watermark(self, segment: int, end: int, time: int) -> bytes:
-        # fmt: off
-        return Watermark(self.durable_unit, self.written_unit, segment, end, time, self.incarnation,
-                         self.policy != "commit").pack()
-        # fmt: on
+        return Watermark(
+            self.durable_unit, self.written_unit, segment, end, time, self.incarnation, self.policy != "commit"
+        ).pack()
 
     def close(self) -> None:
-        """Close the files; writes nothing."""
+        """Close the files without writing anything."""
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()

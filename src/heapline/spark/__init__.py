@@ -1,4 +1,4 @@
-"""Spark reads the log and writes to the queue: the format `heapline`, and a session that just works.
+"""Spark integration: the format `heapline` reads the log and writes to the queue; `session` starts Spark.
 
     from heapline.spark import session
 
@@ -6,7 +6,7 @@
     spark.read.format("heapline").option("path", "data").option("subscribe", "orders").load().show()
     df.selectExpr("value", "priority").write.format("heapline").option("topic", "orders").mode("append").save()
 
-`heapline[spark]` is the connector for a cluster that has Spark; `heapline[spark-local]` brings Spark too.
+Install `heapline[spark]` on a cluster that has Spark; `heapline[spark-local]` includes Spark.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from heapline.spark.session import session
 
 if TYPE_CHECKING:
-    from heapline.spark.consuming import ConsumeResult, consume
+    from heapline.spark.consumer import ConsumeResult, consume
 
 __all__ = ["ConsumeResult", "consume", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    """Workers import this package with every task: what only drivers need comes when it is asked for."""
+    """Import what only drivers need on first use, because every task imports this package."""
     if name in ("ConsumeResult", "consume"):
-        from heapline.spark import consuming
+        from heapline.spark import consumer
 
-        return getattr(consuming, name)
+        return getattr(consumer, name)
     raise AttributeError(f"module 'heapline.spark' has no attribute {name!r}")

@@ -1,49 +1,133 @@
-"""Logs read straight from a data directory, beside a running engine or without one.
+"""Read logs directly from a data directory, with or without a running engine beside the reader.
 
-Only what the watermark covers is read, so every row was answered for. How far a log goes is kept up by walking the
-heads of the units that are new (heads.py); of older segments the stored indexes tell enough.
+Only units below the watermark are read, so every row was acknowledged. To follow the end of a log, the reader walks the
+headers and frames of new units and skips their payloads. For older segments the stored indexes are sufficient.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from heapline.config import NAME
+from heapline.contract.config import NAME
+from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.core.events import I64
 from heapline.core.position import PositionLayout
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
 from heapline.engine.state_rows import StateRows, stored
-from heapline.errors import BadRequest, JournalCorrupt
-from heapline.journal.disk import Disk, RealDisk
+from heapline.journal.disk import Disk, File, RealDisk
 from heapline.journal.index import ENTRY_EVERY_BYTES, SegmentIndex
 from heapline.journal.reader import LogReader
+from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
 from heapline.journal.record_reader import RecordReader
 from heapline.journal.records import Records
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
 from heapline.journal.snapshot import SnapshotStore
-from heapline.journal.unit import Unit
+from heapline.journal.unit import HEADER_BYTES, Unit, UnitHeader, crc_seed, parse_header
 from heapline.journal.watermark import Watermark
-from heapline.spark.heads import Head, heads
-from heapline.spark.holding import Hold
-from heapline.spark.log import DataLost, TopicRef, lost_since_planned
-from heapline.spark.marks import Marks, Place, first_place
+from heapline.spark.topic_log import (
+    DataLost,
+    JournalHold,
+    LogIndex,
+    TopicRef,
+    UnitPosition,
+    first_position,
+    lost_after_planning,
+)
 
-_LOOKS = 5  # tries, should segments go while they are looked at
+CHUNK_BYTES = 64 << 10
+
+
+class FrameHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A frame whose events are not decoded."""
+
+    partition: int
+    first_offset: int
+    row_count: int
+    events: msgspec.Raw
+    first_id: int = -1
+
+
+class _Meta(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    blocks: msgspec.Raw
+    frames: list[FrameHead]
+
+
+class Head(NamedTuple):
+    """The header and frames of a unit, without its payloads."""
+
+    number: int
+    time: int
+    wall: int
+    segment: int
+    at: int
+    end: int
+    frames: list[FrameHead]
+
+
+_decode = msgspec.msgpack.Decoder(_Meta).decode
+
+
+def heads(disk: Disk, directory: str, header: SegmentHeader, at: int, stop: int | None) -> Iterator[Head]:
+    """Yield the units of a segment from byte `at`, where a unit begins, to byte `stop`, where one ends.
+
+    Headers are checked; bodies are checked when they are read (journal/walk.py). Without `stop`, the walk goes to the
+    last unit; this is for segments that are followed by another. Raises FileNotFoundError if the segment was reclaimed.
+    """
+    file = disk.open(segment_path(directory, header.number))
+    try:
+        yield from _walk(file, header, at, stop)
+    finally:
+        file.close()
+
+
+def _walk(file: File, header: SegmentHeader, at: int, stop: int | None) -> Iterator[Head]:
+    seed, segment = crc_seed(header.incarnation, header.number), header.number
+    chunk, base = b"", at
+    end = file.size() if stop is None else stop
+    while at < end:
+        if at + HEADER_BYTES > base + len(chunk):
+            chunk, base = file.pread(CHUNK_BYTES, at), at
+        found = parse_header(chunk, at - base, seed, file.path) if len(chunk) >= HEADER_BYTES else None
+        if found is None and stop is None:
+            return
+        if found is None:
+            raise JournalCorrupt(file.path, at, "durable units are missing")
+        meta_at = at + HEADER_BYTES + found.blocks_len
+        if meta_at + found.meta_len > base + len(chunk):
+            # The next header follows the frames, so one read fetches both.
+            rest = found.nbytes - HEADER_BYTES - found.blocks_len
+            chunk, base = file.pread(max(CHUNK_BYTES, rest + HEADER_BYTES), meta_at), meta_at
+        yield _head(chunk, meta_at - base, found, segment, at, file.path)
+        at += found.nbytes
+
+
+def _head(chunk: bytes, at: int, header: UnitHeader, segment: int, unit_at: int, path: str) -> Head:
+    try:
+        meta = _decode(memoryview(chunk)[at : at + header.meta_len])
+    except msgspec.MsgspecError as error:
+        raise JournalCorrupt(path, unit_at, f"cannot decode the frames of unit {header.number}: {error}") from None
+    return Head(header.number, header.time, header.wall, segment, unit_at, unit_at + header.nbytes, meta.frames)
+
+
+REFRESH_TRIES = 5  # if segments are reclaimed during a refresh
 _FOLDER = re.compile(r"(?P<name>.+)\.(?P<incarnation>\d+)")
 
 
 @dataclass(frozen=True)
 class DirectorySource:
-    """A broker's data directory, or the folder of one of its topics."""
+    """A broker's data directory, or the directory of one of its topics."""
 
     path: str
     lease_seconds: float = 600.0
@@ -52,11 +136,15 @@ class DirectorySource:
     def topics(self) -> list[TopicRef]:
         disk, path = self.disk, os.path.abspath(self.path)
         if not disk.exists(path):
-            raise BadRequest(f"there is no directory {self.path!r}: path is a data directory or the folder of a topic")
+            raise BadRequest(
+                f"directory {self.path!r} does not exist; path must be a data directory or the directory of a topic"
+            )
         if disk.exists(f"{path}/{CATALOG}"):
             return _catalogued(disk, path)
         if not numbered(disk.listdir(path), ".seg"):
-            raise BadRequest(f"{self.path!r} holds no queue: path is a data directory or the folder of a topic")
+            raise BadRequest(
+                f"{self.path!r} contains no queue; path must be a data directory or the directory of a topic"
+            )
         root = _root(path)
         if disk.exists(f"{root}/{CATALOG}"):
             return [ref for ref in _catalogued(disk, root) if ref.folder == path]
@@ -67,18 +155,18 @@ class DirectorySource:
 
 
 def _root(folder: str) -> str:
-    """The data directory in which a topic's folder lies, if it lies in one."""
+    """Return the data directory that contains a topic's directory, if there is one."""
     return os.path.dirname(os.path.dirname(os.path.dirname(folder)))
 
 
 def _catalogued(disk: Disk, root: str) -> list[TopicRef]:
-    # The broker's own journal is nobody's topic, and has a name that no user can give.
+    # The broker's own journal is not a topic; users cannot create topics with its name.
     entries = [e for e in Catalog(disk, root).entries.values() if NAME.match(e.namespace)]
-    return [TopicRef(e.topic, e.incarnation, e.config.partitions, f"{root}/{e.folder}") for e in entries]
+    return [TopicRef(e.topic, e.incarnation, e.config.partitions, f"{root}/{e.folder}", e.id_suffix) for e in entries]
 
 
 def _lone(disk: Disk, folder: str) -> TopicRef:
-    """A topic's folder without its catalog: it speaks for itself."""
+    """Describe a topic's directory that has no catalog."""
     name = os.path.basename(folder)
     match = _FOLDER.fullmatch(name)
     header = read_header(disk, folder, list_segments(disk, folder)[0])
@@ -95,30 +183,30 @@ class DirectoryLog:
         self._indexes: dict[int, SegmentIndex] = {}
         self._ends: dict[int, int] = {}
         self._mark: Watermark | None = None
-        self._at = FIRST_UNIT_AT  # up to where the mark's segment was walked
-        self._hold: Hold | None = None
+        self._at = FIRST_UNIT_AT  # how far the last segment was walked
+        self._hold = JournalHold(self._write_hold, lease_seconds)
         self._records: RecordReader | None = None
 
-    # -- how far it goes -------------------------------------------------------------------------------------------
+    # -- the end of the log ----------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         if not self._disk.exists(self._folder):
             raise DataLost(f"topic {self.ref.topic!r} was deleted")
         mark, before = self._reader.watermark(), self._mark
         if before is not None and (mark.segment, mark.byte_end) == (before.segment, before.byte_end):
             return False
         if mark.incarnation != self.ref.incarnation:
-            raise DataLost(f"topic {self.ref.topic!r} was deleted and made again: start a new query on it")
-        for _ in range(_LOOKS):
+            raise DataLost(f"topic {self.ref.topic!r} was deleted and created again; start a new query on it")
+        for _ in range(REFRESH_TRIES):
             try:
-                self._look_up_to(mark)
+                self._refresh_to(mark)
                 return True
-            except FileNotFoundError:  # reclaimed under our eyes, or since we last looked: start over
+            except FileNotFoundError:  # reclaimed during or before this refresh: start again
                 self._mark = None
                 mark = self._reader.watermark()
-        raise DataLost(f"the journal of topic {self.ref.topic!r} is reclaimed faster than it can be looked at")
+        raise DataLost(f"the journal of topic {self.ref.topic!r} is reclaimed faster than it can be indexed")
 
-    def _look_up_to(self, mark: Watermark) -> None:
+    def _refresh_to(self, mark: Watermark) -> None:
         before = self._mark
         if before is None:
             self._load(mark)
@@ -136,16 +224,16 @@ class DirectoryLog:
         self._indexes = {segment: self._reader.index(segment) for segment in closed}
 
     def _walk(self, segment: int, stop: int | None) -> None:
-        """Note the units of a segment that are new. Without `stop` another segment follows, where the walk goes on."""
+        """Index the new units of a segment. Without `stop`, another segment follows and the walk continues there."""
         index = self._indexes.setdefault(segment, SegmentIndex(segment))
         last = None
         for head in heads(self._disk, self._folder, self._header(segment), self._at, stop):
             last = head
-            index.add(head.number, head.at, head.time, head.wall, head.frames)  # type: ignore[arg-type]  # as frames go
+            index.add(head.number, head.at, head.time, head.wall, head.frames)  # type: ignore[arg-type]  # a FrameHead has the same fields
             for frame in head.frames:
                 self._ends[frame.partition] = frame.first_offset + frame.row_count
         if stop is None and last is not None and self._header(segment + 1).first_unit != last.number + 1:
-            raise JournalCorrupt(segment_path(self._folder, segment), last.end, "durable units are missing here")
+            raise JournalCorrupt(segment_path(self._folder, segment), last.end, "durable units are missing")
         self._at = FIRST_UNIT_AT if stop is None else stop
 
     def _header(self, segment: int) -> SegmentHeader:
@@ -156,7 +244,7 @@ class DirectoryLog:
         return header
 
     def _find_silent(self) -> None:
-        """The ends of partitions of which the last segment has nothing."""
+        """Find the ends of partitions that have no rows in the last segment."""
         for segment in sorted(self._indexes, reverse=True):
             entries = self._indexes[segment].entries()
             for partition in sorted(set(entries["partition"].tolist()) - self._ends.keys()):
@@ -170,7 +258,7 @@ class DirectoryLog:
             self._ends.update(self._frozen_ends(missing))
 
     def _near(self, segment: int, at: int) -> Iterator[Head]:
-        """The units from a mark on among which all frames of its partition are, up to its next mark."""
+        """Yield the units after an index entry that can contain its partition's frames before the next entry."""
         is_last = self._mark is not None and segment == self._mark.segment
         stop = self._mark.byte_end if is_last and self._mark is not None else None
         for head in heads(self._disk, self._folder, self._header(segment), at, stop):
@@ -179,7 +267,7 @@ class DirectoryLog:
             yield head
 
     def _frozen_ends(self, partitions: set[int]) -> dict[int, int]:
-        """Ends of partitions that the journal has nothing of any more: the newest snapshot knows them."""
+        """Read from the newest snapshot the ends of partitions that have no rows left in the journal."""
         if not self._disk.exists(f"{self._folder}/snapshots"):
             return {}
         snapshot = SnapshotStore(self._disk, f"{self._folder}/snapshots").load_newest()
@@ -193,40 +281,34 @@ class DirectoryLog:
         return {p: self._ends.get(p, 0) for p in range(count)}
 
     def starts(self) -> dict[int, int]:
-        marks, raised = self.marks(), self._reader.log_start()
+        index, raised = self.index(), self._reader.log_start()
         starts = {}
         for partition, end in self.ends().items():
-            first = marks.first_offset(partition)
+            first = index.first_offset(partition)
             starts[partition] = end if first is None else min(end, max(first, raised.get(partition, 0)))
         return starts
 
     def last_unit(self) -> int:
         return self._mark.visible if self._mark is not None else 0
 
-    def marks(self) -> Marks:
+    def index(self) -> LogIndex:
         present = set(list_segments(self._disk, self._folder))
         for gone in [segment for segment in self._indexes if segment not in present]:
             del self._indexes[gone]
         capacity = self._header(min(self._indexes)).capacity if self._indexes else 1
-        return Marks(((n, self._indexes[n].entries()) for n in sorted(self._indexes)), capacity)
+        return LogIndex(((n, self._indexes[n].entries()) for n in sorted(self._indexes)), capacity)
 
     def offset_at(self, partition: int, time_ms: int) -> int | None:
-        marks = self.marks()
-        mine, near = marks.of(partition), marks.before(partition, "time", time_ms, strictly=True)
-        if near >= 0:
-            for head in self._near(int(mine["segment"][near]), int(mine["at"][near])):
-                for frame in head.frames:
-                    if frame.partition == partition and head.time >= time_ms:
-                        return frame.first_offset
-        return int(mine["first_offset"][near + 1]) if near + 1 < len(mine) else None
+        return self.index().offset_at(partition, time_ms, lambda position: self._near(position.segment, position.at))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def units(self, start: Place | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
-        with Hold(self._disk, self._folder, self._lease_seconds) as hold:
+    def units(self, start: UnitPosition | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
+        hold = JournalHold(self._write_hold, self._lease_seconds)
+        try:
             if start is None:
                 first = list_segments(self._disk, self._folder)[0]
-                start = first_place(self._header(first).first_unit, first)
+                start = first_position(self._header(first).first_unit, first)
             if time.time() >= hold_from:
                 hold.keep(start.segment)
             expected = start.unit
@@ -239,35 +321,49 @@ class DirectoryLog:
                     expected = unit.number + 1
                     yield unit
             except BadRequest as error:
-                raise lost_since_planned(error) from None
+                raise lost_after_planning(error) from None
+        finally:
+            hold.end()
         if expected < end:
             raise JournalCorrupt(segment_path(self._folder, start.segment), start.at, f"unit {expected} is missing")
 
-    def hold(self, start: Place | None) -> float:
-        if self._hold is None:
-            self._hold = Hold(self._disk, self._folder, self._lease_seconds)
+    def hold(self, start: UnitPosition | None) -> float:
         return self._hold.keep(min(self._indexes) if start is None else start.segment)
 
-    # -- the state of a moment -------------------------------------------------------------------------------------
+    def _write_hold(self, name: str, segment: int, seconds: float) -> None:
+        """Write a reader lease.
+
+        A directory that cannot be written to is read without one. If rows are reclaimed meanwhile, the read fails.
+        """
+        with contextlib.suppress(OSError):
+            if not seconds:
+                end_lease(self._disk, self._folder, name)
+                return
+            lease = ReaderLease(name, os.getpid(), segment, int((time.time() + seconds) * 1000))
+            write_lease(self._disk, self._folder, lease)
+
+    # -- the state of the queue -----------------------------------------------------------------------------------
 
     def first_segment(self) -> int:
         return list_segments(self._disk, self._folder)[0]
 
-    def pin(self, dead: bool) -> StateRows:
+    def state_rows(self, dead: bool) -> StateRows:
         ref, root = self.ref, _root(self._folder)
         found = Catalog(self._disk, root).entries.values() if self._disk.exists(f"{root}/{CATALOG}") else ()
         for entry in found:
             if (entry.topic, entry.incarnation) == (ref.topic, ref.incarnation):
                 return stored(self._disk, self._folder, ref.topic, ref.incarnation, entry.config, dead)
-        raise BadRequest(f"{self._folder!r} has no catalog: what waits is read from a whole data directory")
+        raise BadRequest(
+            f"{self._folder!r} has no catalog; waiting messages can only be read from a complete data directory"
+        )
 
     def records(self, positions: I64, segment_bytes: int) -> Records:
         if self._records is None:
             self._records = RecordReader(self._disk, self._folder, PositionLayout(segment_bytes))
         return self._records.load(positions)
 
-    def close(self, *, let_go: bool = True) -> None:
+    def close(self, *, release: bool = True) -> None:
         if self._records is not None:
             self._records.close()
-        if self._hold is not None and let_go:
+        if release:
             self._hold.end()

@@ -1,8 +1,8 @@
-"""Operations from Spark: rows name messages that wait in the queue, and what becomes of them.
+"""Operations on messages that wait in the queue: each row names a message to `reschedule` or `cancel`.
 
-`reschedule` and `cancel`, many calls under way at a time. They are not one step, and need not be: doing one twice is as
-good as once, so a task that is tried again does no harm. A message that is gone, or out with a worker, cannot be
-changed any more; that is counted and no error, unless `failOnMissing` says so, since the queue goes on meanwhile.
+Many calls are in flight at a time. They are not atomic and need not be: repeating one has no further effect, so a task
+may be retried. A message that is gone or leased cannot be changed. Because the queue keeps working meanwhile, such
+messages are only counted, unless `failOnMissing` is set.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heapline.broker import Broker
-from heapline.engine.columns import check_moment
-from heapline.errors import BadRequest, HeaplineError, MessageLeased, MessageNotFound
+from heapline.contract.broker import Broker, MessageId
+from heapline.contract.check import INSTANT_MAX, INSTANT_MIN
+from heapline.contract.errors import BadRequest, HeaplineError, MessageLeased, MessageNotFound
+from heapline.contract.ids import parse_id
 from heapline.logs import Log
-from heapline.spark.bad_rows import BadRows
-from heapline.spark.options import Target
-from heapline.spark.outgoing import BadRow
+from heapline.spark.bad_records import BadRows
+from heapline.spark.enqueue_rows import BadRow
+from heapline.spark.target import broker_of
 from heapline.spark.write_options import CANCEL, WriteOptions
-from heapline.ulid import parse_id
 
-UNDER_WAY = 500
-DEADLINE = 120.0  # seconds that a call may take, with all its repetitions
+IN_FLIGHT = 500
+DEADLINE = 120.0  # seconds per call, including retries
 log = Log("heapline.spark")
 
 
 @dataclass(frozen=True)
 class Changed:
-    """What became of the messages that a task named."""
+    """How many of the messages that a task named were changed, were gone, or were leased."""
 
     changed: int = 0
     gone: int = 0
@@ -44,75 +44,68 @@ class Changed:
 
 
 class MessagesMissing(BadRequest):
-    """`failOnMissing`, and some were."""
+    """Messages could not be changed, and `failOnMissing` is set."""
 
-    def __init__(self, operation: str, found: Changed) -> None:
+    def __init__(self, operation: str, total: Changed) -> None:
         super().__init__(
-            f"{operation}: {found.gone} message(s) are gone and {found.leased} are out with workers; the other "
-            f"{found.changed} that were tried are changed. Set failOnMissing=false to go on without them"
+            f"{operation}: {total.gone} message(s) are gone and {total.leased} are leased to workers; the other "
+            f"{total.changed} of this chunk were changed. Set failOnMissing=false to continue without them"
         )
 
 
 def change(options: WriteOptions, batches: Iterable[Any]) -> Changed:
-    """What a task does with its rows."""
+    """Change the messages that the rows of a task name."""
     return asyncio.run(_change(options, batches))
 
 
-def tell(options: WriteOptions, found: Sequence[Changed]) -> Changed:
-    """Of all tasks: said in the log, since Spark has no other way to give an answer to who writes."""
-    total = sum(found, Changed())
-    say = log.warning if total.missed else log.info
-    say(options.operation, changed=total.changed, gone=total.gone, leased=total.leased)
+def log_total(options: WriteOptions, results: Sequence[Changed]) -> Changed:
+    """Log the sum over all tasks, because Spark cannot return a result from a write."""
+    total = sum(results, Changed())
+    write = log.warning if total.missed else log.info
+    write(options.operation, changed=total.changed, gone=total.gone, leased=total.leased)
     return total
 
 
 async def _change(options: WriteOptions, batches: Iterable[Any]) -> Changed:
     total, first = Changed(), 0
-    async with _connected(options.target) as hl:
+    async with broker_of(options.target, DEADLINE) as hl:
         for batch in batches:
-            wanted, bad = [], []
-            for row, facts in enumerate(batch.to_pylist()):
+            requests, bad = [], []
+            for row, fields in enumerate(batch.to_pylist()):
                 try:
-                    wanted.append(_asked(options, facts))
+                    requests.append(_parse_row(options, fields))
                 except HeaplineError as error:
-                    bad.append(BadRow(row, facts.get("topic") or options.topic, str(error)))
+                    bad.append(BadRow(row, fields.get("topic") or options.topic, str(error)))
             if bad:
                 raise BadRows(bad, first)
-            for some in _chunks(wanted):
-                total += await _carry_out(hl, options, some)
+            for chunk in _chunks(requests):
+                total += await _run(hl, options, chunk)
             first += batch.num_rows
     return total
 
 
-def _connected(target: Target) -> Any:
-    from heapline.client.sdk import ConnectedBroker
-    from heapline.client.target import ClientTls
-
-    tls = None if target.ca_file is None else ClientTls(ca=target.ca_file)
-    endpoints = (target.url or "").split(",")
-    return ConnectedBroker(endpoints, credential=target.api_key, tls=tls, deadline=DEADLINE)
-
-
-def _asked(options: WriteOptions, facts: dict[str, Any]) -> tuple[str, int, dict[str, Any]]:
-    """Topic, id and what is to be changed, of a row."""
-    topic = facts.get("topic") or options.topic
+def _parse_row(options: WriteOptions, fields: dict[str, Any]) -> tuple[str, MessageId, dict[str, Any]]:
+    """Return a row's topic, message id and changes."""
+    topic = fields.get("topic") or options.topic
     if topic is None:
         raise BadRequest("topic is null")
-    named = facts["id"] if "id" in facts else facts["message_id"]
+    named = fields["id"] if "id" in fields else fields["message_id"]
     if named is None:
-        raise BadRequest("it names no message: message_id is null")
-    wanted = {name: facts[name] for name in ("priority", "deliver_at") if facts.get(name) is not None}
-    if options.operation != CANCEL and not wanted:
+        raise BadRequest("message_id is null")
+    changes = {name: fields[name] for name in ("priority", "deliver_at") if fields.get(name) is not None}
+    if options.operation != CANCEL and not changes:
         raise BadRequest("nothing to change: priority and deliver_at are null")
-    if "deliver_at" in wanted:
-        check_moment("deliver_at", wanted["deliver_at"])
-    return topic, parse_id(named), wanted
+    at = changes.get("deliver_at")
+    if at is not None and not INSTANT_MIN < at <= INSTANT_MAX:
+        raise BadRequest(f"deliver_at={at.isoformat()} is out of range; it must be between 1970 and 2224")
+    parse_id(named)  # rejects invalid ids; the broker checks that it belongs to the topic
+    return topic, named, changes
 
 
-async def _carry_out(hl: Broker, options: WriteOptions, asked: Sequence[tuple[str, int, dict[str, Any]]]) -> Changed:
+async def _run(hl: Broker, options: WriteOptions, requests: Sequence[tuple[str, MessageId, dict[str, Any]]]) -> Changed:
     calls = [
-        hl.cancel(topic, id) if options.operation == CANCEL else hl.reschedule(topic, id, **wanted)
-        for topic, id, wanted in asked
+        hl.cancel(topic, id) if options.operation == CANCEL else hl.reschedule(topic, id, **changes)
+        for topic, id, changes in requests
     ]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     gone = sum(isinstance(answer, MessageNotFound) for answer in answers)
@@ -120,12 +113,12 @@ async def _carry_out(hl: Broker, options: WriteOptions, asked: Sequence[tuple[st
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, MessageNotFound | MessageLeased):
             raise answer
-    found = Changed(len(answers) - gone - leased, gone, leased)
-    if found.missed and options.fail_on_missing:
-        raise MessagesMissing(options.operation, found)
-    return found
+    total = Changed(len(answers) - gone - leased, gone, leased)
+    if total.missed and options.fail_on_missing:
+        raise MessagesMissing(options.operation, total)
+    return total
 
 
 def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(rows), UNDER_WAY):
-        yield rows[start : start + UNDER_WAY]
+    for start in range(0, len(rows), IN_FLIGHT):
+        yield rows[start : start + IN_FLIGHT]

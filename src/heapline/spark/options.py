@@ -1,8 +1,7 @@
-"""What can be set on a read: names, defaults and checks of the options, most of them those of Spark's Kafka source.
+"""The options of a read: names, defaults and checks. Most are those of Spark's Kafka source.
 
-Spark hands over every option as a string and does not care for the case of names. An option that is not known here is
-refused: one that is misspelt would otherwise silently do nothing. Only what may be written is decided here; what it
-means for a topic is in positions.py.
+Spark passes every option as a string and ignores the case of names. An unknown option is rejected, because a misspelled
+one would silently do nothing. Only syntax is checked here; offsets.py resolves what an option means for a topic.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heapline.config import NAME
-from heapline.errors import BadRequest
-from heapline.spark.schema import OF_A_MOMENT, VIEWS, Column, columns_of
+from heapline.contract.config import NAME
+from heapline.contract.errors import BadRequest
+from heapline.spark.schema import STATE_VIEWS, VIEWS, Column, columns_of
 
-#: A task costs Spark some 50 ms, in which it could have read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of log
-#: on two busy cores in 0.73, 0.49, 0.43 and 0.38 s (the same rows as Parquet: 0.40 s).
+#: Starting a task costs Spark about 50 ms, enough to read 20 MB. Pieces of 8, 16, 32 and 64 MiB read 58 MB of log on
+#: two busy cores in 0.73, 0.49, 0.43 and 0.38 s (the same rows as Parquet: 0.40 s).
 PIECE_BYTES = 64 << 20
 EARLIEST, LATEST = "earliest", "latest"
-BEGIN, END = -2, -1  # the same in JSON, as Kafka has it
+BEGIN, END = -2, -1  # earliest and latest in JSON, as in Kafka
 
 _WHERE = ("subscribe", "subscribepattern", "assign")
 _STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
 _ENDS = ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp")
-#: As people write them, for messages; asked for in lower case.
+#: Names as users write them, for messages. They are compared in lower case.
 NAMES = (
     "path", "heapline.url", "heapline.api_key", "heapline.api_key_file", "heapline.token", "view", "columns",
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
@@ -44,7 +43,7 @@ _SPANS = {
 
 @dataclass(frozen=True)
 class Positions:
-    """Where a read begins or ends: one word for all, or per topic and partition offsets or times (ms)."""
+    """Where a read begins or ends: one word for all partitions, one time, or offsets or times (ms) per partition."""
 
     word: str | None = None
     offsets: dict[str, dict[int, int]] | None = None
@@ -53,8 +52,8 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class Which:
-    """Which topics and partitions: exactly one of them is given."""
+class TopicSelection:
+    """The topics and partitions that a read selects. Exactly one field is set."""
 
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -63,24 +62,30 @@ class Which:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the log is: a directory, or a server and how to find the key to it."""
+    """Where the log is: a directory, or a server and its key."""
 
     path: str | None = None
     url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | None = None
-    ca_file: str | None = None  # whom to trust over TLS; from the environment
+    ca_file: str | None = None  # trusted certificates for TLS; from the environment
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], path: str | None = None) -> Target:
+        """Return the target that options (with lower-case names) describe."""
+        key = given.get("heapline.api_key", given.get("heapline.token"))
+        return cls(path, given.get("heapline.url"), key, given.get("heapline.api_key_file"))
 
 
 @dataclass(frozen=True)
 class ReadOptions:
     target: Target
-    which: Which
+    selection: TopicSelection
     view: str
     columns: tuple[Column, ...]
     start: Positions
     end: Positions
-    start_late: str  # "error" or "latest": what a starting time means that nothing was written after
+    start_late: str  # "error" or "latest": the meaning of a starting time after the last row
     max_rows: int | None
     min_rows: int | None
     max_delay: float
@@ -89,52 +94,59 @@ class ReadOptions:
     fail_on_loss: bool
     lease_seconds: float
     pushdown: bool
-    group: str | None = None  # the observer group that a stream's progress is shown by
+    group: str | None = None  # the observer group that shows a stream's progress
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[Column, ...]:
-    """Only the columns: Spark asks for these before it is known whether a batch or a stream is read."""
+    """Return only the columns. Spark requests these before it is known whether a batch or a stream is read."""
     return _columns({name.lower(): value for name, value in options.items()})[1]
 
 
 def _columns(given: dict[str, str]) -> tuple[str, tuple[Column, ...]]:
     view = given.get("view", "messages")
     if view not in VIEWS:
-        raise BadRequest(f"view is one of {', '.join(VIEWS)}, not {view!r}")
+        raise BadRequest(f"view must be one of {', '.join(VIEWS)}, not {view!r}")
     wanted = given.get("columns")
     names = None if wanted is None else tuple(name.strip() for name in wanted.split(","))
-    return view, columns_of(view, names, _flag(given, "includeheaders", False))
+    return view, columns_of(view, names, parse_flag(given, "includeheaders", False))
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
         if name not in _KNOWN:
-            raise BadRequest(f"there is no option {name!r} for reading; there are {', '.join(NAMES)}")
+            raise BadRequest(f"unknown option {name!r} for reading; use {', '.join(NAMES)}")
     view, columns = _columns(given)
-    if view in OF_A_MOMENT:
-        _check_moment(given, view, streaming)
+    if view in STATE_VIEWS:
+        _check_state_view(given, view, streaming)
     if streaming and (found := [name for name in _ENDS if name in given]):
-        raise BadRequest(f"a stream has no end: leave {_KNOWN[found[0]]} out")
+        raise BadRequest(f"a stream has no end; omit {_KNOWN[found[0]]}")
     default = LATEST if streaming else EARLIEST
     return ReadOptions(
-        target=_target(given), which=_which(given), view=view, columns=columns,
+        target=_target(given),
+        selection=_selection(given),
+        view=view,
+        columns=columns,
         start=_positions(given, _STARTS, default, LATEST if not streaming else None),
         end=_positions(given, _ENDS, LATEST, EARLIEST),
         start_late=_choice(given, "startingoffsetsbytimestampstrategy", ("error", "latest")),
-        max_rows=_count(given, "maxoffsetspertrigger"), min_rows=_count(given, "minoffsetspertrigger"),
-        max_delay=_span(given.get("maxtriggerdelay", "15m")), pieces_min=_count(given, "minpartitions") or 1,
+        max_rows=_count(given, "maxoffsetspertrigger"),
+        min_rows=_count(given, "minoffsetspertrigger"),
+        max_delay=_span(given.get("maxtriggerdelay", "15m")),
+        pieces_min=_count(given, "minpartitions") or 1,
         piece_bytes=_count(given, "maxpartitionbytes") or PIECE_BYTES,
-        fail_on_loss=_flag(given, "failondataloss", True), lease_seconds=float(_count(given, "leaseseconds") or 600),
-        pushdown=_flag(given, "pushdown", False), group=_group(given, streaming),
-    )  # fmt: skip
+        fail_on_loss=parse_flag(given, "failondataloss", True),
+        lease_seconds=float(_count(given, "leaseseconds") or 600),
+        pushdown=parse_flag(given, "pushdown", False),
+        group=_group(given, streaming),
+    )
 
 
-def _check_moment(given: dict[str, str], view: str, streaming: bool) -> None:
+def _check_state_view(given: dict[str, str], view: str, streaming: bool) -> None:
     if streaming:
-        raise BadRequest(f"the view {view} shows one moment, so it is read as a batch; streams read messages or events")
+        raise BadRequest(f"the view {view} shows one point in time and is batch only; streams read messages or events")
     if found := [name for name in (*_STARTS, *_ENDS) if name in given]:
-        raise BadRequest(f"the view {view} shows the moment at which it is planned: leave {_KNOWN[found[0]]} out")
+        raise BadRequest(f"the view {view} shows the time at which it is planned; omit {_KNOWN[found[0]]}")
 
 
 def _group(given: dict[str, str], streaming: bool) -> str | None:
@@ -142,44 +154,43 @@ def _group(given: dict[str, str], streaming: bool) -> str | None:
     if group is None:
         return None
     if not streaming or "path" in given:
-        raise BadRequest("group shows the progress of a stream that is read from a server: leave it out here")
+        raise BadRequest("group shows the progress of a stream that reads from a server; omit it here")
     if not NAME.match(group):
-        raise BadRequest(f"group={group!r} is no name for a group: letters, digits, ., _ and - are")
+        raise BadRequest(f"group={group!r} is not a valid name; use letters, digits, ., _ and -")
     return group
 
 
 def _target(given: dict[str, str]) -> Target:
     path, url = given.get("path"), given.get("heapline.url")
     if path is not None and url is not None:
-        raise BadRequest("give path or heapline.url, not both: rows are read from a directory or from a server")
-    key = given.get("heapline.api_key", given.get("heapline.token"))
-    return Target(path, url, key, given.get("heapline.api_key_file"))
+        raise BadRequest("set path or heapline.url, not both; rows are read from a directory or from a server")
+    return Target.of(given, path)
 
 
-def _which(given: dict[str, str]) -> Which:
+def _selection(given: dict[str, str]) -> TopicSelection:
     found = [name for name in _WHERE if name in given]
     if len(found) != 1:
-        raise BadRequest("say which topics: exactly one of subscribe, subscribePattern and assign")
+        raise BadRequest("no topics selected; set exactly one of subscribe, subscribePattern and assign")
     value = given[found[0]]
     if found[0] == "subscribe":
         topics = tuple(dict.fromkeys(plain_topic(name.strip()) for name in value.split(",") if name.strip()))
         if not topics:
-            raise BadRequest("subscribe names no topic")
-        return Which(topics=topics)
+            raise BadRequest("subscribe does not name a topic")
+        return TopicSelection(topics=topics)
     if found[0] == "subscribepattern":
         try:
             re.compile(value)
         except re.error as error:
-            raise BadRequest(f"subscribePattern={value!r} is no regular expression: {error}") from None
-        return Which(pattern=value)
+            raise BadRequest(f"subscribePattern={value!r} is not a regular expression: {error}") from None
+        return TopicSelection(pattern=value)
     parsed = _json("assign", value)
-    form = 'assign is JSON such as {"orders": [0, 1]}'
+    form = 'assign must be JSON such as {"orders": [0, 1]}'
     if not isinstance(parsed, dict) or not parsed:
         raise BadRequest(form)
     for numbers in parsed.values():
         if not isinstance(numbers, list) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
             raise BadRequest(form)
-    return Which(assign={plain_topic(t): tuple(sorted(set(numbers))) for t, numbers in parsed.items()})
+    return TopicSelection(assign={plain_topic(t): tuple(sorted(set(numbers))) for t, numbers in parsed.items()})
 
 
 def plain_topic(name: str) -> str:
@@ -189,7 +200,7 @@ def plain_topic(name: str) -> str:
 def _positions(given: dict[str, str], names: tuple[str, ...], default: str, refused: str | None) -> Positions:
     by_offset, by_time, by_times = names
     found = [name for name in names if name in given]
-    # Of several, Kafka's source takes the one that says most for all: time, then times, then offsets.
+    # If several are set, Kafka's source prefers one time, then times, then offsets.
     if by_time in found:
         return Positions(time=_ms(_KNOWN[by_time], given[by_time]))
     if by_times in found:
@@ -204,20 +215,20 @@ def _positions(given: dict[str, str], names: tuple[str, ...], default: str, refu
     offsets = _by_partition(name, value, low=BEGIN)
     never = END if refused == LATEST else BEGIN if refused == EARLIEST else None
     if any(offset == never for parts in offsets.values() for offset in parts.values()):
-        raise BadRequest(f"{name}: {never} stands for {refused}, which a batch cannot have there")
+        raise BadRequest(f"{name}: {never} means {refused}, which a batch cannot use here")
     return Positions(offsets=offsets)
 
 
 def _by_partition(name: str, value: str, low: int) -> dict[str, dict[int, int]]:
     parsed = _json(name, value)
-    form = f'{name} is "earliest", "latest" or JSON such as {{"orders": {{"0": 23, "1": {low}}}}}'
+    form = f'{name} must be "earliest", "latest" or JSON such as {{"orders": {{"0": 23, "1": {low}}}}}'
     if not isinstance(parsed, dict):
         raise BadRequest(form)
     found: dict[str, dict[int, int]] = {}
     for topic, parts in parsed.items():
         if not isinstance(parts, dict):
             raise BadRequest(form)
-        # A checkpoint's offsets can be given as they stand; which topic of that name was meant is not asked.
+        # Offsets of a checkpoint can be used unchanged; their incarnation is ignored.
         numbers = {p: o for p, o in parts.items() if p != INCARNATION}
         for partition, offset in numbers.items():
             if not partition.isdigit() or type(offset) is not int or offset < low:
@@ -238,7 +249,7 @@ def _json(name: str, value: str) -> Any:
 
 def _ms(name: str, value: str) -> int:
     if not value.strip().isdigit():
-        raise BadRequest(f"{name} is a number of milliseconds since 1970, not {value!r}")
+        raise BadRequest(f"{name} must be a number of milliseconds since 1970, not {value!r}")
     return int(value)
 
 
@@ -247,31 +258,33 @@ def _count(given: dict[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.strip().isdigit() or int(value) == 0:
-        raise BadRequest(f"{_KNOWN[name]} is a whole number over 0, not {value!r}")
+        raise BadRequest(f"{_KNOWN[name]} must be an integer over 0, not {value!r}")
     return int(value)
 
 
-def _flag(given: dict[str, str], name: str, default: bool) -> bool:
+def parse_flag(given: Mapping[str, str], name: str, default: bool, names: Mapping[str, str] = _KNOWN) -> bool:
+    """Parse a boolean option. `names` maps lower-case names to their spelling in messages."""
     value = given.get(name, str(default)).strip().lower()
     if value not in ("true", "false"):
-        raise BadRequest(f"{_KNOWN[name]} is true or false, not {value!r}")
+        raise BadRequest(f"{names[name]} must be true or false, not {value!r}")
     return value == "true"
 
 
 def _choice(given: dict[str, str], name: str, words: tuple[str, ...]) -> str:
     value = given.get(name, words[0]).strip().lower()
     if value not in words:
-        raise BadRequest(f"{_KNOWN[name]} is one of {', '.join(words)}, not {value!r}")
+        raise BadRequest(f"{_KNOWN[name]} must be one of {', '.join(words)}, not {value!r}")
     return value
 
 
 def _span(value: str) -> float:
-    """
+    """Parse a duration.
+
     >>> _span("15m"), _span("200ms"), _span("3 seconds")
     (900.0, 0.2, 3.0)
     """
     match = _SPAN.fullmatch(value)
     unit = match[2].lower() if match else None
     if match is None or unit not in _SPANS:
-        raise BadRequest(f"maxTriggerDelay is a time such as 15m or 200ms, not {value!r}")
+        raise BadRequest(f"maxTriggerDelay must be a duration such as 15m or 200ms, not {value!r}")
     return float(match[1]) * _SPANS[unit]

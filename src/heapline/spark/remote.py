@@ -1,16 +1,13 @@
-"""Logs read from a running server: the same units as in its directory, decoded by the reader.
+"""Read logs from a running server: the same units as in its directory, decoded by the reader.
 
-How far a log goes is asked at most every LOOK_SECONDS. Units are checked as they are when they are read from files:
-numbers, chain and checksums, so what arrives is what was written.
+The server is asked for the end of a log at most every REFRESH_SECONDS. Units are checked like units from files
+(numbers, chain and checksums), so what arrives is what was written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,201 +16,200 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heapline.client.log_calls import LogCalls
 from heapline.client.target import ClientTls
+from heapline.client.transports.blocking_grpc import BlockingGrpc
+from heapline.contract import log
+from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
+from heapline.contract.topics import ListTopics
 from heapline.core.events import I64
 from heapline.core.record import ROW
 from heapline.engine.state_rows import STATE, StateRows
-from heapline.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
 from heapline.journal.index import ENTRY, ENTRY_EVERY_BYTES
 from heapline.journal.records import Records
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
-from heapline.spark.log import DataLost, TopicRef, lost_since_planned
-from heapline.spark.marks import Marks, Place, place_of
-from heapline.wire.columns import ints, read_ints
-from heapline.wire.schema import pb
+from heapline.spark.topic_log import (
+    DataLost,
+    JournalHold,
+    LogIndex,
+    TopicRef,
+    UnitPosition,
+    lost_after_planning,
+)
 
-LOOK_SECONDS = 0.05
+REFRESH_SECONDS = 0.05
 HOLD_SECONDS_MAX = 3600.0
-_ALL_KNOWN = 1 << 62  # a unit after all others: no marks are wanted
+_NO_ENTRIES = 1 << 62  # a unit after all others: the response has no index entries
 
 
 @dataclass(frozen=True)
 class RemoteSource:
+    """A running server."""
+
     endpoints: tuple[str, ...]
     credential: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     lease_seconds: float = 600.0
 
-    def _calls(self) -> LogCalls:
-        return LogCalls(self.endpoints, self.credential, self.tls)
+    def _calls(self) -> BlockingGrpc:
+        return BlockingGrpc(self.endpoints, self.credential, self.tls)
 
     def topics(self) -> list[TopicRef]:
         calls = self._calls()
         try:
-            heaps = calls("ListHeaps", pb.Nothing()).heaps
+            infos = calls.every(ListTopics())
         finally:
             calls.close()
-        return [TopicRef(h.topic, h.incarnation, json.loads(h.config_json)["partitions"]) for h in heaps]
+        return [TopicRef(i.name, i.incarnation, i.config.partitions, id_suffix=i.id_suffix) for i in infos]
 
     def open(self, topic: TopicRef) -> RemoteLog:
         return RemoteLog(topic, self._calls(), min(self.lease_seconds, HOLD_SECONDS_MAX))
 
 
 class RemoteLog:
-    def __init__(self, ref: TopicRef, calls: LogCalls, lease_seconds: float) -> None:
+    def __init__(self, ref: TopicRef, calls: BlockingGrpc, lease_seconds: float) -> None:
         self.ref = ref
-        self._calls, self._lease_seconds = calls, lease_seconds
-        self._told: Any = None  # the last answer
-        self._looked_at = 0.0
+        self._calls = calls
+        self._response: Any = None  # the last LogIndex response
+        self._refreshed_at = 0.0
         self._entries = np.zeros(0, dtype=ENTRY)
         self._segments: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._name = f"spark-{os.getpid()}-{secrets.token_hex(6)}"
-        self._held: int | None = None
-        self._renew_at = 0.0
+        self._hold = JournalHold(self._write_hold, lease_seconds)
 
-    # -- how far it goes -------------------------------------------------------------------------------------------
+    # -- the end of the log ----------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         now = time.monotonic()
-        if self._told is not None and now - self._looked_at < LOOK_SECONDS:
+        if self._response is not None and now - self._refreshed_at < REFRESH_SECONDS:
             return False
-        return self._ask(None)
+        return self._fetch_index(None)
 
-    def _ask(self, hold: Any) -> bool:
-        before = self._told
+    def _fetch_index(self, hold: Any) -> bool:
+        before = self._response
         after = 0 if before is None else before.last_unit
         try:
-            told = self._calls("LogIndex", pb.LogIndexRequest(topic=self.ref.topic, after_unit=after, hold=hold))
+            response = self._calls.do(log.GetLogIndex(self.ref.topic, after, hold))
         except TopicNotFound:
             raise DataLost(f"topic {self.ref.topic!r} was deleted") from None
-        self._looked_at = time.monotonic()
-        if told.incarnation != self.ref.incarnation:
-            raise DataLost(f"topic {self.ref.topic!r} was deleted and made again: start a new query on it")
-        if told.last_unit < after:
-            raise DataLost(f"the log of topic {self.ref.topic!r} ends before what was read of it: was it restored?")
-        self._entries = np.concatenate((self._entries, np.frombuffer(told.marks, dtype=ENTRY)))
-        self._segments = np.concatenate((self._segments, read_ints(told.mark_segments)))
-        there = self._segments >= told.first_segment
+        self._refreshed_at = time.monotonic()
+        if response.incarnation != self.ref.incarnation:
+            raise DataLost(f"topic {self.ref.topic!r} was deleted and created again; start a new query on it")
+        if response.last_unit < after:
+            raise DataLost(
+                f"the log of topic {self.ref.topic!r} ends before rows that were already read; it may have been "
+                "restored from a backup. Start a new query on it"
+            )
+        self._entries = np.concatenate((self._entries, np.frombuffer(response.marks, dtype=ENTRY)))
+        self._segments = np.concatenate((self._segments, np.frombuffer(response.mark_segments, dtype="<i8")))
+        there = self._segments >= response.first_segment
         self._entries, self._segments = self._entries[there], self._segments[there]
-        self._told = told
-        return before is None or (told.last_unit, told.first_segment) != (before.last_unit, before.first_segment)
+        self._response = response
+        ends = (response.last_unit, response.first_segment)
+        return before is None or ends != (before.last_unit, before.first_segment)
 
     def ends(self) -> dict[int, int]:
-        return dict(enumerate(read_ints(self._told.ends).tolist()))
+        return dict(enumerate(self._response.ends))
 
     def starts(self) -> dict[int, int]:
-        return dict(enumerate(read_ints(self._told.starts).tolist()))
+        return dict(enumerate(self._response.starts))
 
     def last_unit(self) -> int:
-        last: int = self._told.last_unit
+        last: int = self._response.last_unit
         return last
 
-    def marks(self) -> Marks:
+    def index(self) -> LogIndex:
         cuts = np.flatnonzero(np.diff(self._segments)) + 1
         parts = [part for part in np.split(self._entries, cuts) if len(part)]
         owners = [int(part[0]) for part in np.split(self._segments, cuts) if len(part)]
-        return Marks(zip(owners, parts, strict=True), self._told.segment_bytes)
+        return LogIndex(zip(owners, parts, strict=True), self._response.segment_bytes)
 
     def offset_at(self, partition: int, time_ms: int) -> int | None:
-        marks = self.marks()
-        mine, near = marks.of(partition), marks.before(partition, "time", time_ms, strictly=True)
-        if near >= 0:
-            place = place_of(mine[near])
-            for unit in self.units(place, self.last_unit() + 1):
-                if unit.segment != place.segment or unit.offset - place.at >= ENTRY_EVERY_BYTES:
-                    break
-                for frame in unit.frames:
-                    if frame.partition == partition and unit.time >= time_ms:
-                        return frame.first_offset
-        return int(mine["first_offset"][near + 1]) if near + 1 < len(mine) else None
+        return self.index().offset_at(partition, time_ms, self._near)
+
+    def _near(self, position: UnitPosition) -> Iterator[Unit]:
+        """Yield the units after an index entry that can contain its partition's frames before the next entry."""
+        for unit in self.units(position, self.last_unit() + 1):
+            if unit.segment != position.segment or unit.offset - position.at >= ENTRY_EVERY_BYTES:
+                return
+            yield unit
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def units(self, start: Place | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
+    def units(self, start: UnitPosition | None, end: int, hold_from: float = math.inf) -> Iterator[Unit]:
         checked = _Checked(self.ref, 0 if start is None else start.unit)
-        request = lambda: pb.ReadUnitsRequest(topic=self.ref.topic, start_unit=checked.number, end_unit=end)  # noqa: E731
+
+        def feed() -> log.ReadUnits:
+            return log.ReadUnits(self.ref.topic, checked.number, end)
+
         try:
-            for answer in self._calls.stream("ReadUnits", request):
-                for raw in answer.units:
+            for response in self._calls.stream(feed):
+                for raw in response.units:
                     unit = checked.next(raw)
                     if time.time() >= hold_from:
-                        self._keep(unit.segment)
+                        self._hold.keep(unit.segment)
                     yield unit
         except BadRequest as error:
-            raise lost_since_planned(error) from None
+            raise lost_after_planning(error) from None
         if checked.number < end:
-            raise JournalCorrupt(self.ref.topic, 0, f"the server gave no unit {checked.number}")
+            raise JournalCorrupt(self.ref.topic, 0, f"the server did not send unit {checked.number}")
 
-    def hold(self, start: Place | None) -> float:
-        return self._keep(self._told.first_segment if start is None else start.segment)
+    def hold(self, start: UnitPosition | None) -> float:
+        return self._hold.keep(self._response.first_segment if start is None else start.segment)
 
-    def _keep(self, segment: int) -> float:
-        now = time.time()
-        if self._held == segment and now < self._renew_at:
-            return self._renew_at
-        hold = pb.LogHold(name=self._name, segment=segment, seconds=self._lease_seconds)
-        if self._told is None:  # a task that only reads: it need not know the marks
-            request = pb.LogIndexRequest(topic=self.ref.topic, after_unit=_ALL_KNOWN, hold=hold)
-            self._calls("LogIndex", request)
-        else:
-            self._ask(hold)
-        self._held, self._renew_at = segment, now + self._lease_seconds / 3
-        return self._renew_at
+    def _write_hold(self, name: str, segment: int, seconds: float) -> None:
+        hold = log.Hold(name, segment, seconds)
+        if self._response is not None and seconds:
+            self._fetch_index(hold)
+        else:  # a task that only reads, or the end of a hold: the index is not needed
+            self._calls.do(log.GetLogIndex(self.ref.topic, _NO_ENTRIES, hold))
 
-    # -- the state of a moment -------------------------------------------------------------------------------------
+    # -- the state of the queue ------------------------------------------------------------------------------------
 
     def first_segment(self) -> int:
-        self._ask(None)
-        first: int = self._told.first_segment
+        self._fetch_index(None)
+        first: int = self._response.first_segment
         return first
 
-    def pin(self, dead: bool) -> StateRows:
-        request = pb.PinStateRequest(topic=self.ref.topic, dead=dead)
-        at, parts = pb.PinnedAt(), [b""]
-        for answer in self._calls.stream("PinState", lambda: request):
-            if answer.HasField("at"):  # the beginning, or once more from there after the connection broke
-                at, parts = answer.at, []
-            parts.append(answer.rows)
+    def state_rows(self, dead: bool) -> StateRows:
+        at, parts = log.PinnedState(), [b""]
+        for item in self._calls.stream(lambda: log.PinState(self.ref.topic, dead)):
+            if item.incarnation:  # the beginning, or the stream started again after a broken connection
+                at, parts = item, []
+            parts.append(item.rows)
         rows = np.frombuffer(b"".join(parts), dtype=STATE)
         if len(rows) != at.count:
-            raise JournalCorrupt(self.ref.topic, 0, f"the server gave {len(rows)} of {at.count} rows of its state")
-        ends = read_ints(at.ends).tolist()
-        return StateRows(at.incarnation, at.wall_ms, at.segment_bytes, ends, rows, list(at.texts))
+            raise JournalCorrupt(self.ref.topic, 0, f"the server sent {len(rows)} of {at.count} rows of its state")
+        return StateRows(at.incarnation, at.wall_ms, at.segment_bytes, at.ends, rows, at.texts)
 
     def records(self, positions: I64, segment_bytes: int) -> Records:
-        request = pb.ReadRecordsRequest(
-            topic=self.ref.topic, incarnation=self.ref.incarnation, positions=ints(positions)
-        )  # fmt: skip
-        told = self._calls("ReadRecords", request)
-        rows = np.frombuffer(told.rows, dtype=ROW)
-        return Records(rows, [told.payloads], [told.smalls])
+        ref = self.ref
+        wanted = memoryview(np.ascontiguousarray(positions, dtype=np.int64).data).cast("B")
+        response = self._calls.do(log.ReadRecords(ref.topic, ref.incarnation, wanted))
+        rows = np.frombuffer(response.rows, dtype=ROW)
+        return Records(rows, [response.payloads], [response.smalls])
 
-    def close(self, *, let_go: bool = True) -> None:
-        if self._held is not None and let_go:
-            hold = pb.LogHold(name=self._name, segment=self._held, seconds=0.0)
-            with contextlib.suppress(HeaplineError):  # then it ends by itself
-                self._calls("LogIndex", pb.LogIndexRequest(topic=self.ref.topic, after_unit=_ALL_KNOWN, hold=hold))
-            self._held = None
+    def close(self, *, release: bool = True) -> None:
+        if release:
+            with contextlib.suppress(HeaplineError):  # the hold expires anyway
+                self._hold.end()
         self._calls.close()
 
 
 class _Checked:
-    """Units one after the other, each of which must follow from the one before."""
+    """A sequence of units in which each must continue the one before."""
 
     def __init__(self, ref: TopicRef, number: int) -> None:
         self._ref = ref
-        self.number = number  # of the next
+        self.number = number  # of the next unit; 0: any
         self._chain: int | None = None
 
     def next(self, raw: Any) -> Unit:
         header = parse_header(raw.data, 0, crc_seed(self._ref.incarnation, raw.segment), self._ref.topic)
         if header is None or header.nbytes != len(raw.data):
-            raise JournalCorrupt(self._ref.topic, raw.at, "these bytes are no unit of this topic")
+            raise JournalCorrupt(self._ref.topic, raw.at, "the received bytes are not a unit of this topic")
         if self.number and header.number != self.number:
-            raise JournalCorrupt(self._ref.topic, raw.at, f"unit {self.number} must come here, not {header.number}")
+            raise JournalCorrupt(self._ref.topic, raw.at, f"expected unit {self.number}, received {header.number}")
         if self._chain is not None and header.prev_crc != self._chain:
-            raise JournalCorrupt(self._ref.topic, raw.at, f"unit {header.number} does not follow from the one before")
+            raise JournalCorrupt(self._ref.topic, raw.at, f"unit {header.number} does not continue the previous one")
         try:
             unit = decode(memoryview(raw.data), header, raw.segment, raw.at, self._ref.topic)
         except BadUnit as error:

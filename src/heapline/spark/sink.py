@@ -1,8 +1,8 @@
-"""The format `heapline` as Spark writes to it: a batch writer and a stream writer, and the same for operations.
+"""The writers of the format `heapline` for Spark: batch and stream, for enqueues and for operations on messages.
 
-Thin: what is written is decided in writing.py and operations.py. Spark makes these objects in processes of its own;
-`write` runs in tasks, `commit` and `abort` beside the driver, on objects that may have been made anew, so all that they
-need to know travels in the tasks' messages.
+prepared_batches.py and operations.py decide what is written. Spark creates these objects in its own processes: `write`
+runs in tasks, `commit` and `abort` beside the driver, possibly on new objects. So everything that `commit` and `abort`
+need travels in the tasks' messages.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from heapline.spark.operations import Changed, change, tell
+from heapline.spark.operations import Changed, change, log_total
+from heapline.spark.prepared_batches import Batch, Written, abort, commit, stream_batch, write, write_batch
 from heapline.spark.write_options import ENQUEUE, WriteOptions
-from heapline.spark.writing import Batch, Written, abort, commit, stream_batch, write, write_batch
 
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # as Spark tells its tasks
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of Spark's tasks
+Messages = Sequence[WriterCommitMessage | None]
 
 
 @dataclass
-class Message(WriterCommitMessage):
+class WriteMessage(WriterCommitMessage):
     written: Written
 
 
 @dataclass
-class Told(WriterCommitMessage):
+class ChangeMessage(WriterCommitMessage):
     changed: Changed
 
 
@@ -45,10 +46,10 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return _write(self._options, self._batch, iterator)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Messages) -> None:
         commit(self._options, self._batch, _written(messages))
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: Messages) -> None:
         abort(self._options, self._batch, _written(messages))
 
 
@@ -61,47 +62,47 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = stream_batch(context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID))
         return _write(self._options, batch, iterator)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: Messages, batchId: int) -> None:
         written = _written(messages)
-        if written:  # a batch without tasks has nothing to write, and nobody says of which query it is
+        if written:  # a batch without tasks writes nothing, and its query is unknown here
             commit(self._options, written[0].batch, written)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+    def abort(self, messages: Messages, batchId: int) -> None:
         written = _written(messages)
         if written:
             abort(self._options, written[0].batch, written)
 
 
 class BatchChanger(DataSourceArrowWriter):
-    """`operation=reschedule` and `cancel`."""
+    """Runs `operation=reschedule` and `operation=cancel` for a batch."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return Told(change(self._options, iterator))
+        return ChangeMessage(change(self._options, iterator))
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        tell(self._options, [message.changed for message in messages if isinstance(message, Told)])
+    def commit(self, messages: Messages) -> None:
+        log_total(self._options, _changed(messages))
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What is changed stays changed: it may be done again."""
+    def abort(self, messages: Messages) -> None:
+        """Do nothing: changes are kept, and repeating them is harmless."""
 
 
 class StreamChanger(DataSourceStreamArrowWriter):
-    """The same of a stream: at least once."""
+    """Runs `operation=reschedule` and `operation=cancel` for a stream, at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return Told(change(self._options, iterator))
+        return ChangeMessage(change(self._options, iterator))
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        tell(self._options, [message.changed for message in messages if isinstance(message, Told)])
+    def commit(self, messages: Messages, batchId: int) -> None:
+        log_total(self._options, _changed(messages))
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """As above."""
+    def abort(self, messages: Messages, batchId: int) -> None:
+        """Do nothing: changes are kept, and repeating them is harmless."""
 
 
 def writer_of(options: WriteOptions) -> DataSourceWriter:
@@ -118,11 +119,15 @@ def _context() -> Any:
     return context
 
 
-def _write(options: WriteOptions, batch: Batch, iterator: Iterator[Any]) -> Message:
+def _write(options: WriteOptions, batch: Batch, iterator: Iterator[Any]) -> WriteMessage:
     context = _context()
-    return Message(write(options, batch, iterator, context.partitionId(), context.attemptNumber()))
+    return WriteMessage(write(options, batch, iterator, context.partitionId(), context.attemptNumber()))
 
 
-def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    """Those of the tasks that have won; of an abort, those that came so far."""
-    return [message.written for message in messages if isinstance(message, Message)]
+def _written(messages: Messages) -> list[Written]:
+    """Return the results of the successful task attempts; on abort, those received so far."""
+    return [message.written for message in messages if isinstance(message, WriteMessage)]
+
+
+def _changed(messages: Messages) -> list[Changed]:
+    return [message.changed for message in messages if isinstance(message, ChangeMessage)]

@@ -1,7 +1,7 @@
-"""The format `heapline` as Spark sees it: a data source, its batch reader and its stream reader. (Writers: sink.py.)
+"""The format `heapline` for Spark: the data source, its batch reader and its stream reader. (Writers: sink.py.)
 
-Spark makes these objects in processes of its own and pickles them from one to the other, so they hold options and
-nothing that is open. Thin: what is read is decided in positions.py and planning.py.
+Spark creates these objects in its own processes and pickles them between processes, so they hold options and nothing
+that is open. offsets.py and read_plan.py decide what is read.
 """
 
 from __future__ import annotations
@@ -27,25 +27,24 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from heapline.spark.following import Following
-from heapline.spark.narrowing import Narrowing
+from heapline.spark.offsets import ObserverGroup
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
-from heapline.spark.planning import Work, plan_batch, read
-from heapline.spark.progress import Progress
-from heapline.spark.schema import OF_A_MOMENT, spark_ddl
+from heapline.spark.pushdown import Pushdown
+from heapline.spark.read_plan import ReadTask, StreamPlan, plan_batch, read
+from heapline.spark.schema import STATE_VIEWS, spark_ddl
 from heapline.spark.sink import stream_writer_of, writer_of
-from heapline.spark.sources import client_of, settled, source_of
-from heapline.spark.state import StateWork, plan_state, read_state
-from heapline.spark.write_options import WriteOptions, parse_write, settled_write, spark_columns
+from heapline.spark.target import client_of, resolve, source_of
+from heapline.spark.views.state import StateTask, plan_state, read_state
+from heapline.spark.write_options import WriteOptions, parse_write, spark_columns
 
 
-class Piece(InputPartition):
-    def __init__(self, work: Work | StateWork) -> None:
-        self.work = work
+class TaskPartition(InputPartition):
+    def __init__(self, task: ReadTask | StateTask) -> None:
+        self.task = task
 
 
 class HeaplineSource(DataSource):
-    """`spark.read.format("heapline")`, and `readStream`; `df.write`, and `writeStream`."""
+    """`spark.read.format("heapline")` and `readStream`; `df.write` and `writeStream`."""
 
     @classmethod
     def name(cls) -> str:
@@ -55,11 +54,11 @@ class HeaplineSource(DataSource):
         return spark_ddl(parse_columns(self.options))
 
     def reader(self, schema: Any) -> DataSourceReader:
-        options = settled(parse_options(self.options, streaming=False))
+        options = resolve(parse_options(self.options, streaming=False))
         return FilteringReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return StreamReader(settled(parse_options(self.options, streaming=True)))
+        return StreamReader(resolve(parse_options(self.options, streaming=True)))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         return writer_of(self._write_options(schema, overwrite, streaming=False))
@@ -69,52 +68,52 @@ class HeaplineSource(DataSource):
 
     def _write_options(self, schema: Any, overwrite: bool, *, streaming: bool) -> WriteOptions:
         columns = spark_columns(schema)
-        return settled_write(parse_write(self.options, columns, streaming=streaming, overwrite=overwrite))
+        return resolve(parse_write(self.options, columns, streaming=streaming, overwrite=overwrite))
 
 
 class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._narrowing: Narrowing | None = None
+        self._pushdown: Pushdown | None = None
 
     def partitions(self) -> list[InputPartition]:
         source = source_of(self._options)
-        if self._options.view in OF_A_MOMENT:  # filters are Spark's alone here
-            return [Piece(work) for work in plan_state(source, self._options)]
-        return [Piece(work) for work in plan_batch(source, self._options, self._narrowing)]
+        if self._options.view in STATE_VIEWS:  # only Spark filters these
+            return [TaskPartition(task) for task in plan_state(source, self._options)]
+        return [TaskPartition(task) for task in plan_batch(source, self._options, self._pushdown)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Piece):
-            return iter(())  # Spark reads one empty partition where there is none
-        if isinstance(partition.work, StateWork):
-            return read_state(source_of(self._options), partition.work, self._options)
-        return read(source_of(self._options), partition.work, self._options)
+        if not isinstance(partition, TaskPartition):
+            return iter(())  # if there are no partitions, Spark reads one empty partition
+        if isinstance(partition.task, StateTask):
+            return read_state(source_of(self._options), partition.task, self._options)
+        return read(source_of(self._options), partition.task, self._options)
 
 
 class FilteringReader(BatchReader):
-    """A class of its own: that it has this method is what Spark goes by."""
+    """A batch reader that accepts filters. A separate class, because Spark checks whether the method exists."""
 
     def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
-        self._narrowing = Narrowing()
-        for found in filters:
-            # Of one column, not of a field within: `column` is a path.
-            column: tuple[str, ...] = getattr(found, "attribute", ())
-            value = getattr(found, "value", None)
+        self._pushdown = Pushdown()
+        for item in filters:
+            # `attribute` is a path; only filters on a column itself, not on a field within it, are used.
+            column: tuple[str, ...] = getattr(item, "attribute", ())
+            value = getattr(item, "value", None)
             if len(column) == 1 and value is not None:
-                self._narrowing.take(column[0], type(found).__name__, value)
-            yield found  # Spark applies it once more
+                self._pushdown.add(column[0], type(item).__name__, value)
+            yield item  # Spark applies the filter again
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._following: Following | None = None
-        self._progress: Progress | None = None
+        self._plan: StreamPlan | None = None
+        self._observers: ObserverGroup | None = None
 
-    def _opened(self) -> Following:
-        if self._following is None:
-            self._following = Following(source_of(self._options), self._options)
-        return self._following
+    def _opened(self) -> StreamPlan:
+        if self._plan is None:
+            self._plan = StreamPlan(source_of(self._options), self._options)
+        return self._plan
 
     def initialOffset(self) -> dict[str, Any]:
         return self._opened().first()
@@ -135,22 +134,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().stop_here()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [Piece(work) for work in self._opened().plan(start, end)]
+        return [TaskPartition(task) for task in self._opened().plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Piece):
+        if not isinstance(partition, TaskPartition):
             return iter(())
-        assert isinstance(partition.work, Work)
-        return read(source_of(self._options), partition.work, self._options)
+        assert isinstance(partition.task, ReadTask)
+        return read(source_of(self._options), partition.task, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._options.group is not None:
-            if self._progress is None:
-                self._progress = Progress(self._options.group, partial(client_of, self._options.target))
-            self._progress.publish(end)
+            if self._observers is None:
+                self._observers = ObserverGroup(self._options.group, partial(client_of, self._options.target))
+            self._observers.publish(end)
 
     def stop(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-        if self._following is not None:
-            self._following.close()
+        if self._observers is not None:
+            self._observers.close()
+        if self._plan is not None:
+            self._plan.close()

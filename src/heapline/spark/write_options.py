@@ -1,23 +1,21 @@
-"""What can be set on a write, and which columns it takes: names, types and checks, before anything is written.
+"""The options of a write and the columns that it accepts: names, types and checks, before anything is written.
 
-All of it is checked on the driver, where a mistake is told at once and not by tasks that fail four times. An option or
-column that is not known is refused: misspelt, it would silently do nothing. What the values of a row may be is decided
-in outgoing.py.
+The driver checks all of it and reports mistakes immediately; a task would be retried four times first. Unknown
+options and columns are rejected, because a misspelled one would silently do nothing. enqueue_rows.py checks the values
+of rows.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heapline.config import parse_topic
-from heapline.engine.requests import NAME_BYTES_MAX
-from heapline.errors import BadRequest
-from heapline.spark.options import Target, plain_topic
-from heapline.spark.sources import settled_target
+from heapline.contract.config import parse_topic
+from heapline.contract.errors import BadRequest
+from heapline.contract.fields import NAME_BYTES_MAX
+from heapline.spark.options import Target, parse_flag, plain_topic
 
 ENQUEUE, RESCHEDULE, CANCEL = "enqueue", "reschedule", "cancel"
 OPERATIONS = (ENQUEUE, RESCHEDULE, CANCEL)
@@ -26,7 +24,7 @@ NAMES = (
     "txnVersion", "badRecordsPath", "failOnMissing",
 )  # fmt: skip
 _KNOWN = {name.lower(): name for name in NAMES}
-#: What Spark adds by itself to the options of a stream.
+#: Options that Spark adds to those of a stream.
 _SPARKS_OWN = {"checkpointlocation", "queryname"}
 
 _WHOLE = r"tinyint|smallint|int|bigint"
@@ -34,7 +32,7 @@ _SECONDS = rf"{_WHOLE}|float|double|decimal\(\d+,\d+\)"
 _TEXT = r"string|varchar\(\d+\)|char\(\d+\)"
 _BYTES = rf"binary|{_TEXT}"
 _PAIR = r"struct<(key:string,value:(binary|string)|value:(binary|string),key:string)>"
-#: Column -> (types as Spark spells them, how they are told to people), for each operation.
+#: For each operation: column -> (types as Spark spells them, their description in messages).
 COLUMNS = {
     ENQUEUE: {
         "value": (_BYTES, "binary or string"),
@@ -55,11 +53,7 @@ COLUMNS = {
         "priority": (_WHOLE, "a whole number"),
         "deliver_at": ("timestamp", "timestamp"),
     },
-    CANCEL: {
-        "message_id": (_TEXT, "string, a ULID"),
-        "id": ("bigint", "bigint"),
-        "topic": (_TEXT, "string"),
-    },
+    CANCEL: {"message_id": (_TEXT, "string, a ULID"), "id": ("bigint", "bigint"), "topic": (_TEXT, "string")},
 }
 
 
@@ -67,7 +61,7 @@ COLUMNS = {
 class WriteOptions:
     target: Target
     operation: str
-    topic: str | None  # None: each row says
+    topic: str | None  # None: each row names its topic
     columns: tuple[str, ...]
     txn: tuple[str, int] | None
     bad_records: str | None
@@ -77,41 +71,40 @@ class WriteOptions:
 def parse_write(
     options: Mapping[str, str], columns: Mapping[str, str], *, streaming: bool, overwrite: bool
 ) -> WriteOptions:
-    """`columns`: names and types as Spark spells them."""
+    """Return the options of a write. `columns` has names and types as Spark spells them."""
     given = {name.lower(): value for name, value in options.items()}
     if overwrite:
         word = 'outputMode("complete")' if streaming else 'mode("overwrite")'
-        raise BadRequest(f'{word} would replace what is in the queue: use "append", which adds to it')
+        raise BadRequest(f'{word} would replace the content of the queue; use "append", which adds to it')
     if "path" in given:
-        raise BadRequest("a directory has one writer, its server: give heapline.url instead of path")
+        raise BadRequest("only the server writes to a data directory; set heapline.url instead of path")
     for name in given:
         if name not in _KNOWN and not (streaming and name in _SPARKS_OWN):
-            raise BadRequest(f"there is no option {name!r} for writing; there are {', '.join(NAMES)}")
+            raise BadRequest(f"unknown option {name!r} for writing; use {', '.join(NAMES)}")
     operation = given.get("operation", ENQUEUE).strip().lower()
     if operation not in OPERATIONS:
-        raise BadRequest(f"operation is one of {', '.join(OPERATIONS)}, not {operation!r}")
+        raise BadRequest(f"operation must be one of {', '.join(OPERATIONS)}, not {operation!r}")
     _check_columns(operation, columns)
     topic = given.get("topic")
     if topic is not None:
         parse_topic(topic)
     elif "topic" not in columns:
-        raise BadRequest("say where to: option topic, or a column topic")
+        raise BadRequest("no topic given; set the option topic or add a column topic")
     if "failonmissing" in given and operation == ENQUEUE:
-        raise BadRequest(f"failOnMissing goes with operation={RESCHEDULE} or {CANCEL}")
+        raise BadRequest(f"failOnMissing is only valid with operation={RESCHEDULE} or {CANCEL}")
     return WriteOptions(
-        target=_target(given), operation=operation, topic=None if topic is None else plain_topic(topic),
-        columns=tuple(columns), txn=_txn(given, streaming, operation), bad_records=_bad_records(given, operation),
-        fail_on_missing=_flag(given, "failonmissing"),
-    )  # fmt: skip
-
-
-def settled_write(options: WriteOptions) -> WriteOptions:
-    """The same with server and key found: on the driver, because the environment of executors may be another."""
-    return dataclasses.replace(options, target=settled_target(options.target))
+        target=Target.of(given),
+        operation=operation,
+        topic=None if topic is None else plain_topic(topic),
+        columns=tuple(columns),
+        txn=_txn(given, streaming, operation),
+        bad_records=_bad_records(given, operation),
+        fail_on_missing=parse_flag(given, "failonmissing", False, _KNOWN),
+    )
 
 
 def spark_columns(schema: Any) -> dict[str, str]:
-    """Of a StructType: names and types as SQL spells them."""
+    """Return the names and SQL types of the columns of a StructType."""
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
@@ -120,27 +113,21 @@ def _check_columns(operation: str, columns: Mapping[str, str]) -> None:
     for name, kind in columns.items():
         if name not in known:
             raise BadRequest(
-                f"there is no column {name!r} for operation={operation}; there are {', '.join(known)}: select those "
-                "that you mean, and give them these names"
+                f"unknown column {name!r} for operation={operation}; select and rename columns to {', '.join(known)}"
             )
-        types, told = known[name]
+        types, description = known[name]
         if not re.fullmatch(types, kind):
-            raise BadRequest(f"column {name} is {told}, not {kind}: cast it")
+            raise BadRequest(f"column {name} must be {description}, not {kind}; cast it")
     if operation == ENQUEUE:
         if "value" not in columns:
-            raise BadRequest("there is no column value: give the payload that name, for example to_json(struct(*))")
+            raise BadRequest("column value is missing; name the payload value, for example to_json(struct(*)) AS value")
         if "deliver_at" in columns and "delay" in columns:
-            raise BadRequest("give a column deliver_at or a column delay, not both")
+            raise BadRequest("use a column deliver_at or a column delay, not both")
         return
     if ("message_id" in columns) == ("id" in columns):
-        raise BadRequest(f"operation={operation} needs a column message_id (string) or id (bigint), one of them")
+        raise BadRequest(f"operation={operation} needs exactly one of the columns message_id (string) and id (bigint)")
     if operation == RESCHEDULE and "priority" not in columns and "deliver_at" not in columns:
-        raise BadRequest("nothing to change: give a column priority or deliver_at, or both")
-
-
-def _target(given: Mapping[str, str]) -> Target:
-    key = given.get("heapline.api_key", given.get("heapline.token"))
-    return Target(None, given.get("heapline.url"), key, given.get("heapline.api_key_file"))
+        raise BadRequest("nothing to change; add a column priority or deliver_at, or both")
 
 
 def _txn(given: Mapping[str, str], streaming: bool, operation: str) -> tuple[str, int] | None:
@@ -148,29 +135,22 @@ def _txn(given: Mapping[str, str], streaming: bool, operation: str) -> tuple[str
     if app is None and version is None:
         return None
     if streaming:
-        raise BadRequest("a stream is written exactly once by itself: leave txnAppId and txnVersion away")
+        raise BadRequest("a stream is written exactly once without txnAppId and txnVersion; omit them")
     if operation != ENQUEUE:
-        raise BadRequest(f"operation={operation} may be repeated as it is: leave txnAppId and txnVersion away")
+        raise BadRequest(f"operation={operation} can be repeated without txnAppId and txnVersion; omit them")
     if app is None or version is None:
-        raise BadRequest("txnAppId and txnVersion go together: give both, or neither")
+        raise BadRequest("set both txnAppId and txnVersion, or neither")
     if not app or len(app.encode()) > NAME_BYTES_MAX - len("txn:"):
-        raise BadRequest(f"txnAppId is a name of 1 to {NAME_BYTES_MAX - 4} bytes")
+        raise BadRequest(f"txnAppId must have 1 to {NAME_BYTES_MAX - 4} bytes")
     if not re.fullmatch(r"\d{1,19}", version.strip()) or int(version) >= 1 << 63:
-        raise BadRequest(f"txnVersion is a whole number from 0 on that rises with every write, not {version!r}")
+        raise BadRequest(f"txnVersion must be an integer from 0 on that increases with every write, not {version!r}")
     return app, int(version)
 
 
 def _bad_records(given: Mapping[str, str], operation: str) -> str | None:
     path = given.get("badrecordspath")
     if path is not None and operation != ENQUEUE:
-        raise BadRequest("badRecordsPath goes with operation=enqueue")
+        raise BadRequest("badRecordsPath is only valid with operation=enqueue")
     if path is not None and not path.strip():
         raise BadRequest("badRecordsPath is empty")
     return path
-
-
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    value = given.get(name, "false").strip().lower()
-    if value not in ("true", "false"):
-        raise BadRequest(f"{_KNOWN[name]} is true or false, not {value!r}")
-    return value == "true"

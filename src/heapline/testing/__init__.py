@@ -1,7 +1,7 @@
-"""For tests of what is built on Heapline, and of Heapline itself.
+"""Tools for testing programs that use Heapline.
 
-**Your own tests.** `pip install heapline` brings a pytest plugin. `heapline_broker` is a broker in memory: the real
-engine, no files, no threads, gone with the test. Its time stands still until you move it.
+`pip install heapline` includes a pytest plugin. `heapline_broker` is an in-memory broker: the real engine, without
+files or threads, discarded after the test. Its clock does not move until you advance it.
 
 >>> async def test_reminder_is_sent_after_a_day(heapline_broker, heapline_clock):
 ...     await heapline_broker.create_topic("mail")
@@ -13,7 +13,7 @@ engine, no files, no threads, gone with the test. Its time stands still until yo
 ...     await drain(heapline_broker, lambda m: sent.append(m.payload))
 ...     assert sent == [b'{"to": "ada"}']
 
-It works under pytest-asyncio and anyio alike. A test that does not await asks for `heapline_sync_broker`:
+It works with both pytest-asyncio and anyio. A test that does not await uses `heapline_sync_broker`:
 
 >>> def test_order_is_billed(heapline_sync_broker):
 ...     heapline_sync_broker.create_topic("bills")
@@ -23,29 +23,26 @@ It works under pytest-asyncio and anyio alike. A test that does not await asks f
 ...     assert bill.result == 17
 
 Without pytest: `async with memory_broker() as hl`, `with memory_broker_sync() as hl`. `pop(wait=…)` waits in real
-seconds, whatever the clock says.
-
-**Heapline's own.** Fake time that passes by itself, a disk that fails on demand, a simulator:
-
-    async def scenario():
-        clock = asyncio.get_running_loop().clock          # the loop's own: time passes by itself, at once
-        async with EmbeddedBroker("/data", disk=FakeDisk(), io=SimIo(random.Random(1)), clock=clock) as hl: ...
-
-    run(scenario())
+seconds, whatever the clock shows.
 """
 
-from heapline.testing.asserting import assert_enqueued
+from heapline.testing.assertions import assert_enqueued
 from heapline.testing.clock import FakeClock
-from heapline.testing.disk import FakeDisk, PowerCut
-from heapline.testing.draining import Done, drain, drain_sync
+from heapline.testing.drainer import Done, drain, drain_sync
 from heapline.testing.hand_clock import HandClock
-from heapline.testing.io import SimIo
-from heapline.testing.loop import Deadlock, SimLoop, run
 from heapline.testing.memory import MemoryBroker, SyncMemoryBroker, memory_broker, memory_broker_sync
 from heapline.testing.memory_disk import MemoryDisk
 
 __all__ = [
-    "Deadlock", "Done", "FakeClock", "FakeDisk", "HandClock", "MemoryBroker", "MemoryDisk", "PowerCut", "SimIo",
-    "SimLoop", "SyncMemoryBroker", "assert_enqueued", "drain", "drain_sync", "memory_broker", "memory_broker_sync",
-    "run",
-]  # fmt: skip
+    "Done",
+    "FakeClock",
+    "HandClock",
+    "MemoryBroker",
+    "MemoryDisk",
+    "SyncMemoryBroker",
+    "assert_enqueued",
+    "drain",
+    "drain_sync",
+    "memory_broker",
+    "memory_broker_sync",
+]

@@ -1,6 +1,6 @@
-"""A clock that moves only when told to: wall and boot time for tests, in one object.
+"""A clock that only tests move: wall and boot time in one object.
 
-It satisfies `heapline.clock.Clock`. The simulator's event loop drives it along; a plain test advances it by hand.
+It satisfies `heapline.clock.Clock`. The simulator's event loop advances it; a plain test advances it manually.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _NS = 1_000_000_000
 
 
 class FakeClock:
-    """Time as a test sees it.
+    """Wall and boot time under the control of a test.
 
     >>> clock = FakeClock()
     >>> before = clock.boot_ms()
@@ -20,7 +20,7 @@ class FakeClock:
     """
 
     def __init__(self, wall_ms: int = START_MS, boot_ms: int = 1_000_000) -> None:
-        self.elapsed_ns = 0  # true time since the clock was made; neither jumps nor reboots
+        self.elapsed_ns = 0  # true time since the clock was created; neither jumps nor reboots
         self._boot_ns = boot_ms * 1_000_000
         self._wall_ns = wall_ms * 1_000_000
 
@@ -31,7 +31,7 @@ class FakeClock:
         return (self._boot_ns + self.elapsed_ns) // 1_000_000
 
     def advance(self, seconds: float) -> None:
-        """Time passes: both clocks move."""
+        """Advance both clocks."""
         self.advance_ns(round(seconds * _NS))
 
     def advance_ns(self, ns: int) -> None:
@@ -40,9 +40,9 @@ class FakeClock:
         self.elapsed_ns += ns
 
     def jump_wall(self, seconds: float) -> None:
-        """Somebody sets the wall clock, forwards or back. Boot time does not notice."""
+        """Set the wall clock forward or back. Boot time does not change."""
         self._wall_ns += round(seconds * _NS)
 
     def reboot(self) -> None:
-        """The machine starts anew: boot time begins again at zero, the wall goes on."""
+        """Simulate a reboot: boot time restarts at zero, and wall time continues."""
         self._boot_ns = -self.elapsed_ns

@@ -1,7 +1,7 @@
-"""A clock that tests move by hand and that tells who watches it: `advance(60)`, and what falls due is served.
+"""A clock that tests move manually and that notifies its watchers: after `advance(60)`, due messages are served.
 
 It starts at the real time, so that a `deliver_at` that the code under test takes from `datetime.now` means the same to
-the broker; from then on it stands still until it is moved.
+the broker. After that it does not move until a test advances it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from heapline.testing.clock import FakeClock
 
-#: Seconds that `advance` adds: a timer is never early and at most a tick (0.1 s by default) late, and who lets a minute
-#: pass wants to see what was to happen within the minute.
+#: Seconds that `advance` adds: a timer is never early and at most a tick (0.1 s by default) late, and a test that
+#: advances a minute expects everything due within that minute.
 LATE = 0.102
 
 
@@ -36,15 +36,15 @@ class HandClock(FakeClock):
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
     def watch(self, watcher: Watcher) -> None:
-        """Have it told of every move, for as long as it lives."""
+        """Notify the watcher of every move, for as long as it lives."""
         self._watchers.add(watcher)
 
     def now(self) -> datetime:
-        """The wall time that this clock shows."""
+        """Return the wall time of this clock."""
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self.wall_ms())
 
     def advance(self, seconds: float | timedelta) -> None:
-        """Time passes: delays, leases and back-off that end by then have ended. It moves a tick further than that."""
+        """Advance the clock by `seconds` and one tick: delays, leases and backoffs that end by then have ended."""
         seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         super().advance(seconds + LATE if seconds > 0 else seconds)
         for watcher in list(self._watchers):

@@ -1,8 +1,8 @@
-"""A broker in memory, for tests of what is built on Heapline: the real engine, on a disk that is a dictionary.
+"""An in-memory broker, for tests of programs that use Heapline: the real engine, on a disk that is a dictionary.
 
-No files and no threads: what a thread would do runs at once, in the caller's own step. So it opens in a moment, by
-itself at its first use, in whichever event loop that happens, and again when that loop is gone; a test need not even
-close it. It keeps everything that `heapline.open` keeps, except of course what it holds when the process ends.
+No files and no threads: work for threads runs immediately, in the caller's own step. So it opens quickly and
+automatically at its first use, in the event loop of that use, and again when that loop is closed; a test need not close
+it. It keeps everything that `heapline.open` keeps, except that its content is lost when the process ends.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from heapline.clock import Clock
-from heapline.config import BrokerConfig, make_broker_config
+from heapline.contract.config import BrokerConfig, make_broker_config
+from heapline.contract.errors import Closed
+from heapline.contract.message import MessageInfo
+from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.catalog import Catalog
-from heapline.engine.embedded import EmbeddedBroker
 from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.store import NAME, NAMESPACE
 from heapline.engine.sync import SyncBroker
-from heapline.errors import Closed
-from heapline.model import MessageInfo
 from heapline.testing.hand_clock import HandClock
 from heapline.testing.memory_disk import MemoryDisk
-from heapline.testing.standing import standing
+from heapline.testing.topic_contents import standing
 
 T = TypeVar("T")
 PATH = "/memory"
 
 
 class InlineIo:
-    """An `Io` that runs everything on the spot."""
+    """An `Io` that runs everything immediately."""
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -46,17 +46,17 @@ class InlineIo:
 
 
 class MemoryBroker(EmbeddedBroker):
-    """`async with MemoryBroker() as hl: …`, or just use it.
+    """An in-memory broker. Use it with `async with MemoryBroker() as hl: …`, or directly.
 
-    With a `clock` of your own (`HandClock`) time passes when you say so; otherwise it is the system's. Give the same
-    `disk` to a second one after the first was closed, to see what a restart remembers. Other keywords are fields of
+    With your own `clock` (`HandClock`), time advances when you move it; otherwise it is the system's. To test what a
+    restart keeps, pass the same `disk` to a second broker after the first was closed. Other keywords are fields of
     BrokerConfig.
     """
 
     def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
         fields = {"spare_segment_bytes": 0, **config}  # a disk that is never full needs no spares
         self._memory = disk or MemoryDisk()
-        self._home: asyncio.AbstractEventLoop | None = None  # the loop that it serves in
+        self._home: asyncio.AbstractEventLoop | None = None  # the event loop that it serves in
         self._opens_itself = disk is None
         self._reset(make_broker_config(fields), clock)
         if isinstance(clock, HandClock):
@@ -71,21 +71,21 @@ class MemoryBroker(EmbeddedBroker):
         return self._memory
 
     def standing(self, topic: str) -> list[MessageInfo]:
-        """All messages that a topic holds now, of any state, oldest first. Looks without asking, so needs no await."""
+        """Return all messages of a topic, in any state, oldest first. Reads without a turn, so needs no await."""
         return standing(self._runner(topic))
 
     def topic_names(self) -> list[str]:
         return sorted(self._runners)
 
     def time_moved(self) -> None:
-        """The clock was moved by hand: whoever waits for a message that is due by now gets it."""
+        """Serve waiting callers after the clock was moved: messages may be due now."""
         for runner in self._all_runners():
             if not runner._loop.is_closed():
                 runner.later(lambda now: None)
         self._schedules.poke()
 
     def abandon(self) -> None:
-        """Close it from outside its event loop, which may be gone: nothing is answered any more."""
+        """Close it from outside its event loop, which may be closed: no more calls are answered."""
         self._closed = True
         for runner in self._all_runners():
             if not runner._loop.is_closed():
@@ -100,7 +100,7 @@ class MemoryBroker(EmbeddedBroker):
             self._lock.release()
             self._lock = None
 
-    # -- opens by itself -------------------------------------------------------------------------------------------
+    # -- automatic opening -----------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         if self._catalog is None:
@@ -108,11 +108,11 @@ class MemoryBroker(EmbeddedBroker):
             await super()._start()
 
     def _open_here(self) -> None:
-        """Open at the first use; and begin again from the disk when the loop of the last use is gone."""
+        """Open at the first use, and reload from the disk when the loop of the last use is closed."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # somebody only looks
+            return  # only inspected, without a loop
         if loop is self._home or self._closed:
             return
         if self._home is None:
@@ -120,7 +120,7 @@ class MemoryBroker(EmbeddedBroker):
                 return
         elif not self._home.is_closed():
             raise RuntimeError("this broker serves in another event loop, which still runs: make one for each loop")
-        elif self._system is not None:  # what was decided is read in turns, and those need a loop
+        elif self._system is not None:  # decisions are read in turns, which need a loop
             raise RuntimeError("after a commit_batch call hl.abandon() and go on with a MemoryBroker(disk=hl.disk)")
         else:
             self._lock.release()
@@ -129,7 +129,7 @@ class MemoryBroker(EmbeddedBroker):
         _at_once(self._open_at_once())
 
     async def _open_at_once(self) -> None:
-        """`_start` without tasks."""
+        """Do the work of `_start` without tasks."""
         self._catalog = self._open_directory()
         entries = dict(self._catalog.entries)
         kept = entries.pop((NAMESPACE, NAME), None)
@@ -152,7 +152,7 @@ class MemoryBroker(EmbeddedBroker):
 
 
 def _at_once(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end in this very step: on a disk in memory nothing has to be waited for."""
+    """Run a coroutine to its end in this step: with an in-memory disk it never waits."""
     try:
         work.send(None)
     except StopIteration:
@@ -162,7 +162,7 @@ def _at_once(work: Coroutine[Any, Any, None]) -> None:
 
 
 class SyncMemoryBroker(SyncBroker):
-    """The same for code that does not await. Its loop runs only during a call, in the thread of whoever calls."""
+    """A blocking in-memory broker. Its loop runs only during a call, in the caller's thread."""
 
     def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
         self._memory = MemoryBroker(clock, disk=disk, **config)
@@ -200,10 +200,10 @@ class SyncMemoryBroker(SyncBroker):
 
 
 def memory_broker(clock: Clock | None = None, **config: Any) -> MemoryBroker:
-    """A broker in memory: `async with memory_broker() as hl: …`"""
+    """Return an in-memory broker: `async with memory_broker() as hl: …`"""
     return MemoryBroker(clock, **config)
 
 
 def memory_broker_sync(clock: Clock | None = None, **config: Any) -> SyncMemoryBroker:
-    """The same for code that does not await: `with memory_broker_sync() as hl: …`"""
+    """Return a blocking in-memory broker: `with memory_broker_sync() as hl: …`"""
     return SyncMemoryBroker(clock, **config)

@@ -1,7 +1,7 @@
-"""A disk that is a few dictionaries: quick, and gone with the object. No faults, no power cuts; those has `FakeDisk`.
+"""A disk that is a few dictionaries: fast, and lost with the object. It simulates no faults; `FakeDisk` does.
 
-What was written is durable at once, for nothing outlives this process anyway. A file's tail of zeros takes no memory,
-so that a journal's preallocated segments cost what was written to them.
+Writes are durable immediately, because nothing survives this process anyway. A file's trailing zeros use no memory, so
+that a journal's preallocated segments cost only what was written to them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import posixpath
 from collections.abc import Sequence
 
-from heapline.errors import DirectoryLocked
+from heapline.contract.errors import DirectoryLocked
 from heapline.journal.disk import Buffer, File, Lock
 
 
@@ -88,7 +88,7 @@ class _Lock:
 
 
 class MemoryDisk:
-    """Every name is the whole path; a directory is a set of the names in it."""
+    """A disk in memory. Every name is the complete path; a directory is a set of the names in it."""
 
     def __init__(self) -> None:
         self._files: dict[str, _Node] = {}

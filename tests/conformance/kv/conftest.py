@@ -1,5 +1,6 @@
-"""Every store that `heapline.assign` can meet in, each as an empty one: a test asks for `kv`, and `ended` to know that
-a ttl is over."""
+"""Fixtures: every store that `heapline.assign` supports, empty (`kv`), and a way to wait for the end of a ttl
+(`ended`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from heapline.assign.kv import KV
-from heapline.assign.memory_kv import MemoryKV
+from heapline.assign.kv import KV, MemoryKV
 from heapline.assign.nats_kv import NatsKV
 from tests.integration.nats_rig import Servers
 
@@ -47,7 +47,7 @@ async def kv(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[KV]:
 
 @pytest.fixture
 def ended(kv: KV, clock: Clock) -> Ended:
-    """Wait until a key's ttl of one second has ended: by the fake clock, or by the server's own."""
+    """Wait until a key's ttl of one second has ended: on the fake clock, or on the server's."""
 
     async def wait(key: str) -> None:
         clock.now += 1.0

@@ -1,4 +1,4 @@
-"""The contract of assign/kv.py, on every store."""
+"""The `KV` protocol of assign/kv.py, on every store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_created_key_is_read_with_its_revision(kv: KV) -> None:
     assert await kv.get("worker.w-1") == Entry("worker.w-1", b"one", revision)
 
 
-async def test_key_that_never_was_is_none(kv: KV) -> None:
+async def test_missing_key_is_none(kv: KV) -> None:
     assert await kv.get("leader") is None
     assert await kv.entries("worker.") == []
 
@@ -29,21 +29,21 @@ async def test_empty_value_is_a_value(kv: KV) -> None:
     assert await kv.entries("leader") == [Entry("leader", b"", revision)]
 
 
-async def test_create_conflicts_with_a_key_that_is_there_and_changes_nothing(kv: KV) -> None:
+async def test_create_conflicts_with_an_existing_key_and_changes_nothing(kv: KV) -> None:
     revision = await kv.create("leader", b"ada")
     with pytest.raises(Conflict):
         await kv.create("leader", b"bob")
     assert await kv.get("leader") == Entry("leader", b"ada", revision)
 
 
-async def test_revisions_rise_over_all_keys(kv: KV) -> None:
+async def test_revisions_rise_across_all_keys(kv: KV) -> None:
     first = await kv.create("a", b"1")
     second = await kv.create("b", b"2")
     third = await kv.update("a", b"3", first)
     assert first < second < third
 
 
-async def test_update_takes_exactly_the_newest_revision(kv: KV) -> None:
+async def test_update_requires_exactly_the_newest_revision(kv: KV) -> None:
     first = await kv.create("leader", b"1")
     second = await kv.update("leader", b"2", first)
     for wrong in (first, second + 1, 0, -1):
@@ -52,14 +52,14 @@ async def test_update_takes_exactly_the_newest_revision(kv: KV) -> None:
     assert await kv.get("leader") == Entry("leader", b"2", second)
 
 
-async def test_update_of_a_key_that_is_not_there_conflicts(kv: KV) -> None:
+async def test_update_of_a_missing_key_conflicts(kv: KV) -> None:
     for revision in (0, 1, 7):
         with pytest.raises(Conflict):
             await kv.update("leader", b"1", revision)
     assert await kv.get("leader") is None
 
 
-async def test_another_keys_writes_do_not_disturb(kv: KV) -> None:
+async def test_writes_to_another_key_do_not_conflict(kv: KV) -> None:
     first = await kv.create("worker.w-1", b"1")
     await kv.create("worker.w-2", b"1")
     await kv.update("worker.w-1", b"2", first)
@@ -89,7 +89,7 @@ async def test_one_of_many_creators_wins(kv: KV) -> None:
     assert sum(await asyncio.gather(*map(create, range(20)))) == 1
 
 
-async def test_deleted_key_is_gone_and_can_be_created_again(kv: KV) -> None:
+async def test_deleted_key_is_missing_and_can_be_created_again(kv: KV) -> None:
     first = await kv.create("leader", b"ada")
     await kv.delete("leader", first)
     assert await kv.get("leader") is None
@@ -99,7 +99,7 @@ async def test_deleted_key_is_gone_and_can_be_created_again(kv: KV) -> None:
     assert await kv.create("leader", b"bob") > first
 
 
-async def test_delete_takes_exactly_the_newest_revision(kv: KV) -> None:
+async def test_delete_requires_exactly_the_newest_revision(kv: KV) -> None:
     first = await kv.create("leader", b"ada")
     second = await kv.update("leader", b"ada", first)
     for wrong in (first, 0):
@@ -110,7 +110,7 @@ async def test_delete_takes_exactly_the_newest_revision(kv: KV) -> None:
         await kv.delete("other", 1)
 
 
-async def test_large_value_is_read_as_it_is_now(kv: KV, ended: Ended) -> None:
+async def test_large_value_is_read_fresh(kv: KV, ended: Ended) -> None:
     first = await kv.create("assignment", bytes(10_000))
     for _ in range(2):
         assert await kv.get("assignment") == Entry("assignment", bytes(10_000), first)
@@ -128,7 +128,7 @@ async def test_large_value_is_read_as_it_is_now(kv: KV, ended: Ended) -> None:
     assert await kv.get("assignment") is None
 
 
-async def test_key_whose_ttl_has_ended_is_gone_conflicts_and_can_be_created(kv: KV, ended: Ended) -> None:
+async def test_expired_key_is_missing_conflicts_and_can_be_created(kv: KV, ended: Ended) -> None:
     first = await kv.create("worker.w-1", b"1", ttl=1)
     await ended("worker.w-1")
     assert await kv.entries("worker.") == []
@@ -141,14 +141,14 @@ async def test_key_whose_ttl_has_ended_is_gone_conflicts_and_can_be_created(kv: 
         await kv.create("worker.w-1", b"4")
 
 
-async def test_update_brings_its_own_ttl_or_none(kv: KV, ended: Ended) -> None:
+async def test_update_sets_its_own_ttl_or_none(kv: KV, ended: Ended) -> None:
     stays = await kv.update("stays", b"2", await kv.create("stays", b"1", ttl=1))
     await kv.update("goes", b"2", await kv.create("goes", b"1"), ttl=1)
     await ended("goes")
     assert await kv.get("stays") == Entry("stays", b"2", stays)
 
 
-async def test_listing_shows_the_newest_of_each_key_under_a_prefix(kv: KV) -> None:
+async def test_listing_shows_the_newest_entry_of_each_key_under_a_prefix(kv: KV) -> None:
     expected = []
     for n in range(7):
         revision = await kv.create(f"worker.w-{n}", b"old")
@@ -160,7 +160,7 @@ async def test_listing_shows_the_newest_of_each_key_under_a_prefix(kv: KV) -> No
     assert len(await kv.entries("")) == 9
 
 
-async def test_listing_is_whole_however_many_keys_there_are(kv: KV) -> None:
+async def test_listing_is_complete_with_many_keys(kv: KV) -> None:
     names = [f"worker.w-{n:04}" for n in range(1200)]
     for start in range(0, len(names), 100):
         await asyncio.gather(*(kv.create(name, b"x") for name in names[start : start + 100]))
@@ -172,7 +172,7 @@ async def heard(events: AsyncIterator[Entry | None], count: int) -> list[Entry |
         return [await anext(events) for _ in range(count)]
 
 
-async def test_watch_tells_what_is_written_under_its_prefix(kv: KV) -> None:
+async def test_watch_yields_writes_under_its_prefix(kv: KV) -> None:
     async with contextlib.aclosing(kv.watch("worker.")) as events:
         waiting = asyncio.create_task(heard(events, 3))
         await listening(kv)
@@ -183,7 +183,7 @@ async def test_watch_tells_what_is_written_under_its_prefix(kv: KV) -> None:
         assert await waiting == [Entry("worker.w-1", b"1", first), Entry("worker.w-1", b"2", second), None]
 
 
-async def test_two_watchers_hear_the_same(kv: KV) -> None:
+async def test_two_watchers_receive_the_same_events(kv: KV) -> None:
     async with contextlib.aclosing(kv.watch("leader")) as one, contextlib.aclosing(kv.watch("")) as all:
         waiting = [asyncio.create_task(heard(events, 1)) for events in (one, all)]
         await listening(kv)
@@ -192,7 +192,7 @@ async def test_two_watchers_hear_the_same(kv: KV) -> None:
 
 
 async def listening(kv: KV) -> None:
-    """Until the tasks that have just been made have reached the server: what is asked later is answered later."""
+    """Wait until the tasks just created have reached the server: later requests are answered later."""
     for _ in range(10):
         await asyncio.sleep(0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""docs/assign.md says of the configuration and of the states what the code says."""
+"""docs/assign.md matches the code's configuration, states and metrics."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_configuration_table_has_every_field_with_its_default() -> None:
     assert dict(re.findall(r"^\| `([\w.]+)` \| ([\w.]+) \|", table, re.MULTILINE)) == expected
 
 
-def test_picture_of_the_states_is_the_tables() -> None:
+def test_state_diagram_is_the_generated_one() -> None:
     assert f"```mermaid\n{mermaid()}```" in PAGE, "python -m heapline.assign.states prints it"
 
 
-def test_every_figure_is_named() -> None:
+def test_every_metric_is_named() -> None:
     assert [name for name in FAMILIES if f"`{name}`" not in PAGE] == []

@@ -1,4 +1,4 @@
-"""The errors of assign stand under one base, and each also under the branch that says what to do."""
+"""The errors of assign have one base, and each also belongs to the branch that says what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import pytest
 
 from heapline.assign import errors
-from heapline.errors import ConflictError, HeaplineError, RequestError, UnavailableError
+from heapline.contract.errors import ConflictError, HeaplineError, RequestError, UnavailableError
 
 LEAVES = [
     cls
@@ -19,7 +19,7 @@ LEAVES = [
 SAMPLES = {"str": "sample", "int": 7, "float": 2.5}
 
 
-def test_tree_is_drawn_as_it_is() -> None:
+def test_error_tree_in_the_docstring_is_correct() -> None:
     drawn = dict(re.findall(r"[├└]── (\w+)\s+(\w+):", errors.__doc__ or ""))
     branches = (RequestError, UnavailableError, ConflictError)
     assert drawn == {
@@ -27,7 +27,7 @@ def test_tree_is_drawn_as_it_is() -> None:
     }
 
 
-def test_the_four_named_errors_are_there() -> None:
+def test_the_four_specified_errors_exist() -> None:
     named = {"StableIDExhausted", "ConnectionLost", "AssignmentVersionMismatch", "ElectionFailed"}
     assert named <= {cls.__name__ for cls in LEAVES}
     assert issubclass(errors.AssignError, HeaplineError)
@@ -35,7 +35,7 @@ def test_the_four_named_errors_are_there() -> None:
 
 
 @pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
-def test_error_carries_its_fields_and_goes_from_process_to_process(cls: type[errors.AssignError]) -> None:
+def test_error_carries_its_fields_and_can_be_pickled(cls: type[errors.AssignError]) -> None:
     parameters = inspect.signature(cls).parameters
     assert tuple(parameters) == cls.fields
     given = {name: SAMPLES[parameter.annotation] for name, parameter in parameters.items()}

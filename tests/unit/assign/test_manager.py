@@ -1,4 +1,4 @@
-"""A manager as its user sees it: starting, stopping, hooks that fail or hang, leases that are lost."""
+"""A manager as its user sees it: starting, stopping, failing or hanging hooks, lost leases."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from heapline.assign.assignment import ASSIGNMENT_KEY, Assignment
 from heapline.assign.config import Config, RetryConfig
 from heapline.assign.election import KVElection
 from heapline.assign.errors import (
@@ -22,12 +23,12 @@ from heapline.assign.errors import (
     StartupTimeout,
 )
 from heapline.assign.hooks import Hooks
-from heapline.assign.kv import Entry
+from heapline.assign.kv import Entry, MemoryKV, decode_record, encode_record
 from heapline.assign.manager import Manager
-from heapline.assign.memory_kv import MemoryKV
-from heapline.assign.model import Assignment, Partition, State
-from heapline.assign.records import ASSIGNMENT_KEY, Standing, WorkerRecord, decode, encode, worker_key
-from tests.unit.assign.crowd_rig import Crowd, held, in_virtual_time, until
+from heapline.assign.partitions import Partition
+from heapline.assign.states import State
+from heapline.assign.worker_ids import Standing, WorkerRecord, worker_key
+from tests.unit.assign.pool_rig import Pool, held, in_virtual_time, until
 
 QUICK = Config(
     worker_id_max=3, cold_start_window=2.0, planned_scale_window=1.0,
@@ -36,7 +37,7 @@ QUICK = Config(
 
 
 class DeadKV(MemoryKV):
-    """Whatever is asked of it, it does not answer while `is_dead`."""
+    """A store that answers nothing while `is_dead`."""
 
     is_dead = False
 
@@ -62,26 +63,26 @@ class DeadKV(MemoryKV):
 
 
 class SilentKV(MemoryKV):
-    """Watchers hear nothing."""
+    """A store whose watchers receive nothing."""
 
     async def watch(self, prefix: str) -> AsyncGenerator[Entry | None, None]:
         await asyncio.Event().wait()
         yield None
 
 
-def alone(crowd: Crowd, kv: MemoryKV) -> None:
-    crowd.kv = kv
+def alone(pool: Pool, kv: MemoryKV) -> None:
+    pool.kv = kv
 
 
 # --- starting
 
 
-def test_manager_that_was_not_started_says_so() -> None:
-    crowd = Crowd()
+def test_manager_that_was_not_started_is_in_init() -> None:
+    pool = Pool()
 
     @in_virtual_time
     async def scenario() -> None:
-        manager = crowd.manager()
+        manager = pool.manager()
         assert (manager.worker_id, manager.is_leader, manager.state) == ("", False, State.INIT)
         assert manager.assignment == Assignment()
         assert not manager.holds(Partition(("p", "00")))
@@ -93,133 +94,133 @@ def test_manager_that_was_not_started_says_so() -> None:
 
 
 @in_virtual_time
-async def test_started_manager_holds_what_its_hook_was_told() -> None:
-    crowd = Crowd(partitions=3, config=QUICK)
-    [manager] = await crowd.started(1)
+async def test_started_manager_holds_the_partitions_passed_to_its_hook() -> None:
+    pool = Pool(partitions=3, config=QUICK)
+    [manager] = await pool.started(1)
     assert (manager.worker_id, manager.is_leader, manager.state) == ("worker-0", True, State.STABLE)
-    assert crowd.calls[manager] == [(["p.00", "p.01", "p.02"], [])]
+    assert pool.calls[manager] == [(["p.00", "p.01", "p.02"], [])]
     first = Partition(("p", "00"))
     assert manager.holds(first)
     assert manager.fence(first) == manager.assignment.fence(first) == manager.assignment.version
 
 
 @in_virtual_time
-async def test_manager_is_started_once() -> None:
-    crowd = Crowd(config=QUICK)
-    [manager] = await crowd.started(1)
+async def test_manager_can_be_started_only_once() -> None:
+    pool = Pool(config=QUICK)
+    [manager] = await pool.started(1)
     with pytest.raises(BadConfig):
         await manager.start()
 
 
 @in_virtual_time
-async def test_ids_that_are_all_taken_make_start_fail_within_startup_timeout() -> None:
-    crowd = Crowd(config=QUICK)
-    await crowd.started(4)
-    began = crowd.now()
+async def test_start_fails_within_startup_timeout_if_all_ids_are_taken() -> None:
+    pool = Pool(config=QUICK)
+    await pool.started(4)
+    began = pool.now()
     with pytest.raises(StableIDExhausted):
-        await crowd.manager().start()
-    assert crowd.now() - began == pytest.approx(30, abs=2.1)
+        await pool.manager().start()
+    assert pool.now() - began == pytest.approx(30, abs=2.1)
 
 
 @in_virtual_time
-async def test_store_that_does_not_answer_makes_start_fail_within_startup_timeout() -> None:
-    crowd = Crowd(config=QUICK)
-    kv = DeadKV(crowd.now)
+async def test_start_fails_within_startup_timeout_if_the_store_is_silent() -> None:
+    pool = Pool(config=QUICK)
+    kv = DeadKV(pool.now)
     kv.is_dead = True
     with pytest.raises(ConnectionLost):
-        await crowd.manager(kv=kv).start()
-    assert crowd.now() == pytest.approx(30, abs=2.1)
+        await pool.manager(kv=kv).start()
+    assert pool.now() == pytest.approx(30, abs=2.1)
 
 
 @in_virtual_time
-async def test_election_that_does_not_answer_makes_start_fail() -> None:
+async def test_start_fails_if_the_election_does_not_answer() -> None:
     class Undecided(KVElection):
         async def request_leadership(self, worker_id: str, lease_duration: float) -> bool:
             await asyncio.Event().wait()
             return False
 
-    crowd = Crowd(config=QUICK)
+    pool = Pool(config=QUICK)
     with pytest.raises(ElectionFailed):
-        await crowd.manager(election=Undecided(crowd.kv, crowd.now)).start()
+        await pool.manager(election=Undecided(pool.kv, pool.now)).start()
 
 
 @in_virtual_time
-async def test_source_that_fails_makes_start_fail_and_gives_back_the_id() -> None:
+async def test_failing_source_makes_start_fail_and_release_the_id() -> None:
     class Broken:
         async def list_partitions(self) -> list[Partition]:
             raise OSError("no database")
 
-    crowd = Crowd(config=QUICK)
-    manager = Manager(QUICK, crowd.kv, Broken(), clock=crowd.now)
+    pool = Pool(config=QUICK)
+    manager = Manager(QUICK, pool.kv, Broken(), clock=pool.now)
     with pytest.raises(StartupTimeout):
         await manager.start()
     assert manager.state is State.SHUTDOWN
-    entry = await crowd.kv.get(worker_key("worker-0"))
+    entry = await pool.kv.get(worker_key("worker-0"))
     assert entry is not None
-    record = decode(entry.value, WorkerRecord)
+    record = decode_record(entry.value, WorkerRecord)
     assert record is not None
     assert record.standing is Standing.RELEASED
 
 
 @in_virtual_time
-async def test_strategy_that_leaves_partitions_out_changes_nothing() -> None:
+async def test_strategy_that_omits_partitions_changes_nothing() -> None:
     class Forgetful:
         def assign(self, workers: Sequence[str], partitions: Sequence[Partition], previous: object = None) -> dict:  # type: ignore[type-arg]
             return {workers[0]: list(partitions)[1:]}
 
-    crowd = Crowd(config=QUICK)
+    pool = Pool(config=QUICK)
     with pytest.raises(StartupTimeout):
-        await crowd.manager(strategy=Forgetful()).start()
-    assert any(isinstance(error, BadStrategy) for error in crowd.errors)
+        await pool.manager(strategy=Forgetful()).start()
+    assert any(isinstance(error, BadStrategy) for error in pool.errors)
 
 
 # --- stopping
 
 
 @in_virtual_time
-async def test_stop_drops_through_the_hook_and_then_gives_back_id_and_lead() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
-    [manager] = await crowd.started(1)
+async def test_stop_drops_through_the_hook_then_releases_id_and_leadership() -> None:
+    pool = Pool(partitions=2, config=QUICK)
+    [manager] = await pool.started(1)
     await manager.stop()
-    assert crowd.calls[manager] == [(["p.00", "p.01"], []), ([], ["p.00", "p.01"])]
+    assert pool.calls[manager] == [(["p.00", "p.01"], []), ([], ["p.00", "p.01"])]
     assert manager.state is State.SHUTDOWN
     assert not manager.is_leader
     assert manager.assignment.partitions == ()
-    began = crowd.now()
-    [again] = await crowd.started(1)
+    began = pool.now()
+    [again] = await pool.started(1)
     assert again.worker_id == "worker-0"
     assert again.is_leader
-    assert crowd.now() - began < 1
+    assert pool.now() - began < 1
     await manager.stop()  # does nothing
 
 
 @in_virtual_time
-async def test_hook_that_hangs_makes_stop_fail_in_time_and_gives_nothing_back() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
+async def test_hanging_hook_makes_stop_time_out_and_release_nothing() -> None:
+    pool = Pool(partitions=2, config=QUICK)
     hangs = asyncio.Event()
 
     async def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
         if removed:
             await hangs.wait()
 
-    manager = crowd.manager(hook=hook)
+    manager = pool.manager(hook=hook)
     await manager.start()
-    began = crowd.now()
+    began = pool.now()
     with pytest.raises(ShutdownTimeout) as caught:
         await manager.stop()
-    assert crowd.now() - began == pytest.approx(10, abs=0.1)
+    assert pool.now() - began == pytest.approx(10, abs=0.1)
     assert caught.value.undropped == 2
-    entry = await crowd.kv.get(worker_key("worker-0"))
+    entry = await pool.kv.get(worker_key("worker-0"))
     assert entry is not None
-    record = decode(entry.value, WorkerRecord)
+    record = decode_record(entry.value, WorkerRecord)
     assert record is not None
     assert record.standing is Standing.LIVE
 
 
 @in_virtual_time
-async def test_manager_that_was_never_started_stops() -> None:
-    crowd = Crowd(config=QUICK)
-    manager = crowd.manager()
+async def test_manager_that_was_never_started_can_stop() -> None:
+    pool = Pool(config=QUICK)
+    manager = pool.manager()
     await manager.stop()
     assert manager.state is State.SHUTDOWN
     with pytest.raises(BadConfig):
@@ -227,36 +228,36 @@ async def test_manager_that_was_never_started_stops() -> None:
 
 
 @in_virtual_time
-async def test_removed_document_is_reported_and_nothing_is_granted_beside_it() -> None:
-    crowd = Crowd(partitions=4, config=QUICK)
-    [first] = await crowd.started(1)
-    entry = await crowd.kv.get(ASSIGNMENT_KEY)
+async def test_deleted_document_is_reported_and_nothing_is_granted() -> None:
+    pool = Pool(partitions=4, config=QUICK)
+    [first] = await pool.started(1)
+    entry = await pool.kv.get(ASSIGNMENT_KEY)
     assert entry is not None
-    await crowd.kv.delete(ASSIGNMENT_KEY, entry.revision)
-    second = crowd.manager()
+    await pool.kv.delete(ASSIGNMENT_KEY, entry.revision)
+    second = pool.manager()
     with pytest.raises(StartupTimeout):
         await second.start()
     assert len(first.assignment.partitions) == 4
-    assert any(isinstance(error, AssignmentVersionMismatch) for error in crowd.errors)
+    assert any(isinstance(error, AssignmentVersionMismatch) for error in pool.errors)
 
 
 # --- hooks
 
 
 @in_virtual_time
-async def test_hook_that_hangs_does_not_hold_up_heartbeats() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
+async def test_hanging_hook_does_not_block_heartbeats() -> None:
+    pool = Pool(partitions=2, config=QUICK)
 
     async def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
         await asyncio.sleep(25)
 
-    manager = crowd.manager(hook=hook)
+    manager = pool.manager(hook=hook)
     starting = asyncio.create_task(manager.start())
     for _ in range(20):
         await asyncio.sleep(1)
-        entry = await crowd.kv.get(worker_key("worker-0"))
+        entry = await pool.kv.get(worker_key("worker-0"))
         assert entry is not None
-    record = decode(entry.value, WorkerRecord)
+    record = decode_record(entry.value, WorkerRecord)
     assert record is not None
     assert record.beats >= 9
     await starting
@@ -264,19 +265,19 @@ async def test_hook_that_hangs_does_not_hold_up_heartbeats() -> None:
 
 
 @in_virtual_time
-async def test_removal_that_fails_is_repeated_and_not_confirmed_before_it_succeeds() -> None:
-    crowd = Crowd(partitions=4, config=QUICK)
+async def test_failing_removal_is_repeated_and_confirmed_only_on_success() -> None:
+    pool = Pool(partitions=4, config=QUICK)
     tries: list[float] = []
 
     async def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
         if removed:
-            tries.append(crowd.now())
+            tries.append(pool.now())
             if len(tries) < 6:
                 raise OSError("the disk is busy")
 
-    first = crowd.manager(hook=hook)
+    first = pool.manager(hook=hook)
     await first.start()
-    [second] = await crowd.started(1)
+    [second] = await pool.started(1)
     await until(lambda: tries)
     moved = {p.id for p in first.assignment.partitions}
     while len(tries) < 6:
@@ -289,12 +290,12 @@ async def test_removal_that_fails_is_repeated_and_not_confirmed_before_it_succee
     await asyncio.sleep(1)
     assert len(second.assignment.partitions) == 2
     assert {p.id for p in second.assignment.partitions} < moved
-    assert any(isinstance(error, OSError) for error in crowd.errors)
+    assert any(isinstance(error, OSError) for error in pool.errors)
 
 
 @in_virtual_time
-async def test_hooks_are_never_called_at_the_same_time() -> None:
-    crowd = Crowd(config=QUICK)
+async def test_hooks_never_run_concurrently() -> None:
+    pool = Pool(config=QUICK)
     running = calls = 0
 
     async def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
@@ -304,42 +305,40 @@ async def test_hooks_are_never_called_at_the_same_time() -> None:
         await asyncio.sleep(3)
         running -= 1
 
-    manager = crowd.manager(hook=hook)
+    manager = pool.manager(hook=hook)
     await manager.start()
-    await crowd.started(1)
-    crowd.source.replace((await crowd.source.list_partitions())[2:])
+    await pool.started(1)
+    pool.source.replace((await pool.source.list_partitions())[2:])
     await manager.refresh_partitions()
     await asyncio.sleep(1.5)
     await manager.stop()
     assert calls >= 3
-    assert not any(isinstance(error, AssertionError) for error in crowd.errors)
+    assert not any(isinstance(error, AssertionError) for error in pool.errors)
 
 
 @in_virtual_time
-async def test_other_hooks_that_raise_disturb_nobody() -> None:
-    async def fails(*told: object) -> None:
+async def test_other_hooks_that_raise_affect_nothing() -> None:
+    async def fails(*arguments: object) -> None:
         raise RuntimeError("the user's fault")
 
-    crowd = Crowd(partitions=1, config=QUICK)
-    manager = Manager(
-        QUICK, crowd.kv, crowd.source, clock=crowd.now, hooks=Hooks(on_state_changed=fails, on_error=fails)
-    )  # fmt: skip
+    pool = Pool(partitions=1, config=QUICK)
+    manager = Manager(QUICK, pool.kv, pool.source, clock=pool.now, hooks=Hooks(on_state_changed=fails, on_error=fails))
     await manager.start()
     await asyncio.sleep(5)
     assert manager.state is State.STABLE
 
 
-async def test_plain_function_as_a_hook_is_called_in_a_thread() -> None:
-    """In real time: a function that blocks must not hold up the event loop."""
+async def test_plain_function_hook_runs_in_a_thread() -> None:
+    """In real time, because a blocking function must not block the event loop."""
     told: list[tuple[int, bool]] = []
     here = threading.current_thread()
 
     def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
         told.append((len(added) - len(removed), threading.current_thread() is here))
 
-    crowd = Crowd(partitions=2)
+    pool = Pool(partitions=2)
     config = Config(cold_start_window=0.0, heartbeat_interval=0.05, heartbeat_ttl=5.0)
-    manager = Manager(config, MemoryKV(), crowd.source, hooks=Hooks(on_assignment_changed=hook))
+    manager = Manager(config, MemoryKV(), pool.source, hooks=Hooks(on_assignment_changed=hook))
     await manager.start()
     await manager.stop()
     assert told == [(2, False), (-2, False)]
@@ -349,31 +348,31 @@ async def test_plain_function_as_a_hook_is_called_in_a_thread() -> None:
 
 
 @in_virtual_time
-async def test_worker_that_cannot_renew_stops_its_partitions_before_its_lease_can_end_elsewhere() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
-    kv = DeadKV(crowd.now)
-    alone(crowd, kv)
-    [manager] = await crowd.started(1)
+async def test_worker_that_cannot_renew_drops_before_a_leader_can_end_its_lease() -> None:
+    pool = Pool(partitions=2, config=QUICK)
+    kv = DeadKV(pool.now)
+    alone(pool, kv)
+    [manager] = await pool.started(1)
     await asyncio.sleep(10)
     kv.is_dead = True
-    cut_at = crowd.now()
+    cut_at = pool.now()
     await until(lambda: not manager.assignment.partitions)
-    assert 3.0 <= crowd.now() - cut_at <= 5.1  # 5/6 of 6 s after a renewal that was at most 2 s old
-    assert crowd.calls[manager][-1] == ([], ["p.00", "p.01"])
+    assert 3.0 <= pool.now() - cut_at <= 5.1  # 5/6 of 6 s after a renewal that was at most 2 s old
+    assert pool.calls[manager][-1] == ([], ["p.00", "p.01"])
 
 
 @in_virtual_time
-async def test_worker_that_hangs_in_its_hook_holds_nothing_when_its_lease_is_over() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
-    kv = DeadKV(crowd.now)
-    alone(crowd, kv)
+async def test_worker_with_a_hanging_hook_holds_nothing_after_its_lease() -> None:
+    pool = Pool(partitions=2, config=QUICK)
+    kv = DeadKV(pool.now)
+    alone(pool, kv)
     stuck = asyncio.Event()
 
     async def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
         if removed:
             await stuck.wait()
 
-    manager = crowd.manager(hook=hook)
+    manager = pool.manager(hook=hook)
     await manager.start()
     kv.is_dead = True
     await asyncio.sleep(5.8)
@@ -382,11 +381,11 @@ async def test_worker_that_hangs_in_its_hook_holds_nothing_when_its_lease_is_ove
 
 
 @in_virtual_time
-async def test_worker_takes_its_partitions_up_again_when_nobody_ended_its_lease() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
-    kv = DeadKV(crowd.now)
-    alone(crowd, kv)
-    [manager] = await crowd.started(1)
+async def test_worker_resumes_its_partitions_if_its_lease_was_not_ended() -> None:
+    pool = Pool(partitions=2, config=QUICK)
+    kv = DeadKV(pool.now)
+    alone(pool, kv)
+    [manager] = await pool.started(1)
     fence = manager.fence(Partition(("p", "00")))
     kv.is_dead = True
     await asyncio.sleep(7)
@@ -398,56 +397,56 @@ async def test_worker_takes_its_partitions_up_again_when_nobody_ended_its_lease(
 
 
 @in_virtual_time
-async def test_worker_that_let_go_while_its_renewal_was_under_way_takes_up_again() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
-    kv = DeadKV(crowd.now)
-    alone(crowd, kv)
-    [manager] = await crowd.started(1)
+async def test_worker_that_dropped_during_a_renewal_resumes() -> None:
+    pool = Pool(partitions=2, config=QUICK)
+    kv = DeadKV(pool.now)
+    alone(pool, kv)
+    [manager] = await pool.started(1)
     assert manager._member is not None
     lease = manager._member.lease
     renewed = lease.stops_at
     await until(lambda: lease.stops_at > renewed)
     kv.is_dead = True
     await until(lambda: not manager.assignment.partitions)
-    kv.is_dead = False  # a renewal that was sent before is answered now
+    kv.is_dead = False  # the earlier renewal is answered now
     await asyncio.sleep(1)
     assert len(manager.assignment.partitions) == 2
 
 
 @in_virtual_time
-async def test_worker_that_was_fenced_comes_back_under_its_own_id_as_a_new_session() -> None:
-    crowd = Crowd(partitions=2, config=QUICK)
-    [manager] = await crowd.started(1)
+async def test_fenced_worker_returns_under_its_id_as_a_new_session() -> None:
+    pool = Pool(partitions=2, config=QUICK)
+    [manager] = await pool.started(1)
     fence = manager.fence(Partition(("p", "00")))
     assert fence is not None
-    entry = await crowd.kv.get(worker_key("worker-0"))
+    entry = await pool.kv.get(worker_key("worker-0"))
     assert entry is not None
-    record = decode(entry.value, WorkerRecord)
+    record = decode_record(entry.value, WorkerRecord)
     assert record is not None
     stone = WorkerRecord(session=record.session, standing=Standing.ENDED)
-    await crowd.kv.update(worker_key("worker-0"), encode(stone), entry.revision)
+    await pool.kv.update(worker_key("worker-0"), encode_record(stone), entry.revision)
     await asyncio.sleep(2.5)
-    assert State.CLAIMING_ID in [state for _, state in crowd.states[manager]][3:]
+    assert State.CLAIMING_ID in [state for _, state in pool.states[manager]][3:]
     await asyncio.sleep(10)
     assert manager.worker_id == "worker-0"
     assert manager.state is State.STABLE
     again = manager.fence(Partition(("p", "00")))
     assert again is not None
     assert again > fence
-    assert crowd.calls[manager] == [(["p.00", "p.01"], []), ([], ["p.00", "p.01"]), (["p.00", "p.01"], [])]
+    assert pool.calls[manager] == [(["p.00", "p.01"], []), ([], ["p.00", "p.01"]), (["p.00", "p.01"], [])]
 
 
 @in_virtual_time
 async def test_polling_alone_is_enough() -> None:
-    crowd = Crowd(config=QUICK)
-    alone(crowd, SilentKV(crowd.now))
-    managers = await crowd.started(3)
+    pool = Pool(config=QUICK)
+    alone(pool, SilentKV(pool.now))
+    managers = await pool.started(3)
     await asyncio.sleep(10)
     assert sorted(map(len, held(managers).values())) == [4, 4, 4]
 
 
 @in_virtual_time
-async def test_any_election_agent_will_do() -> None:
+async def test_any_election_agent_works() -> None:
     class Appointed:
         def __init__(self, leads: bool) -> None:
             self.leads = leads
@@ -462,16 +461,16 @@ async def test_any_election_agent_will_do() -> None:
         async def is_leader(self) -> bool:
             return self.leads
 
-    crowd = Crowd(config=QUICK)
+    pool = Pool(config=QUICK)
     agents = [Appointed(True), Appointed(False)]
-    managers = [crowd.manager(election=agent) for agent in agents]
+    managers = [pool.manager(election=agent) for agent in agents]
     await asyncio.gather(*(manager.start() for manager in managers))
     assert [manager.is_leader for manager in managers] == [True, False]
     assert sorted(map(len, held(managers).values())) == [6, 6]
 
 
 @in_virtual_time
-async def test_two_that_are_both_told_to_lead_take_turns_and_do_no_harm() -> None:
+async def test_two_simultaneous_leaders_do_no_harm() -> None:
     class Appointed:
         async def request_leadership(self, worker_id: str, lease_duration: float) -> bool:
             return True
@@ -483,8 +482,8 @@ async def test_two_that_are_both_told_to_lead_take_turns_and_do_no_harm() -> Non
         async def is_leader(self) -> bool:
             return True
 
-    crowd = Crowd(config=QUICK)
-    managers = [crowd.manager(election=Appointed()) for _ in range(2)]
+    pool = Pool(config=QUICK)
+    managers = [pool.manager(election=Appointed()) for _ in range(2)]
     await asyncio.gather(*(manager.start() for manager in managers))
     for _ in range(100):
         await asyncio.sleep(0.1)

@@ -1,12 +1,12 @@
-"""What one worker may hold, by what it has seen and by its own clock."""
+"""A worker's holdings, by the documents it has seen and its own clock."""
 
 from __future__ import annotations
 
 import msgspec
 
-from heapline.assign.document import Document, Session
+from heapline.assign.assignment import Document, Session
 from heapline.assign.member import Change, Member
-from heapline.assign.model import Partition
+from heapline.assign.partitions import Partition
 
 A, B = Partition(("a",)), Partition(("b",))
 
@@ -25,134 +25,134 @@ def member(now: float = 0.0) -> Member:
     return made
 
 
-def do(who: Member, now: float = 0.0) -> Change | None:
+def run_hook(worker: Member, now: float = 0.0) -> Change | None:
     """One hook that succeeds."""
-    change = who.next_change(now)
+    change = worker.next_change(now)
     if change is not None:
-        who.begin(change)
-        who.finish(change)
+        worker.begin(change)
+        worker.finish(change)
     return change
 
 
-def test_holds_from_before_the_adding_hook_to_after_the_removing_one() -> None:
-    who = member()
-    who.see(document(2, [0, 1]))
-    assert not who.holds(A, 0.0)
-    change = who.next_change(0.0)
+def test_partition_is_held_from_before_the_adding_to_after_the_removing_hook() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 1]))
+    assert not worker.holds(A, 0.0)
+    change = worker.next_change(0.0)
     assert change == Change((A,), ())
-    who.begin(change)
-    assert who.holds(A, 0.0)
-    who.finish(change)
-    who.see(document(3, [0, 1], [3, 0]))
-    change = who.next_change(0.0)
+    worker.begin(change)
+    assert worker.holds(A, 0.0)
+    worker.finish(change)
+    worker.observe(document(3, [0, 1], [3, 0]))
+    change = worker.next_change(0.0)
     assert change == Change((), (A,))
-    who.begin(change)
-    assert who.holds(A, 0.0)
-    who.finish(change)
-    assert not who.holds(A, 0.0)
+    worker.begin(change)
+    assert worker.holds(A, 0.0)
+    worker.finish(change)
+    assert not worker.holds(A, 0.0)
 
 
-def test_confirms_a_revocation_only_after_the_hook() -> None:
-    who = member()
-    who.see(document(2, [0, 1]))
-    do(who)
-    assert who.confirmable() == 2
-    who.see(document(3, [0, 1], [3, 0]))
-    assert who.confirmable() == 2
-    assert not who.is_awaited(2)
-    do(who)
-    assert who.confirmable() == 3
-    assert who.is_awaited(2)
-    assert not who.is_awaited(3)
+def test_revocation_is_confirmed_only_after_the_hook() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 1]))
+    run_hook(worker)
+    assert worker.confirmable() == 2
+    worker.observe(document(3, [0, 1], [3, 0]))
+    assert worker.confirmable() == 2
+    assert not worker.is_awaited(2)
+    run_hook(worker)
+    assert worker.confirmable() == 3
+    assert worker.is_awaited(2)
+    assert not worker.is_awaited(3)
 
 
 def test_older_document_is_ignored() -> None:
-    who = member()
-    who.see(document(2, [0, 1]))
-    do(who)
-    who.see(document(3, [0, 1], [3, 0]))
-    do(who)
-    assert not who.see(document(2, [0, 1]))
-    assert who.next_change(0.0) is None
+    worker = member()
+    worker.observe(document(2, [0, 1]))
+    run_hook(worker)
+    worker.observe(document(3, [0, 1], [3, 0]))
+    run_hook(worker)
+    assert not worker.observe(document(2, [0, 1]))
+    assert worker.next_change(0.0) is None
 
 
-def test_lets_go_early_when_it_cannot_renew_and_holds_nothing_at_the_end() -> None:
-    who = member(now=100.0)
-    who.see(document(2, [0, 0]))
-    do(who, 100.0)
-    assert who.next_change(104.9) is None
-    assert who.next_change(105.0) == Change((), (A, B))
-    assert who.holds(A, 105.69)
-    assert not who.holds(A, 105.71)
-    assert who.fence(A, 105.71) is None
+def test_member_that_cannot_renew_drops_early_and_holds_nothing_at_the_end() -> None:
+    worker = member(now=100.0)
+    worker.observe(document(2, [0, 0]))
+    run_hook(worker, 100.0)
+    assert worker.next_change(104.9) is None
+    assert worker.next_change(105.0) == Change((), (A, B))
+    assert worker.holds(A, 105.69)
+    assert not worker.holds(A, 105.71)
+    assert worker.fence(A, 105.71) is None
 
 
-def test_takes_up_again_what_it_let_go_when_it_could_renew_after_all() -> None:
-    who = member()
-    who.see(document(2, [0, 1]))
-    do(who)
-    assert do(who, 5.0) == Change((), (A,))
-    who.lease.renewed(5.5)
-    assert do(who, 5.6) == Change((A,), ())
-    assert who.fence(A, 5.6) == 1
+def test_member_adds_dropped_partitions_again_after_a_late_renewal() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 1]))
+    run_hook(worker)
+    assert run_hook(worker, 5.0) == Change((), (A,))
+    worker.lease.renewed(5.5)
+    assert run_hook(worker, 5.6) == Change((A,), ())
+    assert worker.fence(A, 5.6) == 1
 
 
-def test_hook_that_failed_is_told_again_with_what_is_true_by_then() -> None:
-    who = member()
-    who.see(document(2, [0, 0]))
-    change = who.next_change(0.0)
+def test_failed_hook_is_repeated_with_the_current_change() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 0]))
+    change = worker.next_change(0.0)
     assert change is not None
-    who.begin(change)  # and it failed
-    who.see(document(3, [0, 1], [0, 0]))
-    assert who.next_change(0.0) == Change((A,), (B,))
+    worker.begin(change)  # and it failed
+    worker.observe(document(3, [0, 1], [0, 0]))
+    assert worker.next_change(0.0) == Change((A,), (B,))
 
 
-def test_grant_with_another_fence_is_dropped_and_taken_anew() -> None:
-    who = member()
-    who.see(document(2, [0, 1], fence=2))
-    do(who)
-    who.see(document(5, [0, 1], fence=5))
-    assert do(who) == Change((), (A,))
-    assert do(who) == Change((A,), ())
-    assert who.fence(A, 0.0) == 5
+def test_partition_with_a_new_fence_is_dropped_and_added_again() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 1], fence=2))
+    run_hook(worker)
+    worker.observe(document(5, [0, 1], fence=5))
+    assert run_hook(worker) == Change((), (A,))
+    assert run_hook(worker) == Change((A,), ())
+    assert worker.fence(A, 0.0) == 5
 
 
-def test_new_session_drops_what_the_old_one_held_before_it_takes_anything() -> None:
+def test_new_session_first_drops_what_the_old_one_held() -> None:
     old = member()
-    old.see(document(2, [0, 1]))
-    do(old)
+    old.observe(document(2, [0, 1]))
+    run_hook(old)
     old.lose()
     assert not old.holds(A, 0.0)
     new = Member("w", "s2", 6.0, old)
     new.lease.renewed(0.0)
-    new.see(msgspec.structs.replace(document(3, [0, 1]), sessions=[Session("w", "s2", 9), Session("x", "t", 2)]))
+    new.observe(msgspec.structs.replace(document(3, [0, 1]), sessions=[Session("w", "s2", 9), Session("x", "t", 2)]))
     assert not new.holds(A, 0.0)
     assert new.confirmable() == 0
     assert not new.is_empty
-    assert do(new) == Change((), (A,))
+    assert run_hook(new) == Change((), (A,))
     assert new.confirmable() == 3
-    assert do(new) == Change((A,), ())
+    assert run_hook(new) == Change((A,), ())
 
 
-def test_closing_member_wants_nothing_whatever_it_is_granted() -> None:
-    who = member()
-    who.see(document(2, [0, 0]))
-    do(who)
-    who.close()
-    assert do(who) == Change((), (A, B))
-    assert who.is_empty
-    who.see(document(3, [0, 0]))
-    assert who.next_change(0.0) is None
+def test_closing_member_wants_nothing_whatever_is_granted() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 0]))
+    run_hook(worker)
+    worker.close()
+    assert run_hook(worker) == Change((), (A, B))
+    assert worker.is_empty
+    worker.observe(document(3, [0, 0]))
+    assert worker.next_change(0.0) is None
 
 
-def test_finish_counts_what_it_works_on_more_and_less() -> None:
-    who = member()
-    who.see(document(2, [0, 0]))
-    change = who.next_change(0.0)
+def test_finish_counts_gained_and_lost_partitions() -> None:
+    worker = member()
+    worker.observe(document(2, [0, 0]))
+    change = worker.next_change(0.0)
     assert change is not None
-    who.begin(change)
-    assert who.finish(change) == (2, 0)
-    who.see(document(3, [0, 1]))
-    change = who.next_change(0.0)
+    worker.begin(change)
+    assert worker.finish(change) == (2, 0)
+    worker.observe(document(3, [0, 1]))
+    change = worker.next_change(0.0)
     assert change is not None
-    assert who.finish(change) == (0, 1)
+    assert worker.finish(change) == (0, 1)

@@ -1,4 +1,4 @@
-"""The table of a worker's states is whole, holds the specification's paths, and the page is made from it."""
+"""The table of states is complete, has the specified paths, and generates the page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from heapline.assign import states
-from heapline.assign.model import State
-from heapline.assign.states import MEANINGS, REASONS, TRANSITIONS, is_allowed, reason
+from heapline.assign.states import MEANINGS, REASONS, TRANSITIONS, State, is_allowed, reason
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +24,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_path_of_the_specification_can_be_gone(path: str) -> None:
+def test_specified_path_is_allowed(path: str) -> None:
     for before, after in pairwise(State[name] for name in path.split()):
         assert is_allowed(before, after)
         assert reason(before, after)
@@ -42,8 +41,8 @@ def test_every_state_can_be_reached_left_and_stopped() -> None:
         assert is_allowed(state, State.SHUTDOWN)
 
 
-def test_worker_whose_lease_ended_never_goes_on_as_if_it_had_not() -> None:
-    """It claims anew and waits for an assignment: the only way back to STABLE leads through both."""
+def test_worker_whose_lease_ended_must_claim_an_id_again() -> None:
+    """It claims an id and waits for an assignment: the only way back to STABLE leads through both."""
     into_stable = {t.before for t in TRANSITIONS if t.after is State.STABLE}
     assert into_stable == {State.WAITING_ASSIGNMENT, State.SCALING, State.REBALANCING, State.EMERGENCY}
     assert {t.after for t in TRANSITIONS if t.before is State.CLAIMING_ID} == {State.ELECTION, State.SHUTDOWN}
@@ -56,13 +55,13 @@ def test_worker_whose_lease_ended_never_goes_on_as_if_it_had_not() -> None:
     [(State.INIT, State.STABLE), (State.SHUTDOWN, State.STABLE), (State.STABLE, State.REBALANCING),
      (State.CLAIMING_ID, State.STABLE), (State.STABLE, State.STABLE), (None, State.STABLE)],
 )  # fmt: skip
-def test_other_changes_are_noticed(before: State | None, after: State) -> None:
+def test_other_transitions_raise(before: State | None, after: State) -> None:
     assert not is_allowed(before, after)
     with pytest.raises(AssertionError, match="no transition"):
         reason(before, after)
 
 
-def test_table_names_each_transition_once_and_explains_each_state() -> None:
+def test_table_lists_each_transition_once_and_explains_each_state() -> None:
     assert len(REASONS) == len(TRANSITIONS)
     assert MEANINGS.keys() == set(State)
     assert all(t.when and MEANINGS for t in TRANSITIONS)
@@ -73,9 +72,9 @@ def test_page_of_states_is_current() -> None:
     assert page == states.page(), "run: python -m heapline.assign.states > docs/assign-states.md"
 
 
-def test_picture_has_an_arrow_for_each_transition() -> None:
+def test_diagram_has_an_arrow_for_each_transition() -> None:
     arrows = states.mermaid().splitlines()[1:]
     assert len(arrows) == len(TRANSITIONS)
     for arrow in arrows:
-        assert arrow.count(":") == 1, "Mermaid takes one colon a line"
-        assert ";" not in arrow, "and reads a semicolon as the end of it"
+        assert arrow.count(":") == 1, "Mermaid allows one colon per line"
+        assert ";" not in arrow, "Mermaid reads a semicolon as the end of a line"

@@ -1,4 +1,4 @@
-"""Strategies give each partition to one worker, evenly, with few moves, and the same whoever asks."""
+"""Strategies assign each partition to one worker, evenly, with few moves, and the same for every leader."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from heapline.assign.bounded_hash import Ring, hashes_of, sums_within
 from heapline.assign.errors import AssignError, BadConfig, BadPartition, BadStrategy
-from heapline.assign.model import WEIGHT_MAX, Partition
-from heapline.assign.ring import Ring, hashes_of
-from heapline.assign.spreading import sums_within
+from heapline.assign.partitions import WEIGHT_MAX, Partition
 from heapline.assign.strategies import (
     AssignmentStrategy,
     RoundRobinStrategy,
     Shares,
     WeightedConsistentHashStrategy,
     affinity,
-    checked,
+    assign_checked,
     moved_share,
 )
 
@@ -32,7 +31,7 @@ def workers_named(count: int) -> list[str]:
     return [f"worker-{number}" for number in range(count)]
 
 
-def made(count: int, weights: Sequence[int] = (1,)) -> list[Partition]:
+def partitions_of(count: int, weights: Sequence[int] = (1,)) -> list[Partition]:
     return [Partition((f"tool{n // 4}", f"chamber{n % 4}"), weights[n % len(weights)]) for n in range(count)]
 
 
@@ -63,7 +62,7 @@ PARTITIONS = st.dictionaries(st.integers(0, 200), WEIGHTS, max_size=60).map(
 WORKERS = st.lists(st.integers(0, 30).map("worker-{}".format), min_size=1, max_size=16, unique=True)
 
 
-# --- whatever is asked ------------------------------------------------------------------------------------------------
+# --- properties ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", BOTH, ids=lambda s: type(s).__name__)
@@ -72,19 +71,22 @@ WORKERS = st.lists(st.integers(0, 30).map("worker-{}".format), min_size=1, max_s
 def test_every_partition_goes_to_exactly_one_worker(
     strategy: AssignmentStrategy, before: list[str], after: list[str], first: list[Partition], second: list[Partition]
 ) -> None:
-    """Also over a previous assignment of other workers and partitions; `checked` raises if not."""
-    previous = checked(strategy, before, first)
+    """Even with a previous assignment of other workers and partitions; otherwise `assign_checked` raises."""
+    previous = assign_checked(strategy, before, first)
     assert previous.keys() == set(before)
-    assert checked(strategy, after, second, previous).keys() == set(after)
+    assert assign_checked(strategy, after, second, previous).keys() == set(after)
 
 
 @pytest.mark.parametrize("strategy", BOTH, ids=lambda s: type(s).__name__)
 @given(before=WORKERS, workers=WORKERS, partitions=PARTITIONS, seed=st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_answer_does_not_depend_on_the_order_of_the_question(
-    strategy: AssignmentStrategy, before: list[str], workers: list[str], partitions: list[Partition],
+def test_assignment_does_not_depend_on_input_order(
+    strategy: AssignmentStrategy,
+    before: list[str],
+    workers: list[str],
+    partitions: list[Partition],
     seed: random.Random,
-) -> None:  # fmt: skip
+) -> None:
     previous = strategy.assign(before, partitions)
     once = strategy.assign(workers, partitions, previous)
     shuffled = {
@@ -94,14 +96,16 @@ def test_answer_does_not_depend_on_the_order_of_the_question(
     assert holder_of(once) == holder_of(again)
 
 
-def test_answer_is_the_same_on_every_machine_and_in_every_release() -> None:
-    """A leader of another release must not see a different ring."""
-    assert {worker: [p.id for p in share] for worker, share in RING.assign(["a", "b", "c"], made(6)).items()} == FROZEN
+def test_assignment_is_the_same_on_every_machine_and_release() -> None:
+    """A leader of another release must get the same ring."""
+    assert {
+        worker: [p.id for p in share] for worker, share in RING.assign(["a", "b", "c"], partitions_of(6)).items()
+    } == FROZEN
 
 
 @given(workers=WORKERS, partitions=PARTITIONS)
 @settings(max_examples=60, deadline=None)
-def test_nobody_goes_without_where_there_are_enough_partitions(workers: list[str], partitions: list[Partition]) -> None:
+def test_every_worker_gets_a_partition_if_there_are_enough(workers: list[str], partitions: list[Partition]) -> None:
     shares = RING.assign(workers, partitions)
     assert sum(not share for share in shares.values()) == max(0, len(workers) - len(partitions))
 
@@ -110,7 +114,7 @@ def test_nobody_goes_without_where_there_are_enough_partitions(workers: list[str
 @settings(max_examples=60, deadline=None)
 @example(workers=["worker-0", "worker-1"], partitions=[Partition("a", 3), Partition("b", 3), Partition("c", 2)])
 def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], partitions: list[Partition]) -> None:
-    """Nobody has more than the bound, but for one partition: the one that found no room anywhere."""
+    """No load exceeds the bound by more than one partition that found no room anywhere."""
     shares = RING.assign(workers, partitions)
     mean = sum(partition.weight for partition in partitions) / len(workers)
     for share in shares.values():
@@ -118,15 +122,15 @@ def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], part
         assert sum(weights) <= max(1.15 * mean, mean + max(weights, default=0)) * (1 + 1e-9)
         if weights and weights[0] > 1.15 * mean * (1 + 1e-9) and mean:
             others = [partition for partition in share if partition.weight][1:]
-            assert not others, "a giant has a worker for itself"
+            assert not others, "a giant has a worker of its own"
 
 
 @given(workers=WORKERS, before=WORKERS, partitions=PARTITIONS)
 @settings(max_examples=60, deadline=None)
-def test_asked_again_it_comes_to_rest_at_once_or_soon(
+def test_repeated_assignment_settles_immediately_or_soon(
     workers: list[str], before: list[str], partitions: list[Partition]
 ) -> None:
-    """Few and heavy partitions may need another round, in which loads come closer together."""
+    """Few, heavy partitions may need another round, in which loads become more even."""
     shares = RING.assign(workers, partitions, RING.assign(before, partitions))
     for _ in range(5):
         last, shares = shares, RING.assign(workers, partitions, shares)
@@ -137,20 +141,20 @@ def test_asked_again_it_comes_to_rest_at_once_or_soon(
 
 @given(workers=WORKERS, count=st.integers(0, 60))
 @settings(max_examples=40, deadline=None)
-def test_asked_again_nothing_moves_where_all_weigh_the_same(workers: list[str], count: int) -> None:
-    shares = RING.assign(workers, made(count))
-    assert RING.assign(workers, made(count), shares) == shares
+def test_repeated_assignment_moves_nothing_with_equal_weights(workers: list[str], count: int) -> None:
+    shares = RING.assign(workers, partitions_of(count))
+    assert RING.assign(workers, partitions_of(count), shares) == shares
 
 
-# --- a crowd of the usual size ----------------------------------------------------------------------------------------
+# --- a pool of the usual size ----------------------------------------------------------------------------------------
 
-CROWDS = {"alike": (1,), "weighted": (50, 100, 150, 300), "with idle ones": (0, 1, 1, 7)}
+WEIGHTS = {"equal": (1,), "weighted": (50, 100, 150, 300), "with zeros": (0, 1, 1, 7)}
 
 
-@pytest.mark.parametrize("weights", CROWDS.values(), ids=CROWDS)
-def test_load_stays_within_the_bound_however_workers_come_and_go(weights: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+def test_load_stays_within_the_bound_as_workers_join_and_leave(weights: tuple[int, ...]) -> None:
     chance = random.Random(6)
-    partitions = made(5000, weights)
+    partitions = partitions_of(5000, weights)
     present, shares = workers_named(64), RING.assign(workers_named(64), partitions)
     for _ in range(30):
         if chance.random() < 0.5:
@@ -164,68 +168,68 @@ def test_load_stays_within_the_bound_however_workers_come_and_go(weights: tuple[
         assert affinity(before, shares) >= 0.95
 
 
-@pytest.mark.parametrize("weights", CROWDS.values(), ids=CROWDS)
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("count", [2, 5, 64])
 def test_joining_worker_gets_its_share_and_nothing_else_moves(count: int, weights: tuple[int, ...]) -> None:
-    partitions, crowd = made(2000, weights), workers_named(count)
-    before = RING.assign(crowd, partitions)
-    after = RING.assign([*crowd, "newcomer"], partitions, before)
+    partitions, pool = partitions_of(2000, weights), workers_named(count)
+    before = RING.assign(pool, partitions)
+    after = RING.assign([*pool, "newcomer"], partitions, before)
     share = sum(loads(after)) / (count + 1)
     assert {new for _, new in moves(before, after).values()} == {"newcomer"}
     assert 0.8 * share <= sum(partition.weight for partition in after["newcomer"]) <= 1.15 * share
 
 
-@pytest.mark.parametrize("weights", CROWDS.values(), ids=CROWDS)
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("count", [2, 5, 64])
-def test_leaving_worker_leaves_its_partitions_and_no_other_moves(count: int, weights: tuple[int, ...]) -> None:
-    partitions, crowd = made(2000, weights), workers_named(count)
-    before = RING.assign(crowd, partitions)
-    after = RING.assign(crowd[1:], partitions, before)
+def test_leaving_worker_moves_its_partitions_and_no_others(count: int, weights: tuple[int, ...]) -> None:
+    partitions, pool = partitions_of(2000, weights), workers_named(count)
+    before = RING.assign(pool, partitions)
+    after = RING.assign(pool[1:], partitions, before)
     assert moves(before, after).keys() == {partition.id for partition in before["worker-0"]}
 
 
-def test_replaced_worker_hands_its_partitions_to_the_one_that_replaces_it() -> None:
-    partitions, crowd = made(2000), workers_named(20)
-    before = RING.assign(crowd, partitions)
-    after = RING.assign([*crowd[1:], "newcomer"], partitions, before)
+def test_replacement_gets_the_replaced_workers_partitions() -> None:
+    partitions, pool = partitions_of(2000), workers_named(20)
+    before = RING.assign(pool, partitions)
+    after = RING.assign([*pool[1:], "newcomer"], partitions, before)
     assert moves(before, after).keys() == {partition.id for partition in before["worker-0"]}
     assert len(after["newcomer"]) >= 0.85 * 100
 
 
-def test_crowd_that_grows_from_one_is_filled_evenly() -> None:
-    partitions = made(2000)
+def test_pool_growing_from_one_worker_is_filled_evenly() -> None:
+    partitions = partitions_of(2000)
     before = RING.assign(["worker-0"], partitions)
     after = RING.assign(workers_named(64), partitions, before)
     assert max(loads(after)) <= 1.15 * 2000 / 64
     assert {old for old, _ in moves(before, after).values()} == {"worker-0"}
 
 
-def test_without_previous_the_ring_alone_keeps_most_in_place() -> None:
-    partitions, crowd = made(5000), workers_named(64)
-    before, after = RING.assign(crowd, partitions), RING.assign(crowd[1:], partitions)
+def test_ring_alone_keeps_most_partitions_in_place() -> None:
+    partitions, pool = partitions_of(5000), workers_named(64)
+    before, after = RING.assign(pool, partitions), RING.assign(pool[1:], partitions)
     assert affinity(before, after) >= 0.94
 
 
 def test_new_partitions_move_no_others() -> None:
-    crowd = workers_named(10)
-    before = RING.assign(crowd, made(1000))
-    after = RING.assign(crowd, made(1020), before)
+    pool = workers_named(10)
+    before = RING.assign(pool, partitions_of(1000))
+    after = RING.assign(pool, partitions_of(1020), before)
     assert all(old is None for old, _ in moves(before, after).values())
 
 
-def test_partition_that_grew_too_heavy_drives_others_away_and_stays() -> None:
-    crowd, partitions = workers_named(4), made(40)
-    before = RING.assign(crowd, partitions)
+def test_partition_that_grew_too_heavy_stays_and_displaces_others() -> None:
+    pool, partitions = workers_named(4), partitions_of(40)
+    before = RING.assign(pool, partitions)
     worker, first = "worker-2", before["worker-2"][0]
     grown = [Partition(p.keys, 1000) if p == first else p for p in partitions]
-    after = RING.assign(crowd, grown, before)
+    after = RING.assign(pool, grown, before)
     assert after[worker] == [first]
     assert max(loads({w: s for w, s in after.items() if w != worker})) <= 1.15 * 13
     assert {old for old, _ in moves(before, after).values()} == {worker}
 
 
-def test_of_two_giants_with_one_worker_the_heavier_stays() -> None:
-    big, bigger, small = Partition("big", 1000), Partition("bigger", 2000), made(30)
+def test_heavier_of_two_giants_stays_with_its_worker() -> None:
+    big, bigger, small = Partition("big", 1000), Partition("bigger", 2000), partitions_of(30)
     before = {"worker-0": [big, bigger], "worker-1": small[:15], "worker-2": small[15:]}
     after = RING.assign(workers_named(3), [big, bigger, *small], before)
     assert after["worker-0"] == [bigger]
@@ -233,15 +237,15 @@ def test_of_two_giants_with_one_worker_the_heavier_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["giant", "Goliath", "Gargantua", "巨人", "Polyphemus"])
-def test_new_giant_goes_to_a_worker_that_has_nothing(name: str) -> None:
-    small, giant = made(40), Partition(name, 10**6)
+def test_new_giant_goes_to_an_empty_worker(name: str) -> None:
+    small, giant = partitions_of(40), Partition(name, 10**6)
     before = RING.assign(workers_named(4), small)
     after = RING.assign([*workers_named(4), "newcomer"], [*small, giant], before)
     assert after == {**before, "newcomer": [giant]}
 
 
-def test_newcomer_gets_something_where_the_fullest_have_nothing_to_spare() -> None:
-    """Thirty workers have one heavy partition each and cannot give it; the others have less to carry, but two."""
+def test_new_worker_gets_a_partition_even_if_the_fullest_cannot_shed() -> None:
+    """Thirty workers hold one heavy partition each and cannot shed it; the others carry less, in two partitions."""
     heavy = [Partition(("heavy", str(n)), 114) for n in range(30)]
     light = [Partition(("light", str(n)), 49) for n in range(68)]
     before = {f"worker-{n}": [heavy[n]] for n in range(30)}
@@ -251,72 +255,72 @@ def test_newcomer_gets_something_where_the_fullest_have_nothing_to_spare() -> No
     assert {new for _, new in moves(before, after).values()} == {"newcomer"}
 
 
-def test_worker_with_one_heavy_partition_is_not_robbed_of_it_for_a_newcomer() -> None:
-    heavy, small = Partition("heavy", 105), made(1900)
+def test_worker_keeps_its_one_heavy_partition_when_another_joins() -> None:
+    heavy, small = Partition("heavy", 105), partitions_of(1900)
     before = {"worker-0": [heavy]} | {f"worker-{n}": small[100 * (n - 1) : 100 * n] for n in range(1, 20)}
     after = RING.assign([*workers_named(20), "newcomer"], [heavy, *small], before)
     assert after["worker-0"] == [heavy]
     assert len(after["newcomer"]) >= 85
 
 
-def test_what_a_leaver_left_feeds_newcomers_before_others_give() -> None:
-    partitions, crowd = made(2000), workers_named(20)
-    before = RING.assign(crowd, partitions)
-    after = RING.assign([*crowd[1:], "one", "two"], partitions, before)
+def test_leavers_partitions_fill_new_workers_before_others_shed() -> None:
+    partitions, pool = partitions_of(2000), workers_named(20)
+    before = RING.assign(pool, partitions)
+    after = RING.assign([*pool[1:], "one", "two"], partitions, before)
     moved = moves(before, after)
     assert {new for _, new in moved.values()} == {"one", "two"}
     assert {partition.id for partition in before["worker-0"]} <= moved.keys()
     assert len(moved) <= 2 * 2000 / 21 + 2
 
 
-def test_nothing_moves_where_another_answer_would_be_no_better() -> None:
-    """These can be laid out in more than one way, none of them within the bounds."""
+def test_nothing_moves_if_no_assignment_is_better() -> None:
+    """These can be assigned in several ways, none of them within the bounds."""
     partitions = [Partition(("p", str(n)), weight) for n, weight in enumerate([0, 0, 2, 1, 2, 2, 1, 1])]
     shares = RING.assign(workers_named(5), partitions)
     assert RING.assign(workers_named(5), partitions, shares) == shares
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_answer_is_at_rest_even_where_few_and_heavy_ones_do_not_fit(seed: int) -> None:
+def test_assignment_settles_even_if_heavy_partitions_do_not_fit(seed: int) -> None:
     chance = random.Random(seed)
-    crowd = workers_named(chance.choice([2, 3, 5, 8, 16]))
+    pool = workers_named(chance.choice([2, 3, 5, 8, 16]))
     partitions = [Partition(("p", str(n)), int(chance.paretovariate(1.1) * 10)) for n in range(chance.randint(0, 60))]
-    before = RING.assign(crowd[: chance.randint(1, len(crowd))], partitions)
-    shares = RING.assign(crowd, partitions, before)
-    assert RING.assign(crowd, partitions, shares) == shares
+    before = RING.assign(pool[: chance.randint(1, len(pool))], partitions)
+    shares = RING.assign(pool, partitions, before)
+    assert RING.assign(pool, partitions, shares) == shares
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_giant_has_a_worker_for_itself_and_the_others_share_the_rest() -> None:
-    partitions = [Partition("giant", WEIGHT_MAX), *made(900)]
+def test_giant_has_its_own_worker_and_the_others_share_the_rest() -> None:
+    partitions = [Partition("giant", WEIGHT_MAX), *partitions_of(900)]
     shares = RING.assign(workers_named(10), partitions)
     (alone,) = [share for share in shares.values() if Partition("giant") in share]
     assert alone == [Partition("giant")]
     assert max(len(share) for share in shares.values()) <= 115
 
 
-def test_partitions_that_cost_nothing_are_spread_too() -> None:
-    shares = RING.assign(workers_named(10), made(1000, (0,)))
+def test_zero_weight_partitions_are_spread_too() -> None:
+    shares = RING.assign(workers_named(10), partitions_of(1000, (0,)))
     assert 85 <= min(map(len, shares.values())) <= max(map(len, shares.values())) <= 115
 
 
-def test_partitions_that_cost_nothing_do_not_change_what_the_others_get() -> None:
+def test_zero_weight_partitions_do_not_change_the_other_shares() -> None:
     idle = [Partition(("idle", str(n)), 0) for n in range(500)]
-    shares = RING.assign(workers_named(10), [*made(1000), *idle])
+    shares = RING.assign(workers_named(10), [*partitions_of(1000), *idle])
     assert max(loads(shares)) <= 115
     assert max(map(len, shares.values())) < 300
 
 
-def test_fewer_partitions_than_workers_get_one_each() -> None:
-    shares = RING.assign(workers_named(50), made(20))
+def test_fewer_partitions_than_workers_go_to_one_worker_each() -> None:
+    shares = RING.assign(workers_named(50), partitions_of(20))
     assert sorted(map(len, shares.values())) == [0] * 30 + [1] * 20
-    assert moves(shares, RING.assign(workers_named(51), made(20), shares)) == {}
+    assert moves(shares, RING.assign(workers_named(51), partitions_of(20), shares)) == {}
 
 
 def test_one_worker_gets_everything_in_the_order_given() -> None:
-    assert RING.assign(["only"], made(10)) == {"only": made(10)}
+    assert RING.assign(["only"], partitions_of(10)) == {"only": partitions_of(10)}
     assert RING.assign(["only"], []) == {"only": []}
 
 
@@ -332,32 +336,32 @@ def test_round_robin_deals_sorted_partitions_to_sorted_workers() -> None:
     }
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- rejected input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", BOTH, ids=lambda s: type(s).__name__)
-def test_partition_that_is_there_twice_is_refused_by_name(strategy: AssignmentStrategy) -> None:
-    with pytest.raises(BadPartition, match=r"'a\.b' is there twice"):
+def test_duplicate_partition_is_rejected_by_name(strategy: AssignmentStrategy) -> None:
+    with pytest.raises(BadPartition, match=r"'a\.b' is listed twice"):
         strategy.assign(["w"], [Partition(("a", "b"), 1), Partition(("a", "b"), 2)])
 
 
 @pytest.mark.parametrize("strategy", BOTH, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("workers", [[], ["w", "w"]])
-def test_crowd_that_is_no_crowd_is_refused(strategy: AssignmentStrategy, workers: list[str]) -> None:
+def test_empty_or_duplicate_workers_are_rejected(strategy: AssignmentStrategy, workers: list[str]) -> None:
     with pytest.raises(BadConfig, match="worker"):
-        strategy.assign(workers, made(3))
+        strategy.assign(workers, partitions_of(3))
 
 
 @pytest.mark.parametrize(
     "fields", [{"virtual_nodes": 0}, {"virtual_nodes": 1.5}, {"load_bound": 1.0}, {"load_bound": 3}]
 )
-def test_ring_that_cannot_be_is_refused(fields: dict[str, int]) -> None:
+def test_invalid_ring_settings_are_rejected(fields: dict[str, int]) -> None:
     with pytest.raises(BadConfig, match=next(iter(fields))):
         WeightedConsistentHashStrategy(**fields)
 
 
 class Own:
-    """A strategy by protocol alone."""
+    """A strategy that only follows the protocol."""
 
     def __init__(self, answer: object) -> None:
         self.answer = answer
@@ -371,55 +375,55 @@ class Own:
 A, B = Partition("a", 5), Partition("b")
 
 
-def test_own_strategy_is_used_and_workers_without_anything_are_added() -> None:
+def test_custom_strategy_is_used_and_empty_workers_are_added() -> None:
     assert isinstance(Own({}), AssignmentStrategy)
-    assert checked(Own({"w1": [A, B]}), ["w1", "w2"], [A, B]) == {"w1": (A, B), "w2": ()}
+    assert assign_checked(Own({"w1": [A, B]}), ["w1", "w2"], [A, B]) == {"w1": (A, B), "w2": ()}
 
 
-def test_weights_of_an_own_strategys_answer_are_those_that_were_asked_about() -> None:
-    (share,) = checked(Own({"w1": [Partition("a", 99)]}), ["w1"], [A]).values()
+def test_weights_in_a_custom_result_are_replaced_by_the_given_ones() -> None:
+    (share,) = assign_checked(Own({"w1": [Partition("a", 99)]}), ["w1"], [A]).values()
     assert share[0].weight == 5
 
 
 @pytest.mark.parametrize(
     ("answer", "fault"),
     [
-        ({"w1": [A]}, "left out 'b'"),
-        ({}, "left out 'a', 'b'"),
-        ({"w1": [A, B], "w2": [A]}, "gave 'a' to more than one, or twice"),
-        ({"w1": [A, A, B]}, "gave 'a' to more than one, or twice"),
-        ({"w1": [A, B, Partition("c")]}, "gave away 'c', which is no partition"),
-        ({"w1": [A], "w9": [B]}, "gave partitions to 'w9', who is no worker"),
+        ({"w1": [A]}, "did not assign 'b'"),
+        ({}, "did not assign 'a', 'b'"),
+        ({"w1": [A, B], "w2": [A]}, "assigned 'a' more than once"),
+        ({"w1": [A, A, B]}, "assigned 'a' more than once"),
+        ({"w1": [A, B, Partition("c")]}, "assigned 'c', which is not a partition"),
+        ({"w1": [A], "w9": [B]}, "gave partitions to 'w9', which is not a worker"),
         (None, "failed with TypeError"),
         ({"w1": ["a", "b"]}, "failed with AttributeError"),
         ({"w1": None}, "failed with TypeError"),
     ],
 )
-def test_own_strategy_whose_answer_is_no_assignment_is_told_so(answer: object, fault: str) -> None:
+def test_custom_strategy_with_an_invalid_result_is_rejected(answer: object, fault: str) -> None:
     with pytest.raises(BadStrategy, match=f"^strategy Own {fault}"):
-        checked(Own(answer), ["w1", "w2"], [A, B])
+        assign_checked(Own(answer), ["w1", "w2"], [A, B])
 
 
-def test_error_of_an_own_strategy_passes_through() -> None:
+def test_error_of_a_custom_strategy_propagates() -> None:
     class Careful:
         def assign(self, workers: object, partitions: object, previous: object = None) -> Shares:
             raise AssignError("not today")
 
     with pytest.raises(AssignError, match="not today"):
-        checked(Careful(), ["w1"], [A])
+        assign_checked(Careful(), ["w1"], [A])
 
 
-# --- what a move is ---------------------------------------------------------------------------------------------------
+# --- measures of movement --------------------------------------------------------------------------------------------
 
 
-def test_affinity_is_the_share_that_stayed_of_what_was_there_before_and_after() -> None:
+def test_affinity_is_the_share_of_common_partitions_that_stayed() -> None:
     before = {"w1": [Partition("a"), Partition("b")], "w2": [Partition("gone")]}
     after = {"w1": [Partition("a")], "w3": [Partition("b"), Partition("new")]}
     assert affinity(before, after) == 0.5
     assert affinity({}, after) == affinity({}, {}) == 1.0
 
 
-def test_moved_share_is_by_weight_and_by_number_if_none_weighs_anything() -> None:
+def test_moved_share_is_by_weight_or_by_number_if_all_weights_are_0() -> None:
     before, after = {"w1": [A, B]}, {"w1": [B], "w2": [A]}
     assert moved_share(before, after) == 5 / 6
     light = Partition("x", 0), Partition("y", 0)
@@ -430,8 +434,11 @@ def test_moved_share_is_by_weight_and_by_number_if_none_weighs_anything() -> Non
 # --- the ring ---------------------------------------------------------------------------------------------------------
 
 
-@given(names=st.lists(st.text(max_size=5), min_size=1, max_size=5, unique=True), keys=st.lists(KEYS, max_size=20),
-       is_open=st.lists(st.booleans(), min_size=5, max_size=5))  # fmt: skip
+@given(
+    names=st.lists(st.text(max_size=5), min_size=1, max_size=5, unique=True),
+    keys=st.lists(KEYS, max_size=20),
+    is_open=st.lists(st.booleans(), min_size=5, max_size=5),
+)
 @settings(max_examples=40, deadline=None)
 def test_ring_finds_the_first_open_worker_clockwise(names: list[str], keys: list[str], is_open: list[bool]) -> None:
     ring, flags = Ring(names, 7), np.array(is_open[: len(names)])
@@ -443,13 +450,13 @@ def test_ring_finds_the_first_open_worker_clockwise(names: list[str], keys: list
         assert (point, owner) == next((node for node in nodes if node[0] >= hash), nodes[0])
 
 
-def test_virtual_nodes_of_a_worker_stay_where_they_are_whoever_else_is_there() -> None:
+def test_a_workers_virtual_nodes_do_not_depend_on_other_workers() -> None:
     alone, together = Ring(["b"], 150), Ring(["a", "b", "c"], 150)
     assert together.points[together.owners == 1].tolist() == alone.points.tolist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=30).map(sorted))
-def test_sums_begin_anew_with_each_group(rows: list[tuple[int, int]]) -> None:
+def test_running_sums_restart_with_each_group(rows: list[tuple[int, int]]) -> None:
     groups, weights = np.array([g for g, _ in rows], dtype=np.int64), np.array([w for _, w in rows], dtype=np.float64)
     expected = [sum(w for h, w in rows[: at + 1] if h == g) for at, (g, _) in enumerate(rows)]
     assert sums_within(groups, weights).tolist() == expected

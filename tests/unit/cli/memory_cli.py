@@ -1,4 +1,4 @@
-"""The network commands on a broker in memory: everything but the network."""
+"""Run network commands on an in-memory broker, without a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cli:
         self.charset = "utf-8"  # of the terminal
 
     def __call__(self, *arguments: str, typed: str | bytes = "", code: int = 0) -> Any:
-        """Run a command, which must end with this exit code."""
+        """Run a command and check its exit code."""
         environment = {"COLUMNS": str(self.columns)}
         result = CliRunner(charset=self.charset).invoke(main.app, list(arguments), input=typed, env=environment)
         assert result.exit_code == code, result.output + repr(result.exception)

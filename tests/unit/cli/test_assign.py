@@ -1,4 +1,4 @@
-"""`heapline assign watch`: what is shown of a crowd, on any terminal and none."""
+"""`heapline assign watch`: the views of workers, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from heapline.assign.overview import Look, Move, Overview, Seat
+from heapline.assign.overview import Move, Overview, Sample, WorkerView
 from heapline.cli import assign as assign_cli
-from heapline.cli.crowd_view import JsonLines, LiveScreen, PlainLines, Screen
+from heapline.cli.assign import JsonLines, LiveScreen, PlainLines, Screen
 from heapline.cli.main import app
 
 
 def crowd(workers: int) -> Overview:
-    """Each worker holds ten partitions."""
+    """Return workers that hold ten partitions each."""
     seats = [
-        Seat(f"worker-{n}", "live", n == 1, 100 + n, 7, 10, 10, [f"tool{n}.chamber{c}" for c in range(10)])
+        WorkerView(f"worker-{n}", "live", n == 1, 100 + n, 7, 10, 10, [f"tool{n}.chamber{c}" for c in range(10)])
         for n in range(workers)
     ]
     holders = {id: (seat.worker, 3) for seat in seats for id in seat.partitions}
@@ -46,17 +46,17 @@ def test_screen_fits_the_terminal(workers: int, width: int, height: int) -> None
     assert max(map(len, lines)) <= width
 
 
-def test_screen_says_who_leads_who_holds_and_what_moved() -> None:
+def test_screen_shows_leader_partitions_and_moves() -> None:
     seen = crowd(3)
     seen.workers[2].leaving, seen.workers[0].coming, seen.unheld = ["a.b"], ["a.b", "c.d"], ["c.d"]
     text = "\n".join(printed(Screen("meeting", seen, [Move("a.b", "worker-2", "worker-0", 9)], {"worker-0": 7.2})))
     for expected in ("meeting", "version 7 stable", "led by worker-1 (epoch 2)", "3 workers, 30 partitions",
-                     "1 held by nobody", "* worker-1", "silent 7 s", "+2", "-1",
+                     "1 without a worker", "* worker-1", "silent 7 s", "+2", "-1",
                      "a.b: worker-2 → worker-0, fence 9"):  # fmt: skip
         assert expected in text
 
 
-def test_screen_of_many_workers_says_how_many_are_not_shown() -> None:
+def test_screen_of_many_workers_counts_hidden_ones() -> None:
     assert any("and 186 more" in line for line in printed(Screen("b", crowd(200))))
 
 
@@ -64,40 +64,40 @@ def test_without_a_terminal_every_worker_is_printed() -> None:
     assert sum("worker-" in line for line in printed(Screen("b", crowd(100)), 160, 24, terminal=False)) >= 100
 
 
-def test_live_screen_keeps_the_last_look_when_the_store_does_not_answer() -> None:
+def test_live_screen_keeps_the_last_sample_when_the_store_does_not_answer() -> None:
     now = 0.0
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, color_system=None)
     assert isinstance(console.file, io.StringIO)
     with LiveScreen(console, "meeting", lambda: now) as live:
-        live.show(Look(crowd(2), []))
+        live.show(Sample(crowd(2), []))
         now = 5.0
-        live.show(Look(None, [], "no answer"))
+        live.show(Sample(None, [], "no answer"))
     text = console.file.getvalue()
     assert "no answer" in text
     assert "silent 5 s" in text
 
 
-def test_plain_lines_are_the_crowd_once_and_then_moves() -> None:
+def test_plain_lines_show_the_state_once_and_then_moves() -> None:
     console = Console(file=io.StringIO(), width=160)
     assert isinstance(console.file, io.StringIO)
     with PlainLines(console, "meeting") as lines:
-        lines.show(Look(crowd(2), []))
-        lines.show(Look(crowd(2), [Move("a", "", "worker-0", 9)]))
-        lines.show(Look(None, [], "no answer"))
-        lines.show(Look(None, [], "no answer"))
+        lines.show(Sample(crowd(2), []))
+        lines.show(Sample(crowd(2), [Move("a", "", "worker-0", 9)]))
+        lines.show(Sample(None, [], "no answer"))
+        lines.show(Sample(None, [], "no answer"))
     text = console.file.getvalue()
     assert text.count("meeting") == 1
     assert text.count("no answer") == 1
-    assert text.splitlines()[-2:] == ["a: nobody → worker-0, fence 9", "no answer"]
+    assert text.splitlines()[-2:] == ["a: none → worker-0, fence 9", "no answer"]
 
 
 def test_json_is_a_line_for_each_change_and_none_for_heartbeats(capsys: pytest.CaptureFixture[str]) -> None:
     lines, later = JsonLines(), crowd(2)
     later.workers[0].revision += 1
-    lines.show(Look(crowd(2), []))
-    lines.show(Look(later, []))
-    lines.show(Look(crowd(3), [Move("a", "worker-0", "worker-2", 9)]))
-    lines.show(Look(None, [], "no answer"))
+    lines.show(Sample(crowd(2), []))
+    lines.show(Sample(later, []))
+    lines.show(Sample(crowd(3), [Move("a", "worker-0", "worker-2", 9)]))
+    lines.show(Sample(None, [], "no answer"))
     out, err = capsys.readouterr()
     first, second = map(json.loads, out.splitlines())
     assert (first["leader"], len(first["workers"]), first["moves"]) == ("worker-1", 2, [])
@@ -106,21 +106,21 @@ def test_json_is_a_line_for_each_change_and_none_for_heartbeats(capsys: pytest.C
     assert err == "no answer\n"
 
 
-def test_server_that_is_not_there_is_said_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_nats_server_is_reported_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.cli.assign.CONNECT_WITHIN", 0.2)
     result = CliRunner().invoke(app, ["assign", "watch", "--nats", "nats://u:secret@127.0.0.1:1", "--once"])
     assert result.exit_code == 1
-    assert "no NATS server let us in" in result.output
+    assert "no NATS server accepted the connection" in result.output
     assert "secret" not in result.output
 
 
-def test_help_says_how() -> None:
+def test_help_lists_options() -> None:
     result = CliRunner().invoke(app, ["assign", "watch", "--help"], terminal_width=200)
     assert result.exit_code == 0
     assert "--bucket" in result.output
 
 
-def test_ctrl_c_ends_it_though_a_cancellation_is_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_watch_even_if_a_cancellation_is_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assign_cli, "CANCEL_AGAIN", 0.01)
     swallowed = 0
 

@@ -1,4 +1,4 @@
-"""How a command finds its server and its key, and what it says when it does not."""
+"""How a command finds its server and its key, and the advice it gives if it cannot."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from heapline.cli import advice, connection, main
-from heapline.client import connecting
-from heapline.errors import (
+from heapline.cli import connection, error_help, main
+from heapline.client import connect
+from heapline.contract.errors import (
     BadRequest,
     DeadlineExceeded,
     PermissionDenied,
@@ -25,20 +25,21 @@ from heapline.testing import MemoryBroker
 
 COMMANDS = (
     "topic create", "topic list", "topic show", "topic update", "topic delete", "put", "peek", "pop", "get", "dlq list",
-    "dlq replay", "dlq delete", "replay read", "replay start", "replay list", "replay show", "replay cancel",
+    "dlq replay", "dlq delete", "topic pause", "topic resume", "topic purge", "cancel", "reschedule", "replay read",
+    "replay start", "replay list", "replay show", "replay cancel",
 )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (connecting.URL, connecting.KEY_FILE, connecting.CA_FILE, connecting.DATA):
+    for name in (connect.URL, connect.KEY_FILE, connect.CA_FILE, connect.DATA):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[connection.Settings]:
-    """What commands would have connected with."""
+    """Collect the settings that commands connect with."""
     found: list[connection.Settings] = []
 
     def connect(settings: connection.Settings) -> Any:
@@ -51,7 +52,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[connection.Settings]:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    with socket.socket() as taken:  # bound and never listened on
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
@@ -60,12 +61,12 @@ def run(*arguments: str, **environment: str) -> Any:
     return CliRunner().invoke(main.app, list(arguments), env={"COLUMNS": "200", **environment})
 
 
-def where(*endpoints: str, key: str | None = None, local: str | None = None) -> advice.Where:
-    return advice.Where(endpoints, Path(key) if key else None, Path(local) if local else None)
+def where(*endpoints: str, key: str | None = None, local: str | None = None) -> error_help.Where:
+    return error_help.Where(endpoints, Path(key) if key else None, Path(local) if local else None)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_teaches_by_example_and_takes_the_options_of_a_connection(command: str) -> None:
+def test_every_network_command_has_an_example_and_connection_options(command: str) -> None:
     shown = run(*command.split(), "--help").stdout
     assert f"Example:  heapline {command} " in shown.replace("\n", " ")
     for option in (
@@ -79,7 +80,7 @@ def test_every_command_teaches_by_example_and_takes_the_options_of_a_connection(
     ):
         assert option in shown
     assert "--json" in shown
-    assert ("--yes" in shown) is command.endswith("delete")
+    assert ("--yes" in shown) is command.endswith(("delete", "purge"))
 
 
 def test_server_and_key_come_from_options_then_environment_then_default(
@@ -96,22 +97,22 @@ def test_server_and_key_come_from_options_then_environment_then_default(
     assert [s.tls is not None for s in settled] == [False, True, False]
 
 
-def test_key_of_a_server_on_this_machine_is_found_by_itself(settled: list[connection.Settings], tmp_path: Path) -> None:
+def test_key_of_a_local_server_is_found_automatically(settled: list[connection.Settings], tmp_path: Path) -> None:
     for directory in ("data", "other"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "admin.key").write_text(f"hl_{directory}")
     run("topic", "list")
     run("topic", "list", HEAPLINE_DATA="other")
-    run("topic", "list", "--to", "queue.internal:7400")  # a local key is nobody else's business
+    run("topic", "list", "--to", "queue.internal:7400")  # a local key is never sent to another machine
     assert [s.key for s in settled] == ["hl_data", "hl_other", None]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--key-file", "nowhere"], "the key file 'nowhere' cannot be read: No such file"),
-        (["--key-file", "empty"], "the key file 'empty' must hold one API key and nothing else"),
-        (["--to", ","], "--to names no server"),
+        (["--key-file", "nowhere"], "cannot read the key file 'nowhere': No such file"),
+        (["--key-file", "empty"], "the key file 'empty' must contain one API key and nothing else"),
+        (["--to", ","], "--to is empty"),
         (["--to", "http://x"], "heaplines://host:port"),
     ],
 )
@@ -122,7 +123,7 @@ def test_bad_connection_option_is_refused(tmp_path: Path, flags: list[str], said
     assert said in result.stderr
 
 
-def test_key_is_no_option_and_stands_in_no_message(tmp_path: Path, settled: list[connection.Settings]) -> None:
+def test_key_is_not_an_option_and_in_no_message(tmp_path: Path, settled: list[connection.Settings]) -> None:
     (tmp_path / "key").write_text("hl_secret")
     assert run("topic", "list", "--key", "hl_secret").exit_code == 2
     assert "hl_secret" not in run("topic", "list", "--key-file", "key").output
@@ -133,7 +134,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise ImportError("no gRPC")
 
-    monkeypatch.setattr(connecting, "_need_grpc", absent)
+    monkeypatch.setattr(connect, "_need_grpc", absent)
     result = run("put", "jobs", "x")
     assert (result.exit_code, "pip install 'heapline[client]'" in result.stderr) == (1, True)
 
@@ -149,27 +150,25 @@ def test_command_that_cannot_be_imported_names_its_extra(
     assert f"heapline[{extra}]" in run(command, "x").stderr
 
 
-def test_server_that_is_not_there_is_told_at_once_and_with_what_to_do(
-    closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_server_is_reported_early_with_advice(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "QUIET_SECONDS", 0)
     result = run("topic", "list", "--to", f"127.0.0.1:{closed_port}", "--timeout", "1s")
     assert result.exit_code == 1
     first, last = result.stderr.splitlines()
-    assert first == f"nobody listens at 127.0.0.1:{closed_port}; trying for 1s …"
-    assert f"obody listens at 127.0.0.1:{closed_port}" in last
+    assert first == f"no server listens at 127.0.0.1:{closed_port}; trying for 1s …"
+    assert f"o server listens at 127.0.0.1:{closed_port}" in last
     assert "heapline serve --data data" in last
 
 
-def test_message_for_a_server_that_is_not_there_is_told_so_too(closed_port: int) -> None:
+def test_put_reports_a_server_that_is_not_running(closed_port: int) -> None:
     said = run("put", "jobs", "x", "--to", f"127.0.0.1:{closed_port}", "--timeout", "300ms").stderr
-    assert f"obody listens at 127.0.0.1:{closed_port}" in said
+    assert f"o server listens at 127.0.0.1:{closed_port}" in said
 
 
-async def advise(error: Exception, about: advice.Where) -> str:
+async def advise(error: Exception, about: error_help.Where) -> str:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs")
-        shown = await advice.advised(error, hl, about)  # type: ignore[arg-type]
+        shown = await error_help.advised(error, hl, about)  # type: ignore[arg-type]
         assert type(shown) is type(error) or isinstance(error, UnavailableError)
         return str(shown)
 
@@ -185,16 +184,16 @@ async def test_missing_key_says_where_it_was_looked_for() -> None:
     for text in ("--key-file", "HEAPLINE_API_KEY_FILE", "'data/admin.key' cannot be read", "heapline keys create"):
         assert text in near
     assert "admin.key" not in await advise(Unauthenticated("who?"), where("queue:7400"))
-    assert "does not know the key in 'my.key'" in await advise(Unauthenticated("who?"), where("q:1", key="my.key"))
+    assert "rejects the key in 'my.key'" in await advise(Unauthenticated("who?"), where("q:1", key="my.key"))
 
 
-async def test_server_elsewhere_is_not_told_to_be_started_here() -> None:
+async def test_unreachable_remote_server_gets_no_advice_to_start_one() -> None:
     said = await advise(unreached(), where("nowhere.invalid:7400"))
-    assert "nobody listens at nowhere.invalid:7400, so nothing was changed. Check --to" in said
+    assert "no server listens at nowhere.invalid:7400; nothing was changed. Check --to" in said
     assert "heapline serve" not in said
 
 
-async def test_somebody_who_speaks_otherwise_is_told_apart_from_nobody() -> None:
+async def test_listener_with_another_protocol_is_distinguished_from_none() -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -202,17 +201,18 @@ async def test_somebody_who_speaks_otherwise_is_told_apart_from_nobody() -> None
             assert "TLS" in await advise(error, where(f"127.0.0.1:{port}", local="data/admin.key"))
 
 
-async def test_call_that_was_given_up_says_whether_anybody_listens_now() -> None:
+async def test_expired_call_says_whether_a_server_listens_now() -> None:
     said = await advise(DeadlineExceeded("Pop"), where("nowhere.invalid:1", local="data/admin.key"))
-    assert said.startswith(str(DeadlineExceeded("Pop")))  # what is known of the call stands first
-    assert "Nobody listens at nowhere.invalid:1 now. Start a server with: heapline serve" in said
+    assert said.startswith(str(DeadlineExceeded("Pop")))  # the error of the call comes first
+    assert "No server listens at nowhere.invalid:1 now. Start a server with: heapline serve" in said
 
 
-async def test_unknown_topic_is_told_with_those_that_there_are() -> None:
-    assert "there are jobs. Make it with: heapline topic create nix" in await advise(TopicNotFound("nix"), where("q:1"))
+async def test_unknown_topic_is_refused_with_the_existing_ones() -> None:
+    said = await advise(TopicNotFound("nix"), where("q:1"))
+    assert "there are jobs. Create it with: heapline topic create nix" in said
 
 
-async def test_other_errors_are_told_as_they_are() -> None:
+async def test_other_errors_are_shown_unchanged() -> None:
     error = PermissionDenied("key:a", "produce", "jobs")
     assert await advise(error, where("q:1")) == str(error)
     assert await advise(UnavailableError("the server is stopping"), where("q:1")) == "the server is stopping"

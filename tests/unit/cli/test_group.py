@@ -1,4 +1,4 @@
-"""`heapline group …`, on a broker in memory."""
+"""`heapline group …`, on an in-memory broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heapline.cli.group_words import member_shown
+from heapline.cli.group_read import member_name
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -29,7 +29,7 @@ def read(cli: Cli, *more: str, code: int = 0) -> list[Any]:
 
 
 def give_up(cli: Cli, *payloads: str) -> None:
-    """A group that gave up all it got."""
+    """Enqueue messages and let a group fail all of them."""
 
     async def work() -> None:
         await cli.broker.create_group("jobs", "g", max_retries=0)
@@ -55,7 +55,7 @@ def test_read_shows_rows_in_order_and_acks_them(cli: Cli) -> None:
     assert "it has read everything" in shown.stderr
 
 
-def test_read_for_people_shows_place_and_payload_harmlessly(cli: Cli) -> None:
+def test_read_shows_offset_and_escaped_payload(cli: Cli) -> None:
     cli("put", "jobs", "a\x1b[31mb", "--key", "k1", "-H", "trace=x")
     shown = cli("group", "read", "jobs", "-g", "g", "--wait", "300ms")
     assert "\x1b[31m" not in shown.stdout
@@ -65,20 +65,20 @@ def test_read_for_people_shows_place_and_payload_harmlessly(cli: Cli) -> None:
     assert "1 row acked" in shown.stderr
 
 
-def test_read_stops_after_so_many_and_leaves_the_others(cli: Cli) -> None:
+def test_read_stops_at_its_limit_and_leaves_the_other_rows(cli: Cli) -> None:
     put(cli, "one", "two", "three")
     assert [row["payload_text"] for row in read(cli, "-n", "2")] == ["one", "two"]
     assert [row["payload_text"] for row in read(cli)] == ["three"]
 
 
-def test_read_without_ack_only_looks(cli: Cli) -> None:
+def test_read_without_ack_changes_nothing(cli: Cli) -> None:
     put(cli, "one")
     for _ in range(2):
         assert [(row["payload_text"], row["attempts"]) for row in read(cli, "--no-ack")] == [("one", 1)]
     assert cli.json("group", "show", "jobs", "g")[0]["lag"] == 1
 
 
-def test_read_starts_a_new_group_where_it_is_told(cli: Cli) -> None:
+def test_read_starts_a_new_group_at_the_given_position(cli: Cli) -> None:
     put(cli, "one")
     assert read(cli, "--start", "latest", code=3) == []
     put(cli, "two")
@@ -88,9 +88,9 @@ def test_read_starts_a_new_group_where_it_is_told(cli: Cli) -> None:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def test_group_is_made_with_its_settings_and_says_what_next(cli: Cli) -> None:
+def test_group_is_created_with_its_settings_and_says_how_to_read_it(cli: Cli) -> None:
     (told,) = cli.json("group", "create", "jobs", "g", "--ack-timeout", "1m", "--max-retries", "3")
-    assert (told["group"], told["topic"], told["lag"], told["config"]["ack_timeout"]) == ("g", "jobs", 0, 60.0)
+    assert (told["name"], told["topic"], told["lag"], told["config"]["ack_timeout"]) == ("g", "jobs", 0, 60.0)
     shown = cli("group", "create", "jobs", "g", "--ack-timeout", "1m", "--max-retries", "3").stdout
     assert "heapline group read jobs --group g" in shown
     refused = cli("group", "create", "jobs", "g", "--max-retries", "4", code=1)
@@ -100,29 +100,29 @@ def test_group_is_made_with_its_settings_and_says_what_next(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("where", "lag"), [("earliest", 2), ("latest", 0), ("0", 2), ("0=0", 2), ("1h", 2), ("2030-01-31T12:00:00Z", 0)]
 )
-def test_place_is_typed_in_many_ways(cli: Cli, where: str, lag: int) -> None:
+def test_position_has_many_forms(cli: Cli, where: str, lag: int) -> None:
     put(cli, "one", "two")
     assert cli.json("group", "create", "jobs", "g", "--start", where)[0]["lag"] == lag
 
 
 @pytest.mark.parametrize("where", ["middle", "x=1", "0=", "-1"])
-def test_place_that_is_none_is_told_how_to_be_written(cli: Cli, where: str) -> None:
+def test_invalid_position_is_refused_with_its_option(cli: Cli, where: str) -> None:
     refused = cli("group", "create", "jobs", "g", "--start", where, code=2)
     assert "--start" in refused.stderr
 
 
-def test_list_tells_lag_and_state_of_each(cli: Cli) -> None:
+def test_list_shows_lag_and_state_of_each_group(cli: Cli) -> None:
     assert "heapline group create jobs" in cli("group", "list", "jobs").stdout
     put(cli, "one")
     cli("group", "create", "jobs", "b")
     cli("group", "create", "jobs", "a", "--observer")
-    assert [(told["group"], told["lag"]) for told in cli.json("group", "list", "jobs")] == [("a", 1), ("b", 1)]
+    assert [(told["name"], told["lag"]) for told in cli.json("group", "list", "jobs")] == [("a", 1), ("b", 1)]
     shown = cli("group", "list", "jobs").stdout
     assert "observer" in shown
     assert "holds the journal" in shown
 
 
-def test_show_and_offsets_tell_lag_by_partition_and_member(cli: Cli) -> None:
+def test_show_and_offsets_have_lag_by_partition_and_member(cli: Cli) -> None:
     cli("topic", "create", "wide", "--partitions", "2")
     cli("put", "wide", "x")
 
@@ -139,7 +139,7 @@ def test_show_and_offsets_tell_lag_by_partition_and_member(cli: Cli) -> None:
     assert "all" in cli("group", "offsets", "wide", "g").stdout
 
 
-def test_reset_asks_first_and_shows_where_the_group_is_then(cli: Cli) -> None:
+def test_reset_asks_first_and_shows_the_new_offsets(cli: Cli) -> None:
     put(cli, "one", "two")
     read(cli)
     assert (
@@ -156,7 +156,7 @@ def test_delete_asks_first(cli: Cli) -> None:
     assert cli.json("group", "list", "jobs") == []
 
 
-def test_group_that_is_not_there_is_told_with_those_that_are(cli: Cli) -> None:
+def test_unknown_group_is_refused_with_the_existing_ones(cli: Cli) -> None:
     cli("group", "create", "jobs", "billing")
     refused = cli("group", "show", "jobs", "biling", code=1).stderr
     assert "there are billing" in refused
@@ -176,11 +176,11 @@ def test_dead_letters_are_listed_replayed_and_deleted(cli: Cli) -> None:
     assert row in shown
     assert cli.json("group", "dead", "replay", "jobs", "g", row) == [{"count": 1}]
     again = cli("group", "dead", "replay", "jobs", "g", row, row, code=1)
-    assert "1 of the 1 rows named no dead letter of group g" in again.stderr
+    assert "1 of the 1 rows are not dead letters of group g" in again.stderr
     assert [r["payload_text"] for r in read(cli)] == ["two"]
     cli("group", "dead", "delete", "jobs", "g", "--all", typed="n\n", code=1)
     assert "2 rows" in cli("group", "dead", "delete", "jobs", "g", "--all", "--yes").stdout
-    assert "has given up nothing" in cli("group", "dead", "list", "jobs", "g").stdout
+    assert "has no dead letters" in cli("group", "dead", "list", "jobs", "g").stdout
 
 
 @pytest.mark.parametrize("verb", ["replay", "delete"])
@@ -193,10 +193,10 @@ def test_dead_letters_must_be_named_or_all(cli: Cli, verb: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["create", "list", "show", "offsets", "reset", "delete", "read", "dead list"])
-def test_every_command_teaches_by_an_example(cli: Cli, command: str) -> None:
+def test_every_group_command_shows_an_example(cli: Cli, command: str) -> None:
     shown = cli("group", *command.split(), "--help").stdout
     assert f"heapline group {command} jobs" in " ".join(shown.split())
 
 
-def test_names_of_members_cannot_move_the_cursor_of_whoever_looks() -> None:
-    assert member_shown("m\x1b[2J[red]") == r"m\x1b[2J\[red]"
+def test_member_name_cannot_move_the_cursor() -> None:
+    assert member_name("m\x1b[2J[red]") == r"m\x1b[2J\[red]"

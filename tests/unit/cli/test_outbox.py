@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import heapline
 from heapline import outbox
 from heapline.cli.main import app
-from heapline.client.outbox.sending import IN_DOUBT
+from heapline.client.outbox.sender import IN_DOUBT
 from heapline.client.outbox.sql import OUTBOX
 
 ROOT = Path(__file__).parents[3]
@@ -55,9 +55,9 @@ def write(url: str, *payloads: bytes) -> None:
     engine.dispose()
 
 
-def test_relay_once_brings_what_is_there_and_status_tells_of_the_rest(url: str, data: Path) -> None:
-    assert "are there" in run("init", "--database", url)
-    assert "are there" in run("init", "--database", url)
+def test_relay_once_sends_waiting_rows_and_status_shows_refused_ones(url: str, data: Path) -> None:
+    assert "exist" in run("init", "--database", url)
+    assert "exist" in run("init", "--database", url)
     write(url, b"1", b"2", bytes(11))
     assert run("status", "--database", url) == "waiting: 3\n"
     assert "2 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
@@ -69,8 +69,8 @@ def test_relay_once_brings_what_is_there_and_status_tells_of_the_rest(url: str, 
 
 def test_all_commands_take_the_url_of_an_async_driver(url: str, data: Path) -> None:
     asynchronous = url.replace("sqlite:", "sqlite+aiosqlite:")
-    assert "are there" in run("init", "--database", asynchronous)
-    assert run("status", "--database", asynchronous) == "nothing waits\n"
+    assert "exist" in run("init", "--database", asynchronous)
+    assert run("status", "--database", asynchronous) == "no rows are waiting\n"
     write(url, b"1", bytes(11))
     assert "1 messages relayed" in run("relay", "--database", asynchronous, "--data", data, "--once")
     assert run("status", "--database", asynchronous).startswith("refused: 1\n")
@@ -78,7 +78,7 @@ def test_all_commands_take_the_url_of_an_async_driver(url: str, data: Path) -> N
     assert told == "1 rows will be sent again\n"
 
 
-def test_relay_says_what_it_needs(url: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_refuses_bad_options_with_advice(url: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the key file cannot be read" in refused("relay", "--database", url, "--key-file", "no such file")
     both = refused("relay", "--database", url, "--data", data, "--to", "localhost:7400")
     assert "not both" in both
@@ -87,23 +87,23 @@ def test_relay_says_what_it_needs(url: str, data: Path, monkeypatch: pytest.Monk
     assert "pip install 'heapline[outbox]'" in refused("status", "--database", url)
 
 
-def test_refused_rows_are_sent_again_when_somebody_says_so(url: str, data: Path) -> None:
+def test_refused_rows_are_sent_again_after_retry(url: str, data: Path) -> None:
     run("init", "--database", url)
     write(url, bytes(11), bytes(12))
     assert "0 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
         hl.update_topic("jobs", max_payload_bytes=100)
-    assert "0 messages relayed" in run("relay", "--database", url, "--data", data, "--once"), "not by itself"
+    assert "0 messages relayed" in run("relay", "--database", url, "--data", data, "--once"), "not without retry"
     assert "0 rows" in run("retry", "--database", url, "--all", "--topic", "other")
     assert "1 rows" in run("retry", "--database", url, "2")
     assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
     assert "1 rows" in run("retry", "--database", url, "--all")
-    assert "0 rows" in run("retry", "--database", url, "1"), "it is not refused any more"
+    assert "0 rows" in run("retry", "--database", url, "1"), "it is no longer refused"
     assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
-    assert run("status", "--database", url) == "nothing waits\n"
+    assert run("status", "--database", url) == "no rows are waiting\n"
 
 
-def test_row_that_may_be_in_already_is_sent_again_only_by_its_name(url: str) -> None:
+def test_row_that_may_be_enqueued_is_sent_again_only_by_id(url: str) -> None:
     run("init", "--database", url)
     write(url, b"1", b"2")
     engine = create_engine(url)
@@ -115,13 +115,13 @@ def test_row_that_may_be_in_already_is_sent_again_only_by_its_name(url: str) -> 
     engine.dispose()
 
 
-def test_retry_wants_to_know_which_rows(url: str) -> None:
+def test_retry_needs_rows_or_all(url: str) -> None:
     run("init", "--database", url)
     for which in ([], ["1", "--all"]):
-        assert "say which rows" in refused("retry", "--database", url, *which)
+        assert "select rows by their ids" in refused("retry", "--database", url, *which)
 
 
-def test_relay_ends_on_sigterm_and_gives_its_lane_back(url: str, data: Path) -> None:
+def test_relay_ends_on_sigterm_and_releases_its_lane(url: str, data: Path) -> None:
     run("init", "--database", url)
     write(url, b"1")
     command = [sys.executable, "-m", "heapline", "outbox", "relay", "--database", url, "--data", str(data)]
@@ -144,14 +144,14 @@ def test_relay_ends_on_sigterm_and_gives_its_lane_back(url: str, data: Path) -> 
 @pytest.mark.parametrize(
     ("database", "said"),
     [
-        ("sqlite:///no/such/directory/app.db", "the database cannot be used (OperationalError): check --database"),
+        ("sqlite:///no/such/directory/app.db", "cannot use the database (OperationalError); check --database"),
         ("sqlite:///{tmp_path}/empty.db", "heapline outbox init"),
-        ("no url", "the database cannot be used (ArgumentError)"),
-        ("mysql+pymysql://u:secret@db/app", "the driver of that database is not installed: pip install pymysql"),
+        ("no url", "cannot use the database (ArgumentError)"),
+        ("mysql+pymysql://u:secret@db/app", "the driver of this database is not installed; pip install pymysql"),
     ],
 )
 @pytest.mark.parametrize("command", ["relay", "status"])
-def test_trouble_with_the_database_is_told_without_its_url(
+def test_database_error_is_reported_without_the_url(
     data: Path, tmp_path: Path, database: str, said: str, command: str
 ) -> None:
     where = ["--data", data] if command == "relay" else []

@@ -1,4 +1,4 @@
-"""`heapline pipeline archive` and `heapline pipeline lake`, with something that runs tasks in place of Spark."""
+"""`heapline pipeline archive` and `heapline pipeline lake`, with a fake Spark that runs tasks in this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from heapline.cli.main import app
 if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyarrow") is None:
     pytest.skip("the lake needs deltalake and pyarrow", allow_module_level=True)
 
-from heapline.cli.pipeline import sharing
+from heapline.cli import pipeline
 from tests.unit.spark.lake_rig import TasksAtOnce, fill
 
 
 @pytest.fixture
 def hl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(sharing, "_session", lambda master: TasksAtOnce())
+    monkeypatch.setattr(pipeline, "start_spark", lambda master: TasksAtOnce())
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as broker:
         broker.create_topic("jobs", partitions=2, segment_bytes=1 << 20, max_payload_bytes=1 << 18)
         fill(broker, 100)
@@ -36,12 +36,12 @@ def run(*arguments: Any, code: int = 0) -> str:
     return result.output
 
 
-def test_archive_is_told_as_a_table_or_as_json_and_the_lake_shows_what_it_has(hl: Any, tmp_path: Path) -> None:
+def test_archive_prints_a_table_or_json_and_lake_show_lists_its_rows(hl: Any, tmp_path: Path) -> None:
     where = ("--path", tmp_path / "data", "--topic", "jobs", "--lake", tmp_path / "lake")
     told = run("archive", *where)
     assert "events" in told
     assert "100" in told
-    assert "nothing holds the journal until the next run" in told
+    assert "only its retention keeps rows in the journal" in told
     again = json.loads(run("archive", *where, "--no-group", "--json"))
     assert (again["commits"], again["group"]) == (0, None)
     shown = json.loads(run("lake", "show", "--lake", tmp_path / "lake", "--json"))
@@ -59,11 +59,11 @@ def test_lake_is_maintained_and_a_topic_dropped(hl: Any, tmp_path: Path) -> None
     done = json.loads(run("lake", "maintain", *lake, "--keep", "400d", "--json"))
     assert [(d["view"], d["files_before"], d["files"], d["rows_dropped"]) for d in done] == [("messages", 2, 1, 0)]
     assert "files now" in run("lake", "maintain", *lake)
-    assert "150 rows are no longer in the lake" in run("lake", "drop", *lake, "--topic", "jobs", "--yes")
+    assert "150 rows removed from the lake" in run("lake", "drop", *lake, "--topic", "jobs", "--yes")
 
 
-def test_what_is_wrong_is_told(hl: Any, tmp_path: Path) -> None:
+def test_bad_lake_options_are_refused(hl: Any, tmp_path: Path) -> None:
     lake = ("--lake", tmp_path / "lake")
-    assert "there is no lake at" in run("lake", "show", *lake, code=1)
-    assert "a day or more" in run("lake", "maintain", *lake, "--keep", "5m", code=1)
-    assert "say which topics" in run("archive", "--path", tmp_path / "data", *lake, code=1)
+    assert "no lake exists at" in run("lake", "show", *lake, code=1)
+    assert "must be a day or more" in run("lake", "maintain", *lake, "--keep", "5m", code=1)
+    assert "no topics selected" in run("archive", "--path", tmp_path / "data", *lake, code=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from heapline.cli import replay
+from heapline.cli import replay, units
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -16,7 +16,7 @@ from tests.unit.cli.memory_cli import Cli, make_cli
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Five messages in "jobs", and a topic "again"."""
-    monkeypatch.setattr(replay, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(replay, "POLL_SECONDS", 0.0)
     cli = make_cli(monkeypatch, HandClock())
     for topic in ("jobs", "again"):
         cli("topic", "create", topic)
@@ -25,7 +25,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
     return cli
 
 
-def test_rows_are_read_one_a_line_with_their_places(cli: Cli) -> None:
+def test_read_prints_one_line_per_row_with_its_offset(cli: Cli) -> None:
     lines = cli("replay", "read", "jobs").stdout.splitlines()
     assert len(lines) == 5
     assert lines[3].startswith("0:3 ")
@@ -48,16 +48,16 @@ def test_rows_are_read_one_a_line_with_their_places(cli: Cli) -> None:
         (["--fast", "--partition", "0"], [0, 1, 2, 3, 4]),
     ],
 )
-def test_rows_are_chosen(cli: Cli, options: list[str], numbers: list[int]) -> None:
+def test_rows_are_selected_by_options(cli: Cli, options: list[str], numbers: list[int]) -> None:
     told = cli.json("replay", "read", "jobs", *options)
     assert [t["payload_text"] for t in told] == [f"job {n}" for n in numbers]
 
 
-def test_a_checkpoint_goes_on_where_the_last_command_stopped(cli: Cli) -> None:
+def test_checkpoint_continues_where_the_last_read_ended(cli: Cli) -> None:
     assert len(cli.json("replay", "read", "jobs", "--checkpoint", "mine", "-n", "2")) == 2
     rest = cli.json("replay", "read", "jobs", "--checkpoint", "mine")
     assert [t["payload_text"] for t in rest] == ["job 2", "job 3", "job 4"]
-    assert "no rows of jobs match" in cli("replay", "read", "jobs", "--checkpoint", "mine").stdout
+    assert "jobs has no matching rows" in cli("replay", "read", "jobs", "--checkpoint", "mine").stdout
 
 
 def test_a_replay_is_started_followed_listed_and_shown(cli: Cli) -> None:
@@ -73,20 +73,20 @@ def test_a_replay_is_started_followed_listed_and_shown(cli: Cli) -> None:
     assert "ReplayExists" in cli("replay", "start", "monday", "jobs", code=1).stderr
 
 
-def test_one_that_failed_is_told_by_the_exit_code_and_why(cli: Cli) -> None:
+def test_failed_replay_has_exit_code_1_and_a_reason(cli: Cli) -> None:
     cli("topic", "create", "small", "--max-payload-bytes", "3")
     shown = cli("replay", "start", "bad", "jobs", "--into", "small", "--follow", code=1).stdout
     assert "offset 0 of partition 0 cannot go in" in " ".join(shown.split())
 
 
-def test_one_that_runs_is_cancelled(cli: Cli) -> None:
+def test_running_replay_is_cancelled(cli: Cli) -> None:
     cli("replay", "start", "slow", "jobs", "--into", "again", "--rate", "0.001")
     (info,) = cli.json("replay", "cancel", "slow")
     assert info["state"] == "cancelled"
     assert "ReplayNotFound" in cli("replay", "cancel", "none", code=1).stderr
 
 
-def test_without_replays_it_is_said_how_to_begin_one(cli: Cli) -> None:
+def test_list_without_replays_says_how_to_start_one(cli: Cli) -> None:
     assert "heapline replay start --help" in cli("replay", "list").stdout
 
 
@@ -95,11 +95,11 @@ def test_without_replays_it_is_said_how_to_begin_one(cli: Cli) -> None:
     [("earliest", "earliest"), ("12", 12), ("0:1,3:4", {0: 1, 3: 4}),
      ("2030-01-31T12:00:00Z", datetime(2030, 1, 31, 12, tzinfo=UTC))],
 )  # fmt: skip
-def test_places_as_people_write_them(text: str, meant: Any) -> None:
-    assert replay.place(text) == meant
+def test_position_forms_are_parsed(text: str, meant: Any) -> None:
+    assert units.position(text) == meant
 
 
 @pytest.mark.parametrize("text", ["", "never", "0:", "-1", "2030-01-31T12:00:00", "0:1;2:3"])
-def test_what_is_no_place_says_what_is(text: str) -> None:
+def test_invalid_position_lists_the_valid_forms(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="how long ago"):
-        replay.place(text)
+        units.position(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from heapline.schedules import ScheduleInfo
+from heapline.contract.schedules import ScheduleInfo
 from heapline.testing import HandClock, MemoryBroker
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -24,7 +24,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, clock: HandClock) -> Cli:
     return made
 
 
-def test_all_that_is_typed_is_in_the_schedule(cli: Cli) -> None:
+def test_schedule_has_every_option_that_was_given(cli: Cli) -> None:
     told = cli.json(
         "schedule", "create", "often", "jobs", "hello", "--every", "1h30m", "--starts", "2099-01-01T00:00:00Z",
         "--ends", "2100-01-01T00:00:00Z", "--misfire", "all", "--grace", "5m", "--makeup-max", "7", "--priority", "-3",
@@ -41,10 +41,10 @@ def test_all_that_is_typed_is_in_the_schedule(cli: Cli) -> None:
     assert cli.json("schedule", "show", "often") == cli.json("schedule", "list")
 
 
-def test_people_are_told_when_it_fires_in_local_time_and_in_words(cli: Cli) -> None:
+def test_next_firing_is_shown_in_local_time(cli: Cli) -> None:
     said = cli(*NIGHTLY).stdout
     assert "nightly enqueues into jobs at 0 3 * * * Europe/Berlin" in said
-    assert "it fires next" in said
+    assert "next firing: " in said
     assert "UTC, in " in said
     assert "UTC, in " in cli("schedule", "list").stdout
     shown = cli("schedule", "show", "nightly").stdout
@@ -53,18 +53,18 @@ def test_people_are_told_when_it_fires_in_local_time_and_in_words(cli: Cli) -> N
     assert "made up by the latest one" in shown
 
 
-def test_pause_resume_and_delete_say_what_comes_next(cli: Cli) -> None:
+def test_pause_resume_and_delete_show_the_next_command(cli: Cli) -> None:
     cli("schedule", "create", "a", "jobs", "--every", "1m")
     assert "heapline schedule resume a" in cli("schedule", "pause", "a").stdout
     assert cli.json("schedule", "list")[0]["state"] == "paused"
     assert "not while it is paused" in cli("schedule", "show", "a").stdout
-    assert "fires next" in cli("schedule", "resume", "a").stdout
+    assert "next firing: " in cli("schedule", "resume", "a").stdout
     assert "nothing was changed" in cli("schedule", "delete", "a", typed="n\n", code=1).stderr
     assert "deleted" in cli("schedule", "delete", "a", typed="y\n").stdout
     assert "heapline schedule create" in cli("schedule", "list").stdout
 
 
-def test_problem_is_told_beside_the_list(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_problems_of_schedules(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing(broker: MemoryBroker) -> list[ScheduleInfo]:
         return [ScheduleInfo(name="a", topic="jobs", every=60.0, problem="[red]it is full\x1b[0m")]
 
@@ -73,7 +73,7 @@ def test_problem_is_told_beside_the_list(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert cli.json("schedule", "list")[0]["state"] == "failing"
 
 
-def test_mistakes_are_told_with_what_to_do(cli: Cli) -> None:
+def test_mistakes_are_reported_with_advice(cli: Cli) -> None:
     assert "needs cron" in cli("schedule", "create", "a", "jobs", code=1).stderr
     assert "heapline topic create nowhere" in cli("schedule", "create", "a", "nowhere", "--every", "1m", code=1).stderr
     assert "heapline schedule create NAME TOPIC" in cli("schedule", "show", "a", code=1).stderr
@@ -82,5 +82,5 @@ def test_mistakes_are_told_with_what_to_do(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", ["create", "list", "show", "pause", "resume", "delete"])
-def test_every_command_teaches_by_example(cli: Cli, command: str) -> None:
+def test_every_schedule_command_shows_an_example(cli: Cli, command: str) -> None:
     assert f"heapline schedule {command}" in cli("schedule", command, "--help").stdout

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from heapline.cli import topic, topic_settings
-from heapline.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
+from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -63,7 +63,7 @@ def config_of(told: dict[str, Any]) -> TopicConfig:
     return msgspec.convert(told["config"] | {"partition_weights": weights}, TopicConfig)
 
 
-def test_topic_is_made_with_all_settings_that_were_typed(cli: Cli) -> None:
+def test_topic_is_created_with_every_setting_that_was_given(cli: Cli) -> None:
     flags = [flag for typed, _ in TYPED.values() for flag in typed]
     (told,) = cli.json("topic", "create", "jobs", *flags)
     assert told["topic"] == "jobs"
@@ -72,7 +72,7 @@ def test_topic_is_made_with_all_settings_that_were_typed(cli: Cli) -> None:
     (again,) = cli.json("topic", "show", "jobs")
     assert config_of(again) == config
     shown = cli("topic", "show", "jobs", "--settings").stdout
-    for text in ("0=2.5, 1=1", "2.5 a second", "1h30m", "64KiB", "250ms"):
+    for text in ("0=2.5, 1=1", "2.5 per second", "1h30m", "64KiB", "250ms"):
         assert text in shown
 
 
@@ -81,9 +81,9 @@ def test_fairness_between_keys_is_set_by_flags(cli: Cli) -> None:
     assert (told["config"]["fairness"], told["config"]["max_inflight_per_key"]) == ("keys", 2)
 
 
-def test_new_topic_says_how_it_serves_and_what_to_do_next(cli: Cli) -> None:
+def test_create_shows_the_main_settings_and_the_next_command(cli: Cli) -> None:
     shown = cli("topic", "create", "jobs", "--mode", "max").stdout
-    assert "topic jobs is there: largest priority first, leases of 30s, 1 partition" in shown
+    assert "topic jobs is ready: largest priority first, leases of 30s, 1 partition" in shown
     assert "heapline put jobs hello" in shown
 
 
@@ -93,27 +93,27 @@ def test_new_topic_says_how_it_serves_and_what_to_do_next(cli: Cli) -> None:
         (["--k", "0"], 1, "k=0 is out of range"),
         (["--mode", "middle"], 1, "mode"),
         (["--visibility-default", "2d"], 1, "visibility_default=172800.0 is out of range"),
-        (["--visibility-default", "soon"], 2, "is no duration"),
-        (["--max-payload-bytes", "1MB"], 2, "is no size"),
+        (["--visibility-default", "soon"], 2, "is not a duration"),
+        (["--max-payload-bytes", "1MB"], 2, "is not a size"),
         (["--partition-weight", "a=b"], 1, "PARTITION=WEIGHT"),
         (["--aging", "0"], 1, "the rate must be over 0"),
         (["--fairness", "keys", "--aging", "1"], 1, "choose one"),
     ],
 )
-def test_bad_setting_is_refused_and_makes_no_topic(cli: Cli, flags: list[str], code: int, said: str) -> None:
+def test_bad_setting_is_refused_and_creates_no_topic(cli: Cli, flags: list[str], code: int, said: str) -> None:
     assert said in " ".join(cli("topic", "create", "jobs", *flags, code=code).stderr.split())
     assert cli.broker.topic_names() == []
 
 
-def test_repeated_create_is_fine_and_another_config_says_which_command_changes_it(cli: Cli) -> None:
+def test_repeated_create_changes_nothing_and_other_settings_are_refused(cli: Cli) -> None:
     cli("topic", "create", "jobs")
     cli("topic", "create", "jobs")
     said = cli("topic", "create", "jobs", "--k", "2", code=1).stderr
-    assert "TopicExists: topic 'jobs' exists with another k" in said
+    assert "TopicExists: topic 'jobs' already exists with different settings (k)" in said
     assert "heapline topic update jobs" in said
 
 
-def test_update_changes_what_was_named_and_tells_before_and_now(cli: Cli) -> None:
+def test_update_changes_given_settings_and_shows_before_and_after(cli: Cli) -> None:
     cli("topic", "create", "jobs", "--backoff-factor", "3")
     shown = cli("topic", "update", "jobs", "--backoff-base", "5s", "--max-retries-default", "2").stdout
     assert ["backoff_base", "1s", "5s"] in [
@@ -125,18 +125,18 @@ def test_update_changes_what_was_named_and_tells_before_and_now(cli: Cli) -> Non
     assert told["config"]["max_retries_default"] == 2
 
 
-def test_update_to_what_is_so_already_says_so(cli: Cli) -> None:
+def test_update_without_effect_says_so(cli: Cli) -> None:
     cli("topic", "create", "jobs")
-    assert "was so already" in cli("topic", "update", "jobs", "--k", "1").stdout
+    assert "already has these settings" in cli("topic", "update", "jobs", "--k", "1").stdout
 
 
 @pytest.mark.parametrize("flags", [["--mode", "max"], ["--aging", "1"], ["--no-streams"], ["--segment-bytes", "1MiB"]])
-def test_update_of_a_fixed_setting_gets_the_topics_own_refusal(cli: Cli, flags: list[str]) -> None:
+def test_update_of_a_fixed_setting_is_refused_by_the_topic(cli: Cli, flags: list[str]) -> None:
     cli("topic", "create", "jobs", "--max-payload-bytes", "4k")
     assert "of a topic cannot be changed" in cli("topic", "update", "jobs", *flags, code=1).stderr
 
 
-def test_update_says_beforehand_which_settings_are_fixed(cli: Cli) -> None:
+def test_update_help_lists_fixed_settings(cli: Cli) -> None:
     told = (topic.update_command.__doc__ or "").split("cannot be changed later: ")[1].strip(" .\n").split(", ")
     flags = {"ordering": "--aging"}
     assert set(told) == {flags.get(name, "--" + name.replace("_", "-")) for name in FIXED_FIELDS}
@@ -148,7 +148,7 @@ def test_update_without_settings_is_refused(cli: Cli) -> None:
     assert "at least one setting" in cli("topic", "update", "jobs", code=1).stderr
 
 
-def test_list_tells_what_waits_in_each_topic(cli: Cli) -> None:
+def test_list_shows_depths_of_each_topic(cli: Cli) -> None:
     assert "heapline topic create" in cli("topic", "list").stdout
     cli("topic", "create", "b")
     cli("topic", "create", "shop/a", "--partitions", "2")
@@ -160,24 +160,24 @@ def test_list_tells_what_waits_in_each_topic(cli: Cli) -> None:
     assert ["b", "1", "1", "0", "0"] in [row[:5] for row in rows]
 
 
-def test_show_tells_of_partitions_and_of_settings_that_are_not_default(cli: Cli) -> None:
+def test_show_lists_partitions_and_changed_settings(cli: Cli) -> None:
     cli("topic", "create", "jobs", "--partitions", "2", "--k", "3")
     cli("put", "jobs", "x", "--delay", "2m")
     shown = cli("topic", "show", "jobs").stdout
-    assert "the next within 10m" in shown
-    assert "all other settings are default" in shown
+    assert "next within 10m" in shown
+    assert "all other settings have default values" in shown
     assert "lease_max" not in shown
     assert "lease_max" in cli("topic", "show", "jobs", "--settings").stdout
     assert cli("topic", "show", "default/jobs").stdout.splitlines()[0].strip() == "jobs"
 
 
-def test_delete_asks_and_tells_what_would_be_lost(cli: Cli) -> None:
+def test_delete_asks_and_shows_what_would_be_lost(cli: Cli) -> None:
     cli("topic", "create", "jobs")
     cli("put", "jobs", "x")
     refused = cli("topic", "delete", "jobs", typed="n\n", code=1)
     assert "with 1 ready, 0 delayed, 0 leased, 0 dead?" in refused.stderr
     assert "nothing was changed" in refused.stderr
-    assert "--yes" in cli("topic", "delete", "jobs", code=1).stderr  # nobody there to answer
+    assert "--yes" in cli("topic", "delete", "jobs", code=1).stderr  # stdin is empty
     assert cli.broker.topic_names() == ["jobs"]
     cli("topic", "delete", "jobs", typed="y\n")
     assert cli.broker.topic_names() == []
@@ -185,28 +185,65 @@ def test_delete_asks_and_tells_what_would_be_lost(cli: Cli) -> None:
 
 def test_delete_with_yes_does_not_ask(cli: Cli) -> None:
     cli("topic", "create", "jobs")
-    assert cli("topic", "delete", "jobs", "--yes").output == "topic jobs is deleted\n"
+    assert cli("topic", "delete", "jobs", "--yes").output == "topic jobs deleted\n"
     cli("topic", "create", "jobs")
     assert cli.json("topic", "delete", "jobs", "-y") == [{"topic": "jobs", "deleted": True}]
     assert cli.broker.topic_names() == []
 
 
-def test_bad_name_is_not_taken_for_a_topic_to_make(cli: Cli) -> None:
+def test_paused_topic_delivers_nothing_until_it_is_resumed(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    cli("put", "jobs", "x")
+    shown = cli("topic", "pause", "jobs").stdout
+    assert "topic jobs is paused\n" in shown
+    assert "heapline topic resume jobs" in shown
+    cli("pop", "jobs", code=3)
+    assert cli.json("topic", "show", "jobs")[0]["stats"]["paused"]
+    assert "the topic is paused" in cli("pop", "jobs", code=3).stderr
+    assert "delivers messages" in cli("topic", "resume", "jobs").stdout
+    assert len(cli.json("pop", "jobs")) == 1
+
+
+def test_pause_can_end_at_a_time(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    (told,) = cli.json("topic", "pause", "jobs", "--until", "2100-01-01T00:00:00Z")
+    assert told == {"topic": "jobs", "paused": True, "until": "2100-01-01T00:00:00Z"}
+    assert "is paused until 2" in cli("topic", "pause", "jobs", "--for", "1h").stdout
+    assert cli.json("topic", "resume", "jobs") == [{"topic": "jobs", "paused": False}]
+    both = cli("topic", "pause", "jobs", "--for", "1h", "--until", "2100-01-01T00:00:00Z", code=1)
+    assert "exclude each other" in both.stderr
+
+
+def test_purge_asks_and_removes_waiting_messages_only(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    for flags in ([], ["--delay", "1h"], ["-p", "-1"]):
+        cli("put", "jobs", "x", *flags)
+    cli("pop", "jobs")
+    refused = cli("topic", "purge", "jobs", typed="n\n", code=1)
+    assert "Permanently remove 1 ready, 1 delayed of topic jobs?" in refused.stderr
+    assert "--yes" in cli("topic", "purge", "jobs", code=1).stderr
+    assert cli("topic", "purge", "jobs", typed="y\n").stdout == "2 messages removed from topic jobs\n"
+    assert cli.json("topic", "purge", "jobs", "-y") == [{"topic": "jobs", "count": 0}]
+    assert [message.state for message in cli.broker.standing("jobs")] == ["leased"]
+
+
+def test_invalid_topic_name_is_refused_as_such(cli: Cli) -> None:
     assert cli("topic", "show", "a b", code=1).stderr.startswith("BadName: 'a b' is not a topic name")
 
 
 @pytest.mark.parametrize("command", ["show", "delete", "update"])
-def test_unknown_topic_is_told_with_those_that_there_are(cli: Cli, command: str) -> None:
+def test_unknown_topic_is_refused_with_the_existing_ones(cli: Cli, command: str) -> None:
     cli("topic", "create", "jobs")
     flags = ["--k", "2"] if command == "update" else []
     said = cli("topic", command, "jbos", *flags, code=1).stderr
-    assert "TopicNotFound: there is no topic 'jbos'; there are jobs. Make it with: heapline topic create jbos" in said
+    assert "TopicNotFound: topic 'jbos' does not exist; there are jobs. Create it with: " in said
+    assert "heapline topic create jbos" in said
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("x\n", 1), ("", 1)])
 def test_question_leaves_no_trace_in_the_output(cli: Cli, typed: str, code: int) -> None:
     cli("topic", "create", "old")
     result = cli("topic", "delete", "old", typed=typed, code=code)
-    assert "for good" in result.stderr
-    assert result.stdout == ("topic old is deleted\n" if code == 0 else "")
+    assert "Permanently delete" in result.stderr
+    assert result.stdout == ("topic old deleted\n" if code == 0 else "")
     assert cli("topic", "show", "old", code=1 - code)

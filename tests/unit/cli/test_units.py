@@ -1,4 +1,4 @@
-"""Durations, sizes and moments as people type them."""
+"""Durations, sizes and times as people type them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from heapline.cli import messages, units
-from heapline.cli.present import facts_table
+from heapline.cli import group_read, message_view, output, units
+from heapline.cli.output import facts_table, harmless
 
 
 def test_examples_in_the_docstrings_hold() -> None:
-    for module in (units, messages):
+    for module, examples in ((units, 6), (output, 6), (message_view, 1), (group_read, 1)):
         result = doctest.testmod(module)
-        assert (result.attempted >= 2, result.failed) == (True, 0)
+        assert (result.attempted >= examples, result.failed) == (True, 0)
 
 
 @given(st.integers(0, 10**12))
-def test_shown_duration_reads_back_to_within_its_second_unit(ms: int) -> None:
+def test_formatted_duration_parses_back_within_its_second_unit(ms: int) -> None:
     seconds = ms / 1000
     back = units.duration(units.span(seconds))
     smallest = 0.001 if seconds < 60 else 1 if seconds < 3600 else 60 if seconds < 86400 else 3600
@@ -31,13 +31,13 @@ def test_shown_duration_reads_back_to_within_its_second_unit(ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5x", "-5s", "5 minutes", "s", "1e3", "nan", "5m-3s", "٣s"])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="30s, 5m"):
         units.duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "64MB", "-1", "1.5MiB", "1TiB", "x"])
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+def test_invalid_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="64KiB"):
         units.nbytes(text)
 
@@ -47,33 +47,33 @@ def test_sizes_are_binary(text: str, nbytes: int) -> None:
     assert units.nbytes(text) == nbytes
 
 
-def test_moment_needs_a_time_zone() -> None:
-    assert units.moment("2030-01-31T12:00:00+02:00") == datetime(2030, 1, 31, 10, tzinfo=UTC)
-    for text, said in (("2030-01-31T12:00:00", "time zone"), ("tomorrow", "no moment")):
+def test_time_needs_a_time_zone() -> None:
+    assert units.instant("2030-01-31T12:00:00+02:00") == datetime(2030, 1, 31, 10, tzinfo=UTC)
+    for text, said in (("2030-01-31T12:00:00", "time zone"), ("tomorrow", "not a time")):
         with pytest.raises(typer.BadParameter, match=said):
-            units.moment(text)
+            units.instant(text)
 
 
-def test_past_is_a_moment_or_how_long_ago() -> None:
+def test_past_is_a_time_or_how_long_ago() -> None:
     assert abs(units.past("2h") - (datetime.now(UTC) - timedelta(hours=2))) < timedelta(minutes=5)
     assert units.past("2030-01-31T12:00:00Z") == datetime(2030, 1, 31, 12, tzinfo=UTC)
-    for text, said in (("soon", "or how long ago"), ("999999999w", "longer ago")):
+    for text, said in (("soon", "or how long ago"), ("999999999w", "too long ago")):
         with pytest.raises(typer.BadParameter, match=said):
             units.past(text)
 
 
 @pytest.mark.parametrize("text", ["a", "=b", ""])
-def test_what_is_no_pair_is_refused(text: str) -> None:
+def test_invalid_pair_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
         units.pair(text)
 
 
 @given(st.text(st.sampled_from("\\[]/adim\x1b\x9b\u202e"), min_size=1))
-def test_what_others_wrote_shows_itself_and_is_no_markup(text: str) -> None:
+def test_foreign_text_is_escaped_and_never_markup(text: str) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=10_000)
-    console.print(messages.whole(text.encode()))
-    console.print(facts_table("", [(messages.harmless(text), messages.harmless(text))]))
+    console.print(message_view.full_payload(text.encode()))
+    console.print(facts_table("", [(harmless(text), harmless(text))]))
     spelled = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     assert stream.getvalue().count(spelled) >= 3
     assert not set("\x1b\x9b\u202e") & set(stream.getvalue())

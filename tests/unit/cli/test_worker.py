@@ -1,4 +1,4 @@
-"""`heapline worker`: what it says when it cannot work, and how it sees that a source has changed."""
+"""`heapline worker`: errors at startup, and detection of changed source files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from heapline.cli import main
-from heapline.cli.reloading import SourceWatch
+from heapline.cli.worker import SourceWatch
 
 runner = CliRunner()
 APP = """
@@ -39,27 +39,35 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shop_tasks"], "'shop_tasks' names no app: write module:name, as in proj.tasks:app"),
-        (["nowhere.tasks:app"], "there is no module 'nowhere' here: run this where it can be imported from"),
+        (["shop_tasks"], "'shop_tasks' is not an app; use module:name, such as proj.tasks:app"),
+        (["nowhere.tasks:app"], "module 'nowhere' cannot be imported; run the command in the directory that contains"),
         (["shop_tasks:nothing"], "module 'shop_tasks' has no 'nothing'"),
         (["shop_tasks:number"], "'shop_tasks:number' is a int, not a heapline.App"),
         (["shop_empty:app"], "this app has no tasks"),
         (["shop_tasks:app", "--topics", "male"], "no task of this app is on topic 'male'; its topics are mail"),
-        (["shop_tasks:app", "--concurrency", "0"], "concurrency=0: it is 1 to 10000 handlers at once"),
-        (["shop_tasks:app", "--processes", "2"], "which several processes cannot share: run `heapline serve`"),
+        (["shop_tasks:app", "--concurrency", "0"], "concurrency must be an integer from 1 to 10000, got 0"),
+        (["shop_tasks:app", "--processes", "2"], "which several processes cannot share; run `heapline serve`"),
     ],
 )
-def test_worker_that_cannot_work_says_why(arguments: list[str], words: str) -> None:
+def test_worker_that_cannot_start_says_why(arguments: list[str], words: str) -> None:
     result = runner.invoke(main.app, ["worker", *arguments])
     assert result.exit_code == 1
     assert words in result.output
 
 
 @pytest.mark.usefixtures("project")
-def test_package_that_the_app_misses_is_told_by_python_itself() -> None:
+def test_missing_package_of_the_app_raises_its_own_error() -> None:
     result = runner.invoke(main.app, ["worker", "shop_broken:app"])
     assert isinstance(result.exception, ModuleNotFoundError)
     assert result.exception.name == "no_such_package"
+
+
+@pytest.mark.usefixtures("project")
+def test_os_error_of_the_app_keeps_its_traceback(project: Path) -> None:
+    (project / "shop_config.py").write_text("open('no such file')\n")
+    result = runner.invoke(main.app, ["worker", "shop_config:app"])
+    assert isinstance(result.exception, ImportError)
+    assert isinstance(result.exception.__cause__, FileNotFoundError)
 
 
 def test_source_watch_sees_new_changed_and_removed_files(tmp_path: Path) -> None:
@@ -77,7 +85,7 @@ def test_source_watch_sees_new_changed_and_removed_files(tmp_path: Path) -> None
     assert watch.changed() == "pkg/a.py"
 
 
-def test_source_watch_passes_over_what_is_no_source(tmp_path: Path) -> None:
+def test_source_watch_ignores_other_files_and_directories(tmp_path: Path) -> None:
     watch = SourceWatch(tmp_path)
     for directory in (".venv", "node_modules", "__pycache__"):
         (tmp_path / directory).mkdir()

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, event, func, select
 from heapline import outbox
 from heapline.client.outbox.sql import OUTBOX, SqlStore
 from heapline.client.outbox.store import Claimed, Turn
-from heapline.errors import TopicReloading
+from heapline.contract.errors import TopicReloading
 from heapline.testing import MemoryBroker
 
 

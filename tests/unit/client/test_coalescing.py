@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.client.coalescing import MOMENT, Crowd, Gathering, Lane, Single, answer, refuse
-from heapline.errors import HeaplineError, TopicNotFound, UnavailableError
-from heapline.testing.loop import run
+from heapline.client.wrappers.lanes import PACE_SECONDS, Batcher, Lane, Pacer, Pending, reject, resolve
+from heapline.contract.errors import HeaplineError, TopicNotFound, UnavailableError
+from tests.simulation.loop import run
 
 
 class Waiter:
@@ -33,8 +33,8 @@ CALLS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans())
 def test_batches_hold_all_that_is_waited_for_in_order_and_within_the_caps(
     calls: list[tuple[int, int, bool]], count_max: int, bytes_max: int, apart: bool
 ) -> None:
-    gathering = Gathering(count_max, bytes_max, (lambda what: what[1]) if apart else None)
-    singles = [Single((i, name), Waiter(gone), 0.0, size) for i, (name, size, gone) in enumerate(calls)]
+    gathering = Batcher(count_max, bytes_max, (lambda call: call[1]) if apart else None)
+    singles = [Pending((i, name), Waiter(gone), 0.0, size) for i, (name, size, gone) in enumerate(calls)]
     for single in singles:
         gathering.add(single)
     batches = []
@@ -43,19 +43,19 @@ def test_batches_hold_all_that_is_waited_for_in_order_and_within_the_caps(
     assert [s for batch in batches for s in batch] == [s for s in singles if not s.future.done()]
     assert len(gathering) == 0
     for batch, after in zip(batches, [*batches[1:], []], strict=False):
-        size, names = sum(s.nbytes for s in batch), [s.what[1] for s in batch]
+        size, names = sum(s.nbytes for s in batch), [s.call[1] for s in batch]
         assert len(batch) <= count_max
         assert size <= bytes_max or len(batch) == 1, "one that is too large goes alone"
         assert not apart or len(set(names)) == len(names)
         if after:  # nothing was held back that would have fitted
             more = after[0]
-            assert len(batch) == count_max or size + more.nbytes > bytes_max or (apart and more.what[1] in names)
+            assert len(batch) == count_max or size + more.nbytes > bytes_max or (apart and more.call[1] in names)
 
 
 class Road:
     """Carries batches when it is told to, and remembers them."""
 
-    def __init__(self, crowd: Crowd | None = None, **caps: Any) -> None:
+    def __init__(self, crowd: Pacer | None = None, **caps: Any) -> None:
         self.batches: list[list[Any]] = []
         self.errors: dict[Any, Exception] = {}
         self.failure: Exception | None = None
@@ -63,22 +63,22 @@ class Road:
         self.open.set()
         self._tasks: list[asyncio.Future[None]] = []
         self.lane = Lane(
-            Gathering(**caps), self._carry, self._own, lambda sent: TimeoutError(f"{sent=}"), crowd=crowd
+            Batcher(**caps), self._carry, self._own, lambda sent: TimeoutError(f"{sent=}"), pacer=crowd
         )  # fmt: skip
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
 
-    async def _carry(self, batch: list[Single]) -> None:
-        self.batches.append([single.what for single in batch])
+    async def _carry(self, batch: list[Pending]) -> None:
+        self.batches.append([single.call for single in batch])
         await self.open.wait()
         if self.failure is not None:
             raise self.failure
         for single in batch:
-            if single.what in self.errors:
-                refuse(single, self.errors[single.what])
+            if single.call in self.errors:
+                reject(single, self.errors[single.call])
             else:
-                answer(single, f"done {single.what}")
+                resolve(single, f"done {single.call}")
 
 
 async def steps(count: int = 3) -> None:
@@ -102,7 +102,7 @@ async def test_calls_of_one_turn_go_together_and_those_that_come_meanwhile_in_th
 
 
 async def test_few_wait_for_a_crowd_that_is_under_way_and_go_with_it() -> None:
-    crowd = Crowd()
+    crowd = Pacer()
     enqueues, acks = Road(crowd), Road(crowd)
     acks.open.clear()
     many = [acks.lane.put(what, FAR) for what in "abcde"]
@@ -122,7 +122,7 @@ async def test_few_wait_for_a_crowd_that_is_under_way_and_go_with_it() -> None:
 
 
 async def test_few_do_not_wait_for_few() -> None:
-    crowd = Crowd()
+    crowd = Pacer()
     enqueues, acks = Road(crowd), Road(crowd)
     acks.open.clear()
     acked = [acks.lane.put(what, FAR) for what in "ab"]
@@ -133,7 +133,7 @@ async def test_few_do_not_wait_for_few() -> None:
 
 
 async def test_few_that_wait_for_a_crowd_go_on_if_it_fails_and_are_told_in_time_if_it_hangs() -> None:
-    crowd = Crowd()
+    crowd = Pacer()
     enqueues, acks = Road(crowd), Road(crowd)
     acks.open.clear()
     acks.failure = UnavailableError("gone")
@@ -152,7 +152,7 @@ def test_few_wait_only_a_moment_for_a_crowd_whose_call_takes_long() -> None:
     """A batch that waits for a decision, or is repeated until its deadline, must not keep acks until leases end."""
 
     async def go() -> float:
-        crowd = Crowd()
+        crowd = Pacer()
         enqueues, acks = Road(crowd), Road(crowd)
         enqueues.open.clear()
         many = [enqueues.lane.put(what, FAR) for what in "abcde"]
@@ -164,7 +164,7 @@ def test_few_wait_only_a_moment_for_a_crowd_whose_call_takes_long() -> None:
         await asyncio.gather(*many)
         return at
 
-    assert run(go()) <= MOMENT
+    assert run(go()) <= PACE_SECONDS
 
 
 async def test_one_that_is_refused_fails_only_its_own_caller() -> None:

@@ -14,10 +14,10 @@ import grpc
 import pytest
 
 import heapline
-from heapline.client.connecting import connect_from_env, is_loopback
-from heapline.client.ending import heapline_error
+from heapline.client.connect import connect_from_env, is_loopback
 from heapline.client.sdk import ConnectedBroker
-from heapline.errors import BadRequest, Closed, DeadlineExceeded, UnavailableError
+from heapline.client.transports.grpc_status import heapline_error
+from heapline.contract.errors import BadRequest, Closed, DeadlineExceeded, UnavailableError
 
 NAMES = ("HEAPLINE_URL", "HEAPLINE_API_KEY_FILE", "HEAPLINE_CA_FILE", "HEAPLINE_DATA")
 
@@ -42,18 +42,18 @@ def test_client_is_made_without_connecting_and_without_a_loop() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"target": "a:1", "endpoints": ["b:1"]}, r"give a target or endpoints=\[…\], not both"),
-        ({"endpoints": []}, "endpoints is empty: name at least one server as host:port"),
-        ({"endpoints": "a:1"}, "endpoints is a list of servers, not 'a:1'; a single one goes first"),
-        ({"endpoints": [5]}, "a server is written host:port, not 5"),
-        ({"target": "http://a:1"}, "a server is heaplines://host:port"),
-        ({"endpoints": ["a:1", "ftp://b"]}, "a server is heaplines://host:port"),
-        ({"target": ""}, "names no server"),
-        ({"api_key": ""}, "api_key is the text that `heapline keys create` printed"),
-        ({"api_key": "two\nlines"}, "api_key is the text"),
-        ({"api_key": 5}, "api_key is the text"),
+        ({"target": "a:1", "endpoints": ["b:1"]}, r"give target or endpoints=\[…\], not both"),
+        ({"endpoints": []}, "endpoints is empty; name at least one server as host:port"),
+        ({"endpoints": "a:1"}, "endpoints must be a list of servers, got 'a:1'; pass a single server"),
+        ({"endpoints": [5]}, "a server must be host:port, got 5"),
+        ({"target": "http://a:1"}, "is not a server; write heaplines://host:port"),
+        ({"endpoints": ["a:1", "ftp://b"]}, "is not a server; write heaplines://host:port"),
+        ({"target": ""}, "does not name a server"),
+        ({"api_key": ""}, "api_key must be the text that `heapline keys create` printed"),
+        ({"api_key": "two\nlines"}, "api_key must be the text"),
+        ({"api_key": 5}, "api_key must be the text"),
         ({"deadline": 0}, "deadline"),
-        ({"target": "heapline://a:1", "tls": heapline.ClientTls(ca="x")}, "is not over TLS, but TLS files are given"),
+        ({"target": "heapline://a:1", "tls": heapline.ClientTls(ca="x")}, "does not use TLS, but TLS files are given"),
     ],
 )
 @pytest.mark.parametrize("make", [heapline.connect, heapline.connect_sync])
@@ -108,7 +108,7 @@ def test_admin_key_of_another_program_is_neither_sent_nor_an_error(
     assert settings(heapline.connect())[1] is None
     assert settings(connect_from_env())[1] is None
     monkeypatch.setenv("HEAPLINE_DATA", str(tmp_path / "data"))
-    with pytest.raises(BadRequest, match="the file must hold one API key and nothing else"):
+    with pytest.raises(BadRequest, match="the file must contain one API key and nothing else"):
         heapline.connect()  # somebody has said that it is ours
 
 
@@ -121,7 +121,7 @@ async def test_new_key_of_a_server_on_this_machine_is_found_at_the_next_connecti
     file.write_text("hl_second\n")
 
     async def key_of_the_next(client: ConnectedBroker) -> str | None:
-        await client._make_calls("localhost:7400").close()
+        await client._connect("localhost:7400").close()
         return client._credential
 
     assert (await key_of_the_next(hl), await key_of_the_next(named)) == ("hl_second", "hl_mine")
@@ -174,11 +174,11 @@ def test_bad_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         connect_from_env()
     for content in ("", "two\nkeys", "k\x00", "k" * 5000):
         (tmp_path / "none").write_text(content)
-        with pytest.raises(BadRequest, match="the file must hold one API key and nothing else"):
+        with pytest.raises(BadRequest, match="the file must contain one API key and nothing else"):
             connect_from_env()
     monkeypatch.delenv("HEAPLINE_API_KEY_FILE")
     monkeypatch.setenv("HEAPLINE_URL", " , ")
-    with pytest.raises(BadRequest, match="HEAPLINE_URL names no server: write host:port"):
+    with pytest.raises(BadRequest, match="HEAPLINE_URL does not name a server; write host:port"):
         connect_from_env()
 
 
@@ -209,8 +209,8 @@ def test_names_of_the_client_load_no_grpc_until_one_is_made() -> None:
 
 async def test_server_that_is_not_there_is_told_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     # No try begins shortly before the deadline: one that is not refused in time would rightly be told as in doubt.
-    monkeypatch.setattr("heapline.client.retrying.pauses", lambda: itertools.repeat(60.0))
-    says = "s: none of 127.0.0.1:1 could be reached, so nothing was changed; is `heapline serve` running there?"
+    monkeypatch.setattr("heapline.client.wrappers.retrying.pauses", lambda: itertools.repeat(60.0))
+    says = "s: could not connect to 127.0.0.1:1, so nothing changed; check that `heapline serve` is running there"
     async with heapline.connect("127.0.0.1:1", deadline=30) as hl:
         calls = [
             hl.list_topics(),
@@ -222,7 +222,7 @@ async def test_server_that_is_not_there_is_told_after_the_deadline(monkeypatch: 
         errors = await asyncio.gather(*calls, return_exceptions=True)
     assert all(type(error) is DeadlineExceeded for error in errors)
     assert [str(error) for error in errors] == [
-        f"{name} was given up after {seconds} {says}"
+        f"{name} failed after {seconds} {says}"
         for name, seconds in (
             ("ListHeaps", 30), ("EnqueueBatch", 30), ("EnqueueBatch", 30), ("Stats", 20), ("EnqueueBatch", 20),
         )
@@ -255,7 +255,7 @@ async def test_client_belongs_to_one_open_loop() -> None:
         await hl.list_topics()
 
     async def other() -> None:
-        with pytest.raises(BadRequest, match="belongs to another event loop, which is still open: connect once for"):
+        with pytest.raises(BadRequest, match="belongs to another event loop, which is still open; connect once per"):
             await hl.list_topics()
 
     await asyncio.to_thread(lambda: asyncio.run(other()))
@@ -281,7 +281,7 @@ async def test_closed_client_says_so_and_may_be_closed_twice() -> None:
 
 
 async def test_what_waits_when_a_client_closes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.client.returning.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("heapline.client.lease_return.CLOSE_SECONDS", 0.05)
     hl = heapline.connect("127.0.0.1:1", deadline=60)
     waiting = [asyncio.ensure_future(hl.enqueue("jobs", b"%d" % i)) for i in range(3)]
     await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 from collections.abc import Awaitable, Callable
@@ -11,13 +12,22 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.consuming import Consumption, consume
-from heapline.config import BrokerConfig
+from heapline.client.consumer import Consumer, consume
+from heapline.contract.config import BrokerConfig
+from heapline.contract.errors import (
+    Closed,
+    LeaseLost,
+    PermissionDenied,
+    TopicNotFound,
+    Unauthenticated,
+    UnavailableError,
+)
+from heapline.contract.message import Message, Outgoing
 from heapline.engine import EmbeddedBroker
-from heapline.errors import LeaseLost, TopicNotFound, Unauthenticated, UnavailableError
-from heapline.model import Message, Outgoing
-from heapline.testing import FakeClock, FakeDisk, SimIo
-from heapline.testing.loop import run
+from heapline.testing import FakeClock
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.loop import run
+from tests.simulation.sim_io import SimIo
 
 DAY = 86400.0
 
@@ -76,8 +86,8 @@ async def counts(hl: Any) -> tuple[int, int]:
     return stats.ready, stats.leased
 
 
-async def settle(messages: Consumption, here: int) -> None:
-    while len(messages.feed._here) != here:  # noqa: ASYNC110 - nothing tells it
+async def settle(messages: Consumer[Message], here: int) -> None:
+    while len(messages.prefetcher._here) != here:  # noqa: ASYNC110 - nothing tells it
         await asyncio.sleep(0.001)
 
 
@@ -225,7 +235,7 @@ async def test_prefetched_message_whose_lease_was_lost_is_not_handed_out(hl: Fra
     async with consume(hl, "jobs", prefetch=2, visibility=30) as messages:
         await (await anext(messages)).ack()
         await settle(messages, 2)
-        stolen = messages.feed._here[0]
+        stolen = messages.prefetcher._here[0]
         await hl.bury(stolen)
         await asyncio.sleep(30)  # the next extension tells
         assert (await anext(messages)).id != stolen.id
@@ -340,10 +350,10 @@ async def test_asker_that_is_cancelled_leaves_its_message_to_another(hl: Fragile
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"prefetch": -1}, "prefetch is an int from 0 to 100000, not -1"),
-        ({"prefetch": 1.5}, "prefetch is an int"),
+        ({"prefetch": -1}, "prefetch must be an integer from 0 to 100000, got -1"),
+        ({"prefetch": 1.5}, "prefetch must be an integer"),
         ({"visibility": 0}, "visibility"),
-        ({"holder": ""}, "holder is a str"),
+        ({"holder": ""}, "holder must be a string"),
     ],
 )
 def test_bad_options_are_refused_when_it_is_made(options: dict[str, Any], says: str) -> None:
@@ -380,9 +390,9 @@ async def test_message_that_came_again_is_handed_out_once_and_with_the_lease_tha
     async with consume(hl, "jobs", prefetch=1, visibility=30) as messages:
         first = await anext(messages)
         await settle(messages, 1)
-        (stale,) = messages.feed._here
+        (stale,) = messages.prefetcher._here
         await hl.release(stale)
-        messages.feed._arrived(await hl.pop("jobs", visibility=30))  # it comes again while its old self waits here
+        messages.prefetcher._arrived(await hl.pop("jobs", visibility=30))  # redelivered while its old self waits
         again = await anext(messages)
         assert again is not stale
         await again.ack()
@@ -427,8 +437,8 @@ def test_consumption_left_open_in_a_loop_that_is_gone_does_not_disturb_the_next_
         kept.append(messages)
 
     class Never:
-        async def list_topics(self) -> list[Any]:
-            return []
+        async def get_topic(self, topic: str) -> Any:
+            raise PermissionDenied("worker", "admin", topic)
 
         async def pop(self, *_: Any, **options: Any) -> list[Message]:
             await asyncio.sleep(3600)
@@ -444,3 +454,90 @@ def test_consumption_left_open_in_a_loop_that_is_gone_does_not_disturb_the_next_
             await anext(kept[0])
 
     run(close(), again)
+
+
+# -- one message per block ---------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_item_that_is_settled_in_its_block_is_left_alone(hl: Fragile) -> None:
+    await put(hl, 3)
+    async with consume(hl, "jobs", prefetch=0) as consumer:
+        async with consumer.item() as message:
+            assert message.payload == b"0"
+            await message.ack()
+        async with consumer.item() as message:
+            await message.nack(backoff=3600)
+        async with consumer.item() as message:
+            await message.bury()
+    assert (await hl.stats("jobs")).dead == 1
+    assert await counts(hl) == (0, 0)
+    assert [name for name in hl.calls if name in ("ack", "nack", "bury", "release")] == ["ack", "nack", "bury"]
+
+
+@simulated
+async def test_item_is_nacked_with_the_error_if_its_block_raises(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0) as consumer:
+        with pytest.raises(ZeroDivisionError):
+            async with consumer.item() as message:
+                raise ZeroDivisionError("no")
+    info = await hl.get("jobs", message.id)
+    assert (info.state, info.attempts, info.reason) == ("delayed", 1, "ZeroDivisionError: no")
+
+
+@simulated
+async def test_error_of_a_block_after_its_message_was_settled_changes_nothing(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0) as consumer:
+        with contextlib.suppress(ZeroDivisionError):
+            async with consumer.item() as message:
+                await message.ack()
+                raise ZeroDivisionError
+    assert (await hl.get("jobs", message.id)).state == "acked"
+
+
+@simulated
+async def test_item_that_is_not_settled_is_released(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0) as consumer:
+        async with consumer.item() as message:
+            pass
+        info = await hl.get("jobs", message.id)
+        assert (info.state, info.attempts) == ("ready", 0)
+
+
+@simulated
+async def test_item_whose_block_is_cancelled_is_released(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0) as consumer:
+
+        async def work() -> None:
+            async with consumer.item():
+                await asyncio.sleep(3600)
+
+        working = asyncio.ensure_future(work())
+        await asyncio.sleep(1)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert await counts(hl) == (1, 0)
+
+
+@simulated
+async def test_error_of_a_block_is_raised_even_if_its_nack_fails(hl: Fragile) -> None:
+    await put(hl, 1)
+    async with consume(hl, "jobs", prefetch=0) as consumer:
+        hl.failures["nack"] = [UnavailableError("gone")]
+        with pytest.raises(ZeroDivisionError):
+            async with consumer.item():
+                raise ZeroDivisionError
+
+
+@simulated
+async def test_item_of_a_closed_consumer_says_so(hl: Fragile) -> None:
+    consumer = consume(hl, "jobs")
+    await consumer.aclose()
+    with pytest.raises(Closed, match="this consumer is closed"):
+        async with consumer.item():
+            pass

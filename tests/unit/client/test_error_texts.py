@@ -16,29 +16,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import heapline
-from heapline import contents
 from heapline.cli import worker as worker_cli
-from heapline.client import forking, outbox
-from heapline.client.http import HttpBroker
-from heapline.client.outbox import sending, serving
+from heapline.client import fork_guard, outbox
+from heapline.client.outbox import relay_service, sender
 from heapline.client.outbox.rows import Row, fields_of
 from heapline.client.sdk import ConnectedBroker
-from heapline.client.session import Session
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.tasks import home as task_home
-from heapline.client.tasks.encoding import Arguments
-from heapline.client.tasks.home import Elsewhere, Home
+from heapline.client.tasks import broker_binding as task_home
+from heapline.client.tasks.arguments import Arguments
+from heapline.client.tasks.broker_binding import Elsewhere, Home
 from heapline.client.tasks.outcomes import Retry
+from heapline.contract import payload_codec
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
 
 ROOT = Path(heapline.__file__).parent
-FILES = [*ROOT.glob("client/**/*.py"), ROOT / "cli/worker.py", ROOT / "contents.py"]
+FILES = [*ROOT.glob("client/**/*.py"), ROOT / "cli/worker.py", ROOT / "contract/payload_codec.py"]
 #: Not for a user's eyes, and why.
 PASSED_OVER = {
     "unreachable: pauses never end": "for those who read the code",
-    "a call that has ended keeps its status to itself": "a bug of gRPC's",
+    "gRPC has no status for a call that has ended": "a bug of gRPC's",
     "rows were claimed by two at once: this database does not lock them": "a database that breaks its promise",
     "has no attribute": "Python's own words",
     "f'{type(error).__name__}: {error}'": "another error's text, as Django's command tells it",
@@ -96,30 +94,22 @@ def two_loops() -> None:
         first.close()
 
 
-def silent_server() -> None:
-    class Stream:
-        def add_done_callback(self, told: Any) -> None: ...
-
-        async def write(self, request: Any) -> None: ...
-
-        async def read(self) -> Any:
-            await asyncio.sleep(3600)
-
-    async def call() -> None:
-        await Session(lambda: Stream(), lambda *_: None).call("Pop", b"", 0.001)
-
-    asyncio.run(call())
+async def closed_consumer() -> None:
+    consumer = heapline.connect("a:1").consume("t")
+    await consumer.aclose()
+    async with consumer.item():
+        pass
 
 
 def log_that_breaks(environment: Environment, read_again: bool = False) -> None:
     class Wire:
-        async def stream(self, name: str, request: Any) -> Any:
+        async def stream(self, feed: Any, context: Any) -> Any:
             raise heapline.UnavailableError("the server is gone")
             yield
 
         async def close(self) -> None: ...
 
-    environment.set.setattr(ConnectedBroker, "_make_calls", lambda self, endpoint: Wire())
+    environment.set.setattr(ConnectedBroker, "_connect", lambda self, endpoint: Wire())
 
     async def read() -> None:
         hl = heapline.connect("a:1", deadline=0.01)
@@ -148,8 +138,8 @@ class Environment:
         return str(self.path / "file")
 
     def forked(self) -> None:
-        self.set.setattr(forking, "_USED_BY", [1])
-        forking.check_process()
+        self.set.setattr(fork_guard, "_USED_BY", [1])
+        fork_guard.check_process()
 
     def without_grpc(self) -> None:
         self.set.setitem(__import__("sys").modules, "grpc", None)
@@ -159,6 +149,13 @@ class Environment:
         self.set.setattr(task_home, "find_spec", lambda name: None)
         task_home.make_client("localhost:1")
 
+    def app_with_os_error(self) -> None:
+        def fail(name: str) -> None:
+            raise FileNotFoundError(2, "No such file or directory", "settings.ini")
+
+        self.set.setattr(worker_cli.importlib, "import_module", fail)
+        worker_cli.load_app("tasks:app")
+
     def many_processes(self) -> None:
         self.set.setattr(worker_cli, "load_app", lambda where: heapline.App(Path("./data")))
         worker_cli._check_shared("tasks:app")
@@ -167,122 +164,110 @@ class Environment:
 Cause = Callable[[Environment], Any]
 CASES: list[tuple[str, Cause]] = [
     # -- connecting
-    ("deadline is a number of seconds from 0.001 to 43200 (12 hours), not 86400",
+    ("deadline must be from 0.001 to 43200 seconds (12 hours), got 86400",
      lambda e: heapline.connect("localhost:1", deadline=86400)),
-    ("HEAPLINE_URL names no server: write host:port",
+    ("HEAPLINE_URL does not name a server; write host:port",
      lambda e: (e.named(HEAPLINE_URL=","), heapline.connect_from_env())),
-    ("HEAPLINE_API_KEY_FILE or admin.key: the file must hold one API key and nothing else",
+    ("HEAPLINE_API_KEY_FILE or admin.key: the file must contain one API key and nothing else",
      lambda e: (e.named(HEAPLINE_API_KEY_FILE=e.file("a\nb")), heapline.connect_from_env())),
     ("HEAPLINE_API_KEY_FILE cannot be read: No such file",
      lambda e: (e.named(HEAPLINE_API_KEY_FILE=str(e.path / "no")), heapline.connect_from_env())),
-    ("give a target or endpoints=[…], not both", lambda e: heapline.connect("a:1", endpoints=["b:1"])),
-    ("endpoints is a list of servers, not 'a:1'; a single one goes first: connect(…)",
+    ("give target or endpoints=[…], not both", lambda e: heapline.connect("a:1", endpoints=["b:1"])),
+    ("endpoints must be a list of servers, got 'a:1'; pass a single server as target",
      lambda e: heapline.connect(endpoints="a:1")),
-    ("endpoints is empty: name at least one server as host:port", lambda e: heapline.connect(endpoints=[])),
-    ("a server is written host:port, not 7400",
+    ("endpoints is empty; name at least one server as host:port", lambda e: heapline.connect(endpoints=[])),
+    ("a server must be host:port, got 7400",
      lambda e: heapline.connect(endpoints=[7400])),  # type: ignore[list-item]
-    ("api_key is the text that `heapline keys create` printed: not empty, without line breaks",
+    ("api_key must be the text that `heapline keys create` printed, without line breaks",
      lambda e: heapline.connect(api_key="a\nb")),
-    ("heapline.connect speaks gRPC: install it with `pip install 'heapline[client]'`", Environment.without_grpc),
-    ("'http://a': a server is heaplines://host:port (TLS) or heapline://host:port", lambda e: parse_target("http://a")),
-    ("'heapline://a' is not over TLS, but TLS files are given: write heaplines://a",
+    ("heapline.connect needs gRPC; install it with `pip install 'heapline[client]'`", Environment.without_grpc),
+    ("'http://a' is not a server; write heaplines://host:port (TLS) or heapline://host:port", lambda e: parse_target("http://a")),
+    ("'heapline://a' does not use TLS, but TLS files are given; write heaplines://a",
      lambda e: parse_target("heapline://a", ClientTls())),
-    ("'heaplines://' names no server: write heaplines://host:port", lambda e: heapline.connect("heaplines://")),
-    ("a client certificate and its key go together: give both, or neither",
+    ("'heaplines://' does not name a server; write heaplines://host:port", lambda e: heapline.connect("heaplines://")),
+    ("a client certificate needs its key, and a key its certificate; give both or neither",
      lambda e: ClientTls(certificate="x").credentials()),
-    ("a TLS file cannot be read: [Errno 2]", lambda e: ClientTls(ca=e.path / "no").credentials()),
-    ("this process was forked from one that had already used a Heapline client, and gRPC does not survive that: use "
+    ("cannot read a TLS file: [Errno 2]", lambda e: ClientTls(ca=e.path / "no").credentials()),
+    ("this process was forked from one that had already used a Heapline client, and gRPC does not survive that; use "
      "clients only after the fork (connect() alone does not connect), or start processes with 'spawn'",
      Environment.forked),
-    ("this client belongs to another event loop, which is still open: connect once for each loop, or use "
+    ("this client belongs to another event loop, which is still open; connect once per event loop, or use "
      "heapline.connect_sync from several threads", lambda e: two_loops()),
-    ("Pop was not answered within 0.001 s: it may have been done", lambda e: silent_server()),
-    ("ReadLog was given up after 0.01 s: the connection broke (the server is gone)", log_that_breaks),
-    ("Replay was given up after 0.01 s: the connection broke (the server is gone)", lambda e: log_that_breaks(e, True)),
+    ("ReadLog failed after 0.01 s: the connection broke (the server is gone)", log_that_breaks),
+    ("Replay failed after 0.01 s: the connection broke (the server is gone)", lambda e: log_that_breaks(e, True)),
     # -- calls
-    ("a batch holds heapline.Outgoing(…), not bytes",
+    ("a batch holds heapline.Outgoing(…), got bytes",
      lambda e: run(lambda: heapline.connect("a:1").enqueue_batch("t", [b"x"]))),  # type: ignore[list-item]
-    ("parts is a list of part names, not 'p'", lambda e: run(lambda: heapline.connect("a:1").commit_batch("b", "p"))),
-    ("throttled is True or False, not 1",
-     lambda e: run(lambda: heapline.connect("a:1").set_partition_throttled("t", 0, 1))),  # type: ignore[arg-type]
-    ("rate is messages a second, over 0 and at most 1e6, not 0",
-     lambda e: run(lambda: heapline.connect("a:1").dlq_replay("t", rate=0))),
-    # -- groups
-    ('a place in a stream is "earliest", "latest", an offset, a datetime with its time zone, or {partition: offset}, '
-     "not 'middle'", lambda e: run(lambda: heapline.connect("a:1").reset_offsets("t", "g", to="middle"))),
-    ("rows are given as {partition: [offsets]}, not as list",
-     lambda e: run(lambda: heapline.connect("a:1").group_ack("t", "g", "m", [1], session="s"))),  # type: ignore[arg-type]
-    ("offsets are a list of ints from 0 on, not '[-1]'",
-     lambda e: run(lambda: heapline.connect("a:1").group_ack("t", "g", "m", {0: [-1]}, session="s"))),
-    ("an argument does not fit: ",
-     lambda e: run(lambda: heapline.connect("a:1").get_group("t", 5))),  # type: ignore[arg-type]
-    ("'a b' is not a group name", lambda e: run(lambda: HttpBroker("http://a:1").create_group("t", "a b"))),
+    ("this consumer is closed", lambda e: run(closed_consumer)),
+    ("prefetch must be an integer from 0 to 100000, got -1",
+     lambda e: run(lambda: heapline.connect("a:1").consume("t", prefetch=-1))),
     # -- payloads
-    ("the payload does not fit: Expected `int`, got `str`", lambda e: contents.decode(b'"a"', None, int)),
+    ("the payload does not fit: Expected `int`, got `str`", lambda e: payload_codec.decode(b'"a"', None, int)),
     ("the payload is 'image/png', which only you can read: take it from m.payload",
-     lambda e: contents.decode(b"", "image/png")),
-    ("a object has no form in JSON: use a dataclass, a msgspec.Struct, a pydantic model, or plain values",
-     lambda e: contents.write_foreign(object())),
-    ("no way to read a object is known", lambda e: contents.read_foreign(object, 1)),
+     lambda e: payload_codec.decode(b"", "image/png")),
+    ("cannot encode object as JSON; use a dataclass, a msgspec.Struct, a pydantic model, or plain values",
+     lambda e: payload_codec.write_foreign(object())),
+    ("no way to read a object is known", lambda e: payload_codec.read_foreign(object, 1)),
     # -- tasks
-    ("unknown=\"retry\" or unknown=\"bury\", not 'x'", lambda e: heapline.App(unknown="x")),  # type: ignore[arg-type]
-    ("there is a task 'plain' already, tests.unit.client.test_error_texts.plain: give this one a name, "
+    ("unknown must be \"retry\" or \"bury\", got 'x'", lambda e: heapline.App(unknown="x")),  # type: ignore[arg-type]
+    ("task 'plain' already exists (tests.unit.client.test_error_texts.plain); give this one a name, "
      "@app.task(name=…)",
      lambda e: twice()),
-    ("task 'many' takes *numbers: 'int': every argument of a task needs a name of its own", lambda e: task(many)),
-    ("task 'reserved' has a parameter 'priority', which is an option of enqueue: rename it", lambda e: task(reserved)),
-    ("task 'astray' has an annotation that cannot be found (name 'Missing' is not defined): the worker reads arguments "
-     "by their annotations, so import what they name, not only for type checkers",
+    ("task 'many' has *numbers: 'int'; every argument of a task must have a name", lambda e: task(many)),
+    ("task 'reserved' has a parameter 'priority', which is an option of enqueue; rename it", lambda e: task(reserved)),
+    ("task 'astray' has an annotation that cannot be resolved (name 'Missing' is not defined); the worker decodes "
+     "arguments by their annotations, so import the names at run time too",
      lambda e: task(astray).codec.check()),
-    ("task 'variant' has an annotation that JSON cannot be read by: ", lambda e: task(variant).codec.check()),
+    ("task 'variant' has an annotation that JSON cannot be decoded to: ", lambda e: task(variant).codec.check()),
     ("task plain(n: 'int') -> 'None': too many positional arguments", lambda e: task(plain).item(1, 2)),
-    ("task plain(n: 'int') -> 'None': these arguments would not fit at the worker: Expected `int`, got `str` - "
+    ("task plain(n: 'int') -> 'None': the worker would reject these arguments: Expected `int`, got `str` - "
      "at `$.n`",
      lambda e: run(lambda: task(plain).enqueue("a"))),
-    ("task plain(n: 'int') -> 'None': a object has no form in JSON",
+    ("task plain(n: 'int') -> 'None': cannot encode object as JSON",
      lambda e: run(lambda: task(plain).enqueue(object()))),
-    ("this is no call of task 'plain': Object missing required field `n`",
+    ("the payload is not a call of task 'plain': Object missing required field `n`",
      lambda e: Arguments("plain", plain).decode(b"{}")),
-    ("a server is reached over gRPC, which is not installed: pip install 'heapline[client]'",
+    ("a client needs gRPC, which is not installed; run pip install 'heapline[client]'",
      Environment.app_without_grpc),
-    ("an App's target is a server, a directory or a broker, not 5",
+    ("target of an App must be a server, a directory or a broker, got 5",
      lambda e: heapline.App(5)),  # type: ignore[arg-type]
-    ('api_key goes with the server that it is for: App("heaplines://host", api_key=…)',
+    ('api_key needs the server that it is for; write App("heaplines://host", api_key=…)',
      lambda e: heapline.App(api_key="k")),
-    ("plain.enqueue_sync would block the event loop that runs here: use `await plain.enqueue(…)`",
+    ("plain.enqueue_sync would block the running event loop; use `await plain.enqueue(…)`",
      lambda e: run(lambda: task(plain).enqueue_sync(1))),
-    ("'read_log' of a broker that lives in another event loop",
+    ("'read_log' cannot be used from another event loop than its broker's",
      lambda e: Elsewhere(Home("./d"), None).read_log),  # type: ignore[arg-type]
-    ("retry_on names exception classes, not 5", lambda e: task(plain, retry_on=[5])),
-    ("Retry(delay=…) is seconds from 0, a heapline.Backoff, or None for the topic's, not -1",
+    ("retry_on must name exception classes, got 5", lambda e: task(plain, retry_on=[5])),
+    ("Retry(delay=…) must be seconds from 0, a heapline.Backoff, or None for the topic's, got -1",
      lambda e: Retry(delay=-1)),
-    ("timeout=0 of task 'plain': it is seconds, over 0", lambda e: task(plain, timeout=0)),
+    ("timeout of task 'plain' must be a number of seconds over 0, got 0", lambda e: task(plain, timeout=0)),
     ("enqueue_many has no option 'headers'; it has delay, deliver_at,",
      lambda e: run(lambda: task(plain).enqueue_many([1], headers={}))),
-    ("this app has no tasks: declare some with @app.task in a module that is imported",
+    ("this app has no tasks; declare some with @app.task in a module that is imported",
      lambda e: heapline.App().worker()),
     ("no task of this app is on topic 'x'; its topics are t", lambda e: worker(topics=["x"])),
-    ("concurrency=0: it is 1 to 10000 handlers at once", lambda e: worker(concurrency=0)),
-    ("visibility=0: it is seconds, over 0", lambda e: worker(visibility=0)),
-    ("grace=-1: it is seconds, from 0", lambda e: worker(grace=-1)),
+    ("concurrency must be an integer from 1 to 10000, got 0", lambda e: worker(concurrency=0)),
+    ("visibility must be a number of seconds over 0, got 0", lambda e: worker(visibility=0)),
+    ("grace must be a number of seconds from 0, got -1", lambda e: worker(grace=-1)),
     # -- heapline worker
-    ("'tasks' names no app: write module:name, as in proj.tasks:app", lambda e: worker_cli.load_app("tasks")),
-    ("there is no module 'nowhere_at_all' here: run this where it can be imported from",
+    ("'tasks' is not an app; use module:name, such as proj.tasks:app", lambda e: worker_cli.load_app("tasks")),
+    ("module 'nowhere_at_all' cannot be imported; run the command in the directory that contains it",
      lambda e: worker_cli.load_app("nowhere_at_all:app")),
+    ("cannot import 'tasks'", Environment.app_with_os_error),
     ("module 'heapline' has no 'application'", lambda e: worker_cli.load_app("heapline:application")),
     ("'heapline:open' is a function, not a heapline.App", lambda e: worker_cli.load_app("heapline:open")),
-    ("'tasks:app' keeps its queue in a process of its own (data), which several processes cannot share: run `heapline "
-     "serve` and name it in HEAPLINE_URL, or use --processes 1", Environment.many_processes),
+    ("'tasks:app' opens its queue in its own process (data), which several processes cannot share; run `heapline "
+     "serve` and set HEAPLINE_URL, or use --processes 1", Environment.many_processes),
     # -- outbox
     ("the outbox writes through a SQLAlchemy session or connection, not str", lambda e: outbox.enqueue("x", "t", b"")),
-    ("key of a row of the outbox is at most 1024 characters, without NUL: not every database would keep it as it is",
+    ("key of a row of the outbox must be at most 1024 characters, without NUL; not every database can store it",
      lambda e: outbox.enqueue(None, "t", b"", key="a\0b")),
-    ("enqueue_call takes a call of a task, as send.item(…) makes it, not str", lambda e: fields_of("send")),
-    ("a row of the outbox is enqueued once by itself: leave idempotency_key out",
+    ("enqueue_call needs a call of a task, such as send.item(…), got str", lambda e: fields_of("send")),
+    ("a row of the outbox is enqueued exactly once without a key; omit idempotency_key",
      lambda e: fields_of(task(plain).item(1, idempotency_key="k"))),
-    ("this row is no message (JSONDecodeError): write it with outbox.enqueue",
-     lambda e: sending._outgoing(Row(1, 1, 0, "t", b"", 0, None, None, "{", None, None, None))),
-    ("give a server or a data directory, not both", lambda e: serving.broker_of("a:1", "./data", None)),
+    ("this row is not a message (JSONDecodeError); use outbox.enqueue",
+     lambda e: sender._outgoing(Row(1, 1, 0, "t", b"", 0, None, None, "{", None, None, None))),
+    ("give a server or a data directory, not both", lambda e: relay_service.broker_of("a:1", "./data", None)),
 ]  # fmt: skip
 _reached: set[tuple[str, int]] = set()
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 import heapline
 from heapline import outbox
-from heapline.client.outbox import OutboxRelay, sending
+from heapline.client.outbox import OutboxRelay, sender
 from heapline.client.outbox.sql import OUTBOX, SqlStore
 from heapline.client.outbox.store import Turn
 from heapline.testing import HandClock, MemoryBroker, drain
@@ -150,12 +150,12 @@ async def test_topics_are_opened_together(engine: Engine, hl: MemoryBroker) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"payload": "text"}, "a payload is bytes"),
+        ({"payload": "text"}, "payload must be bytes"),
         ({"topic": "no/such/topic"}, "topic"),
         ({"delay": 1, "deliver_at": datetime.now(UTC)}, "not both"),
         ({"headers": {"a": 1}}, "header"),
         ({"priority": 1.5}, "priority"),
-        ({"key": "k" * 1025}, "^key of a row of the outbox is at most 1024 characters"),
+        ({"key": "k" * 1025}, "^key of a row of the outbox must be at most 1024 characters"),
         ({"fairness_key": "a\0b"}, "^fairness_key of a row .* without NUL"),
         ({"session": None}, "a SQLAlchemy session or connection, not NoneType"),
     ],
@@ -242,7 +242,7 @@ async def test_row_that_is_no_message_keeps_nobody_else_waiting(engine: Engine, 
     with engine.connect() as connection:
         (row,) = connection.execute(select(OUTBOX.c.id, OUTBOX.c.error)).all()
     assert row.id == 2
-    assert "this row is no message (JSONDecodeError): write it with outbox.enqueue" in row.error
+    assert "this row is not a message (JSONDecodeError); use outbox.enqueue" in row.error
 
 
 async def test_run_goes_on_until_it_is_stopped(engine: Engine, hl: MemoryBroker) -> None:
@@ -317,7 +317,7 @@ async def left_in_doubt(engine: Engine, hl: MemoryBroker, *, enqueued: bool) -> 
     """A relay is killed after it has claimed its rows, before or after they went in."""
     relay = OutboxRelay(engine, hl)
     await relay.turn()
-    real, done = sending.send, False
+    real, done = sender.send, False
 
     async def dying(*args: Any) -> Any:
         nonlocal done
@@ -361,7 +361,7 @@ async def test_hung_relay_that_wakes_after_another_took_over_changes_nothing(eng
     with pytest.MonkeyPatch.context() as patch:
 
         async def hangs(*args: Any) -> Any:
-            return sending.Sent()
+            return sender.Sent()
 
         patch.setattr("heapline.client.outbox.relay.send", hangs)
         await hung.turn()  # claimed, and not sent
@@ -447,11 +447,11 @@ def test_call_that_no_row_can_hold_is_refused(engine: Engine) -> None:
     async def note(text: str) -> None: ...
 
     with Session(engine) as session:
-        with pytest.raises(heapline.BadRequest, match="enqueued once by itself: leave idempotency_key out"):
+        with pytest.raises(heapline.BadRequest, match="enqueued exactly once without a key; omit idempotency_key"):
             outbox.enqueue_call(session, note.item("x", idempotency_key="k"))
-        with pytest.raises(heapline.BadRequest, match=r"takes a call of a task, as send.item\(…\) makes it, not Task"):
+        with pytest.raises(heapline.BadRequest, match=r"needs a call of a task, such as send.item\(…\), got Task"):
             outbox.enqueue_call(session, note)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="would not fit at the worker"):
+        with pytest.raises(TypeError, match="would reject these arguments"):
             outbox.enqueue_call(session, note.item(5))
     assert waiting(engine) == 0
 

@@ -163,6 +163,6 @@ def test_tables_are_those_of_sqlalchemy() -> None:
 
 
 def test_bad_message_is_refused_at_once() -> None:
-    with pytest.raises(heapline.BadRequest, match="a payload is bytes"):
+    with pytest.raises(heapline.BadRequest, match="payload must be bytes"):
         enqueue("jobs", "text")  # type: ignore[arg-type]
     assert left() == 0

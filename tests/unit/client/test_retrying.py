@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 
-from heapline.client.patience import FIRST_PAUSE, LONGEST_PAUSE, SECONDS, pauses
-from heapline.client.retrying import ONCE, RetryingCalls
-from heapline.errors import (
+from heapline.client.backoff import FIRST_PAUSE, LONGEST_PAUSE, pauses
+from heapline.client.wrappers.retrying import RECONCILE, Retrying
+from heapline.contract.admin import CreateKey, CreateUser
+from heapline.contract.batches import ForgetSink
+from heapline.contract.call import CALLS, Command, Repeat
+from heapline.contract.columns import pack
+from heapline.contract.context import HERE, Context
+from heapline.contract.dead_letters import DeleteDeadLetters, ReplayDeadLetters
+from heapline.contract.errors import (
     BatchInDoubt,
     Closed,
     CorruptionError,
     DeadlineExceeded,
     HeaplineError,
     LeaseLost,
+    MessageNotFound,
     ResourceExhausted,
     StorageFull,
     TopicNotFound,
@@ -23,8 +30,39 @@ from heapline.errors import (
     Unauthenticated,
     UnavailableError,
 )
-from heapline.testing.loop import run
-from heapline.wire.schema import pb
+from heapline.contract.groups import (
+    EARLIEST,
+    DeleteGroup,
+    DeleteGroupDeadLetters,
+    GroupNack,
+    LostRows,
+    PartitionRows,
+    ReplayGroupDeadLetters,
+    ResetOffsets,
+)
+from heapline.contract.leases import Ack, Bury, Extended, Leased, LeasedMessages, LeaseKeys, Nack, Pop, Release, Settled
+from heapline.contract.message import MessageInfo
+from heapline.contract.messages import Cancel
+from heapline.contract.schedules import DeleteSchedule
+from heapline.contract.topics import DeleteTopic, Purge, Stats
+from tests.simulation.loop import run
+
+LEASES = LeaseKeys(pack([1, 2]), pack([10, 20]))
+ACK, STATS = Ack("jobs", LEASES), Stats("jobs")
+ONCE: list[Command[Any]] = [
+    Purge("jobs"),
+    DeleteTopic("jobs"),
+    ReplayDeadLetters("jobs"),
+    DeleteDeadLetters("jobs", ids=[1]),
+    DeleteSchedule("nightly"),
+    ForgetSink("lake"),
+    DeleteGroup("jobs", "g"),
+    ResetOffsets("jobs", "g", EARLIEST),
+    ReplayGroupDeadLetters("jobs", "g"),
+    DeleteGroupDeadLetters("jobs", "g"),
+    CreateKey("ci", ["jobs:produce"]),
+    CreateUser("ada@example.org", "a long password", ["jobs:produce"]),
+]
 
 
 def unreached() -> UnavailableError:
@@ -33,36 +71,41 @@ def unreached() -> UnavailableError:
     return error
 
 
-class FakeCalls:
-    """A channel that answers as the world's script says."""
+class FakeTransport:
+    """A connection that answers as the world's script says."""
 
     def __init__(self, world: World, endpoint: str) -> None:
         self.world, self.endpoint = world, endpoint
         self.closed = False
 
-    async def __call__(self, name: str, request: Any, seconds: float) -> Any:
+    async def do(self, command: Any, context: Context) -> Any:
         self.world.tries.append((self.endpoint, asyncio.get_running_loop().time()))
-        self.world.waits.append(getattr(request, "wait", None))
+        self.world.commands.append(command)
+        self.world.deadlines.append(context.deadline)
         await asyncio.sleep(0)
-        error = self.world.script.pop(0) if self.world.script else None
-        if error is not None:
-            raise error
-        return "answer"
+        answer = self.world.script.pop(0) if self.world.script else None
+        if isinstance(answer, Exception):
+            raise answer
+        return "answer" if answer is None else answer
 
     async def close(self) -> None:
         self.closed = True
 
 
 class World:
-    def __init__(self, *script: HeaplineError | None, endpoints: tuple[str, ...] = ("a:1",), deadline: float = 30.0):
+    def __init__(self, *script: Any, endpoints: tuple[str, ...] = ("a:1",), deadline: float = 30.0):
         self.script = list(script)
         self.tries: list[tuple[str, float]] = []
-        self.waits: list[Any] = []
-        self.channels: list[FakeCalls] = []
-        self.calls = RetryingCalls(endpoints, self._make, deadline)
+        self.commands: list[Any] = []
+        self.deadlines: list[Any] = []
+        self.channels: list[FakeTransport] = []
+        self.retrying = Retrying(endpoints, self._make, deadline)
+
+    async def do(self, command: Any, context: Context = HERE) -> Any:
+        return await self.retrying.do(command, context)
 
     def _make(self, endpoint: str) -> Any:
-        self.channels.append(FakeCalls(self, endpoint))
+        self.channels.append(FakeTransport(self, endpoint))
         return self.channels[-1]
 
     @property
@@ -81,7 +124,7 @@ def test_pauses_double_up_to_the_longest_and_are_never_quite_the_same() -> None:
 @pytest.mark.parametrize("error", [UnavailableError("x"), TopicReloading("jobs", "x"), Closed(), unreached()])
 def test_what_passes_by_itself_is_repeated(error: HeaplineError) -> None:
     world = World(error, error)
-    answer, doubt = run(world.calls.ask("Ack", pb.LeasesRequest()))
+    answer, doubt = run(world.retrying._try_until_deadline(ACK, HERE))
     assert answer == "answer"
     assert doubt is getattr(error, "reached", True)
     assert len(world.tries) == 3
@@ -98,7 +141,7 @@ def test_what_passes_by_itself_is_repeated(error: HeaplineError) -> None:
 def test_what_is_an_answer_is_raised_at_once(error: HeaplineError) -> None:
     world = World(error)
     with pytest.raises(type(error)) as caught:
-        run(world.calls("Ack", pb.LeasesRequest()))
+        run(world.do(ACK))
     assert caught.value is error
     assert not error.repeated
     assert len(world.tries) == 1
@@ -107,24 +150,29 @@ def test_what_is_an_answer_is_raised_at_once(error: HeaplineError) -> None:
 def test_answer_after_a_try_that_may_have_been_carried_out_says_so() -> None:
     error = LeaseLost([1], "jobs")
     with pytest.raises(LeaseLost):
-        run(World(UnavailableError("cut"), error).calls("Ack", pb.LeasesRequest()))
+        run(World(UnavailableError("cut"), error).do(ACK))
     assert error.repeated
     other = LeaseLost([1], "jobs")
     with pytest.raises(LeaseLost):
-        run(World(unreached(), other).calls("Ack", pb.LeasesRequest()))
+        run(World(unreached(), other).do(ACK))
     assert not other.repeated, "nothing had left"
 
 
-@pytest.mark.parametrize("name", sorted(ONCE))
-def test_call_that_hits_twice_is_repeated_only_while_none_has_left(name: str) -> None:
-    assert run(World(unreached(), unreached()).calls(name, pb.Heap())) == "answer"
+def test_every_call_that_must_not_be_repeated_is_tested_here() -> None:
+    assert {kind for kind in CALLS.values() if kind.facts.repeat is Repeat.ONCE} == set(map(type, ONCE))
+
+
+@pytest.mark.parametrize("command", ONCE, ids=lambda c: type(c).__name__)
+def test_call_that_hits_twice_is_repeated_only_while_none_has_left(command: Any) -> None:
+    assert run(World(unreached(), unreached()).do(command)) == "answer"
     world = World(unreached(), UnavailableError("cut"))
     with pytest.raises(UnavailableError) as caught:
-        run(world.calls(name, pb.Heap()))
+        run(world.do(command))
     assert len(world.tries) == 2
     assert str(caught.value) == (
-        f"{name} was sent and its answer did not come, so it may have been carried out (cut). It is not repeated by "
-        "itself, because that would also hit what came in between: look, and call again if it is still wanted"
+        f"{type(command).facts.rpc} was sent and no response arrived (cut), so it may have been executed. It is not "
+        "repeated automatically, because a repeat would also affect what was added since; check, and call again if "
+        "needed"
     )
 
 
@@ -132,8 +180,8 @@ def test_endpoints_take_turns_when_one_fails_and_a_channel_that_failed_is_closed
     world = World(UnavailableError("1"), UnavailableError("2"), UnavailableError("3"), endpoints=("a:1", "b:1"))
 
     async def go() -> None:
-        await world.calls("Stats", pb.Heap())
-        await world.calls("Stats", pb.Heap())
+        await world.do(STATS)
+        await world.do(STATS)
         await asyncio.sleep(1)
 
     run(go())
@@ -143,7 +191,7 @@ def test_endpoints_take_turns_when_one_fails_and_a_channel_that_failed_is_closed
 
 def test_topic_that_reloads_is_no_reason_to_leave_a_server() -> None:
     world = World(TopicReloading("jobs", "x"), endpoints=("a:1", "b:1"))
-    run(world.calls("Stats", pb.Heap()))
+    run(world.do(STATS))
     assert world.places == ["a:1", "a:1"]
     assert len(world.channels) == 1
 
@@ -153,10 +201,10 @@ def test_deadline_without_a_connection_says_that_nothing_was_changed() -> None:
 
     async def go() -> float:
         with pytest.raises(DeadlineExceeded) as caught:
-            await world.calls("Stats", pb.Heap())
+            await world.do(STATS)
         assert str(caught.value) == (
-            "Stats was given up after 30 s: none of a:1, b:1 could be reached, so nothing was changed; "
-            "is `heapline serve` running there?"
+            "Stats failed after 30 s: could not connect to a:1, b:1, so nothing changed; "
+            "check that `heapline serve` is running there"
         )
         assert not caught.value.reached
         return asyncio.get_running_loop().time()
@@ -168,24 +216,25 @@ def test_deadline_without_a_connection_says_that_nothing_was_changed() -> None:
 def test_deadline_in_doubt_says_that_it_may_have_been_done() -> None:
     world = World(*(UnavailableError("cut off") for _ in range(100)), deadline=3.0)
     with pytest.raises(
-        DeadlineExceeded, match=r"after 3 s: it was sent .* may have been carried out \(last: cut"
+        DeadlineExceeded, match=r"after 3 s: it was sent .* may have been executed \(last error: cut"
     ) as caught:
-        run(world.calls("Stats", pb.Heap()))
+        run(world.do(STATS))
     assert caught.value.reached
 
 
 def test_call_that_nobody_answers_is_given_up() -> None:
-    with pytest.raises(DeadlineExceeded, match="given up after 30 s: it was sent and its answer did not come"):
-        run(World(DeadlineExceeded("Stats")).calls("Stats", pb.Heap()))
+    with pytest.raises(DeadlineExceeded, match="failed after 30 s: it was sent and no response arrived"):
+        run(World(DeadlineExceeded("Stats")).do(STATS))
 
 
 def test_deadline_of_one_call_is_its_own() -> None:
     world = World(*(unreached() for _ in range(100)))
 
     async def go() -> float:
-        SECONDS.set(2.0)
+        until = asyncio.get_running_loop().time() + 2.0
         with pytest.raises(DeadlineExceeded, match="after 2 s"):
-            await world.calls("Stats", pb.Heap())
+            await world.do(STATS, Context(deadline=until))
+        assert set(world.deadlines) == {until}
         return asyncio.get_running_loop().time()
 
     assert run(go()) <= 2
@@ -195,24 +244,25 @@ def test_repeated_pop_waits_for_the_rest_of_its_time_and_the_deadline_comes_on_t
     world = World(*(UnavailableError("x") for _ in range(40)))
 
     async def go() -> float:
-        with pytest.raises(DeadlineExceeded, match=r"^Pop was given up after 40 s: "):
-            await world.calls("Pop", pb.PopRequest(topic="jobs", wait=10.0))
+        with pytest.raises(DeadlineExceeded, match=r"^Pop failed after 40 s: "):
+            await world.do(Pop("jobs", wait=10.0, request_id="r"))
         return asyncio.get_running_loop().time()
 
     assert 35 < run(go()) <= 40
-    assert world.waits[0] == 10
-    assert world.waits == sorted(world.waits, reverse=True)
-    assert world.waits[-1] == 0
+    waits = [command.wait for command in world.commands]
+    assert waits[0] == 10
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] == 0
 
 
 def test_closed_client_repeats_nothing() -> None:
     world = World()
 
     async def go() -> None:
-        await world.calls("Stats", pb.Heap())
-        await world.calls.close()
+        await world.do(STATS)
+        await world.retrying.close()
         with pytest.raises(Closed):
-            await world.calls("Stats", pb.Heap())
+            await world.do(STATS)
 
     run(go())
     assert world.channels[0].closed
@@ -226,9 +276,9 @@ def test_call_under_way_when_the_client_closes_says_that_it_was_closed_however_i
     world = World(error)
 
     async def go() -> None:
-        calling = asyncio.ensure_future(world.calls("Stats", pb.Heap()))
+        calling = asyncio.ensure_future(world.do(STATS))
         await asyncio.sleep(0)
-        await world.calls.close()
+        await world.retrying.close()
         with pytest.raises(Closed):
             await calling
 
@@ -242,10 +292,111 @@ def test_call_that_begins_after_its_deadline_is_not_sent() -> None:
     async def go() -> None:
         await asyncio.sleep(5)
         with pytest.raises(DeadlineExceeded) as caught:
-            await world.calls.ask("Ack", pb.LeasesRequest(), until=4.0)
+            await world.do(ACK, Context(deadline=4.0))
         assert str(caught.value) == (
-            "Ack was given up after 30 s: it waited behind other calls and was never sent, so nothing was changed"
+            "Ack failed after 30 s: it waited behind other calls and was not sent, so nothing changed"
         )
 
     run(go())
     assert world.tries == []
+
+
+# -- what a repeated call reports --------------------------------------------------------------------------------------
+
+CUT = UnavailableError("cut")
+INFO = {"id": 1, "topic": "jobs", "partition": 0}
+
+
+def test_every_call_that_settles_has_a_rule_or_is_reported_as_it_is() -> None:
+    settles = {kind.__name__ for kind in CALLS.values() if kind.facts.repeat is Repeat.SETTLES}
+    assert settles - {kind.__name__ for kind in RECONCILE} == {"Ack", "GroupAck"}
+
+
+@pytest.mark.parametrize("command", [Nack("jobs", LEASES), Release("jobs", LEASES)], ids=lambda c: type(c).__name__)
+def test_repeated_nack_or_release_that_finds_no_lease_has_returned_the_message(command: Any) -> None:
+    assert run(World(CUT, Settled([1])).do(command)) == Settled()
+    assert run(World(Settled([1])).do(command)) == Settled([1]), "a first try reports lost leases"
+    assert run(World(unreached(), Settled([1])).do(command)) == Settled([1]), "so does the first one that was sent"
+
+
+def test_repeated_group_nack_that_finds_no_row_has_returned_it() -> None:
+    rows = [PartitionRows(0, pack([7]))]
+    command = GroupNack("jobs", "g", "m", rows, "s")
+    assert run(World(CUT, LostRows(rows)).do(command)) == LostRows()
+    assert run(World(LostRows(rows)).do(command)) == LostRows(rows)
+
+
+def test_repeated_ack_is_reported_as_it_is() -> None:
+    assert run(World(CUT, Settled([1])).do(ACK)) == Settled([1])
+
+
+def test_repeated_bury_has_lost_only_messages_that_are_not_dead() -> None:
+    dead, ready = MessageInfo(**INFO, state="dead"), MessageInfo(**INFO, state="ready")
+    bury = Bury("jobs", LEASES)
+    assert run(World(CUT, Settled([1, 2]), dead, ready).do(bury)) == Settled([2])
+    assert run(World(CUT, Settled([1]), MessageNotFound("jobs", "1")).do(bury)) == Settled([1])
+
+
+def test_repeated_cancel_that_finds_nothing_has_cancelled_the_message() -> None:
+    cancelled, acked = MessageInfo(**INFO, state="cancelled"), MessageInfo(**INFO, state="acked")
+    missing = MessageNotFound("jobs", "1")
+    assert run(World(CUT, missing, cancelled).do(Cancel("jobs", 1))) is None
+    for script in ((CUT, missing, acked), (missing,)):
+        with pytest.raises(MessageNotFound):
+            run(World(*script).do(Cancel("jobs", 1)))
+
+
+def leased(*ids: int) -> Leased:
+    numbers = pack(ids)
+    return Leased(
+        "jobs",
+        LeasedMessages(numbers, numbers, [b""] * len(ids), numbers, memoryview(bytes(len(ids))), numbers, numbers),
+    )
+
+
+def test_pop_has_one_request_id_for_all_its_tries_and_another_pop_has_another() -> None:
+    world = World(CUT, CUT, leased(1), leased(2))
+
+    async def go() -> None:
+        await world.do(Pop("jobs"))
+        await world.do(Pop("jobs"))
+
+    run(go())
+    ids = [command.request_id for command in world.commands]
+    assert len(set(ids[:3])) == 1
+    assert ids[3] not in (None, ids[0])
+
+
+def test_leases_of_a_repeated_pop_are_renewed_and_those_that_expired_are_left_out() -> None:
+    world = World(CUT, leased(1, 2), Extended(pack([500, -1]), [2]))
+    found = run(world.do(Pop("jobs", 2, visibility=30.0)))
+    assert found.messages.ids.cast("q").tolist() == [1]
+    assert found.messages.deadline_ms.cast("q").tolist() == [500]
+    world = World(CUT, leased(1, 2), Extended(pack([-1, -1]), [1, 2]))
+    assert run(world.do(Pop("jobs", 2, visibility=30.0))).messages is None
+
+
+@pytest.mark.parametrize("named", [None, "mine"])
+def test_cancelled_pop_is_repeated_and_what_it_leased_released_unless_the_caller_can_repeat_it(
+    named: str | None,
+) -> None:
+    world = World()
+
+    async def go() -> None:
+        popping = asyncio.ensure_future(world.do(Pop("jobs", 5, wait=60.0, visibility=9.0, request_id=named)))
+        await asyncio.sleep(0)
+        popping.cancel()
+        world.script = [leased(1, 2), Settled()]
+        with pytest.raises(asyncio.CancelledError):
+            await popping
+        await world.retrying.background.close()
+
+    run(go())
+    first, *rest = world.commands
+    if named is not None:
+        assert rest == []
+        return
+    again, release = rest
+    assert (again.request_id, again.wait, again.max_messages, again.visibility) == (first.request_id, 0.0, 1, None)
+    assert type(release) is Release
+    assert release.leases.ids.cast("q").tolist() == [1, 2]

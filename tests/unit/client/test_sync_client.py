@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.calls import Calls
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.sync import SyncClient
-from heapline.errors import Closed
-from heapline.wire.schema import METHODS
+from heapline.contract.call import Page
+from heapline.contract.context import Context
+from heapline.contract.errors import Closed
 
 
 class Wire:
@@ -25,13 +25,15 @@ class Wire:
         self.calls: list[tuple[str, float]] = []
         self.loops: set[Any] = set()
 
-    async def __call__(self, name: str, request: Any, seconds: float) -> Any:
-        self.calls.append((name, seconds))
+    async def do(self, command: Any, context: Context) -> Any:
+        assert context.deadline is not None
+        seconds = context.deadline - asyncio.get_running_loop().time()
+        self.calls.append((type(command).facts.rpc, seconds))
         self.loops.add(asyncio.get_running_loop())
         self.asked.set()
         if self.silent:
             await asyncio.sleep(3600)
-        return METHODS[name].response()
+        return Page([])
 
     async def close(self) -> None:
         pass
@@ -41,10 +43,7 @@ class Wire:
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire()
 
-    def make(self: ConnectedBroker, endpoint: str) -> Calls:
-        return wire  # type: ignore[return-value]
-
-    monkeypatch.setattr(ConnectedBroker, "_make_calls", make)
+    monkeypatch.setattr(ConnectedBroker, "_connect", lambda self, endpoint: wire)
     return wire
 
 
@@ -122,7 +121,8 @@ def test_iteration_collected_in_the_clients_own_thread_does_not_wait_for_itself(
         async def __anext__(self) -> object:
             return object()
 
-    monkeypatch.setattr(ConnectedBroker, "consume", lambda *_, **options: Endless())
+    monkeypatch.setattr("heapline.client.sync.consume", lambda *_, **options: Endless())
+    monkeypatch.setattr(ConnectedBroker, "adopt", lambda *_: None)
     ended = threading.Event()
 
     async def collect(held: list[Any]) -> None:

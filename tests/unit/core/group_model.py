@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heapline.core.deliveries import Columns
-from heapline.core.members import Shares
-from heapline.core.stream import StreamRows
+from heapline.core.groups.deliveries import Columns
+from heapline.core.groups.members import Shares
+from heapline.core.groups.stream import StreamRows
 
 I64 = npt.NDArray[np.int64]
 

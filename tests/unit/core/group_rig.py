@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from heapline.config import Backoff, GroupConfig
-from heapline.core.deliveries import Columns
+from heapline.contract.config import Backoff, GroupConfig
 from heapline.core.events import AnyEvent
-from heapline.core.group import Group
-from heapline.core.groups import Groups
-from heapline.core.stream import StreamRows
+from heapline.core.groups.deliveries import Columns
+from heapline.core.groups.group import Group
+from heapline.core.groups.registry import Groups
+from heapline.core.groups.stream import StreamRows
 from tests.unit.core.group_model import i64, spread
 
 NOW = 1_000_000

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from heapline.config import Aging, TopicConfig
+from heapline.contract.config import Aging, TopicConfig
+from heapline.contract.ids import EPOCH_2024_MS
 from heapline.core.lifecycle import GONE
-from heapline.model import Now
-from heapline.ulid import EPOCH_2024_MS
+from heapline.core.now import Now
 
 LIVING = ("ready", "delayed", "leased", "dead")
 #: Aging at this rate moves a key by exactly one unit of 1/1024 a millisecond, so that the model needs no rounding.

@@ -19,15 +19,13 @@ from heapline.core.events import (
     DeadLettered,
     Expired,
     Fired,
-    FiredCount,
-    FiredInTurn,
     Grant,
     LeaseExpired,
     Nacked,
 )  # fmt: skip
+from heapline.core.now import Now
 from heapline.core.partition import Found
 from heapline.core.record import FLAG_WALL
-from heapline.model import Now
 from tests.unit.core.naive import NaiveLease, clock
 from tests.unit.core.rig_batches import BatchRig
 from tests.unit.core.rig_journal import STOOD
@@ -171,9 +169,10 @@ class Rig(BatchRig):
         """Check an event that time brought about against the model, then apply it to both."""
         self.emit(event)
         model, now = self.model, self.now
-        if isinstance(event, Fired | FiredInTurn):
+        if isinstance(event, Fired) and event.ids is not None:
+            assert event.count is None
             model.fire(event.ids.tolist(), event.wall, now)
-        elif isinstance(event, FiredCount):
+        elif isinstance(event, Fired):
             assert not self.config.streams
             model.fire([m.id for m in model.timers(event.wall)[: event.count]], event.wall, now)
         elif isinstance(event, LeaseExpired):

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from heapline.core.dedup import NEW
+from heapline.contract.errors import IdempotencyConflict
+from heapline.contract.message import Outgoing
+from heapline.core.dedup.idempotency import key_hash
+from heapline.core.dedup.verdict import NEW
 from heapline.core.events import EMPTY, BatchPrepared, KeyRows
-from heapline.core.idempotency import key_hash
 from heapline.core.partition import Partition
 from heapline.engine.columns import SCOPES, Columns
 from heapline.engine.shares import give_turns
-from heapline.errors import IdempotencyConflict
-from heapline.model import Outgoing
 from tests.unit.core.naive import NaiveKey, NaiveMessage
 from tests.unit.core.rig_enqueue import EnqueueRig, naive_message
 
@@ -99,7 +99,9 @@ class BatchRig(EnqueueRig):
         for event in events:
             if self.p.fair is not None and len(event.ids):
                 event.keys = self.p.decide_turns(event)
-            self.emit(self.p.decide_places(event) if self.config.streams else event)
+            if self.config.streams:
+                self.p.place_in_stream(event)
+            self.emit(event)
         for row in visible:
             self.model.enqueue(row.message)
             if row.name is not None and row.key is not None:

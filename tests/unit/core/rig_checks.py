@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from heapline.core.key_hashes import NO_KEY, hash_of
+from heapline.core.fairness.key_hashes import NO_KEY, hash_of
 from heapline.core.leases import Lease
-from heapline.core.live import LiveMap
+from heapline.core.live_map import LiveMap
 from heapline.core.partition import Partition
 from heapline.core.position import attempts_of, size_class
 from tests.unit.core.naive import NaiveMessage

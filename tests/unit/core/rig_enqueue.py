@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, STALE
+from heapline.contract.message import Outgoing
+from heapline.core.dedup.idempotency import key_hash
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, NEW, STALE
 from heapline.core.events import (
     Enqueued,
     KeyRows,
     ProducerOpened,
     ProducerRows,
 )  # fmt: skip
-from heapline.core.idempotency import key_hash
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.engine.columns import SCOPES, Columns
 from heapline.engine.shares import give_turns
-from heapline.model import Outgoing
 from tests.unit.core.naive import NaiveKey, NaiveMessage, NaiveProducer
 from tests.unit.core.rig_checks import CheckingRig
 

@@ -13,30 +13,30 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
 from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY
 from heapline.core.events import (
     KIND_NAMES,
     AnyEvent,
     Enqueued,
     Extended,
-    FiredCount,
+    Fired,
     Moved,
     Purged,
     decode_events,
     encode_event,
 )  # fmt: skip
-from heapline.core.heap import RunHeap
+from heapline.core.groups.stream import stream_of
+from heapline.core.heap.run_heap import RunHeap
 from heapline.core.lifecycle import ALLOWED
-from heapline.core.live import LiveMap
+from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.position import size_class
-from heapline.core.stream import stream_of
-from heapline.core.timer_chunks import Sizes
-from heapline.core.wheel import TimingWheel
-from heapline.engine import freeze as freezing
+from heapline.core.wheel.timer_chunks import Sizes
+from heapline.core.wheel.timing_wheel import TimingWheel
+from heapline.engine import snapshot_state as freezing
 from heapline.engine.topic import Topic
-from heapline.model import Now
 from tests.unit.core.naive import NaivePartition, clock
 
 START = 1_790_000_000_000
@@ -122,7 +122,7 @@ class JournalRig:
         assert self.streamed.isdisjoint(shown), "a message takes its place in the stream once"
         self.streamed.update(shown)
         self.p.apply(event, self.now.steady, rows, positions, fairness)
-        kind = KIND_NAMES[type(event)].replace("fired_count", "fired")
+        kind = KIND_NAMES[type(event)]
         for id in ids:
             step = (kind, before[id], self.state_of(id))
             if isinstance(event, Extended | Moved):
@@ -140,7 +140,7 @@ class JournalRig:
             return found
         if isinstance(event, Purged):
             return [m.id for m in self.model.inside("ready", "delayed")]
-        if isinstance(event, FiredCount):
+        if isinstance(event, Fired) and event.ids is None:
             return [m.id for m in self.model.timers(event.wall)[: event.count]]
         return event.ids.tolist() if hasattr(event, "ids") else []
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.census import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, scaled
-from heapline.core.heap import Run, RunHeap
+from heapline.core.depth_histogram import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, scaled
+from heapline.core.fairness.blocked_keys import Parking
+from heapline.core.heap.run_heap import Run, RunHeap
+from heapline.core.now import Now
 from heapline.core.order import PRIORITY_LIMIT, Ordering
-from heapline.core.parking import Parking
-from heapline.core.timer_chunks import Sizes
-from heapline.core.wheel import TimingWheel
-from heapline.model import Now
+from heapline.core.wheel.timer_chunks import Sizes
+from heapline.core.wheel.timing_wheel import TimingWheel
 from tests.unit.core.test_heap import TINY
 from tests.unit.core.test_order import urgency
 
@@ -217,7 +217,7 @@ def test_oldest_of_a_run_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> 
             looked.append(len(column))
             return reduceat(column, at)
 
-    monkeypatch.setattr("heapline.core.census.np.minimum", Minimum)
+    monkeypatch.setattr("heapline.core.depth_histogram.np.minimum", Minimum)
     for _ in range(5):
         assert census.oldest_ready() == 0
     assert sum(looked) == 100_000

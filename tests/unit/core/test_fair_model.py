@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from heapline.config import Backoff
-from heapline.core import parking
-from heapline.core.heap import RunHeap
+from heapline.contract.config import Backoff
+from heapline.contract.message import Outgoing
+from heapline.core.fairness import blocked_keys
+from heapline.core.heap.run_heap import RunHeap
 from heapline.core.order import TURN_PRIORITY_MAX, TURN_PRIORITY_MIN
-from heapline.model import Outgoing
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START, TINY_HEAP
 from tests.unit.core.test_partition_model import PartitionMachine
@@ -39,7 +39,7 @@ class FairMachine(PartitionMachine):
         dlq=st.sampled_from([True, True, False]),
     )
     def begin(self, mode: Any, streams: bool, limit: int, base: float, dlq: bool) -> None:  # type: ignore[override]
-        self.tiny = mock.patch.multiple(parking, RunHeap=partial(RunHeap, **TINY_HEAP), FEW_ROWS_MAX=2)
+        self.tiny = mock.patch.multiple(blocked_keys, RunHeap=partial(RunHeap, **TINY_HEAP), FEW_ROWS_MAX=2)
         self.tiny.start()
         self.rig = Rig(
             START, mode=mode, streams=streams, dlq=dlq, backoff=Backoff(base=base), max_retries_default=2,

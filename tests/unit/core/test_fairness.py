@@ -13,19 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.config import TopicConfig
-from heapline.core import fairness
+from heapline.contract.config import TopicConfig
+from heapline.contract.message import Outgoing
 from heapline.core.entries import Replay
 from heapline.core.events import Acked, Enqueued, Grant, Leased
-from heapline.core.fairness import FairShare
-from heapline.core.heap import RunHeap
-from heapline.core.key_hashes import NO_KEY, KeyHashes, hash_of
+from heapline.core.fairness import turns
+from heapline.core.fairness.key_hashes import NO_KEY, KeyHashes, hash_of
+from heapline.core.fairness.turns import FairShare
+from heapline.core.heap.run_heap import RunHeap
+from heapline.core.now import Now
 from heapline.core.order import TURN_MAX, Ordering
 from heapline.core.partition import Partition
 from heapline.engine.columns import Columns
 from heapline.engine.shares import give_turns
 from heapline.engine.topic import Topic
-from heapline.model import Now, Outgoing
 from tests.unit.core.naive import NaiveTurns
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START, middle
@@ -80,13 +81,13 @@ BATCHES = st.lists(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 3)), mi
 def test_turns_of_batches_are_those_of_messages_one_by_one(batches: Any, served: list[int], prune: bool) -> None:
     fair, again, naive = FairShare(), FairShare(), NaiveTurns()
     given_turns: list[tuple[int, int]] = []
-    with mock.patch.object(fairness, "_TABLE_MIN", 0 if prune else 1024):
+    with mock.patch.object(turns, "_TABLE_MIN", 0 if prune else 1024):
         for number, batch in enumerate(batches):
             priorities, keys = column(*(p for p, _ in batch)), column(*(k for _, k in batch))
-            turns = fair.take(priorities, keys)
-            assert turns.tolist() == [naive.take(p, str(k)) for p, k in batch]
-            again.observe(Ordering.with_turns(priorities, turns), keys)
-            given_turns += zip(priorities.tolist(), turns.tolist(), strict=True)
+            taken = fair.take(priorities, keys)
+            assert taken.tolist() == [naive.take(p, str(k)) for p, k in batch]
+            again.observe(Ordering.with_turns(priorities, taken), keys)
+            given_turns += zip(priorities.tolist(), taken.tolist(), strict=True)
             if number < len(served):  # some message or other is leased
                 priority, turn = given_turns[served[number] % len(given_turns)]
                 for share in (fair, again):
@@ -149,7 +150,7 @@ def test_turns_stop_at_the_highest_and_never_reach_the_priority() -> None:
 
 
 def test_what_time_has_passed_is_forgotten() -> None:
-    with mock.patch.object(fairness, "_TABLE_MIN", 16):
+    with mock.patch.object(turns, "_TABLE_MIN", 16):
         line = Line()
         fair = line.p.fair
         assert fair is not None
@@ -165,7 +166,7 @@ def test_what_time_has_passed_is_forgotten() -> None:
 
 
 def test_priority_that_a_message_has_is_not_forgotten() -> None:
-    with mock.patch.object(fairness, "_TABLE_MIN", 4):
+    with mock.patch.object(turns, "_TABLE_MIN", 4):
         line = Line()
         line.enqueue("a", 3)
         line.pop(2)
@@ -256,7 +257,7 @@ def test_message_behind_one_that_expired_is_not_parked_for_ever() -> None:
 
 @pytest.mark.parametrize("few", [1, 256])
 def test_record_of_a_parked_message_can_be_moved(few: int) -> None:
-    with mock.patch("heapline.core.parking.FEW_ROWS_MAX", few):
+    with mock.patch("heapline.core.fairness.blocked_keys.FEW_ROWS_MAX", few):
         rig = Rig(fairness="keys", max_inflight_per_key=1)
         ids = rig.enqueue(*[Outgoing(b"", fairness_key="a")] * 4)
         assert rig.pop(4) == ids[:1]
@@ -310,7 +311,7 @@ def test_journal_replays_whatever_the_limit_is_now(limit_now: int) -> None:
     st.booleans(),
 )
 def test_key_hashes_are_those_of_a_dict(steps: list[tuple[int, list[int]]], compact: bool) -> None:
-    with mock.patch("heapline.core.key_hashes._GONE_MIN", 0 if compact else 1024):
+    with mock.patch("heapline.core.fairness.key_hashes._GONE_MIN", 0 if compact else 1024):
         found, model, id = KeyHashes(), dict[int, int](), 0
         for count, gone in steps:
             new = {id + i + 1: (id + i) % 7 for i in range(count)}

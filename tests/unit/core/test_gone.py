@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from heapline.core.gone import Departure, GoneMemory
+from heapline.core.recent_ends import Departure, GoneMemory
 
 
 def column(*values: int) -> npt.NDArray[np.int64]:

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from heapline.config import GroupConfig
+from heapline.contract.config import GroupConfig
+from heapline.contract.errors import BadRequest, UnknownFormat
 from heapline.core.entries import Replay
 from heapline.core.events import (
     KIND_NAMES,
@@ -17,9 +18,8 @@ from heapline.core.events import (
     decode_events,
     encode_event,
 )
-from heapline.core.groups import Groups
-from heapline.core.stream import StreamRows
-from heapline.errors import BadRequest, UnknownFormat
+from heapline.core.groups.registry import Groups
+from heapline.core.groups.stream import StreamRows
 from tests.unit.core.group_model import i64, spread
 from tests.unit.core.group_rig import DAY, FIRM, NOW, Rig, offsets_of, page
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from heapline.config import Backoff, GroupConfig
-from heapline.core.group import Share
-from heapline.core.groups import Groups
+from heapline.contract.config import Backoff, GroupConfig
+from heapline.core.groups.group import Share
+from heapline.core.groups.registry import Groups
 from tests.unit.core.group_model import i64, spread
 from tests.unit.core.group_rig import FIRM, NOW, Rig, page
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heapline.config import Backoff, GroupConfig
+from heapline.contract.config import Backoff, GroupConfig
 from heapline.core.events import AnyEvent, GroupDead, GroupDeadReplayed, GroupFailed, decode_events, encode_event
-from heapline.core.group import Group
-from heapline.core.groups import Groups
+from heapline.core.groups.group import Group
+from heapline.core.groups.registry import Groups
 from tests.unit.core.group_model import Failed, Model, i64, spread
 
 NAMES = ("a", "b", "c")

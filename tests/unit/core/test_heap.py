@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from heapline.core.heap import Rows, Run, RunHeap
-from heapline.core.runs import Column
-from heapline.errors import CorruptionError
+from heapline.contract.errors import CorruptionError
+from heapline.core.heap.run_heap import Rows, Run, RunHeap
+from heapline.core.heap.runs import Column
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 TINY = {

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, NO_ID, Verdict
-from heapline.core.idempotency import PENDING, UNTIL_ACK, WINDOW, KeyWindow, key_hash
-from heapline.errors import SnapshotCorrupt, UnknownFormat
+from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
+from heapline.core.dedup.idempotency import PENDING, UNTIL_ACK, WINDOW, KeyWindow, key_hash
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, NEW, NO_ID, Verdict
 
 
 def column(values: Any, dtype: Any = np.int64) -> Any:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.contract.errors import BadRequest, ResourceExhausted
+from heapline.contract.ids import EPOCH_2024_MS, ID_MAX, SUFFIX_MAX, from_ulid, parse_id, to_ulid, to_ulids
 from heapline.core.ids import PARTITIONS_MAX, IdMaker, partition_of, unix_ms_of
-from heapline.errors import BadRequest, ResourceExhausted
-from heapline.ulid import EPOCH_2024_MS, ID_MAX, from_ulid, parse_id, to_ulid, to_ulids
 
 NOW = EPOCH_2024_MS + 50_000_000_000
 LAST_MS = EPOCH_2024_MS + (1 << 41) - 1
@@ -102,33 +102,43 @@ def test_end_of_time_is_refused_rather_than_wrapped() -> None:
     assert maker.last == ID_MAX
 
 
-@given(ids_of_any_kind)
-def test_ulid_decodes_to_the_same_id_in_either_case(message_id: int) -> None:
-    text = to_ulid(message_id)
+suffixes = st.integers(0, SUFFIX_MAX) | st.sampled_from((0, 1, 1 << 54, 1 << 55, SUFFIX_MAX - 1, SUFFIX_MAX))
+
+
+@given(ids_of_any_kind, suffixes)
+def test_ulid_decodes_to_the_same_id_and_suffix_in_either_case(message_id: int, suffix: int) -> None:
+    text = to_ulid(message_id, suffix)
     assert len(text) == 26
-    assert from_ulid(text) == from_ulid(text.lower()) == parse_id(text) == message_id
+    assert from_ulid(text) == from_ulid(text.lower()) == parse_id(text) == (message_id, suffix)
 
 
-@given(ids_of_any_kind, ids_of_any_kind)
-def test_ulids_sort_as_ids_do(a: int, b: int) -> None:
-    assert (to_ulid(a) < to_ulid(b)) == (a < b)
+@given(ids_of_any_kind, ids_of_any_kind, suffixes)
+def test_ulids_of_a_topic_sort_as_its_ids_do(a: int, b: int, suffix: int) -> None:
+    assert (to_ulid(a, suffix) < to_ulid(b, suffix)) == (a < b)
 
 
-@given(st.lists(ids_of_any_kind))
-def test_batch_spells_each_id_as_alone(message_ids: list[int]) -> None:
-    assert to_ulids(message_ids) == [to_ulid(i) for i in message_ids]
+@given(st.lists(ids_of_any_kind), suffixes)
+def test_batch_spells_each_id_as_alone(message_ids: list[int], suffix: int) -> None:
+    assert to_ulids(message_ids, suffix) == [to_ulid(i, suffix) for i in message_ids]
 
 
-def test_ulid_carries_unix_time_partition_and_sequence_by_the_ulid_layout() -> None:
+@pytest.mark.parametrize("suffix", [-1, 1 << 58])
+def test_suffix_of_more_than_58_bits_is_refused(suffix: int) -> None:
+    with pytest.raises(ValueError, match="58 bits"):
+        to_ulid(5, suffix)
+
+
+def test_ulid_carries_unix_time_partition_sequence_and_suffix_by_the_ulid_layout() -> None:
     message_id = int(IdMaker(0x2A5).take(0xABD, NOW)[-1])
     value = 0
-    for ch in to_ulid(message_id):
+    suffix = 0x2AB_CDEF_0123_4567
+    for ch in to_ulid(message_id, suffix):
         value = value * 32 + "0123456789ABCDEFGHJKMNPQRSTVWXYZ".index(ch)
     assert value >> 80 == NOW
-    assert value & ((1 << 80) - 1) == (0x2A5 << 70) | (0xABC << 58)
+    assert value & ((1 << 80) - 1) == (0x2A5 << 70) | (0xABC << 58) | suffix
 
 
-GOOD = to_ulid(int(IdMaker(5).take(3, NOW)[-1]))
+GOOD = to_ulid(int(IdMaker(5).take(3, NOW)[-1]), 99)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +147,6 @@ GOOD = to_ulid(int(IdMaker(5).take(3, NOW)[-1]))
         "",
         GOOD[:-1],
         GOOD + "0",
-        GOOD[:-1] + "1",  # padding
-        GOOD[:14] + "1" + GOOD[15:],  # the lower bits of the character that ends the sequence
         "U" + GOOD[1:],
         "I" + GOOD[1:],
         GOOD[:5] + "ſ" + GOOD[6:],  # its upper case is S
@@ -157,15 +165,15 @@ def test_malformed_ulid_is_refused(text: str) -> None:
 @given(st.text(max_size=30) | st.text("0123456789abcdefghjkmnpqrstvwxyz", min_size=26, max_size=26))
 def test_any_text_is_an_id_or_a_bad_request(text: str) -> None:
     try:
-        found = parse_id(text)
+        found, suffix = parse_id(text)
     except BadRequest:
         return
-    assert text.upper() == to_ulid(found) or int(text) == found
+    assert int(text) == found if suffix is None else text.upper() == to_ulid(found, suffix)
 
 
 @pytest.mark.parametrize("spelling", [5, "5", "0005"])
 def test_integer_spelling_is_accepted(spelling: str | int) -> None:
-    assert parse_id(spelling) == 5
+    assert parse_id(spelling) == (5, None)
 
 
 @pytest.mark.parametrize("spelling", [-1, 1 << 63, str(1 << 63), "-1", "+1", "1_0", "", " 1", "٣", True, 1.0, None])

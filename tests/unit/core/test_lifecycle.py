@@ -9,11 +9,11 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from heapline.config import Backoff
+from heapline.contract.config import Backoff
+from heapline.contract.message import Outgoing
 from heapline.core import lifecycle
 from heapline.core.events import KIND_NAMES, Cancelled
 from heapline.core.lifecycle import ALLOWED, GONE, TRANSITIONS, WAITING
-from heapline.model import Outgoing
 from tests.unit.core import rig_journal
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.test_partition_model import PartitionMachine

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.live import LiveMap
+from heapline.contract.errors import BadRequest
+from heapline.core.live_map import LiveMap
 from heapline.core.position import ALIGN, SIZE_BOUNDS, PositionLayout, with_attempts
-from heapline.errors import BadRequest
 
 LAYOUT = PositionLayout(1 << 20)
 PLACES = (1 << 20) // ALIGN

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.contract.errors import BadRequest
 from heapline.core.ids import EPOCH_2024_MS
 from heapline.core.order import PRIORITY_LIMIT, RATE_MAX, Ordering
-from heapline.errors import BadRequest
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 AGED = st.integers(-PRIORITY_LIMIT, PRIORITY_LIMIT)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from heapline.config import Aging
-from heapline.core.dedup import CONFLICT, DUPLICATE, NEW
+from heapline.contract.config import Aging
+from heapline.contract.message import Outgoing, from_ms
+from heapline.core.dedup.idempotency import key_hash
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, NEW
 from heapline.core.events import (
     Expired,
     Fired,
-    FiredCount,
     LeaseExpired,
 )  # fmt: skip
-from heapline.core.idempotency import key_hash
 from heapline.core.leases import DEADLINE, POSITION
-from heapline.model import Outgoing, from_ms
 from tests.unit.core.naive import AGING_RATE
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START
@@ -361,7 +360,7 @@ def test_topic_without_streams_records_only_how_many_fired() -> None:
     rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(5)))
     rig.advance(DAY)
     events = rig.tick(limit=3)
-    assert [e.count for e in events if isinstance(e, FiredCount)] == [3, 2]
+    assert [e.count for e in events if isinstance(e, Fired)] == [3, 2]
     rig.everywhere()
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from heapline.config import Aging, Backoff
+from heapline.contract.config import Aging, Backoff
+from heapline.contract.message import Outgoing, from_ms
 from heapline.core import partition, prepared
-from heapline.model import Outgoing, from_ms
 from tests.unit.core.naive import AGING_RATE, LIVING, clock
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.contract.errors import BadRequest
 from heapline.core.ids import PARTITIONS_MAX
 from heapline.core.placement import place, place_one
-from heapline.errors import BadRequest
 
 KEYS = [b"key-%d" % i for i in range(20_000)]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from heapline.contract.errors import IdempotencyConflict, SnapshotCorrupt
+from heapline.contract.message import Outgoing
 from heapline.core import prepared
 from heapline.core.entries import Replay
 from heapline.core.events import EMPTY, BatchCommitted, ProducerRows
 from heapline.core.prepared import Prepared, Share
-from heapline.errors import IdempotencyConflict, SnapshotCorrupt
-from heapline.model import Outgoing
 from tests.unit.core.partition_rig import Rig
 
 SECOND = 1000
@@ -182,12 +182,14 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
     ids = [id for part in "123" for id in rig.prepare("b", part, Outgoing(b"x"), Outgoing(b"y"))]
     events = rig.p.prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [event.more for event in events] == [True, True, False]
-    rig.emit(rig.p.decide_places(events[0]))
+    rig.p.place_in_stream(events[0])
+    rig.emit(events[0])
     # Killed here: what is left is decided anew, and nothing is attached twice.
     rest = rig.replayed().partitions[0].prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [id for event in rest for id in event.ids.tolist()] == ids[2:]
     for event in rest:
-        rig.emit(rig.p.decide_places(event))
+        rig.p.place_in_stream(event)
+        rig.emit(event)
     assert rig.p.eligible(10).ids.tolist() == ids
     assert not rig.p.prepared
 
@@ -195,10 +197,10 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
 def test_commit_of_what_was_never_prepared_does_not_replay() -> None:
     rig = Rig()
     with pytest.raises(Replay, match="batch_committed"):
-        rig.p.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False, EMPTY), 0)
+        rig.p.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False), 0)
     rig.prepare("b", "1", Outgoing(b"x"))
     with pytest.raises(Replay, match="others"):
-        rig.p.apply(BatchCommitted(np.array([5]), "b", ["1"], 1, 0, False, EMPTY), 0)
+        rig.p.apply(BatchCommitted(np.array([5]), "b", ["1"], 1, 0, False), 0)
 
 
 def test_snapshot_of_prepared_parts_that_does_not_decode_is_damage() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from heapline.core.dedup import CONFLICT, DUPLICATE, NEW, NO_ID, STALE, Verdict, fingerprint
-from heapline.core.sequences import SequenceWindow
-from heapline.errors import SnapshotCorrupt, StaleEpoch, UnknownFormat
+from heapline.contract.errors import SnapshotCorrupt, StaleEpoch, UnknownFormat
+from heapline.core.dedup.sequences import SequenceWindow
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, NEW, NO_ID, STALE, Verdict, fingerprint
 
 
 def seqs(*values: int) -> Any:

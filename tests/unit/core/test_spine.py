@@ -10,9 +10,9 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from heapline.core.publisher import Durable, Publisher
-from heapline.core.spine import Spine, budget_for
-from heapline.core.spine_messages import (
+from heapline.contract.errors import BadRequest
+from heapline.core.spine.coordinator import Spine, budget_for
+from heapline.core.spine.messages import (
     NOTHING,
     Cancel,
     Fenced,
@@ -24,9 +24,9 @@ from heapline.core.spine_messages import (
     ToPartition,
     ToSpine,
 )
-from heapline.core.strategy import Strategy
-from heapline.errors import BadRequest
-from heapline.testing.spine_parts import SimQueue
+from heapline.core.spine.publisher import Durable, Publisher
+from heapline.core.spine.strategy import Strategy
+from tests.simulation.spine_parts import SimQueue
 
 T = TypeVar("T")
 

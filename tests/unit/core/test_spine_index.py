@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heapline.core.spine_index import SpineIndex
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
+from heapline.core.spine.index import SpineIndex
 
 PARTITIONS = st.integers(0, 6)
 KEYS = st.lists(st.integers(0, 12), max_size=5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from heapline.contract.message import Outgoing, from_ms
 from heapline.core import partition
 from heapline.core.entries import FROM_LEASE, Replay
 from heapline.core.events import (
@@ -19,7 +20,6 @@ from heapline.core.events import (
     Expired,
     Extended,
     Fired,
-    FiredCount,
     Grant,
     Leased,
     LeaseExpired,
@@ -29,9 +29,8 @@ from heapline.core.events import (
     Released,
     Replayed,
 )  # fmt: skip
-from heapline.core.heap import RunHeap
+from heapline.core.heap.run_heap import RunHeap
 from heapline.core.leases import POSITION
-from heapline.model import Outgoing, from_ms
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START
 
@@ -364,8 +363,8 @@ def test_message_rescheduled_over_and_over_leaves_bounded_garbage(monkeypatch: p
         DeadLettered(column(7), "boom", START, True),
         Replayed(column(7), column(0), column(0), 1),
         DeadDeleted(column(7)),
-        Fired(column(7), column(0), False, 1),
-        FiredCount(1, True, 1),
+        Fired(False, 1, column(7), column(0)),
+        Fired(True, 1, count=1),
         Purged(5, START),
         Expired(column(7), column(0), bytes([FROM_LEASE]), column(), START),
     ],

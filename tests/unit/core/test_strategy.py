@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.spine_index import SpineIndex
-from heapline.core.strategy import (
+from heapline.contract.errors import BadRequest
+from heapline.core.spine.index import SpineIndex
+from heapline.core.spine.strategy import (
     Ages,
     Eligible,
     Refresh,
@@ -23,7 +24,6 @@ from heapline.core.strategy import (
     eligible_partitions,
     rotation,
 )
-from heapline.errors import BadRequest
 
 READY = st.dictionaries(st.integers(0, 9), st.integers(0, 20), max_size=6)
 

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.done import DoneRanges
+from heapline.contract.message import Outgoing
 from heapline.core.events import (
     AnyEvent,
-    BatchPlaced,
+    BatchCommitted,
     Enqueued,
     Fired,
-    FiredAgain,
-    FiredCount,
-    FiredInTurn,
-    FiredInTurnAgain,
     Leased,
     Nacked,
     Released,
     Replayed,
     Rescheduled,
-    RescheduledAgain,
 )
+from heapline.core.groups.acked_ranges import DoneRanges
+from heapline.core.groups.stream import MARK_ROWS, StreamCount, stream_of
 from heapline.core.record import ROW
-from heapline.core.stream import MARK_ROWS, StreamCount, stream_of
-from heapline.model import Outgoing
 from tests.unit.core.group_model import i64
 from tests.unit.core.partition_rig import Rig
 
-NONE = i64([])
 FIRST, RETRY = 5 << 13, 5 << 13 | 2
 
 
@@ -53,22 +49,20 @@ def test_what_comes_without_delay_stands_in_the_stream_at_its_row() -> None:
 
 
 def test_what_a_batch_brings_without_delay_stands_at_its_commit() -> None:
-    event = BatchPlaced(i64([70, 71, 72]), "b", ["p"], 1, 0, False, NONE, PLACES, bytes([1, 0, 1]))
+    event = BatchCommitted(i64([70, 71, 72]), "b", ["p"], 1, 0, False, None, PLACES, bytes([1, 0, 1]))
     found = stream_of(event, 40)
     assert [column.tolist() for column in found] == [[40, 42], [70, 72], [1 << 13, 3 << 13]]
 
 
-@pytest.mark.parametrize("kind", [Fired, FiredInTurn])
-def test_delayed_message_stands_where_it_fires_and_a_workers_retry_does_not(kind: type) -> None:
-    turns = (NONE,) if kind is FiredInTurn else ()
-    event = kind(i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), False, 1, *turns)
+@pytest.mark.parametrize("keys", [None, i64([1, 2, 3])], ids=["plain", "in turn"])
+def test_delayed_message_stands_where_it_fires_and_a_workers_retry_does_not(keys: Any) -> None:
+    event = Fired(False, 1, i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), keys)
     assert stream_of(event, 10).offsets.tolist() == [10, 12]
 
 
-@pytest.mark.parametrize("kind", [FiredAgain, FiredInTurnAgain])
-def test_message_that_had_its_place_gets_no_other_when_it_fires(kind: type) -> None:
-    turns = (NONE,) if kind is FiredInTurnAgain else ()
-    event = kind(i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), False, 1, *turns, bytes([0, 0, 1]))
+@pytest.mark.parametrize("keys", [None, i64([1, 2, 3])], ids=["plain", "in turn"])
+def test_message_that_had_its_place_gets_no_other_when_it_fires(keys: Any) -> None:
+    event = Fired(False, 1, i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), keys, bytes([0, 0, 1]))
     assert stream_of(event, 10).ids.tolist() == [7]
 
 
@@ -80,7 +74,7 @@ def test_message_rescheduled_to_now_stands_where_that_was_recorded() -> None:
     )  # fmt: skip
     found = stream_of(Rescheduled(*fields), 20)
     assert (found.offsets.tolist(), found.ids.tolist()) == ([20], [1])
-    assert not len(stream_of(RescheduledAgain(*fields), 20).ids)
+    assert not len(stream_of(Rescheduled(*fields, again=bytes([1] * 4)), 20).ids)
 
 
 @pytest.mark.parametrize("fairness", ["none", "keys"])
@@ -115,7 +109,7 @@ def test_ready_message_put_off_and_dead_letter_replayed_later_are_not_in_the_str
         Released(i64([1]), i64([0]), 1),
         Nacked(i64([1]), i64([0]), i64([0]), None),
         Leased(i64([1]), b"\1", [], 0, 1),
-        FiredCount(3, False, 1),
+        Fired(False, 1, count=3),
     ],
 )
 def test_what_workers_do_is_not_of_the_stream(event: AnyEvent) -> None:

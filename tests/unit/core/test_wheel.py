@@ -15,11 +15,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heapline.core import timer_chunks
-from heapline.core.far import Far
-from heapline.core.timer_chunks import I64_MAX, Mint, Sizes, sort_rows
-from heapline.core.wheel import Chunk, Timers, TimingWheel
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
+from heapline.core.wheel import timer_chunks
+from heapline.core.wheel.far_timers import Far
+from heapline.core.wheel.timer_chunks import I64_MAX, Mint, Sizes, sort_rows
+from heapline.core.wheel.timing_wheel import Chunk, Timers, TimingWheel
 
 TINY = Sizes(slots=3, fan_bits=1, chunk_rows=8, head_rows=4, slice_rows=2)
 START = 1_700_000_000_000
@@ -371,7 +371,7 @@ def test_taking_more_than_there_is_takes_all() -> None:
 
 def sorted_rows_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each sort from here on gets."""
-    import heapline.core.timer_chunks as timer_chunks
+    import heapline.core.wheel.timer_chunks as timer_chunks
 
     counts: list[int] = []
 

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from heapline.config import BrokerConfig, TopicConfig
+from heapline.contract.config import BrokerConfig, TopicConfig
 from heapline.engine import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
-from heapline.testing import FakeClock, FakeDisk
+from heapline.testing import FakeClock
+from tests.simulation.fake_disk import FakeDisk
 
 T = TypeVar("T")
 PATH = "/data"

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from heapline.config import GroupConfig
-from heapline.core.deliveries import Columns, join_columns
+from heapline.contract.config import GroupConfig
 from heapline.core.events import AnyEvent, decode_events
-from heapline.core.groups import Groups
-from heapline.core.stream import stream_of
+from heapline.core.groups.deliveries import Columns, join_columns
+from heapline.core.groups.registry import Groups
+from heapline.core.groups.stream import stream_of
+from heapline.core.now import Now
 from heapline.engine.runner import TopicRunner
-from heapline.model import Now
 
 
 async def make_group(
     runner: TopicRunner, name: str = "g", at: list[tuple[int, int]] | None = None, **fields: Any
 ) -> None:
     """A group in every partition, at these (offset, count), or from the beginning on."""
-    starts = [(number, *(at[number] if at else (0, 0))) for number in range(len(runner.topic.partitions))]
+    starts = [(number, *(at[number] if at else (0, 0))) for number in range(len(runner.loaded.topic.partitions))]
     await record(runner, lambda now: Groups.decide_create(name, GroupConfig(**fields), starts, now.steady))
 
 
@@ -32,15 +32,15 @@ async def record(runner: TopicRunner, decide: Any) -> None:
 
     def run(now: Now) -> None:
         for number, event in decide(now):
-            runner.emit(runner.topic.partitions[number], event, now)
+            runner.loaded.emit(runner.loaded.topic.partitions[number], event, now)
 
     await runner.call(run)
 
 
 async def ack_below(runner: TopicRunner, offset: int, partition: int = 0, name: str = "g") -> None:
     """The group reads from where it is, and acks all rows below an offset."""
-    offsets = runner.topic.groups.by_name[name].partitions[partition]
-    tail = runner.topic.tails[partition]
+    offsets = runner.loaded.topic.groups.by_name[name].partitions[partition]
+    tail = runner.loaded.topic.tails[partition]
     assert tail is not None
 
     def decide(now: Now) -> list[tuple[int, AnyEvent]]:
@@ -61,12 +61,12 @@ async def told(runner: TopicRunner, partition: int = 0) -> Columns:
 
 def _told(runner: TopicRunner, partition: int) -> Columns:
     parts: list[Columns] = []
-    for unit in runner.journal.reader().read_units():
+    for unit in runner.loaded.journal.reader().read_units():
         for frame in unit.frames:
             if frame.partition == partition:
                 offset = frame.first_offset
                 for event in decode_events(frame.events, "test"):
-                    rows, positions, _ = runner.topic._records(unit, event)
+                    rows, positions, _ = runner.loaded.topic._records(unit, event)
                     parts.append(stream_of(event, offset, rows, positions))
                     offset += event.rows()
     return join_columns(parts)

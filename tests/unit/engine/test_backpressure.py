@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from tests.unit.engine.rig import opened, settle
 
 MiB = 1 << 20
@@ -22,11 +22,11 @@ async def test_enqueues_wait_while_too_much_is_uncommitted(size: int) -> None:
             messages = [Outgoing(b"x" * size)] * (200_000 // size)
             tasks.append(asyncio.create_task(rig.hl.enqueue_batch("jobs", messages)))
             await settle(3)
-        taken = rig.runner().admission.enqueued * size
+        taken = rig.runner().loaded.admission.enqueued * size
         assert 3 * MiB < taken < 8 * MiB, "what is let in is about the limit"
         rig.io.release()
         await asyncio.gather(*tasks)
-        assert rig.runner().admission.enqueued * size == 20_000_000
+        assert rig.runner().loaded.admission.enqueued * size == 20_000_000
 
 
 async def test_enqueue_that_waits_too_long_is_refused_with_the_limit() -> None:
@@ -57,7 +57,7 @@ async def test_acks_and_pops_go_on_while_enqueues_wait() -> None:
             await settle()
         acks = asyncio.create_task(held.ack())
         await settle()
-        assert rig.runner().topic.leased == 0, "decided; only its answer waits for the disk"
+        assert rig.runner().loaded.topic.leased == 0, "decided; only its answer waits for the disk"
         rig.io.release()
         await asyncio.gather(acks, *tasks)
 

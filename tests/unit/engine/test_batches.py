@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from heapline.config import BrokerConfig, parse_topic
-from heapline.engine import decisions, keeper
-from heapline.engine.calls import EnqueueCall
-from heapline.engine.embedded import EmbeddedBroker
-from heapline.engine.runner import TopicRunner
-from heapline.errors import (
+from heapline.contract.config import BrokerConfig, parse_topic
+from heapline.contract.errors import (
     BadName,
     BatchDecided,
     BatchInDoubt,
@@ -24,9 +20,14 @@ from heapline.errors import (
     TopicReloading,
     UnknownPart,
 )  # fmt: skip
-from heapline.model import Outgoing
-from heapline.testing import FakeDisk
-from heapline.testing.node import Node
+from heapline.contract.message import Outgoing
+from heapline.engine import topics
+from heapline.engine.batches import decisions
+from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.calls import EnqueueCall
+from heapline.engine.runner import TopicRunner
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.node import Node
 from tests.unit.engine.rig import SMALL, Rig, opened, settle, until
 
 HOUR = 3600.0
@@ -201,7 +202,7 @@ async def test_commit_becomes_visible_in_all_topics_in_one_step_of_the_loop() ->
         seen = set()
         commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
         while not commit.done():
-            seen.add((rig.runner().topic.ready, rig.runner("b").topic.ready))
+            seen.add((rig.runner().loaded.topic.ready, rig.runner("b").loaded.topic.ready))
             await asyncio.sleep(0)
         assert seen == {(0, 0), (1, 2)}
 
@@ -223,10 +224,10 @@ async def test_nothing_is_visible_before_the_decision_is_durable() -> None:
         commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
         await settle()
         assert len(rig.io.held) == 1
-        assert rig.runner().topic.ready == 0
+        assert rig.runner().loaded.topic.ready == 0
         rig.io.step()
         await settle()
-        assert rig.runner().topic.ready == 1
+        assert rig.runner().loaded.topic.ready == 1
         assert not commit.done(), "the topic's own record is not durable yet"
         rig.io.release()
         assert await commit == 1
@@ -283,7 +284,7 @@ async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_l
         rig.io.release()
         assert await commit == 1
         await asyncio.gather(late, return_exceptions=True)
-        assert rig.runner().topic.partitions[0].prepared.count == 0
+        assert rig.runner().loaded.topic.partitions[0].prepared.count == 0
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
@@ -378,7 +379,7 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
             rig.disk.clear_faults()
             runners = [runner for runner in (rig.runner(), rig.runner("b"), rig.hl._system) if runner is not None]
             await until(lambda runners=runners: all(runner.is_serving for runner in runners))  # type: ignore[misc]
-            assert (rig.runner().topic.ready, rig.runner("b").topic.ready) in ((0, 0), (1, 1))
+            assert (rig.runner().loaded.topic.ready, rig.runner("b").loaded.topic.ready) in ((0, 0), (1, 1))
             assert await rig.hl.commit_batch("batch", ["1"]) == 2
             assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
             await rig.reopen()
@@ -406,7 +407,7 @@ async def test_decision_in_doubt_that_is_durable_is_found_and_carried_out(monkey
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         with pytest.raises(TopicReloading):
             await rig.hl.commit_batch("batch", ["1"])
-        await until(lambda: rig.runner().topic.ready == 1)  # without anybody asking
+        await until(lambda: rig.runner().loaded.topic.ready == 1)  # without anybody asking
         assert await rig.hl.commit_batch("batch", ["1"]) == 1
         assert await taken(rig.hl, "jobs") == ["x"]
 
@@ -510,7 +511,7 @@ async def test_damaged_system_journal_keeps_batches_from_being_decided_and_nothi
 
 
 async def test_system_journal_that_cannot_be_read_keeps_no_topic_shut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LOAD_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(topics, "LOAD_PAUSES", (0.0, 0.0))
     rig = Rig()
     await rig.open()
     await rig.topic()
@@ -553,7 +554,7 @@ async def test_timeout_is_watched_without_being_asked() -> None:
     async with opened(batch_timeout=0.02) as rig:
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         rig.clock.advance(1.0)
-        await until(lambda: not rig.runner().topic.partitions[0].prepared)
+        await until(lambda: not rig.runner().loaded.topic.partitions[0].prepared)
 
 
 async def test_committed_batch_is_never_timed_out() -> None:
@@ -605,7 +606,7 @@ async def test_decision_is_forgotten_only_when_no_power_cut_can_undo_what_it_bro
         await rig.topic("fast", fsync=fsync, fsync_interval=60.0)
         await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
         await rig.hl.commit_batch("batch", ["1"])
-        journal = rig.runner("fast").journal
+        journal = rig.runner("fast").loaded.journal
         assert journal.durable_unit < journal.written_unit, "that it was carried out is not durable yet"
         rig.clock.advance(1000 * HOUR)
         await rig.hl._batches.forget_old(HOUR)
@@ -647,7 +648,7 @@ async def test_large_part_is_one_unit_and_commits_in_events_that_fit() -> None:
             await rig.hl.prepare_batch("batch", part, numbered, topic="jobs")
         assert await rig.hl.commit_batch("batch", ["1", "2", "3"]) == 7500
         await rig.reopen()
-        assert rig.runner().topic.ready == 7500
+        assert rig.runner().loaded.topic.ready == 7500
 
 
 async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
@@ -655,10 +656,10 @@ async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
     async with opened() as rig:
         await rig.topic("fast", fsync="os")
         await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
-        durable = rig.runner("fast").journal.durable_unit
-        assert durable < rig.runner("fast").journal.written_unit
+        durable = rig.runner("fast").loaded.journal.durable_unit
+        assert durable < rig.runner("fast").loaded.journal.written_unit
         await rig.hl.commit_batch("batch", ["1"])
-        assert rig.runner("fast").journal.durable_unit > durable
+        assert rig.runner("fast").loaded.journal.durable_unit > durable
         other = Rig(rig.disk.crash())
         await other.open()
         assert (await taken(other.hl, "fast"), await taken(other.hl, "jobs")) == (["x"], ["y"])

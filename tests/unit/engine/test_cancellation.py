@@ -15,7 +15,7 @@ async def test_pop_cancelled_after_its_lease_was_decided_gives_the_message_back(
         rig.io.hold = {"commit"}
         pop = asyncio.create_task(rig.hl.pop("jobs"))
         await settle()
-        assert rig.runner().topic.leased == 1
+        assert rig.runner().loaded.topic.leased == 1
         pop.cancel()
         await settle()
         rig.io.release()
@@ -59,7 +59,7 @@ async def test_pop_cancelled_as_it_is_told_that_there_is_nothing_leaves_the_topi
         runner = rig.runner("many")
         pop = asyncio.create_task(rig.hl.pop("many", wait=60))
         await settle()
-        (call,) = runner._pops
+        (call,) = runner.turns.pops
         call.future.set_result([])  # what a wait that is over is answered with; the one who asked has not run yet
         pop.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -79,7 +79,7 @@ async def test_waiting_pop_that_is_cancelled_is_forgotten() -> None:
         await rig.hl.enqueue("jobs", b"x")
         assert [m.payload for m in await pops[1]] == [b"x"]
         await rig.hl.stats("jobs")
-        assert not rig.runner()._pops
+        assert not rig.runner().turns.pops
 
 
 async def test_pop_given_up_by_a_timeout_of_the_callers_own() -> None:

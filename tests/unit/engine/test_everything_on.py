@@ -14,7 +14,7 @@ import pytest
 
 from heapline import HeaplineError, LeaseRef, Message, Outgoing
 from heapline.engine import admission
-from heapline.testing.rank_audit import ranks
+from tests.simulation.rank_audit import ranks
 from tests.unit.engine.rig import Rig, settle
 
 KEYS = ("a", "a", "b", "c", None)
@@ -111,12 +111,12 @@ class World:
                 await (self.rig.hl.release(ref) if verb == "release" else self.rig.hl.nack(ref, backoff=0))
 
     async def _throttle(self) -> None:
-        partition = self.rng.randrange(len(self.rig.runner().topic.partitions))
+        partition = self.rng.randrange(len(self.rig.runner().loaded.topic.partitions))
         await self.rig.hl.set_partition_throttled("jobs", partition, self.rng.random() < 0.6)
 
     async def _grow(self) -> None:
         if self.rng.random() < 0.3:
-            count = len(self.rig.runner().topic.partitions)
+            count = len(self.rig.runner().loaded.topic.partitions)
             await self.rig.hl.update_topic("jobs", partitions=min(8, count + 1))
 
     async def _settings(self) -> None:
@@ -148,7 +148,7 @@ class World:
         hl = self.rig.hl
         while self.batches:
             await self._commit()
-        for partition in range(len(self.rig.runner().topic.partitions)):
+        for partition in range(len(self.rig.runner().loaded.topic.partitions)):
             await hl.set_partition_throttled("jobs", partition, False)
         idle = 0
         while True:
@@ -186,7 +186,7 @@ async def test_everything_is_delivered_once_and_limits_hold_whatever_is_on(
     await world.drain()
     assert [name for name, count in world.acked.items() if count > 1] == []
     assert world.sent - world.doubtful <= world.acked.keys() <= world.sent
-    topic: Any = world.rig.runner().topic
+    topic: Any = world.rig.runner().loaded.topic
     assert [p.parked.rows for p in topic.partitions] == [0] * len(topic.partitions)
     assert topic.fair._leases == {}
     if topic.config.strategy == "best_first":

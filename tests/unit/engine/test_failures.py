@@ -8,7 +8,7 @@ import errno
 import pytest
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 SEGMENT = ".seg"
@@ -117,7 +117,7 @@ async def test_corruption_found_by_a_reload_is_told_and_nothing_is_served() -> N
         rig.disk.inject("fdatasync", path=SEGMENT)
         with pytest.raises(heapline.TopicReloading):
             await rig.hl.enqueue("jobs", b"x")
-        await until(lambda: isinstance(rig.runner()._failure, heapline.CorruptionError))
+        await until(lambda: isinstance(rig.runner().failure, heapline.CorruptionError))
         for call in (rig.hl.pop("jobs"), rig.hl.enqueue("jobs", b"x")):
             with pytest.raises(heapline.JournalCorrupt, match="journal verify") as caught:
                 await call
@@ -145,7 +145,7 @@ async def test_bug_in_a_turn_reloads_the_topic_instead_of_hanging() -> None:
         def broken(*_: object) -> None:
             raise RuntimeError("a bug")
 
-        rig.runner().topic.partitions[0].decide_purge = broken  # type: ignore[assignment,method-assign]
+        rig.runner().loaded.topic.partitions[0].decide_purge = broken  # type: ignore[assignment,method-assign]
         calls = rig.hl.purge("jobs"), rig.hl.enqueue("jobs", b"x"), rig.hl.pop("jobs"), rig.hl.stats("jobs")
         answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
         assert isinstance(answers[0], heapline.TopicReloading)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from heapline.contract.message import Outgoing
 from heapline.core.events import GroupDeleted
-from heapline.model import Outgoing
-from heapline.testing import FakeDisk
+from tests.simulation.fake_disk import FakeDisk
 from tests.unit.engine.rig import Rig, opened, settle, until
 from tests.unit.engine.stream_rig import ack_below, as_lists, make_group, record, told
 
@@ -26,13 +26,13 @@ async def everything(rig: Rig) -> None:
     await hl.nack(await hl.pop("jobs", 1), backoff=1.0)
     await hl.reschedule("jobs", later, delay=0)
     rig.clock.advance(10_000)
-    rig.runner()._plan_turn()
-    await until(lambda: rig.runner().topic.partitions[0].delayed == 0)
+    rig.runner().turns.plan()
+    await until(lambda: rig.runner().loaded.topic.partitions[0].delayed == 0)
     await settle()
 
 
 async def check(rig: Rig) -> None:
-    topic = rig.runner().topic
+    topic = rig.runner().loaded.topic
     stream = await told(rig.runner())
     assert topic.counts[0].total == len(stream.offsets) == 14
     assert len(set(stream.ids.tolist())) == 14, "each message once"
@@ -41,7 +41,7 @@ async def check(rig: Rig) -> None:
     page = tail.read(tail.start, 1000, topic.partitions[0].offset)
     assert page is not None
     assert as_lists(page.rows) == as_lists(stream.only(stream.offsets >= tail.start))
-    assert tail.durable_end(rig.runner().journal.durable_unit) == topic.partitions[0].offset
+    assert tail.durable_end(rig.runner().loaded.journal.durable_unit) == topic.partitions[0].offset
     assert topic.groups.by_name["g"].partitions[0].lag(topic.counts[0].total) == 14 - 3
 
 
@@ -63,7 +63,7 @@ async def test_what_is_kept_for_groups_is_what_the_journal_tells(how: str) -> No
         await other.open()
         try:
             await check(other)
-            assert other.runner().topic.groups.by_name["g"].partitions[0].committed == 3 + 1
+            assert other.runner().loaded.topic.groups.by_name["g"].partitions[0].committed == 3 + 1
         finally:
             await other.hl.close()
 
@@ -71,7 +71,7 @@ async def test_what_is_kept_for_groups_is_what_the_journal_tells(how: str) -> No
 async def test_topic_without_groups_keeps_no_tail_and_loses_it_with_the_last() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
-        topic = rig.runner().topic
+        topic = rig.runner().loaded.topic
         assert topic.tails == [None]
         await make_group(rig.runner())
         assert topic.tails[0] is not None
@@ -83,7 +83,7 @@ async def test_topic_without_groups_keeps_no_tail_and_loses_it_with_the_last() -
 async def test_topic_without_streams_counts_nothing() -> None:
     async with opened(topic={"streams": False}) as rig:
         await rig.hl.enqueue("jobs", b"x")
-        assert rig.runner().topic.counts[0].total == 0
+        assert rig.runner().loaded.topic.counts[0].total == 0
 
 
 async def test_group_gets_the_partitions_of_a_topic_that_grows_from_their_beginning() -> None:
@@ -91,13 +91,13 @@ async def test_group_gets_the_partitions_of_a_topic_that_grows_from_their_beginn
         await make_group(rig.runner(), "one")
         await make_group(rig.runner(), "two")
         spread: list[int] = []
-        rig.runner().on_grown = lambda runner, now: spread.append(len(runner.topic.partitions))
+        rig.runner().on_grown = lambda runner, now: spread.append(len(runner.loaded.topic.partitions))
         await rig.hl.update_topic("jobs", partitions=5)
         assert spread == [5]
         other = Rig(rig.disk.crash())
         await other.open()
         for each in (rig, other):
-            for group in each.runner().topic.groups:
+            for group in each.runner().loaded.topic.groups:
                 assert sorted(group.partitions) == [0, 1, 2, 3, 4]
                 assert [group.partitions[p].committed for p in (2, 3, 4)] == [0, 0, 0]
         await other.hl.close()
@@ -113,7 +113,7 @@ async def test_group_that_a_crash_left_half_made_or_half_deleted_is_set_right_wh
         for _ in range(2):
             other = Rig(disk.crash())
             await other.open()
-            groups = other.runner().topic.groups
+            groups = other.runner().loaded.topic.groups
             assert sorted(groups.by_name) == ["half", "whole"]
             assert all(sorted(group.partitions) == [0, 1, 2] for group in groups)
             await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import heapline
-from heapline.testing import FakeDisk
+from tests.simulation.fake_disk import FakeDisk
 from tests.unit.engine.rig import Rig, opened, until
 
 MiB = 1 << 20
@@ -40,7 +40,7 @@ async def test_full_disk_refuses_enqueues_and_can_be_drained() -> None:
         assert drained == count
         assert (await rig.hl.stats("jobs")).reloads_total == 0
 
-        await until(lambda: rig.runner().journal.can_grow)
+        await until(lambda: rig.runner().loaded.journal.can_grow)
         assert await fill(rig) > count // 2, "space that was drained is given back"
 
 

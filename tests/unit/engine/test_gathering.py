@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from heapline.config import BrokerConfig
+from heapline.contract.config import BrokerConfig
 from heapline.engine import EmbeddedBroker
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import heapline
 from heapline import Outgoing
-from heapline.broker import Broker
-from heapline.config import BrokerConfig, make_config
+from heapline.contract.broker import Broker
+from heapline.contract.config import BrokerConfig, make_config
 from heapline.core.events import Grown
-from heapline.engine import preparing
+from heapline.engine.batches import prepared_share
 from heapline.engine.calls import EnqueueCall, batch_bytes_max
 from heapline.engine.columns import Columns
-from heapline.testing.loop import run
-from heapline.testing.node import Node
+from tests.simulation.loop import run
+from tests.simulation.node import Node
 from tests.unit.engine.rig import SMALL, Rig, opened, settle, until
 
 KEYS = 12
@@ -33,7 +33,7 @@ CONFIG = BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0)
 async def grown(rig: Rig) -> tuple[int, int, int]:
     """How many partitions the catalog, the settings in force and the topic itself have."""
     (info,) = await rig.hl.list_topics()
-    topic = rig.runner().topic
+    topic = rig.runner().loaded.topic
     return info.config.partitions, topic.config.partitions, len(topic.partitions)
 
 
@@ -97,14 +97,14 @@ class Scene:
         hl = self.node.hl
         (info,) = await hl.list_topics()
         assert (info.config.partitions, info.config.max_backlog, info.config.tick) == (5, 1000, 0.05)
-        assert hl._runners["jobs"].topic.partitions[0].delays.tick_ms == 50
+        assert hl._runners["jobs"].loaded.topic.partitions[0].delays.tick_ms == 50
         self.answered.append("grown")
         await self.check()
 
     async def check(self) -> None:
         hl = self.node.hl
         (info,) = await hl.list_topics()
-        topic = hl._runners["jobs"].topic
+        topic = hl._runners["jobs"].loaded.topic
         assert (info.config.partitions, info.config.max_backlog) in ((2, 0), (5, 1000))
         assert info.config == topic.config
         assert len(topic.partitions) == info.config.partitions
@@ -221,7 +221,7 @@ async def test_growth_whose_sync_failed_is_there_or_not_and_everything_agrees_wh
         assert await grown(rig) == (4, 4, 4)
         (info,) = await rig.hl.list_topics()
         assert (info.config.max_backlog, info.config.max_inflight) == (50, 9)
-        assert len(rig.runner().topic.growths) == 1
+        assert len(rig.runner().loaded.topic.growths) == 1
 
 
 async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> None:
@@ -233,10 +233,12 @@ async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> Non
         rig.disk.inject("rename", errno.ENOSPC, path="catalog")
         await rig.reopen()
         assert await grown(rig) == (1, 4, 4)
-        assert rig.runner().snapshot_unit == rig.runner().journal.written_unit, "the snapshot was not good enough"
+        assert rig.runner().loaded.snapshot_unit == rig.runner().loaded.journal.written_unit, (
+            "the snapshot was not good enough"
+        )
         await rig.hl.update_topic("jobs", partitions=4)  # a repeat completes it
         assert await grown(rig) == (4, 4, 4)
-        assert len(rig.runner().topic.growths) == 1
+        assert len(rig.runner().loaded.topic.growths) == 1
         assert sorted(await drained(rig.hl)) == sorted(m.payload for m in keyed("a"))
 
 
@@ -274,11 +276,11 @@ async def test_full_disk_refuses_a_growth_and_nothing_changes() -> None:
         rig.disk.capacity = rig.disk.used
         results = [await _tried(rig.hl.enqueue("jobs", bytes(100_000))) for _ in range(30)]
         assert isinstance(results[-1], heapline.StorageFull)
-        before = rig.runner().topic.partitions[0].offset
+        before = rig.runner().loaded.topic.partitions[0].offset
         with pytest.raises(heapline.StorageFull):
             await rig.hl.update_topic("jobs", partitions=4)
         assert await grown(rig) == (1, 1, 1)
-        assert rig.runner().topic.partitions[0].offset == before
+        assert rig.runner().loaded.topic.partitions[0].offset == before
         rig.disk.capacity = None
 
 
@@ -369,7 +371,7 @@ async def _started(work: Any) -> asyncio.Future[Any]:
 
 async def test_large_batch_that_the_topic_outgrew_on_its_way_is_refused_not_broken() -> None:
     async with opened() as rig:
-        before = rig.runner().topic.config
+        before = rig.runner().loaded.topic.config
         count = 1000
         after = make_config({"partitions": 1024}, before)
         size = (batch_bytes_max(before, count) + batch_bytes_max(after, count)) // 2 // count - 2 * 96
@@ -390,13 +392,13 @@ async def test_part_that_the_topic_outgrew_on_its_way_is_refused_not_broken() ->
     """Between measuring a part and its turn lie awaits, in which the topic may grow."""
     async with opened() as rig:
         runner = rig.runner()
-        name = preparing.PartName("batch", "1", ["jobs"], b"print")
+        name = prepared_share.PartName("batch", "1", ["jobs"], b"print")
         messages = [Outgoing(bytes(700), key=f"k{i}") for i in range(1000)]
         call = EnqueueCall(runner.future(), columns=Columns(messages))
-        preparing.check_share_bytes(call, name, runner.topic.config, "jobs")
+        prepared_share.check_share_bytes(call, name, runner.loaded.topic.config, "jobs")
         await rig.hl.update_topic("jobs", partitions=1024)
         with pytest.raises(heapline.BadRequest, match="several parts"):
-            await runner.bring(partial(preparing.prepare, runner, name, call))
+            await runner.bring(partial(prepared_share.prepare, runner, name, call))
         assert runner.counters.reloads == 0
         assert await rig.hl.list_batches() == []
 
@@ -430,14 +432,14 @@ async def test_growths_outlive_snapshot_and_journal() -> None:
         for count in (2, 3, 7):
             await rig.hl.update_topic("jobs", partitions=count)
             await rig.hl.enqueue_batch("jobs", keyed(f"n{count}-"))
-        told = list(rig.runner().topic.growths)
+        told = list(rig.runner().loaded.topic.growths)
         assert [(g.before, g.after) for g in told] == [(1, 2), (2, 3), (3, 7)]
         assert all(isinstance(g, Grown) and g.until > g.at for g in told[1:])
         crashed = Rig(rig.disk.crash())
         await crashed.open()
-        assert crashed.runner().topic.growths == told
+        assert crashed.runner().loaded.topic.growths == told
         await crashed.reopen()  # from the snapshot that closing left
-        assert crashed.runner().topic.growths == told
+        assert crashed.runner().loaded.topic.growths == told
         await crashed.hl.close()
 
 
@@ -445,7 +447,7 @@ async def test_epoch_is_recorded_in_new_partitions_when_its_producer_speaks() ->
     async with opened() as rig:
         epoch = await rig.hl.open_producer("jobs", "p")
         await rig.hl.update_topic("jobs", partitions=4)
-        partitions = rig.runner().topic.partitions
+        partitions = rig.runner().loaded.topic.partitions
         assert [p.sequences.epoch_of("p") for p in partitions] == [epoch, None, None, None]
         offset = partitions[0].offset
         sent = await rig.hl.enqueue("jobs", b"x", producer_id="p", epoch=epoch, seq=0)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.config import TopicConfig
-from heapline.core.heap import RunHeap
-from heapline.engine import heads as heads_module
-from heapline.engine.heads import Heads
+from heapline.contract.config import TopicConfig
+from heapline.core.heap.run_heap import RunHeap
+from heapline.engine import local_spine as heads_module
+from heapline.engine.local_spine import Heads
 
 
 class Box:

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.contract.message import Outgoing
 from heapline.core.placement import place_one
-from heapline.engine.firing import IN_LINE, INF, QUANTUM_ROWS, Wakes
-from heapline.model import Outgoing
+from heapline.engine.timers import IN_LINE, INF, QUANTUM_ROWS, Wakes
 from tests.unit.engine.rig import Rig, opened, settle
 
 SLICE = 64
@@ -28,7 +28,7 @@ async def fill(rig: Rig, topic: str, count: int, **fields: Any) -> None:
 
 def waiting(rig: Rig, topic: str = "jobs") -> list[int]:
     """Messages of each partition that have not fired."""
-    return [p.delayed for p in rig.runner(topic).topic.partitions]
+    return [p.delayed for p in rig.runner(topic).loaded.topic.partitions]
 
 
 async def rows_waited_for(rig: Rig, call: Callable[[], Any]) -> tuple[Any, int]:
@@ -83,9 +83,9 @@ async def test_herd_makes_no_unit_of_its_own_behind_one_that_is_written_while_so
         second = asyncio.create_task(rig.hl.stats("jobs"))
         await settle()
         rig.clock.advance(0.06)
-        rig.runner()._plan_turn()
+        rig.runner().turns.plan()
         await settle()
-        assert rig.runner().firing.wakes.line, "the herd is due"
+        assert rig.runner().loaded.firing.wakes.line, "the herd is due"
         assert sum(waiting(rig)) == HERD, "the next to ask would wait for a unit that only the herd needed"
         rig.io.release()
         await asyncio.gather(call, second)
@@ -145,7 +145,7 @@ async def test_order_is_strict_among_what_has_fired() -> None:
         rig.clock.advance(61)
         popped = 0
         while popped < HERD:
-            partition = rig.runner().topic.partitions[0]
+            partition = rig.runner().loaded.topic.partitions[0]
             messages = await rig.hl.pop("jobs", 50)
             left = partition.head()
             popped += len(messages)
@@ -161,7 +161,7 @@ async def test_leases_that_expire_together_come_back_in_slices() -> None:
         await fill(rig, "jobs", HERD)
         assert len(await rig.hl.pop("jobs", HERD, max_bytes=1 << 40, visibility=5)) == HERD
         rig.clock.advance(6)
-        turns, partition = 0, rig.runner().topic.partitions[0]
+        turns, partition = 0, rig.runner().loaded.topic.partitions[0]
         while len(partition.leases):
             before = len(partition.leases)
             await rig.hl.enqueue("jobs", b"x")
@@ -175,7 +175,7 @@ async def test_lives_that_end_together_end_in_slices() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, ttl=5)
         rig.clock.advance(6)
-        turns, partition = 0, rig.runner().topic.partitions[0]
+        turns, partition = 0, rig.runner().loaded.topic.partitions[0]
         while (before := partition.ready - turns) > 0:
             await rig.hl.enqueue("jobs", b"x")
             turns += 1
@@ -188,7 +188,7 @@ async def test_entries_left_over_by_a_cancelled_herd_are_passed_over_in_slices()
         await fill(rig, "jobs", HERD, ttl=60)
         messages = await rig.hl.pop("jobs", HERD, max_bytes=1 << 40)
         await rig.hl.ack(messages)
-        ends = rig.runner().topic.partitions[0].ttls
+        ends = rig.runner().loaded.topic.partitions[0].ttls
         assert len(ends) == HERD, "too few to be swept"
         rig.clock.advance(61)
         before = len(ends)

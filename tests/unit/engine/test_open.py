@@ -9,11 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import heapline
+from heapline.contract.message import from_ms
 from heapline.engine import EmbeddedBroker
-from heapline.model import from_ms
+from heapline.engine.snapshot_state import STATE_VERSION, freeze, thaw
 from tests.unit.engine.rig import PATH, Rig, opened
 
 CHILD = """
@@ -207,6 +209,15 @@ async def test_catalog_of_a_newer_version_is_refused() -> None:
         rig.disk.write_file_atomic(catalog, rig.disk.read_file(catalog).replace(b'"version": 1', b'"version": 99'))
         with pytest.raises(heapline.UnknownFormat, match="99"):
             await rig.open()
+
+
+async def test_snapshot_state_of_another_version_is_refused() -> None:
+    async with opened() as rig:
+        topic = rig.hl._runners["jobs"].loaded.topic
+        state = msgspec.msgpack.decode(freeze(topic, 1).encode())
+        assert state[0] == STATE_VERSION == 1
+        with pytest.raises(heapline.UnknownFormat, match=r"x\.snap has format version 2"):
+            thaw(topic, msgspec.msgpack.encode([2, *state[1:]]), {}, 0, 0, "x.snap")
 
 
 async def test_clock_set_back_between_two_lives_repeats_no_id_and_ends_no_lease_early() -> None:

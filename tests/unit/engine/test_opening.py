@@ -7,7 +7,7 @@ import errno
 import pytest
 
 import heapline
-from heapline.errors import JournalCorrupt
+from heapline.contract.errors import JournalCorrupt
 from tests.unit.engine.rig import SMALL, opened
 
 

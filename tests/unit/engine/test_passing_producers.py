@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import heapline
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 from tests.unit.engine.rig import Rig, opened
 
 DAY = 24 * 3600.0
 
 
 def epochs(rig: Rig, name: str) -> list[int | None]:
-    return [partition.sequences.epoch_of(name) for partition in rig.runner().topic.partitions]
+    return [partition.sequences.epoch_of(name) for partition in rig.runner().loaded.topic.partitions]
 
 
 async def say(rig: Rig, name: str, seq: int, **options: int) -> bool:

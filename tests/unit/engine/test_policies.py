@@ -46,7 +46,7 @@ async def test_interval_syncs_by_itself() -> None:
     async with opened() as rig:
         await rig.topic("timed", fsync="interval", fsync_interval=0.005)
         await rig.hl.enqueue("timed", b"kept")
-        journal = rig.runner("timed").journal
+        journal = rig.runner("timed").loaded.journal
         await until(lambda: journal.durable_unit == journal.written_unit)
         other = Rig(rig.disk.crash())
         hl = await other.open()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import heapline
-from heapline.broker import Broker
+from heapline.contract.broker import Broker
 
 LONG = 30.0  # how long a slow machine may take
 

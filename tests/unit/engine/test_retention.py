@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from heapline.engine.measures import measure
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
+from heapline.engine.metrics_source import measure
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.stream_rig import told
 from tests.unit.engine.test_upkeep import BULK, churn, reclaim

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.config import BrokerConfig
-from heapline.engine.schedules import firing
-from heapline.engine.schedules.store import ScheduleStore
-from heapline.errors import (
+from heapline.contract.config import BrokerConfig
+from heapline.contract.errors import (
     BadRequest,
     CorruptionError,
     HeaplineError,
@@ -28,9 +26,14 @@ from heapline.errors import (
     TopicNotFound,
     TopicReloading,
 )  # fmt: skip
-from heapline.testing import FakeDisk, HandClock
+from heapline.contract.schedules import make_schedule
+from heapline.core.schedules.book import Book
+from heapline.engine.schedules import firings
+from heapline.engine.schedules.store import ScheduleStore
+from heapline.testing import HandClock
 from heapline.testing.memory import MemoryBroker
-from heapline.testing.node import Node
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.node import Node
 from tests.unit.engine.rig import SMALL, Rig, opened
 
 AT = "heapline-scheduled-at"
@@ -107,7 +110,7 @@ class Crashing:
 def recognised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How the topic knew firings that it had."""
     found: list[str] = []
-    enqueue = firing._enqueue
+    enqueue = firings._enqueue
 
     async def watched(*args: Any) -> int:
         try:
@@ -119,7 +122,7 @@ def recognised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append("duplicate")
         return new
 
-    monkeypatch.setattr(firing, "_enqueue", watched)
+    monkeypatch.setattr(firings, "_enqueue", watched)
     return found
 
 
@@ -221,10 +224,10 @@ async def test_thousands_that_are_due_at_once_are_all_fired() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("s0", every=60, topic="jobs")
         for n in range(600):
-            rig.hl._schedules._book.set(heapline.schedules.make_schedule(f"s{n}", every=60, topic="jobs"), 0)
+            rig.hl._schedules._book.set(make_schedule(f"s{n}", every=60, topic="jobs"), 0)
         await pass_time(rig, 60)
         assert (await rig.hl.stats("jobs")).ready == 600
-        commits = rig.hl._schedules.store.runner.committer.commits  # type: ignore[union-attr]
+        commits = rig.hl._schedules.store.runner.loaded.committer.commits  # type: ignore[union-attr]
         assert commits < 100, "their marks are written together"
 
 
@@ -255,11 +258,11 @@ async def test_schedule_of_a_topic_that_was_deleted_stays_and_says_so() -> None:
         await rig.hl.create_schedule("b", every=60, topic="others")
         await rig.hl.delete_topic("jobs")
         await pass_time(rig, 60)
-        assert "no topic" in str((await rig.hl.get_schedule("a")).problem)
+        assert "does not exist" in str((await rig.hl.get_schedule("a")).problem)
         assert len(await fired(rig.hl, "others")) == 1, "it holds up nobody"
         await rig.reopen()
         await rig.hl.fire_schedules()
-        assert "no topic" in str((await rig.hl.get_schedule("a")).problem)
+        assert "does not exist" in str((await rig.hl.get_schedule("a")).problem)
         await rig.topic()
         await pass_time(rig, 5)
         assert len(await fired(rig.hl)) == 1
@@ -437,7 +440,7 @@ async def test_book_that_is_older_than_its_topics_goes_on_without_firing_twice()
         rig.clock.advance(1)
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0, payload=b"new")
         await pass_time(rig, 120)
-        rig.hl._schedules._kept.book = heapline.schedules.Book.from_state(old)
+        rig.hl._schedules._kept.book = Book.from_state(old)
         await pass_time(rig, 60)
         await pass_time(rig, 5)
         found = await fired(rig.hl)

@@ -15,11 +15,11 @@ import pytest
 
 import heapline
 from heapline import Outgoing
-from heapline.config import BrokerConfig
-from heapline.engine.embedded import EmbeddedBroker
+from heapline.contract.config import BrokerConfig
+from heapline.engine.broker import EmbeddedBroker
 from heapline.testing.clock import FakeClock
-from heapline.testing.disk import FakeDisk
-from heapline.testing.loop import run
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.loop import run
 
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 500_000}
 
@@ -184,7 +184,7 @@ def test_syncing_at_intervals_goes_on_after_a_failed_sync() -> None:
         await asyncio.sleep(2)
         await hl.enqueue("jobs", b"y")
         await asyncio.sleep(1)
-        journal = hl._runners["jobs"].journal
+        journal = hl._runners["jobs"].loaded.journal
         assert hl._runners["jobs"].counters.reloads == 1
         assert journal.durable_unit == journal.written_unit
 
@@ -220,7 +220,7 @@ def test_topic_serves_on_when_reopening_it_for_new_settings(how: str) -> None:
         await asyncio.sleep(1)
         async with asyncio.timeout(5):
             await hl.enqueue("jobs", b"x")
-        assert hl._runners["jobs"].journal._policy == "os"
+        assert hl._runners["jobs"].loaded.journal._policy == "os"
 
     play(scene)
 
@@ -354,7 +354,7 @@ def test_closing_one_topic_leaves_the_shared_budget_alone_while_another_uses_it(
     async def scene(rig: Rig) -> None:
         hl = await rig.opened()
         await hl.enqueue("jobs", bytes(1000))
-        journal = hl._runners["jobs"].journal
+        journal = hl._runners["jobs"].loaded.journal
         thread = threading.Thread(target=journal.close)
         thread.start()
         thread.join()

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.config import BrokerConfig
-from heapline.engine.decisions import SINK_KEPT, Decision
-from heapline.errors import TopicReloading, UnknownPart
-from heapline.testing import FakeDisk
-from heapline.testing.node import Node
+from heapline.contract.config import BrokerConfig
+from heapline.contract.errors import TopicReloading, UnknownPart
+from heapline.engine.batches.decisions import SINK_KEPT, Decision
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.node import Node
 from tests.unit.engine.rig import SMALL, Rig, opened, until
 from tests.unit.engine.test_batches import HOUR, some, taken
 
@@ -26,7 +26,7 @@ async def committed(rig: Rig, batch: str, version: int, sink: str = "s") -> int:
 
 
 def prepared(rig: Rig) -> int:
-    return rig.runner().topic.partitions[0].prepared.count
+    return rig.runner().loaded.topic.partitions[0].prepared.count
 
 
 async def test_last_version_is_remembered_for_ever() -> None:

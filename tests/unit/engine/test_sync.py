@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import heapline
+from heapline.contract.message import DlqFilter, LeaseRef, Outgoing
 from heapline.engine import SyncBroker
-from heapline.model import DlqFilter, LeaseRef, Outgoing
 
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import heapline
+from heapline.contract.message import Outgoing
 from heapline.engine.calls import EnqueueCall, Identity, check_batch_bytes
 from heapline.engine.columns import Columns
-from heapline.model import Outgoing
 from tests.unit.engine.rig import Rig, opened, settle
 
 
@@ -186,14 +186,14 @@ async def test_waiting_without_work_takes_no_turns() -> None:
         pop = asyncio.create_task(rig.hl.pop("jobs", wait=60))
         await settle()
         turns = 0
-        turn = rig.runner()._turn
+        turn = rig.runner().turns._run
 
         def counted() -> None:
             nonlocal turns
             turns += 1
             turn()
 
-        rig.runner()._turn = counted  # type: ignore[method-assign]
+        rig.runner().turns._run = counted  # type: ignore[method-assign]
         await asyncio.sleep(0.05)
         assert turns == 0
         await rig.hl.enqueue("jobs", b"x")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
-from heapline.model import Outgoing, from_ms
+from heapline.contract.message import Outgoing, from_ms
+from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 BULK = b"x" * 50_000
@@ -49,7 +49,7 @@ async def test_snapshot_holds_everything_and_calls_go_on_meanwhile() -> None:
         disk = rig.disk.crash()
         other = Rig(disk)
         hl = await other.open()
-        assert other.runner().snapshot_unit > 0
+        assert other.runner().loaded.snapshot_unit > 0
         found = [m.payload for m in await hl.pop("jobs", 10_000)]
         assert found == [b"meanwhile", *(b"%d" % i for i in range(10, 5000))]
         await hl.close()
@@ -87,7 +87,7 @@ async def test_two_snapshots_are_kept_and_a_damaged_one_is_not_used() -> None:
         for i in range(4):
             await rig.hl.enqueue("jobs", b"%d" % i, priority=i)
             await rig.hl.snapshot("jobs")
-        units = rig.runner().snapshots.units()
+        units = rig.runner().loaded.snapshots.units()
         assert len(units) == 2
         for path in rig.files(""):
             if f"{units[-1]:010d}" in path or f"/{units[-1]}." in path or path.endswith(f"{units[-1]}.snap"):
@@ -303,7 +303,7 @@ async def one_old_message(rig: Rig) -> int:
         await rig.hl.enqueue("jobs", b"mark", priority=-1)
         await rig.hl.ack(await rig.hl.pop("jobs"))
         await rig.hl.snapshot("jobs")
-    rig.runner().journal.cache.clear()
+    rig.runner().loaded.journal.cache.clear()
     return r.id
 
 

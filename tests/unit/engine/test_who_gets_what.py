@@ -60,7 +60,7 @@ async def test_prepared_messages_keep_their_turns_and_keys_across_a_restart(tmp_
 @pytest.mark.usefixtures("placed")
 async def test_messages_that_a_limit_holds_back_do_not_hide_the_best_of_another_partition() -> None:
     async with with_topic(fairness="keys", max_inflight_per_key=1, partitions=3) as (rig, hl):
-        partitions = rig.runner().topic.partitions
+        partitions = rig.runner().loaded.topic.partitions
         await hl.enqueue("jobs", b"best", priority=1, fairness_key="x0")
         await hl.enqueue("jobs", b"worst", priority=9, fairness_key="y0")
         await hl.enqueue("jobs", b"third", priority=3, fairness_key="z2")
@@ -83,7 +83,7 @@ async def test_pop_that_waits_for_the_rate_does_not_wait_for_what_is_too_fresh_e
         waiting = asyncio.create_task(hl.pop("jobs", 9, wait=600))
         await settle()
         runner = rig.runner()
-        assert runner.delivery.next_room_in(runner.steady.now()) == 100
+        assert runner.loaded.delivery.next_room_in(runner.steady.now()) == 100
         waiting.cancel()
 
 

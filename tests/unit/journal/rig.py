@@ -1,7 +1,7 @@
-"""A disk in memory for the journal's tests, and short ways to write and read small journals on it.
+"""An in-memory disk for the journal's tests, and helpers to write and read small journals on it.
 
-The disk keeps which sectors were written since the last sync, so that a power cut can take any subset of them back.
-Names are durable at once: what a lost rename does is for the simulator's disk.
+The disk records which sectors were written since the last sync, so that a power cut can revert any subset of them.
+Names are durable immediately; lost renames are tested with the simulator's disk.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from heapline.contract.errors import DirectoryLocked
 from heapline.core.position import size_class
-from heapline.errors import DirectoryLocked
 from heapline.journal.block import make_block, new_rows
 from heapline.journal.disk import SECTOR, Buffer, File, Lock
 from heapline.journal.journal import Journal
@@ -30,7 +30,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class PowerCut(BaseException):
-    """Raised in the middle of an operation; nothing may catch it but the test."""
+    """Raised in the middle of an operation; only the test may catch it."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class MemoryLock:
 
 
 class MemoryDisk:
-    """Files by path. `on_step` is called at every operation and may raise; `space` is how many bytes there are."""
+    """Files by path. `on_step` is called at every operation and may raise; `space` is the disk's size in bytes."""
 
     def __init__(self, space: int | None = None) -> None:
         self.files: dict[str, Inode] = {}
@@ -125,14 +125,14 @@ class MemoryDisk:
         inode.blocks |= wanted
 
     def copy(self) -> MemoryDisk:
-        """The same files on another disk, with nothing under way and no faults."""
+        """Return another disk with the same files, nothing in flight and no faults."""
         other = MemoryDisk()
         other.files = copy.deepcopy(self.files)
         other.directories = set(self.directories)
         return other
 
     def cut_power(self, rng: random.Random) -> MemoryDisk:
-        """What a power cut may leave: of what was not synced, any subset of sectors."""
+        """Apply a power cut: of what was not synced, keep any subset of sectors."""
         other = self.copy()
         for inode in other.files.values():
             lose = rng.choice([0.0, 0.1, 0.5, 0.9, 1.0])
@@ -216,7 +216,7 @@ def _moved(path: str, old: str, new: str) -> str:
 
 
 def open_journal(disk: MemoryDisk, **options: object) -> tuple[Journal, list[Unit]]:
-    """The journal at PATH (made if it is not there) and its units."""
+    """Return the journal at PATH, created if necessary, and its units."""
     if not disk.exists(PATH):
         Journal.create(disk, PATH, incarnation=7, segment_bytes=int(str(options.pop("segment_bytes", 64 << 10))))
     options.pop("segment_bytes", None)
@@ -234,7 +234,7 @@ def put(
     first_offset: int = 0,
     time: int = 0,
 ) -> I64:
-    """Add one block and one frame to the open unit; returns the positions."""
+    """Add one block and one frame to the open unit and return the positions."""
     rows = new_rows(len(payloads))
     rows["id"] = np.arange(first_id, first_id + len(payloads))
     rows["priority"] = -5
@@ -249,7 +249,7 @@ def put(
 
 
 def commit(journal: Journal, time: int = 0) -> int:
-    """Seal and commit all; returns the last unit's number."""
+    """Seal and commit everything and return the last unit's number."""
     journal.seal(time, time)
     if journal.wants_prepare:
         journal.prepare()
@@ -259,7 +259,7 @@ def commit(journal: Journal, time: int = 0) -> int:
 
 
 def write_units(journal: Journal, sizes: Iterable[int], start: int = 1) -> list[I64]:
-    """One unit per size, each with one message of that many bytes."""
+    """Write one unit per size, each with one message of that many bytes."""
     placed = []
     for number, size in enumerate(sizes, start):
         placed.append(put(journal, [bytes([number % 251 + 1]) * size], first_id=number, first_offset=number - 1))
@@ -268,7 +268,7 @@ def write_units(journal: Journal, sizes: Iterable[int], start: int = 1) -> list[
 
 
 def contents(units: Iterable[Unit]) -> list[tuple[int, bytes, bytes]]:
-    """What can be compared of units: number, events, payloads."""
+    """Return the comparable parts of units: number, events, payloads."""
     return [
         (u.number, b"|".join(f.events for f in u.frames), b"|".join(bytes(u.payloads(b)) for b in u.blocks))
         for u in units

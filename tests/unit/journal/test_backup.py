@@ -1,4 +1,4 @@
-"""Copying a topic while things go: the copy begins again or takes the next best, and leaves nothing behind."""
+"""Copy a topic while files are deleted: the copy starts over or takes the next best file, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import heapline
-from heapline.errors import JournalCorrupt, UnavailableError
+from heapline.contract.errors import JournalCorrupt, UnavailableError
 from heapline.journal.backup import LEASE_MS, TRIES, copy_topic
 from heapline.journal.disk import File, RealDisk
-from heapline.journal.reclaim import read_leases
+from heapline.journal.reader_lease import read_leases
 from heapline.journal.recovery import scan
 from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.snapshot import SnapshotStore
@@ -21,7 +21,7 @@ NOW = 1_700_000_000_000
 
 
 class Meddling(RealDisk):
-    """Asks a test before every file that is opened or read."""
+    """A disk that calls a test's function before every file is opened or read."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -40,7 +40,7 @@ class Meddling(RealDisk):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """A topic with two snapshots, and messages after them in a second segment."""
+    """Return a topic with two snapshots, and messages after them in a second segment."""
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
         hl.create_topic("jobs", segment_bytes=1 << 20)
         for _ in range(2):
@@ -52,14 +52,14 @@ def folder(tmp_path: Path) -> str:
 
 
 def copy(folder: str, meddle: Callable[[str], None]) -> tuple[str, int, int]:
-    """Where the copy is, and the units of its snapshot and of its end."""
+    """Copy the topic and return the copy's directory, its snapshot's unit and its last unit."""
     target = folder + "-copy"
     told = copy_topic(Meddling(meddle), folder, target, lambda: NOW)
     return target, told.snapshot_unit, told.unit
 
 
 def fail(times: int, suffix: str) -> Callable[[str], None]:
-    """So many times the file is gone when it is wanted."""
+    """Report the file as missing this many times."""
     left = [times]
 
     def meddle(path: str) -> None:
@@ -74,7 +74,7 @@ def held(folder: str) -> list[int]:
     return [lease.segment for lease in read_leases(RealDisk(), folder, NOW)]
 
 
-def test_segments_are_held_while_they_are_copied_and_not_after(folder: str) -> None:
+def test_segments_are_held_during_the_copy_and_not_after(folder: str) -> None:
     seen: list[list[int]] = []
 
     def look(path: str) -> None:
@@ -88,13 +88,13 @@ def test_segments_are_held_while_they_are_copied_and_not_after(folder: str) -> N
     assert LEASE_MS > 60_000
 
 
-def test_segment_that_goes_makes_the_copy_begin_again(folder: str) -> None:
+def test_deleted_segment_makes_the_copy_start_over(folder: str) -> None:
     opened: list[str] = []
     gone = fail(1, "0000000002.seg")
 
     def meddle(path: str) -> None:
         opened.append(path)
-        if any(p.endswith("0000000001.seg") for p in opened):  # it is being copied, not just looked into
+        if any(p.endswith("0000000001.seg") for p in opened):  # it is being copied, not just read
             gone(path)
 
     target, snapshot, unit = copy(folder, meddle)
@@ -103,25 +103,25 @@ def test_segment_that_goes_makes_the_copy_begin_again(folder: str) -> None:
     assert unit >= snapshot > 0
 
 
-def test_snapshot_that_goes_is_replaced_by_the_other(folder: str) -> None:
+def test_deleted_snapshot_is_replaced_by_the_other(folder: str) -> None:
     older, newest = SnapshotStore(RealDisk(), f"{folder}/snapshots").units()
     _, snapshot, _ = copy(folder, fail(1, f"{newest:016d}.snap"))
     assert snapshot == older
     assert len(list(Path(folder + "-copy", "snapshots").glob("*.snap"))) == 1
 
 
-def test_folder_that_never_holds_still_is_given_up_and_nothing_is_held(folder: str) -> None:
+def test_copy_of_a_constantly_changing_topic_fails_and_holds_nothing(folder: str) -> None:
     with pytest.raises(UnavailableError, match=str(TRIES)):
         copy(folder, fail(1000, "0000000002.seg"))
     assert held(folder) == []
 
 
 @pytest.mark.parametrize("behind", [0, 1, 4])
-def test_copy_after_a_power_cut_holds_what_lies_behind_an_old_watermark(folder: str, behind: int) -> None:
+def test_copy_after_a_power_cut_includes_units_after_an_old_watermark(folder: str, behind: int) -> None:
     disk = RealDisk()
     units = list(scan(disk, folder))
     (mark,) = [found for found in [read_watermark(disk, folder)] if found is not None]
-    old = Watermark(0, 0, 1, FIRST_UNIT_AT, 0, mark.incarnation)  # as it was synced when the topic was made
+    old = Watermark(0, 0, 1, FIRST_UNIT_AT, 0, mark.incarnation)  # as it was synced when the topic was created
     if behind:
         u = units[-1 - behind]
         old = Watermark(u.number, u.number, u.segment, u.end, u.time, mark.incarnation)
@@ -132,13 +132,13 @@ def test_copy_after_a_power_cut_holds_what_lies_behind_an_old_watermark(folder: 
     assert read_watermark(disk, target) == mark
 
 
-def test_topic_without_a_watermark_is_not_guessed_at(folder: str) -> None:
+def test_topic_without_a_watermark_is_refused(folder: str) -> None:
     Path(folder, "watermark").unlink()
     with pytest.raises(JournalCorrupt, match="watermark"):
         copy(folder, lambda path: None)
     assert held(folder) == []
 
 
-def test_topic_that_is_not_there_is_told_as_such(folder: str) -> None:
+def test_missing_topic_raises_file_not_found(folder: str) -> None:
     with pytest.raises(FileNotFoundError):
         copy(folder + "-nowhere", lambda path: None)

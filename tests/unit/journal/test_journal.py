@@ -1,4 +1,4 @@
-"""The journal end to end on a disk in memory: what was committed is there again, at the places handed out."""
+"""The journal end to end on an in-memory disk: committed units are read back, at the positions handed out."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import errno
 import numpy as np
 import pytest
 
-from heapline.errors import JournalCorrupt, StorageFull, TopicReloading
+from heapline.contract.errors import JournalCorrupt, StorageFull, TopicReloading
 from heapline.journal.block import make_block, new_rows
 from heapline.journal.disk import RealDisk
 from heapline.journal.journal import Journal
-from heapline.journal.planner import BLOCK_ENTRY_BYTES, FRAME_ENTRY_BYTES
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import UNIT_BYTES_MAX
+from heapline.journal.unit_planner import BLOCK_ENTRY_BYTES, FRAME_ENTRY_BYTES
 from heapline.journal.writer import SyncPolicy
 from tests.unit.journal.rig import PATH, MemoryDisk, commit, contents, open_journal, policies, put, write_units
 
 
-def test_committed_units_are_there_after_reopening() -> None:
+def test_committed_units_exist_after_reopening() -> None:
     disk = MemoryDisk()
     journal, units = open_journal(disk)
     assert units == []
@@ -29,7 +29,7 @@ def test_committed_units_are_there_after_reopening() -> None:
     assert [u.time for u in units] == [1001, 1002, 1003, 1004]
 
 
-def test_what_was_not_committed_is_not_there() -> None:
+def test_uncommitted_units_do_not_exist_after_reopening() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     write_units(journal, [10])
@@ -40,7 +40,7 @@ def test_what_was_not_committed_is_not_there() -> None:
     assert [u.number for u in units] == [1]
 
 
-def test_writing_goes_on_after_reopening_and_after_a_snapshot() -> None:
+def test_writing_continues_after_reopening_and_after_a_snapshot() -> None:
     disk = MemoryDisk()
     for round_ in range(5):
         journal, units = open_journal(disk, after_unit=max(0, 2 * round_ - 1))
@@ -70,7 +70,7 @@ def test_units_fill_a_segment_to_its_exact_end() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=16 << 10)
     space = (16 << 10) - 512
-    # Find the payload whose unit, as planned with its bounds, takes all the space there is.
+    # Find the payload whose unit, with its planned bounds, takes all remaining space.
     largest = max(n for n in range(space - 1000, space) if _fits(journal, n))
     positions = [put(journal, [b"a" * largest]), put(journal, [b"b" * largest], first_id=2)]
     commit(journal)
@@ -94,17 +94,17 @@ def commit_small(journal: Journal) -> int:
     return commit(journal)
 
 
-def test_what_can_never_fit_is_refused_before_anything_changes() -> None:
+def test_oversized_data_is_rejected_before_anything_changes() -> None:
     journal, _ = open_journal(MemoryDisk(), segment_bytes=64 << 20)
     put(journal, [bytes(300 << 10)])
-    with pytest.raises(ValueError, match="never fit"):
+    with pytest.raises(ValueError, match="do not fit"):
         journal.room(UNIT_BYTES_MAX)
     assert journal.next_unit == 2
     journal.room(UNIT_BYTES_MAX - (256 << 10))
     assert journal.open_unit_number == 2
 
 
-def test_adding_without_room_is_refused() -> None:
+def test_adding_without_calling_room_is_rejected() -> None:
     journal, _ = open_journal(MemoryDisk(), segment_bytes=8192)
     with pytest.raises(ValueError, match="call room first"):
         journal.add_block(make_block(new_rows(1), None, [bytes(8000)]))
@@ -153,7 +153,7 @@ def test_journal_time_never_goes_back() -> None:
     assert open_journal(disk)[1][-1].time == 110
 
 
-def test_a_commit_is_one_write_and_one_sync_and_the_watermark() -> None:
+def test_commit_is_one_write_one_sync_and_the_watermark() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     write_units(journal, [10])
@@ -183,7 +183,7 @@ def test_rolling_over_to_a_prepared_segment_costs_no_more() -> None:
     assert [what for what, _ in disk.log] == ["pwritev", "fdatasync", "pwritev"]
 
 
-def test_new_segment_is_durable_under_its_name_before_a_unit_lies_in_it() -> None:
+def test_new_segment_is_durable_under_its_name_before_it_holds_a_unit() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8192)
     disk.log.clear()
@@ -201,7 +201,7 @@ def test_new_segment_is_durable_under_its_name_before_a_unit_lies_in_it() -> Non
 
 
 @pytest.mark.parametrize("policy", policies())
-def test_policies_differ_in_what_is_durable(policy: SyncPolicy) -> None:
+def test_sync_policies_differ_in_what_is_durable(policy: SyncPolicy) -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, policy=policy)
     disk.log.clear()
@@ -225,7 +225,7 @@ def test_relaxed_policies_sync_a_segment_before_the_next() -> None:
 
 
 @pytest.mark.parametrize("what", ["pwritev", "fdatasync"])
-def test_an_error_in_commit_poisons_the_journal(what: str) -> None:
+def test_error_in_commit_poisons_the_journal(what: str) -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     write_units(journal, [10])
@@ -254,7 +254,7 @@ def test_an_error_in_commit_poisons_the_journal(what: str) -> None:
     assert journal.poisoned is not None
 
 
-def test_unit_left_in_the_page_cache_by_a_failed_sync_is_written_again_at_open() -> None:
+def test_unit_left_in_the_page_cache_by_a_failed_sync_is_rewritten_on_open() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     write_units(journal, [10])
@@ -264,7 +264,7 @@ def test_unit_left_in_the_page_cache_by_a_failed_sync_is_written_again_at_open()
 
     def fail(step: str, path: str) -> None:
         if step == "fdatasync":
-            # The kernel marks the pages clean all the same: nothing would write them again.
+            # The kernel marks the pages clean nevertheless: nothing would write them again.
             disk.files[path].unsynced.clear()
             raise OSError(errno.EIO, "broken")
 
@@ -279,7 +279,7 @@ def test_unit_left_in_the_page_cache_by_a_failed_sync_is_written_again_at_open()
     assert disk.log.index(("pwritev", path)) < disk.log.index(("fdatasync", path))
 
 
-def test_building_waits_for_the_end_of_recovery() -> None:
+def test_building_before_the_end_of_recovery_raises() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     write_units(journal, [10])
@@ -290,7 +290,7 @@ def test_building_waits_for_the_end_of_recovery() -> None:
     journal.room(10)
 
 
-def test_other_config_is_refused() -> None:
+def test_different_config_is_rejected() -> None:
     disk = MemoryDisk()
     open_journal(disk)
     with pytest.raises(JournalCorrupt, match="config says"):
@@ -305,7 +305,7 @@ def test_other_config_is_refused() -> None:
         list(Journal.open(disk, PATH, policy="never")[1])  # type: ignore[arg-type]
 
 
-def test_creation_cut_short_leaves_nothing_that_looks_like_a_journal() -> None:
+def test_interrupted_creation_leaves_nothing_that_looks_like_a_journal() -> None:
     probe = MemoryDisk()
     Journal.create(probe, PATH, incarnation=7, segment_bytes=8192)
     for stop in range(1, probe.steps + 1):
@@ -333,7 +333,7 @@ def full_disk(disk: MemoryDisk) -> None:
     disk.space = sum(len(inode.blocks) for inode in disk.files.values()) * 4096
 
 
-def test_without_space_and_spares_growing_stops_and_comes_back() -> None:
+def test_growth_stops_without_space_and_spares_and_resumes() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8 << 20)
     full_disk(disk)
@@ -341,15 +341,15 @@ def test_without_space_and_spares_growing_stops_and_comes_back() -> None:
     assert journal.wants_prepare
     assert not journal.prepare()
     assert not journal.can_grow
-    assert len(disk.files[f"{PATH}/0000000001.seg"].data) == 1 << 20  # growing left no hole behind
-    commit(journal)  # what was planned within the space that is there still goes
+    assert len(disk.files[f"{PATH}/0000000001.seg"].data) == 1 << 20  # growing left no hole
+    commit(journal)  # units planned within the existing space are still written
     disk.space = None
     assert journal.prepare()
     assert journal.can_grow
     assert len(open_journal(disk.copy())[1]) == 1
 
 
-def test_commit_beyond_all_space_fails_without_losing_what_was_there() -> None:
+def test_commit_without_space_fails_without_losing_existing_units() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8 << 20)
     write_units(journal, [10])
@@ -405,7 +405,7 @@ def test_spare_becomes_the_next_segment() -> None:
     assert [(u.number, u.segment) for u in open_journal(disk.copy())[1]] == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_looking_ahead_never_takes_a_spare() -> None:
+def test_preparing_ahead_never_takes_a_spare() -> None:
     disk = MemoryDisk()
     spares = SparePool(disk, "/data/spares", 1 << 20)
     assert spares.fill()
@@ -416,7 +416,7 @@ def test_looking_ahead_never_takes_a_spare() -> None:
     assert spares.available == 2
 
 
-def test_pool_keeps_whole_spares_and_removes_the_rest() -> None:
+def test_pool_keeps_complete_spares_and_removes_the_rest() -> None:
     disk = MemoryDisk()
     assert SparePool(disk, "/data/spares", 8192).fill()
     disk.create("/data/spares/9.spare.tmp")

@@ -1,12 +1,12 @@
-"""The file that says from where on a log can be shown: its bytes for ever, and that offsets in it only rise."""
+"""The log start file: its bytes never change, and offsets in it only rise."""
 
 from __future__ import annotations
 
 import pytest
 
-from heapline.errors import UnknownFormat
+from heapline.contract.errors import UnknownFormat
 from heapline.journal.log_start import log_start_path, raise_log_start, read_log_start
-from heapline.testing import FakeDisk
+from tests.simulation.fake_disk import FakeDisk
 
 VERSION_1 = bytes.fromhex(
     "484541504c4f4730" "01000000" "03000000" "0700000000000000" "0000000000000000" "00000000000f0000"
@@ -19,7 +19,7 @@ def made() -> FakeDisk:
     return disk
 
 
-def test_bytes_of_version_1_are_read_for_ever() -> None:
+def test_bytes_of_version_1_stay_readable() -> None:
     disk = made()
     raise_log_start(disk, "/t", [7, 0, 15 << 40])
     data = disk.read_file(log_start_path("/t"))
@@ -36,19 +36,19 @@ def test_offsets_only_rise_and_partitions_may_be_added() -> None:
     assert read_log_start(disk, "/t") == [7, 9, 1]
     steps = disk.steps
     raise_log_start(disk, "/t", [1])
-    assert disk.steps - steps <= 4  # looked at, not written
+    assert disk.steps - steps <= 4  # read, not written
     assert read_log_start(disk, "/t") == [7, 9, 1]
 
 
 @pytest.mark.parametrize("cut", [0, 3, 15, 20, 30])
-def test_what_does_not_check_counts_as_absent(cut: int) -> None:
+def test_corrupt_file_counts_as_absent(cut: int) -> None:
     disk = made()
     raise_log_start(disk, "/t", [5, 9])
     disk.write_file_atomic(log_start_path("/t"), disk.read_file(log_start_path("/t"))[:cut])
     assert read_log_start(disk, "/t") == []
 
 
-def test_version_that_is_not_known_is_refused() -> None:
+def test_unknown_version_is_rejected() -> None:
     from crc32c import crc32c
 
     disk = made()

@@ -1,4 +1,4 @@
-"""The log by unit, offset, id and time: the same answers as a naive scan, and never beyond the watermark."""
+"""The log by unit, offset, id and time: the same results as a naive scan, and never beyond the watermark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from heapline.errors import BadRequest, JournalCorrupt
+from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal import index as index_module
 from heapline.journal.journal import Journal
 from heapline.journal.reader import LogReader, Place
@@ -17,7 +17,7 @@ from tests.unit.journal.rig import PATH, MemoryDisk, commit, contents, open_jour
 
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryDisk, Journal]:
-    """Many small segments; three partitions of which one is mostly silent; some frames without ids or rows."""
+    """Write many small segments with three partitions, one of them mostly silent; some frames lack ids or rows."""
     monkeypatch.setattr(index_module, "ENTRY_EVERY_BYTES", 4096)
     monkeypatch.setattr(index_module, "_NEVER", -4096)
     disk = MemoryDisk()
@@ -77,7 +77,7 @@ def test_lookups_equal_a_naive_scan(busy: tuple[MemoryDisk, Journal], stored: st
                 assert reader.locate(partition, time=time) == naive(units, partition, time=time)
 
 
-def test_units_are_read_from_any_number_and_place(busy: tuple[MemoryDisk, Journal]) -> None:
+def test_units_are_read_from_any_number_and_position(busy: tuple[MemoryDisk, Journal]) -> None:
     disk, journal = busy
     units = list(scan(disk, PATH))
     whole = contents(units)
@@ -89,7 +89,7 @@ def test_units_are_read_from_any_number_and_place(busy: tuple[MemoryDisk, Journa
             assert contents(reader.read_units(place=place)) == whole[unit.number - 1 :]
 
 
-def test_locate_wants_exactly_one_target(busy: tuple[MemoryDisk, Journal]) -> None:
+def test_locate_requires_exactly_one_target(busy: tuple[MemoryDisk, Journal]) -> None:
     for targets in ({}, {"offset": 1, "id": 2}):
         with pytest.raises(BadRequest):
             busy[1].reader().locate(0, **targets)
@@ -114,7 +114,7 @@ def test_readers_stop_at_the_watermark() -> None:
     assert [u.number for u in reader.read_units(durable_only=False)] == [1, 2, 3]
 
 
-def test_reader_goes_on_where_it_was_when_more_is_written() -> None:
+def test_reader_continues_when_more_is_written() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8192)
     reader, seen = LogReader(disk, PATH), 0
@@ -126,7 +126,7 @@ def test_reader_goes_on_where_it_was_when_more_is_written() -> None:
         seen = number
 
 
-def test_damage_below_the_watermark_is_told_with_its_byte() -> None:
+def test_damage_below_the_watermark_is_reported_with_its_byte() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     write_units(journal, [10, 10, 10])
@@ -142,7 +142,7 @@ def test_damage_below_the_watermark_is_told_with_its_byte() -> None:
         list(reader.read_units())
 
 
-def test_reclaimed_start_is_told() -> None:
+def test_reclaimed_start_is_reported() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8192)
     write_units(journal, [2500] * 8)

@@ -1,4 +1,4 @@
-"""Messages by position: from memory or disk they are what was written, and a damaged one is told apart."""
+"""Messages by position: from memory or disk they are what was written, and a damaged one is reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_position_with_attempts_reads_the_same_record() -> None:
     assert journal.load(positions | 200).payloads == [b"one", b"two"]
 
 
-def test_asking_for_nothing_gives_nothing() -> None:
+def test_no_positions_return_no_records() -> None:
     journal, _ = open_journal(MemoryDisk())
     none = np.empty(0, np.int64)
     assert journal.read(none).payloads == []
@@ -74,7 +74,7 @@ def test_blocks_not_yet_written_stay_in_memory_whatever_the_budget() -> None:
     assert len(journal.cached(np.concatenate(placed))[1]) == 5
 
 
-def test_caches_share_a_budget_and_the_idle_one_gives_way() -> None:
+def test_caches_share_a_budget_and_the_idle_one_shrinks() -> None:
     budget = CacheBudget(10_000)
     idle, _ = open_journal(MemoryDisk(), cache_budget=budget)
     busy, _ = open_journal(MemoryDisk(), cache_budget=budget)
@@ -88,7 +88,7 @@ def test_caches_share_a_budget_and_the_idle_one_gives_way() -> None:
     assert budget.used_bytes == 0
 
 
-def test_many_small_blocks_keep_their_places_as_the_cache_turns_over() -> None:
+def test_many_small_blocks_keep_their_positions_as_the_cache_turns_over() -> None:
     journal, _ = open_journal(MemoryDisk(), segment_bytes=1 << 20, cache_budget=CacheBudget(96 * 300))
     placed: list[int] = []
     for number in range(1500):
@@ -105,7 +105,7 @@ def test_many_small_blocks_keep_their_places_as_the_cache_turns_over() -> None:
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_any_damaged_byte_of_a_record_is_reported_for_that_record_alone() -> None:
+def test_damaged_byte_is_reported_for_its_record_alone() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     positions = put(journal, [b"first payload", b"second", b"third"], smalls=[b"a", b"bb", b"ccc"])
@@ -130,7 +130,7 @@ def test_any_damaged_byte_of_a_record_is_reported_for_that_record_alone() -> Non
         assert records.rows["id"].tolist() == [1, 0, 3]
 
 
-def test_nonsense_lengths_do_not_read_the_disk_empty() -> None:
+def test_invalid_lengths_do_not_cause_huge_reads() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk)
     positions = put(journal, [b"x"])
@@ -191,7 +191,7 @@ def reads_of(disk: MemoryDisk, action: object) -> int:
     return sum(what == "pread" for what, _ in disk.log)
 
 
-def test_batch_enqueued_together_costs_two_reads_and_a_lone_message_one() -> None:
+def test_batch_costs_two_reads_and_a_single_message_one() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=1 << 20)
     lone = put(journal, [b"x" * 300], smalls=[b"key"])
@@ -205,7 +205,7 @@ def test_batch_enqueued_together_costs_two_reads_and_a_lone_message_one() -> Non
     assert reads_of(disk, lambda: journal.load(np.concatenate([batch, lone]))) <= 3
 
 
-def test_neighbours_are_read_at_once_and_strangers_apart() -> None:
+def test_nearby_records_are_read_together_and_distant_ones_apart() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=4 << 20)
     placed = write_units(journal, [1000] * 100)

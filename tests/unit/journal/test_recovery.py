@@ -1,4 +1,4 @@
-"""After a crash or damage: exactly what was committed, or a refusal that names the file; never silently less."""
+"""After a crash or damage: exactly what was committed, or an error that names the file; never silently less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from heapline.errors import CorruptionError, JournalCorrupt, UnknownFormat
+from heapline.contract.errors import CorruptionError, JournalCorrupt, UnknownFormat
 from heapline.journal.disk import SECTOR
 from heapline.journal.journal import Journal
 from heapline.journal.recovery import Scan, scan
@@ -35,7 +35,7 @@ Contents = list[tuple[int, bytes, bytes]]
 
 
 def three_units(segment_bytes: int = 16 << 10) -> tuple[MemoryDisk, Contents]:
-    """A journal whose last unit has several sectors, one of them all zeros."""
+    """Return a journal whose last unit has several sectors, one of them all zeros."""
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=segment_bytes)
     write_units(journal, [10, 700])
@@ -46,7 +46,7 @@ def three_units(segment_bytes: int = 16 << 10) -> tuple[MemoryDisk, Contents]:
 
 
 def recovered(disk: MemoryDisk) -> Contents | str:
-    """What opening gives: the contents, or the path that the refusal names."""
+    """Open the journal and return its contents, or the path named by the error."""
     try:
         _, units = open_journal(disk)
     except (JournalCorrupt, UnknownFormat) as error:
@@ -72,11 +72,11 @@ def test_no_flipped_byte_loses_a_committed_unit(with_watermark: bool) -> None:
             damaged.unlink(MARK)
         damaged.files[SEGMENT].data[at] ^= 1 << rng.randrange(8)
         found = recovered(damaged)
-        # Behind the end it may pass for the rest of a torn write: cutting it loses nothing.
+        # After the end it may pass for the rest of a torn write: cutting it loses nothing.
         assert found == SEGMENT or (at >= used and found == whole), at
 
 
-def test_flipped_table_entry_of_a_sector_of_zeros_is_not_taken_for_a_torn_write() -> None:
+def test_flipped_table_entry_of_a_zero_sector_is_not_a_torn_write() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=16 << 10)
     put(journal, [bytes(3000)])
@@ -103,7 +103,7 @@ def test_no_truncation_loses_a_committed_unit(with_watermark: bool) -> None:
     assert recovered(disk) == whole
 
 
-def test_watermark_damaged_in_any_byte_or_cut_anywhere_changes_nothing() -> None:
+def test_damaged_or_truncated_watermark_changes_nothing() -> None:
     disk, whole = three_units()
     for at in range(64):
         damaged = disk.copy()
@@ -114,7 +114,7 @@ def test_watermark_damaged_in_any_byte_or_cut_anywhere_changes_nothing() -> None
         assert recovered(cut) == whole
 
 
-def test_zeroed_sector_of_a_durable_unit_is_refused_because_of_the_watermark() -> None:
+def test_zeroed_sector_below_the_watermark_is_corruption() -> None:
     disk, _ = three_units()
     scan_ = Scan(disk, PATH)
     last = list(scan_)[-1]
@@ -127,7 +127,7 @@ def test_zeroed_sector_of_a_durable_unit_is_refused_because_of_the_watermark() -
             open_journal(damaged)
 
 
-def test_zeroed_unit_in_the_middle_is_refused_without_any_watermark() -> None:
+def test_zeroed_unit_in_the_middle_is_corruption_without_a_watermark() -> None:
     disk, _ = three_units()
     units = list(Scan(disk, PATH))
     for unit in units[:-1]:
@@ -138,7 +138,7 @@ def test_zeroed_unit_in_the_middle_is_refused_without_any_watermark() -> None:
             assert recovered(damaged) == SEGMENT
 
 
-def test_lost_last_unit_is_refused_because_of_watermark_or_snapshot() -> None:
+def test_lost_last_unit_below_watermark_or_snapshot_is_corruption() -> None:
     disk, _ = three_units()
     last = list(Scan(disk, PATH))[-1]
     disk.files[SEGMENT].data[last.offset : last.end] = bytes(last.end - last.offset)
@@ -161,7 +161,7 @@ def test_damage_in_any_segment_names_it_and_its_byte() -> None:
     names = [p for p in disk.files if p.endswith(".seg")]
     assert len(names) >= 5
     rng = random.Random(5)
-    for path in names[:3]:  # behind the last unit of a full segment too
+    for path in names[:3]:  # after the last unit of a full segment, too
         damaged = disk.copy()
         damaged.files[path].data[-1] ^= 1
         assert recovered(damaged) == path
@@ -177,7 +177,7 @@ def test_damage_in_any_segment_names_it_and_its_byte() -> None:
     assert recovered(disk) == whole
 
 
-def test_missing_segment_is_refused_unless_it_is_the_reclaimed_first() -> None:
+def test_missing_segment_is_corruption_unless_reclaimed() -> None:
     disk, whole = many_segments()
     for number in range(1, 5):
         damaged = disk.copy()
@@ -190,7 +190,7 @@ def test_missing_segment_is_refused_unless_it_is_the_reclaimed_first() -> None:
             assert recovered(damaged) == f"{PATH}/{number:010d}.seg"
 
 
-def test_swapped_and_foreign_segments_are_refused() -> None:
+def test_swapped_and_foreign_segments_are_rejected() -> None:
     disk, _ = many_segments()
     second, third = f"{PATH}/0000000002.seg", f"{PATH}/0000000003.seg"
     swapped = disk.copy()
@@ -205,14 +205,14 @@ def test_swapped_and_foreign_segments_are_refused() -> None:
     assert recovered(mixed) == second
 
 
-def test_missing_unit_at_the_end_of_a_full_segment_is_refused() -> None:
+def test_missing_unit_at_the_end_of_a_full_segment_is_corruption() -> None:
     disk, _ = many_segments()
     unit = [u for u in Scan(disk, PATH) if u.segment == 1][-1]
     disk.files[SEGMENT].data[unit.offset : unit.end] = bytes(unit.end - unit.offset)
     assert recovered(disk) == SEGMENT
 
 
-def test_newer_format_is_named() -> None:
+def test_newer_format_is_reported_by_version() -> None:
     disk, _ = three_units()
     sector = bytearray(SegmentHeader(1, 16 << 10, 7, 1, 0, 0).pack())
     sector[8] = 2
@@ -222,7 +222,7 @@ def test_newer_format_is_named() -> None:
         open_journal(disk)
 
 
-def test_watermark_of_another_incarnation_is_refused() -> None:
+def test_watermark_of_another_incarnation_is_rejected() -> None:
     disk, _ = three_units()
     disk.files[MARK].data[:] = Watermark(3, 3, 1, 4096, 0, 8).pack()
     assert recovered(disk) == MARK
@@ -232,7 +232,7 @@ def test_watermark_of_another_incarnation_is_refused() -> None:
 
 
 def torn_images(before: MemoryDisk, after: MemoryDisk, path: str, stale_mark: bool) -> list[tuple[MemoryDisk, bool]]:
-    """Every subset of the sectors in which the two differ; with whether it is all of them."""
+    """Yield every subset of the differing sectors, and whether it contains all of them."""
     old, new = before.files[path].data, after.files[path].data
     sectors = [s for s in range(0, len(new), SECTOR) if old[s : s + SECTOR] != new[s : s + SECTOR]]
     images = []
@@ -250,7 +250,7 @@ def torn_images(before: MemoryDisk, after: MemoryDisk, path: str, stale_mark: bo
 @pytest.mark.parametrize("stale_mark", [True, False])
 @pytest.mark.parametrize("size", [100, 2600])
 @pytest.mark.parametrize("filler", [b"\0", b"x"])
-def test_torn_last_unit_is_cut_whatever_sectors_arrived(size: int, filler: bytes, stale_mark: bool) -> None:
+def test_torn_last_unit_is_cut_for_any_subset_of_sectors(size: int, filler: bytes, stale_mark: bool) -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8 << 10)
     write_units(journal, [10, 20])
@@ -264,7 +264,7 @@ def test_torn_last_unit_is_cut_whatever_sectors_arrived(size: int, filler: bytes
         assert isinstance(found, list)
         assert found[:2] == good
         assert len(found) == (3 if is_whole else 2)
-        # It was cut for good: writing goes on in its place, and everything checks again.
+        # It was cut permanently: writing continues there, and everything is valid again.
         again, _ = open_journal(image)
         put(again, [b"next"], first_id=4)
         commit(again)
@@ -307,13 +307,13 @@ def test_damage_in_a_torn_unit_is_still_damage() -> None:
 
 
 def last_unit_without_watermark() -> tuple[MemoryDisk, Unit]:
-    """Three units, the last of several sectors, and nothing but its own table to judge it by."""
+    """Return three units, the last of several sectors, judged only by its own table."""
     disk, _ = three_units()
     disk.unlink(MARK)
     return disk, list(Scan(disk, PATH))[-1]
 
 
-def test_torn_unit_with_bytes_behind_it_is_damage() -> None:
+def test_torn_unit_followed_by_bytes_is_damage() -> None:
     disk, unit = last_unit_without_watermark()
     data = disk.files[SEGMENT].data
     data[unit.end - SECTOR : unit.end] = bytes(SECTOR)
@@ -341,14 +341,14 @@ def test_damage_in_a_unit_whose_header_was_lost_is_still_damage() -> None:
 
 
 def forge(disk: MemoryDisk, unit: Unit, at: int, value: bytes) -> None:
-    """Change a field of a unit's header and make its checksum right again."""
+    """Change a field of a unit's header and fix its checksum."""
     data = disk.files[f"{PATH}/{unit.segment:010d}.seg"].data
     data[unit.offset + at : unit.offset + at + len(value)] = value
     crc = crc32c(bytes(data[unit.offset : unit.offset + 60]), crc_seed(7, unit.segment))
     data[unit.offset + 60 : unit.offset + 64] = crc.to_bytes(4, "little")
 
 
-def test_unit_that_does_not_chain_to_the_one_before_is_refused() -> None:
+def test_unit_with_a_wrong_chain_is_rejected() -> None:
     disk, whole = three_units()
     for unit in Scan(disk, PATH):
         forged = disk.copy()
@@ -361,7 +361,7 @@ def test_unit_that_does_not_chain_to_the_one_before_is_refused() -> None:
         assert recovered(forged) == SEGMENT
 
 
-def test_segment_that_does_not_chain_to_the_one_before_is_refused() -> None:
+def test_segment_with_a_wrong_chain_is_rejected() -> None:
     disk, _ = many_segments()
     second = disk.files[f"{PATH}/0000000002.seg"].data
     header = parse_segment_header(bytes(second[:SECTOR]), "")
@@ -371,7 +371,7 @@ def test_segment_that_does_not_chain_to_the_one_before_is_refused() -> None:
         open_journal(disk)
 
 
-def test_header_of_an_unsure_first_unit_is_written_again_with_it() -> None:
+def test_segment_header_is_rewritten_with_an_uncertain_first_unit() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=4 << 10)
     write_units(journal, [2500])
@@ -389,7 +389,7 @@ def test_header_of_an_unsure_first_unit_is_written_again_with_it() -> None:
     assert rewritten == set(range(units[-1].end // SECTOR))
 
 
-def test_hole_left_by_growing_cut_short_is_filled_at_open() -> None:
+def test_hole_left_by_interrupted_growth_is_filled_on_open() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8 << 20)
     write_units(journal, [10])
@@ -400,7 +400,7 @@ def test_hole_left_by_growing_cut_short_is_filled_at_open() -> None:
     assert len(inode.blocks) * 4096 == len(inode.data)
 
 
-def test_payload_that_looks_like_a_journal_does_not_confuse_the_judgement() -> None:
+def test_payload_that_looks_like_a_journal_does_not_affect_recovery() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=64 << 10)
     write_units(journal, [300, 300])
@@ -413,13 +413,13 @@ def test_payload_that_looks_like_a_journal_does_not_confuse_the_judgement() -> N
     commit(victim)
     after = other.files[SEGMENT].data
     before.unlink(MARK)
-    # The header's sector is lost, the payload, with whole units of another topic at sector bounds, is there.
+    # The header's sector is lost; the payload remains, with complete units of another topic at sector boundaries.
     before.files[SEGMENT].data[1024:] = after[1024:]
     before.files[SEGMENT].data[2048:2560] = bytes(512)
     assert recovered(before) == []
 
 
-def test_cutting_that_is_itself_cut_short_can_be_done_again() -> None:
+def test_interrupted_cut_can_be_repeated() -> None:
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=8 << 10)
     write_units(journal, [10])
@@ -482,7 +482,7 @@ def test_power_cut_at_any_operation_keeps_every_durable_unit(policy: SyncPolicy)
         if finished:
             break
     else:
-        pytest.fail("the run never came to its end")
+        pytest.fail("the run never ended")
 
 
 def test_replay_from_a_snapshot_reads_only_what_is_needed() -> None:

@@ -1,9 +1,8 @@
-"""Seeking by time and wall time: as a naive scan finds it however the clock jumps, and little is read for it."""
+"""Seeking by time and wall time: the same result as a naive scan however the clock jumps, with few reads."""
 
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.errors import BadRequest, JournalCorrupt
+from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal import index as index_module
 from heapline.journal.index import SegmentIndex, parse_index, parse_wall_max
 from heapline.journal.journal import Journal
@@ -20,11 +19,11 @@ from heapline.journal.recovery import scan
 from heapline.journal.unit import Frame, Unit
 from tests.unit.journal.rig import PATH, MemoryDisk, open_journal, put
 
-Step = tuple[int, int, int, int]  # partition, payload bytes, ms since the step before, by which the wall clock jumps
+Step = tuple[int, int, int, int]  # partition, payload bytes, ms since the previous step, jump of the wall clock
 
 
 def write(steps: list[Step], segment_bytes: int = 16 << 10) -> tuple[MemoryDisk, LogReader, list[Unit]]:
-    """One unit a step; the reader is the writer's own, the units are what a scan finds."""
+    """Write one unit per step; return the disk, the writer's own reader and the units of a scan."""
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=segment_bytes)
     for _ in writing(journal, steps):
@@ -47,7 +46,7 @@ def writing(journal: Journal, steps: list[Step]) -> Iterator[int]:
 
 
 def naive(units: list[Unit], partition: int, *, time: int | None = None, wall: int | None = None) -> int:
-    """The first row at or after the first unit that reached the moment; the end, if there is none."""
+    """Return the first row at or after the first unit that reached the time, or the end."""
     reached, end = False, 0
     for unit in units:
         reached = reached or (unit.time >= time if time is not None else unit.wall >= (wall or 0))
@@ -60,7 +59,7 @@ def naive(units: list[Unit], partition: int, *, time: int | None = None, wall: i
 
 @pytest.fixture(autouse=True)
 def dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small journals with indexes as sparse, for their size, as those of large ones."""
+    """Make indexes as sparse, relative to small journals, as those of large ones."""
     monkeypatch.setattr(index_module, "ENTRY_EVERY_BYTES", 4096)
     monkeypatch.setattr(index_module, "_NEVER", -4096)
     monkeypatch.setattr("heapline.journal.seek.CHUNK_BYTES", 1024)
@@ -103,15 +102,15 @@ steps = st.tuples(
 
 
 @given(st.lists(steps, min_size=1, max_size=40), st.integers(0, 2), st.integers(-100, 600))
-def test_any_moment_under_any_jumps_equals_a_naive_scan(made: list[Step], partition: int, since: int) -> None:
+def test_any_wall_time_under_any_clock_jumps_equals_a_naive_scan(made: list[Step], partition: int, since: int) -> None:
     disk, own, units = write(made)
     for reader in (own, LogReader(disk, PATH)):
         assert reader.offset_at(partition, wall=1000 + since) == naive(units, partition, wall=1000 + since)
         assert reader.offset_at(partition, time=1000 + since) == naive(units, partition, time=1000 + since)
 
 
-def test_nothing_written_at_or_after_a_moment_lies_before_its_offset() -> None:
-    """The clock is set back by 50 ms twice: the times between are shown twice, and the first showing counts."""
+def test_nothing_written_at_or_after_a_wall_time_is_before_its_offset() -> None:
+    """The clock is set back by 50 ms twice, so some times occur twice; the first occurrence counts."""
     made = [(0, 10, 10, -50 if number in (20, 35) else 0) for number in range(60)]
     _, reader, units = write(made)
     for wall in range(1000, 1600):
@@ -121,26 +120,26 @@ def test_nothing_written_at_or_after_a_moment_lies_before_its_offset() -> None:
 
 
 def test_all_partitions_are_cut_at_the_same_unit() -> None:
-    """Partition 1 writes at 1010 after partition 0 wrote at 1100 and the clock went back: it belongs after 1050."""
+    """Partition 1 writes at 1010 after partition 0 wrote at 1100 and the clock was set back: it belongs after 1050."""
     _, reader, _ = write([(1, 10, 0, 0), (0, 10, 100, 0), (1, 10, 10, -100), (1, 10, 100, 0)])
     assert reader.offset_at(0, wall=1050) == 0
     assert reader.offset_at(1, wall=1050) == 2
 
 
-def test_a_moment_to_come_gives_the_end() -> None:
+def test_future_time_returns_the_end() -> None:
     _, reader, _ = write([(0, 10, 1, 0)] * 3 + [(1, 10, 1, 0)])
     assert [reader.offset_at(p, wall=1 << 50) for p in range(3)] == [6, 2, 0]
     assert [reader.offset_at(p, time=1 << 50) for p in range(3)] == [6, 2, 0]
 
 
-def test_exactly_one_of_time_and_wall_is_taken() -> None:
+def test_offset_at_requires_exactly_one_of_time_and_wall() -> None:
     _, reader, _ = write([(0, 10, 1, 0)])
     for both in ({}, {"time": 1, "wall": 1}):
         with pytest.raises(BadRequest, match="exactly one"):
             reader.offset_at(0, **both)
 
 
-def test_a_silent_partition_is_found_without_reading_what_lies_between() -> None:
+def test_silent_partition_is_found_without_reading_the_gap() -> None:
     steps = [(1, 10, 1, 0), *[(0, 1500, 1, 0)] * 300, (1, 10, 1, 0)]
     disk, _, units = write(steps, segment_bytes=64 << 10)
     reader = LogReader(disk, PATH)
@@ -149,13 +148,13 @@ def test_a_silent_partition_is_found_without_reading_what_lies_between() -> None
     assert reader.offset_at(2, time=1100) == 0
     read = [path for what, path in disk.log if what == "pread" and path.endswith(".seg")]
     segments = len({unit.segment for unit in units})
-    # Some sectors of each segment at most: its header, and a few units around the moment. Not 300 units.
+    # At most a few sectors of each segment: its header, and some units around the time. Not 300 units.
     assert segments > 10
     assert len(read) < 4 * segments + 30
 
 
-def test_a_reader_of_another_process_finds_what_was_written_since_it_looked_last() -> None:
-    """It made an index of the segment so far; that must not pass for the index of the segment once that is full."""
+def test_reader_in_another_process_finds_what_was_written_since() -> None:
+    """It indexed the segment so far; that index must not be used for the segment once it is full."""
     disk = MemoryDisk()
     journal, _ = open_journal(disk, segment_bytes=32 << 10)
     reader = LogReader(disk, PATH)
@@ -168,7 +167,7 @@ def test_a_reader_of_another_process_finds_what_was_written_since_it_looked_last
                     assert reader.offset_at(partition, wall=moment) == naive(units, partition, wall=moment)
 
 
-def test_damage_where_is_looked_is_told() -> None:
+def test_damage_at_the_searched_position_is_reported() -> None:
     disk, _, units = write([(0, 700, 1, 0)] * 30)
     wanted = units[4]
     disk.files[f"{PATH}/{wanted.segment:010d}.seg"].data[wanted.offset + 100] ^= 1
@@ -176,7 +175,7 @@ def test_damage_where_is_looked_is_told() -> None:
         LogReader(disk, PATH).offset_at(0, time=wanted.time)
 
 
-def test_a_segment_reclaimed_while_it_is_searched_is_no_failure() -> None:
+def test_segment_reclaimed_during_a_search_is_not_an_error() -> None:
     disk, _, units = write([(0, 700, 1, 0)] * 60)
     second = next(unit for unit in units if unit.segment == 2)
     reader = LogReader(disk, PATH)
@@ -192,29 +191,24 @@ def test_a_segment_reclaimed_while_it_is_searched_is_no_failure() -> None:
     assert not disk.exists(f"{PATH}/0000000001.seg")
 
 
-def index_1(index: SegmentIndex, incarnation: int) -> bytes:
-    """As version 1 wrote it, before there were wall times."""
-    rows = b"".join(struct.pack("<6q", *row.tolist()[:6]) for row in index.entries())
-    body = struct.pack("<8sB7xQQQ", b"HEAPIDX\0", 1, index.segment, incarnation, len(index.entries())) + rows
-    return body + crc32c(body).to_bytes(4, "little")
-
-
-def test_indexes_of_version_1_still_serve_and_do_not_hide_moments() -> None:
+def test_index_of_another_version_is_rebuilt_from_its_segment() -> None:
     disk, own, units = write(random_steps(8, 120))
-    for path in [path for path in disk.files if path.endswith(".idx")]:
-        number = int(path[-14:-4])
-        disk.write_file_atomic(path, old := index_1(own.build_index(number, None), 7))
-        parsed = parse_index(old, number, 7)
-        assert parsed is not None
-        assert parsed.wall_max is None
-        assert parsed.entries()["at"].tolist() == own.build_index(number, None).entries()["at"].tolist()
+    paths = [path for path in disk.files if path.endswith(".idx")]
+    for path in paths:
+        number, data = int(path[-14:-4]), bytearray(own.build_index(int(path[-14:-4]), None).pack(7))
+        data[8] = index_module.INDEX_VERSION + 1
+        data[48:52] = crc32c(bytes(data[:48])).to_bytes(4, "little")
+        data[-4:] = crc32c(bytes(data[:-4])).to_bytes(4, "little")
+        assert parse_index(bytes(data), number, 7) is None
+        disk.write_file_atomic(path, bytes(data))
+    assert paths
     reader = LogReader(disk, PATH)
     for moment in range(900, units[-1].time, 41):
         assert reader.offset_at(0, time=moment) == naive(units, 0, time=moment)
         assert reader.offset_at(1, wall=moment) == naive(units, 1, wall=moment)
 
 
-def test_highest_wall_time_is_told_by_an_indexs_first_bytes_alone() -> None:
+def test_highest_wall_time_is_read_from_an_indexs_first_bytes_alone() -> None:
     index = SegmentIndex(3)
     for unit, wall in enumerate([50, 90, 70], 1):
         index.add(unit, unit << 16, unit, wall, [Frame(0, unit, 1, b"")])

@@ -1,4 +1,4 @@
-"""Snapshots: the newest that checks in every byte, two of them kept, and never a half one."""
+"""Snapshots: the newest valid one is loaded, two are kept, and none is ever incomplete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pytest
 from crc32c import crc32c
 
-from heapline.errors import SnapshotCorrupt, UnknownFormat
+from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
 from heapline.journal.snapshot import SnapshotStore
 from tests.unit.journal.rig import MemoryDisk, PowerCut
 
@@ -24,7 +24,7 @@ def two_snapshots() -> MemoryDisk:
     return disk
 
 
-def test_newest_snapshot_comes_back_with_its_blobs() -> None:
+def test_newest_snapshot_is_loaded_with_its_blobs() -> None:
     store = SnapshotStore(two_snapshots(), PATH)
     found = store.load_newest()
     assert found is not None
@@ -34,7 +34,7 @@ def test_newest_snapshot_comes_back_with_its_blobs() -> None:
     assert bytes(store.load(10).blobs["run-1-1"]) == b""
 
 
-def test_any_flipped_byte_or_cut_of_the_newest_falls_back_to_the_older() -> None:
+def test_corrupt_newest_snapshot_falls_back_to_the_older() -> None:
     disk = two_snapshots()
     for path in (f"{PATH}/{20:016d}.snap", f"{PATH}/run-0-2.blob"):
         size = len(disk.files[path].data)
@@ -54,7 +54,7 @@ def test_any_flipped_byte_or_cut_of_the_newest_falls_back_to_the_older() -> None
     assert SnapshotStore(gone, PATH).load_newest().unit == 10  # type: ignore[union-attr]
 
 
-def test_with_none_that_checks_there_is_none_and_all_are_named() -> None:
+def test_without_a_valid_snapshot_none_is_loaded_and_all_are_listed() -> None:
     disk = two_snapshots()
     disk.files[f"{PATH}/run-0-1.blob"].data[-1] ^= 1
     store = SnapshotStore(disk, PATH)
@@ -64,13 +64,13 @@ def test_with_none_that_checks_there_is_none_and_all_are_named() -> None:
         store.load(10)
 
 
-def test_blob_swapped_for_another_good_one_is_damage() -> None:
+def test_blob_swapped_for_another_valid_one_is_damage() -> None:
     disk = two_snapshots()
     disk.files[f"{PATH}/run-0-2.blob"] = disk.files[f"{PATH}/run-0-1.blob"]
     assert SnapshotStore(disk, PATH).load_newest().unit == 10  # type: ignore[union-attr]
 
 
-def test_newer_version_is_refused_not_skipped() -> None:
+def test_newer_version_is_rejected_not_skipped() -> None:
     disk = two_snapshots()
     data = disk.files[f"{PATH}/{20:016d}.snap"].data
     data[8] = 2
@@ -88,9 +88,9 @@ def test_blob_of_an_earlier_snapshot_is_not_written_again() -> None:
     assert not [path for what, path in disk.log if what == "create" and "blob" in path]
     with pytest.raises(ValueError, match="other bytes"):
         store.write(40, b"s", {"run-0-1": [b"longer than before"]})
-    with pytest.raises(ValueError, match="give its bytes"):
+    with pytest.raises(ValueError, match="pass its bytes"):
         store.write(40, b"s", {"run-0-9": None})
-    with pytest.raises(ValueError, match="no blob name"):
+    with pytest.raises(ValueError, match="not a blob name"):
         store.write(40, b"s", {"../run": [b""]})
     with pytest.raises(ValueError, match="not newer"):
         store.write(30, b"s", {})
@@ -105,12 +105,12 @@ def test_leftover_blob_of_a_killed_write_is_not_trusted() -> None:
     assert bytes(SnapshotStore(disk, PATH).load(30).blobs["run-0-3"]) == b"whole"
 
 
-def test_two_verified_are_kept_and_nothing_they_need_goes() -> None:
+def test_two_verified_snapshots_and_their_blobs_are_kept() -> None:
     disk = two_snapshots()
     store = SnapshotStore(disk, PATH)
     assert store.older_unit == 0
     store.load_newest()
-    assert store.older_unit == 0  # the older one was not verified by this process
+    assert store.older_unit == 0  # this process has not verified the older one
     store.write(30, b"state thirty", {"run-0-2": None, "run-0-3": [b"x"]})
     assert (store.older_unit, store.newest_unit) == (20, 30)
     assert disk.listdir(PATH) == [
@@ -123,7 +123,7 @@ def test_two_verified_are_kept_and_nothing_they_need_goes() -> None:
     assert SnapshotStore(disk, PATH).load(20).state == b"state twenty"
 
 
-def test_failed_write_leaves_the_earlier_ones_in_force() -> None:
+def test_failed_write_leaves_earlier_snapshots_in_force() -> None:
     disk = two_snapshots()
     store = SnapshotStore(disk, PATH)
     store.load_newest()
@@ -137,7 +137,7 @@ def test_failed_write_leaves_the_earlier_ones_in_force() -> None:
 
 
 @pytest.mark.parametrize("kind", ["blob", "snap"])
-def test_snapshot_that_does_not_read_back_does_not_count(kind: str) -> None:
+def test_snapshot_that_cannot_be_read_back_does_not_count(kind: str) -> None:
     disk = two_snapshots()
     store = SnapshotStore(disk, PATH)
     store.load_newest()
@@ -156,7 +156,7 @@ def test_snapshot_that_does_not_read_back_does_not_count(kind: str) -> None:
     assert again.damaged == []
 
 
-def test_power_cut_anywhere_leaves_a_whole_snapshot() -> None:
+def test_power_cut_anywhere_leaves_a_complete_snapshot() -> None:
     for stop in range(1, 60):
         disk = two_snapshots()
         store = SnapshotStore(disk, PATH)
@@ -183,4 +183,4 @@ def test_power_cut_anywhere_leaves_a_whole_snapshot() -> None:
         if finished:
             break
     else:
-        pytest.fail("the run never came to its end")
+        pytest.fail("the run never ended")

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest, ResourceExhausted, ScheduleNotFound
-from heapline.model import from_ms
-from heapline.schedules import Book, Schedule, ScheduleFired, ScheduleSet, make_schedule
-from heapline.schedules.book import LOOK_AGAIN_MS
+from heapline.contract.errors import BadRequest, ResourceExhausted, ScheduleNotFound
+from heapline.contract.message import from_ms
+from heapline.contract.schedules import Schedule, make_schedule
+from heapline.core.schedules.book import LOOK_AGAIN_MS, Book
+from heapline.core.schedules.records import ScheduleFired, ScheduleSet
 from tests.unit.schedules.naive import DAY, HOUR, MINUTE, ms
 
 NOW = ms("2026-11-16T12:30")
@@ -334,7 +335,7 @@ def test_book_opens_where_a_zone_is_not_known(monkeypatch: pytest.MonkeyPatch) -
         raise BadRequest("no such zone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("heapline.schedules.timetable.cron_times", unknown)
+        patch.setattr("heapline.core.schedules.timetable.cron_times", unknown)
         elsewhere = Book.from_state(state)
         assert elsewhere.take_due(HOURS[5]) == []
         assert elsewhere.get("hourly").problem == "no such zone"

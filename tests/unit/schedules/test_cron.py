@@ -9,8 +9,8 @@ from cronsim import CronSim, CronSimError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from heapline.errors import BadRequest
-from heapline.schedules.cron import MACROS, CronTimes, cron_times
+from heapline.contract.cron import MACROS, CronTimes, cron_times
+from heapline.contract.errors import BadRequest
 from tests.unit.schedules.naive import DAY, NEAR_CHANGES, ZONES, Cron, clock, crons, ms
 
 
@@ -199,7 +199,7 @@ def test_misspelt_zone_is_put_right() -> None:
 
 
 def test_machine_without_zones_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.schedules.cron.available_timezones", set)
+    monkeypatch.setattr("heapline.contract.cron.available_timezones", set)
     with pytest.raises(BadRequest, match="install the package tzdata"):
         CronTimes("* * * * *", "Mars/Olympus")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadName, BadRequest
-from heapline.schedules import make_schedule
+from heapline.contract.errors import BadName, BadRequest
+from heapline.contract.schedules import make_schedule
 
 DAY = datetime(2026, 11, 16, tzinfo=UTC)
 
@@ -18,7 +18,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "every not a number": ({"every": "1h"}, "give 1 to"),
     "every not finite": ({"every": float("nan")}, "give 1 to"),
     "every true": ({"every": True}, "give 1 to"),
-    "tz with every": ({"every": 60, "tz": "Europe/Berlin"}, "leave tz away"),
+    "tz with every": ({"every": 60, "tz": "Europe/Berlin"}, "omit tz"),
     "unknown tz": ({"cron": "* * * * *", "tz": "Mars"}, "not a time zone"),
     "cron not text": ({"cron": 5}, "cron and tz are str"),
     "bad cron": ({"cron": "x * * * *"}, "minute field 'x'"),
@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "priority": ({"every": 60, "priority": "high"}, "do not fit"),
     "headers no mapping": ({"every": 60, "headers": ["a"]}, "mapping"),
     "headers not text": ({"every": 60, "headers": {"a": 1}}, "do not fit"),
-    "headers of ours": ({"every": 60, "headers": {"heapline-schedule": "x"}}, "leave it away"),
+    "headers of ours": ({"every": 60, "headers": {"heapline-schedule": "x"}}, "omit it"),
 }
 
 

@@ -14,17 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heapline.model import Outgoing
-from heapline.schedules import (
-    Book,
-    Record,
-    Schedule,
-    decode_record,
-    decode_state,
-    encode_record,
-    encode_state,
-    make_schedule,
-)
+from heapline.contract.message import Outgoing
+from heapline.contract.schedules import Schedule, make_schedule
+from heapline.core.schedules.book import Book
+from heapline.core.schedules.records import Record, decode_record, decode_state, encode_record, encode_state
 from tests.unit.schedules.naive import DAY, MINUTE, Cron, Field, ms
 
 NAMES = ["default/a", "default/b"]

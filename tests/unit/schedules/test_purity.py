@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import heapline.schedules
+import heapline.core.schedules
 from tests.unit.test_house import WORLD, imported_modules
 
-ROOM = Path(heapline.schedules.__file__).parent
+ROOM = Path(heapline.core.schedules.__file__).parent
 
 
 @pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.name)
@@ -17,8 +17,3 @@ def test_time_is_passed_in_and_nothing_is_read_or_sent(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert {name.partition(".")[0] for name in imported_modules(tree)} & WORLD == set()
     assert "datetime.now" not in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-
-
-def test_all_names_what_the_room_offers() -> None:
-    assert all(hasattr(heapline.schedules, name) for name in heapline.schedules.__all__)
-    assert len(set(heapline.schedules.__all__)) == len(heapline.schedules.__all__)

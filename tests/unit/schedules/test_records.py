@@ -3,10 +3,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from heapline.errors import SnapshotCorrupt, UnknownFormat
-from heapline.schedules import (
-    Book,
+from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
+from heapline.contract.schedules import make_schedule
+from heapline.core.schedules.book import Book
+from heapline.core.schedules.records import (
+    KINDS,
     BookState,
+    Record,
     ScheduleDeleted,
     ScheduleFired,
     SchedulePaused,
@@ -16,9 +19,7 @@ from heapline.schedules import (
     decode_state,
     encode_record,
     encode_state,
-    make_schedule,
 )
-from heapline.schedules.records import KINDS, Record
 
 NIGHTLY = make_schedule(
     "nightly", topic="jobs", cron="0 3 * * *", tz="Europe/Berlin", payload=b"\x00p", headers={"a": "b"}

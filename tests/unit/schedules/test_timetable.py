@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.errors import BadRequest
-from heapline.schedules.definition import Misfire, make_schedule
-from heapline.schedules.timetable import Timetable
+from heapline.contract.errors import BadRequest
+from heapline.contract.schedules import Misfire, make_schedule
+from heapline.core.schedules.timetable import Timetable
 from tests.unit.schedules.naive import DAY, HOUR, MINUTE, NEAR_CHANGES, ZONES, Cron, crons, ms
 
 NOW = ms("2026-11-16T12:00")

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest, MemberReplaced, PermissionDenied, Unauthenticated
-from heapline.server import subscribe_stream
-from heapline.server.front import Stopping
-from heapline.server.subscribe_stream import SubscribeStream
-from heapline.streams import StreamBatch
-from heapline.wire.schema import pb
-from heapline.wire.stream_rows import pack_rows, unpack_batch, unpack_rows
+from heapline.contract.errors import BadRequest, MemberReplaced, PermissionDenied, Unauthenticated
+from heapline.contract.groups import GroupFetch, PartitionBatch, PartitionRows, pack_offsets, unpack_offsets
+from heapline.server.auth.principals import Principal, parse_scope
+from heapline.server.dispatcher import Dispatcher
+from heapline.server.gate import Gate, Request, Stopping
+from heapline.server.protocols import subscribe_stream
+from heapline.server.protocols.subscribe_stream import Subscriptions
+from heapline.wire.descriptors import pb
+from heapline.wire.protobuf import response_of, struct_codec
 from tests.unit.server.fake_groups import FakeGroups, batch
+from tests.unit.server.rig import Scoped
 
-
-class FakeCaller:
-    def __init__(self) -> None:
-        self.visit = SimpleNamespace(topic=None)
-        self.valid = self.may = True
-
-    def must(self, action: Any, topic: str) -> None:
-        if not self.may:
-            raise PermissionDenied("consume", topic, "key:x")
-
-    def must_be_valid(self) -> None:
-        if not self.valid:
-            raise Unauthenticated("revoked")
+ROWS = struct_codec(PartitionRows, pb.PartitionRows)
 
 
 class Client:
-    """Says things on a stream, and reads what comes."""
+    """Sends requests on a stream, and reads what comes."""
 
-    def __init__(self, broker: FakeGroups, credits: int = 0, streams: Any = None, **options: Any) -> None:
-        self.front = SimpleNamespace(stopping=asyncio.Event())
-        self.caller = FakeCaller()
+    def __init__(
+        self, broker: FakeGroups, credits: int = 0, streams: Any = None, scopes: str = "*:consume", **options: Any
+    ) -> None:
+        self.guard = Scoped()
+        self.gate = Gate(self.guard)
+        request = Request(self.gate, "grpc", "Subscribe", {}, is_stream=True)
+        request.principal = Principal(f"key:{scopes}", (parse_scope(scopes),))
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.say(open=pb.SubscribeOpen(topic="jobs", group="g", member="m", session="s", **options), credits=credits)
-        stream: Any = SubscribeStream(broker, self.front, self.caller, {} if streams is None else streams)  # type: ignore[arg-type]
+        opened = pb.GroupFetchRequest(topic="jobs", group="g", member="m", session="s", as_columns=True, **options)
+        self.say(open=opened, credits=credits)
+        stream = (Subscriptions() if streams is None else streams).open(Dispatcher(broker, {}, self.gate), request)
         self.answers: AsyncIterator[Any] = stream.run(self._requests())
 
     def say(self, **what: Any) -> None:
@@ -58,36 +53,50 @@ class Client:
         async with asyncio.timeout(5):
             return await anext(self.answers, None)
 
-    async def rows(self) -> list[StreamBatch]:
+    async def rows(self) -> list[PartitionBatch]:
         """Of the next answer that has some."""
-        while not (answer := await self.next()).batches:
+        while not (answer := await self.next()).fetched.batches:
             pass
-        return [unpack_batch(None, "jobs", columns) for columns in answer.batches]
+        return batches_in(answer)
+
+
+def batches_in(answer: Any) -> list[PartitionBatch]:
+    return response_of(GroupFetch).unpack(answer.fetched).batches
+
+
+def offsets(found: PartitionBatch) -> list[int]:
+    return list(memoryview(found.rows.offsets).cast("B").cast("q"))
 
 
 def settle(number: int, offsets: dict[int, list[int]], **more: Any) -> Any:
-    return pb.Settle(number=number, rows=pack_rows(offsets), **more)
+    return pb.Settle(number=number, rows=[ROWS.pack(share) for share in pack_offsets(offsets)], **more)
+
+
+def lost_in(settled: Any) -> dict[int, list[int]]:
+    return unpack_offsets([ROWS.unpack(share) for share in settled.lost])
 
 
 async def test_first_answer_tells_at_once_what_the_member_reads() -> None:
     client = Client(FakeGroups())
     answer = await client.next()
-    assert (answer.topic, list(answer.assignment.partitions), answer.assignment.generation) == ("jobs", [0, 1], 1)
-    assert not answer.batches
+    fetched = answer.fetched
+    assert (fetched.topic, list(fetched.partitions), fetched.generation) == ("jobs", [0, 1], 1)
+    assert not fetched.batches
 
 
 async def test_rows_come_as_columns_and_only_for_credits() -> None:
     broker = FakeGroups(batch(0, 5, [b"a", b"", b"ccc"], keys=["k", None, None]), batch(1, 7, [b"d"]))
     client = Client(broker, credits=3)
     (first,) = await client.rows()
-    assert (first.partition, first.offsets.tolist(), list(first.payloads)) == (0, [5, 6, 7], [b"a", b"", b"ccc"])
-    assert (first.keys, first.headers, first.ids.tolist()) == (["k", None, None], None, [1005, 1006, 1007])
+    assert (first.partition, offsets(first), first.rows.payloads) == (0, [5, 6, 7], [b"a", b"", b"ccc"])
+    assert (first.rows.keys, first.rows.headers) == (["k", None, None], None)
+    assert list(memoryview(first.rows.ids).cast("B").cast("q")) == [1005, 1006, 1007]
     waiting = asyncio.ensure_future(client.next())
     await asyncio.sleep(0.01)
     assert not waiting.done()
     client.say(credits=1)
-    (columns,) = (await waiting).batches
-    assert unpack_batch(None, "jobs", columns).offsets.tolist() == [7]
+    (columns,) = batches_in(await waiting)
+    assert offsets(columns) == [7]
 
 
 async def test_rows_that_come_later_are_pushed() -> None:
@@ -98,7 +107,7 @@ async def test_rows_that_come_later_are_pushed() -> None:
     await asyncio.sleep(0.01)
     broker.put(batch(1, 0, [b"x"]))
     ((rows),) = await waiting
-    assert list(rows.payloads) == [b"x"]
+    assert rows.rows.payloads == [b"x"]
 
 
 async def test_member_without_credits_gives_signs_of_life_and_hears_of_other_partitions() -> None:
@@ -110,7 +119,7 @@ async def test_member_without_credits_gives_signs_of_life_and_hears_of_other_par
     assert broker.calls[-1] == ("fetch", 0, subscribe_stream.WAIT)
     broker.assign(1)
     answer = await waiting
-    assert (list(answer.assignment.partitions), answer.assignment.generation) == ([1], 2)
+    assert (list(answer.fetched.partitions), answer.fetched.generation) == ([1], 2)
 
 
 async def test_acks_are_answered_by_number_and_lost_rows_are_told() -> None:
@@ -123,7 +132,7 @@ async def test_acks_are_answered_by_number_and_lost_rows_are_told() -> None:
         settled |= {s.number: s for s in (await client.next()).settled}
     assert not settled[7].lost
     assert not settled[9].lost
-    assert {p: o.tolist() for p, o in unpack_rows(settled[8].lost).items()} == {0: [99]}
+    assert lost_in(settled[8]) == {0: [99]}
     assert ("nack", {0: [3]}, "no") in broker.calls
 
 
@@ -187,12 +196,12 @@ async def test_member_that_was_replaced_is_told() -> None:
 async def test_stopping_server_and_revoked_credential_end_the_stream() -> None:
     client = Client(FakeGroups(), credits=1)
     await client.next()
-    client.front.stopping.set()
+    client.gate.stopping.set()
     with pytest.raises(Stopping):
         await client.next()
     other = Client(FakeGroups(), credits=1)
     await other.next()
-    other.caller.valid = False
+    other.guard.revoked.add("*:consume")
     other.say(credits=1)
     with pytest.raises(Unauthenticated):
         await other.next()
@@ -200,15 +209,14 @@ async def test_stopping_server_and_revoked_credential_end_the_stream() -> None:
 
 async def test_who_may_not_consume_gets_nothing() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"]))
-    client = Client(broker, credits=1)
-    client.caller.may = False
+    client = Client(broker, credits=1, scopes="*:produce")
     with pytest.raises(PermissionDenied):
         await client.next()
     assert broker.calls == []
 
 
 @pytest.mark.parametrize(
-    "what", [{"credits": -1}, {"credits": 1 << 40}, {"open": pb.SubscribeOpen(topic="jobs")}], ids=str
+    "what", [{"credits": -1}, {"credits": 1 << 40}, {"open": pb.GroupFetchRequest(topic="jobs")}], ids=str
 )
 async def test_bad_requests_end_the_stream(what: dict[str, Any]) -> None:
     client = Client(FakeGroups())
@@ -220,7 +228,7 @@ async def test_bad_requests_end_the_stream(what: dict[str, Any]) -> None:
 
 async def test_another_stream_of_the_same_session_ends_the_former_which_takes_nothing_more() -> None:
     broker = FakeGroups()
-    streams: dict[Any, SubscribeStream] = {}
+    streams = Subscriptions()
     former = Client(broker, credits=5, streams=streams)
     await former.next()
     waiting = asyncio.ensure_future(former.next())
@@ -230,10 +238,10 @@ async def test_another_stream_of_the_same_session_ends_the_former_which_takes_no
     with pytest.raises(MemberReplaced):
         await waiting
     broker.put(batch(0, 0, [b"x"]))
-    assert [list(b.payloads) for b in await later.rows()] == [[b"x"]]
+    assert [b.rows.payloads for b in await later.rows()] == [[b"x"]]
     later.end()
     assert await later.next() is None
-    assert streams == {}
+    assert len(streams) == 0
 
 
 @pytest.mark.parametrize("later", range(6))

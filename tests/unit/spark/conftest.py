@@ -1,4 +1,4 @@
-"""Without the extra `spark` there is nothing to test here."""
+"""Skip these tests if the extra `spark` is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archiving without Spark: something that runs tasks as Spark would, one after the other, in this process."""
+"""Archive without Spark: runs tasks one after the other in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
 
 
 class TasksAtOnce:

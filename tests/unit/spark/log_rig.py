@@ -1,4 +1,4 @@
-"""Reading a rig's log as Spark's tasks do, but without Spark: planned, cut into pieces, each piece read on its own."""
+"""Read a rig's log as Spark's tasks do, but without Spark: planned, split, each task read separately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from heapline.spark.directory import DirectorySource
 from heapline.spark.options import parse_options
-from heapline.spark.planning import Work, plan_batch, read
+from heapline.spark.read_plan import ReadTask, plan_batch, read
 from heapline.spark.schema import arrow_schema
 from tests.unit.engine.rig import PATH, Rig
 
@@ -17,14 +17,14 @@ def source_of(rig: Rig) -> DirectorySource:
     return DirectorySource(PATH, disk=rig.disk)
 
 
-def planned(rig: Rig, **options: str) -> tuple[list[Work], Any]:
+def planned(rig: Rig, **options: str) -> tuple[list[ReadTask], Any]:
     asked = parse_options({"path": PATH, "subscribe": "jobs", **options}, streaming=False)
     return plan_batch(source_of(rig), asked), asked
 
 
-def read_work(rig: Rig, work: list[Work], asked: Any) -> Any:
+def read_work(rig: Rig, work: list[ReadTask], asked: Any) -> Any:
     batches = [batch for piece in work for batch in read(source_of(rig), piece, asked)]
-    let_go(rig)
+    release(rig)
     return pa.Table.from_batches(batches, arrow_schema(asked.columns))
 
 
@@ -36,7 +36,7 @@ def table(rig: Rig, **options: str) -> Any:
     return found
 
 
-def let_go(rig: Rig) -> None:
+def release(rig: Rig) -> None:
     """End the leases that planning leaves behind for tasks: by themselves they would end after minutes."""
     for path in rig.files(".lease"):
         rig.disk.unlink(path)

@@ -1,4 +1,4 @@
-"""The audit: what an engine did is proved, and a fault of any kind is found, told by its own name and by no other."""
+"""The audit proves real histories, and refutes exactly the broken promise for every kind of fault."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.spark.jobs.auditing.alone import audit_table
-from heapline.spark.jobs.auditing.batches import BatchBook
-from heapline.spark.jobs.auditing.concluding import Standing
-from heapline.spark.jobs.auditing.marks import Mark, Reach
-from heapline.spark.jobs.auditing.ranks import BEGIN, END, NEVER, Intervals, Spell, ranks, without
-from heapline.spark.jobs.auditing.verdicts import NOT_APPLICABLE, PROVED
+from heapline.spark.audit.batches import BatchBook
+from heapline.spark.audit.facts import Balance
+from heapline.spark.audit.marks import Mark, Reach
+from heapline.spark.audit.ranks import BEGIN, END, NEVER, Exclusion, Intervals, exclude, ranks
+from heapline.spark.audit.report import NOT_APPLICABLE, PROVED
 from tests.unit.engine.rig import opened
-from tests.unit.spark.lived import BACKOFF, TOPICS, config, events, live, standing
-from tests.unit.spark.planting import PLANTS, Rows, numbered
+from tests.unit.spark.local_audit import audit_table
+from tests.unit.spark.planted_faults import PLANTS, Rows, numbered
+from tests.unit.spark.random_histories import BACKOFF, TOPICS, config, events, live, standing
 
-Life = tuple[pa.Table, dict[str, Any], dict[str, dict[int, Standing]]]
+Life = tuple[pa.Table, dict[str, Any], dict[str, dict[int, Balance]]]
 
 
 async def lived(name: str, seed: int, steps: int) -> Life:
@@ -40,7 +40,7 @@ def a_life(name: str, seed: int) -> Life:
 
 @settings(max_examples=12, deadline=None)
 @given(name=st.sampled_from(sorted(TOPICS)), seed=st.integers(0, 1 << 32))
-def test_what_an_engine_did_is_proved(name: str, seed: int) -> None:
+def test_real_history_is_proved(name: str, seed: int) -> None:
     table, configs, closing = asyncio.run(lived(name, seed, 60))
     found = audit_table(table, configs, closing=closing)
     assert found.refuted == (), [check for check in found.checks if check.wrong]
@@ -52,7 +52,7 @@ def test_what_an_engine_did_is_proved(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_planted_fault_is_refuted_by_its_own_name_and_no_other(plant: Any, seed: int) -> None:
+def test_planted_fault_refutes_exactly_its_promise(plant: Any, seed: int) -> None:
     for name, number in ((name, 10 * seed + n) for n in range(3) for name in ("parted", "plain", "largest first")):
         table, configs, closing = a_life(name, number)
         best = -100 if configs["jobs"].mode == "min" else 100
@@ -74,7 +74,7 @@ def as_table(rows: Rows, like: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([{name: row[name] for name in like.column_names} for row in rows], schema=like.schema)
 
 
-def cut(closing: dict[str, dict[int, Standing]], rows: Rows, plant: Any) -> dict[str, dict[int, Standing]]:
+def cut(closing: dict[str, dict[int, Balance]], rows: Rows, plant: Any) -> dict[str, dict[int, Balance]]:
     """The broker's own account, at the end of the log as it is now; none where the fault changes what it holds."""
     if plant.__name__ in ("torn_batch", "ack_of_a_waiting_message", "seen_though_aborted", "message_from_nowhere"):
         return {}
@@ -82,7 +82,7 @@ def cut(closing: dict[str, dict[int, Standing]], rows: Rows, plant: Any) -> dict
     return {"jobs": {p: s._replace(offset=ends.get(p, 0)) for p, s in closing["jobs"].items()}}
 
 
-def test_row_that_is_missing_in_the_log_is_a_loss() -> None:
+def test_missing_row_of_the_log_refutes_none_lost() -> None:
     table, configs, _ = a_life("plain", 0)
     rows = [row for row in table.to_pylist() if row["kind"] != "extended"]
     at = next(n for n, row in enumerate(rows) if row["kind"] == "fired")
@@ -92,16 +92,16 @@ def test_row_that_is_missing_in_the_log_is_a_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ["parted", "aging"])
-def test_log_that_does_not_begin_at_the_beginning_is_judged_as_far_as_it_tells(name: str) -> None:
+def test_audit_judges_a_log_without_its_beginning(name: str) -> None:
     table, configs, closing = a_life(name, 1)
     half = table.filter(np.array(table["unit"]) > np.median(np.array(table["unit"])))
     found = audit_table(half, configs, closing=closing)
     assert found.refuted == ()
     assert found.from_before > 0
-    assert "began before the events" in found.check("none_lost").why
+    assert "are older than the events" in found.check("none_lost").why
 
 
-def test_promise_that_was_not_given_is_not_judged() -> None:
+def test_rank_is_not_judged_without_a_bound() -> None:
     table, configs, _ = a_life("plain", 0)
     changed = {"jobs": msgspec.structs.replace(configs["jobs"], strategy="round_robin")}
     plain = table.filter(np.array(table["kind"]) != "config_changed")
@@ -119,7 +119,7 @@ def test_promise_that_was_not_given_is_not_judged() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 60), st.booleans())
-def test_rank_counts_what_was_better_and_ready_at_the_selection(random: Random, count: int, older: bool) -> None:
+def test_rank_counts_better_ready_messages_at_the_selection(random: Random, count: int, older: bool) -> None:
     seqs = sorted(random.sample(range(1, 500, 2), count))  # of selections; what becomes ready has even ones
     rows = []
     for id in range(count):
@@ -145,14 +145,14 @@ def better(asked: tuple[int, ...], other: tuple[int, ...], older: bool) -> bool:
     return there and (key < asked[0] or (older and key == asked[0] and id < asked[1]))
 
 
-def test_throttled_partition_does_not_count_while_it_is_throttled() -> None:
+def test_throttled_partition_does_not_count_in_ranks() -> None:
     one = Intervals(*(np.array([n]) for n in (0, 7, 3, 5, 9, 40, 1, 1)))
-    found = without(one, np.array([2]), [Spell(2, 4, 6)])
+    found = exclude(one, np.array([2]), [Exclusion(2, 4, 6)])
     spans = sorted(
         zip(*(getattr(found, n).tolist() for n in ("from_unit", "from_step", "to_unit", "judged")), strict=True)
     )
     assert spans == [(3, 5, 4, 0), (6, END, 9, 1)]
-    assert without(one, np.array([1]), [Spell(2, 4, 6)]) == one
+    assert exclude(one, np.array([1]), [Exclusion(2, 4, 6)]) == one
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -188,12 +188,12 @@ def committed(topic: str, offset: int, came: int, *parts: str) -> Mark:
         ([committed("a", 1, 3, "p")], 1),
     ],
 )  # fmt: skip
-def test_batch_comes_whole_in_every_topic_or_not_at_all(marks: list[Mark], torn: int) -> None:
+def test_batch_is_atomic_across_topics(marks: list[Mark], torn: int) -> None:
     reaches = [Reach(topic, 0, 9, 0, 8, 8, NEVER, 0) for topic in ("a", "z")]
     assert len(list(BatchBook(marks, reaches).torn())) == torn
 
 
-def test_audit_says_what_it_looked_at() -> None:
+def test_audit_reports_the_number_of_cases() -> None:
     table, configs, closing = a_life("parted", 0)
     found = audit_table(table, configs, closing=closing)
     assert found.check("one_holder").looked_at == np.count_nonzero(np.array(table["kind"]) == "leased")

@@ -1,4 +1,4 @@
-"""What part of a journal a lake lacks, against a lake that is a plain set of rows."""
+"""The rows that a lake lacks, compared with a lake that is a plain set of rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from heapline.spark.lake.claims import (
     Claim,
+    Extent,
     JournalBehind,
-    Kept,
     LakeMoved,
     OtherIncarnation,
-    check_fits,
+    check_continues,
     claim_of,
 )
-from heapline.spark.log import DataLost
+from heapline.spark.topic_log import DataLost
 
 PLACES = st.integers(0, 12)
 RANGES = st.tuples(PLACES, PLACES).map(sorted).map(tuple)
@@ -30,18 +30,18 @@ class PlainLake:
     """Rows as a set, and how far it goes."""
 
     def __init__(self) -> None:
-        self.kept: Kept | None = None
+        self.kept: Extent | None = None
         self.rows: list[tuple[int, int]] = []
 
     def commit(self, claim: Claim) -> None:
-        check_fits("jobs", self.kept, claim)
+        check_continues("jobs", self.kept, claim)
         self.rows += sorted(rows_of(claim.ranges))
         before = {} if self.kept is None else self.kept.ends
-        self.kept = Kept(claim.incarnation, {**before, **claim.ends})
+        self.kept = Extent(claim.incarnation, {**before, **claim.ends})
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.integers(0, 2), PLACES), st.integers(1, 9)), max_size=8), st.data())
-def test_whoever_archives_and_however_often_every_row_is_there_once(
+def test_repeated_and_killed_archives_add_every_row_once(
     rounds: list[tuple[dict[int, int], int]], data: st.DataObject
 ) -> None:
     lake, ends = PlainLake(), {0: 0, 1: 0, 2: 0}
@@ -62,14 +62,14 @@ def test_whoever_archives_and_however_often_every_row_is_there_once(
 
 
 @given(st.dictionaries(st.integers(0, 2), PLACES), JOURNALS, st.booleans())
-def test_claim_is_what_is_missing_and_a_gap_is_refused_or_noted(
+def test_claim_is_the_missing_range_and_a_gap_is_rejected_or_recorded(
     ends: dict[int, int], journal: dict[int, tuple[int, int]], fail: bool
 ) -> None:
     have = {(p, offset) for p, end in ends.items() for offset in range(end)}
     gone = {(p, offset) for p, (start, _) in journal.items() for offset in range(start)} - have
     behind = any(end < ends.get(p, 0) for p, (_, end) in journal.items())
     try:
-        claim = claim_of("jobs", Kept(1, ends), 1, journal, fail_on_loss=fail)
+        claim = claim_of("jobs", Extent(1, ends), 1, journal, fail_on_loss=fail)
     except JournalBehind:
         assert behind
     except DataLost:
@@ -80,27 +80,27 @@ def test_claim_is_what_is_missing_and_a_gap_is_refused_or_noted(
         assert rows_of(claim.lost) == gone
         assert rows_of(claim.ranges) == rows_of(journal) - have
         assert claim.ranges.keys() == journal.keys()
-        check_fits("jobs", Kept(1, ends), claim)
+        check_continues("jobs", Extent(1, ends), claim)
 
 
-def test_commit_that_overlaps_the_lake_is_cut_to_the_rest_and_one_beyond_its_end_is_refused() -> None:
-    kept = Kept(1, {0: 10})
+def test_overlapping_commit_is_rejected_and_so_is_one_with_a_gap() -> None:
+    kept = Extent(1, {0: 10})
     with pytest.raises(LakeMoved):
-        check_fits("jobs", kept, Claim(1, {0: (5, 15)}))
+        check_continues("jobs", kept, Claim(1, {0: (5, 15)}))
     assert claim_of("jobs", kept, 1, {0: (5, 15)}).ranges == {0: (10, 15)}
     with pytest.raises(DataLost, match=r"rows 10 to 11 are missing.*--accept-loss"):
-        check_fits("jobs", kept, Claim(1, {0: (12, 15)}))
+        check_continues("jobs", kept, Claim(1, {0: (12, 15)}))
     with pytest.raises(LakeMoved):
-        check_fits("jobs", kept, Claim(1, {0: (12, 15)}, lost={0: (10, 11)}))  # what is lost must reach the start
+        check_continues("jobs", kept, Claim(1, {0: (12, 15)}, lost={0: (10, 11)}))  # what is lost must reach the start
 
 
-def test_topic_that_was_made_again_is_not_taken_for_the_old_one() -> None:
+def test_recreated_topic_is_not_mistaken_for_the_old_one() -> None:
     with pytest.raises(OtherIncarnation, match="lake drop --topic jobs"):
-        claim_of("jobs", Kept(1, {0: 10}), 2, {0: (0, 15)})
+        claim_of("jobs", Extent(1, {0: 10}), 2, {0: (0, 15)})
     with pytest.raises(OtherIncarnation):
-        check_fits("jobs", Kept(1, {0: 10}), Claim(2, {0: (10, 15)}))
+        check_continues("jobs", Extent(1, {0: 10}), Claim(2, {0: (10, 15)}))
 
 
-def test_claim_up_to_a_goal_has_nothing_beyond_it_and_nothing_of_partitions_that_came_later() -> None:
+def test_claim_up_to_a_goal_excludes_later_rows_and_partitions() -> None:
     claim = Claim(1, {0: (5, 20), 1: (5, 20), 2: (0, 4)})
     assert claim.up_to({0: 10, 1: 3}).ranges == {0: (5, 10), 1: (5, 5), 2: (0, 0)}

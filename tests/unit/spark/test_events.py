@@ -1,4 +1,4 @@
-"""The view `events`: every row of the log, once, with what the engine's own reading of the log says of it."""
+"""The view `events`: every row of the log once, equal to the engine's own reading."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heapline.cli.places import Place
-from heapline.cli.rows import rows as dumped
-from heapline.config import Backoff
+from heapline.cli.journal.contents import rows as dumped
+from heapline.cli.journal.topic_files import TopicFiles
+from heapline.contract.config import Backoff
+from heapline.contract.message import DlqFilter, Outgoing, from_ms
 from heapline.core.events import KIND_NAMES, Enqueued, Event, Grant, Leased, Moved
 from heapline.core.record import ROW
 from heapline.journal.unit import Unit, UnitHeader
-from heapline.model import DlqFilter, Outgoing, from_ms
-from heapline.spark.events import EventBatches
-from heapline.spark.records import Records
 from heapline.spark.schema import columns_of
+from heapline.spark.topic_log import TopicRef
+from heapline.spark.views.events import EventBatches
+from heapline.spark.views.messages import UnitRecords
 from tests.unit.engine.rig import Rig, opened, settle
 from tests.unit.engine.test_upkeep import churn, reclaim
 from tests.unit.spark.log_rig import rows
@@ -62,7 +63,7 @@ async def live_through_everything(rig: Rig) -> None:
 
 def naive(rig: Rig) -> list[dict[str, Any]]:
     folder = next(path.rpartition("/")[0] for path in rig.files(".seg") if "/jobs." in path)
-    place = Place("jobs", folder)
+    place = TopicFiles("jobs", folder, id_suffix=rig.hl.topic_info("jobs").id_suffix)
     found = dumped(rig.disk, place, running=True, partition=None, start=0, end=None, kinds=frozenset(), payloads=False)
     return sorted(found, key=lambda row: (row["partition"], row["offset"]))
 
@@ -71,7 +72,7 @@ def moment(ms: int | None) -> Any:
     return from_ms(ms).astimezone(UTC) if ms else None
 
 
-async def test_every_row_of_the_log_stands_there_once_and_says_what_the_engine_reads_there() -> None:
+async def test_events_has_every_row_once_as_the_engine_reads_it() -> None:
     async with opened(topic={"partitions": 2, "backoff": Backoff(base=1.0, jitter=0.0)}) as rig:
         await live_through_everything(rig)
         found, expected = rows(rig, view="events"), naive(rig)
@@ -90,10 +91,10 @@ async def test_every_row_of_the_log_stands_there_once_and_says_what_the_engine_r
                 assert row["due"] == moment(told.get("due"))
                 assert row["priority"] == told.get("priority")
         kinds = {row["kind"] for row in found}
-        assert set(KIND_NAMES.values()) - GROUPS - kinds == {"fired_count", "moved"}
+        assert set(KIND_NAMES.values()) - GROUPS - kinds == {"moved"}
 
 
-async def test_committed_message_tells_as_much_as_an_enqueued_one() -> None:
+async def test_committed_message_has_the_columns_of_an_enqueued_one() -> None:
     async with opened() as rig:
         message = Outgoing(b"payload", 9, delay=60, ttl=5, max_retries=2)
         await rig.hl.enqueue_batch("jobs", [message])
@@ -105,13 +106,13 @@ async def test_committed_message_tells_as_much_as_an_enqueued_one() -> None:
         assert (new[0]["payload_bytes"], new[0]["due"] - new[0]["at"]) == (7, timedelta(seconds=60, milliseconds=1))
 
 
-async def test_topic_without_streams_and_one_that_was_compacted_tell_counts_and_moves() -> None:
+async def test_topic_without_streams_or_compacted_has_counts_and_moves() -> None:
     async with opened(topic={"streams": False}) as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"late", delay=1)] * 3)
         sent = await rig.hl.enqueue("jobs", b"stays", delay=100_000)
         rig.clock.advance(2)
         await rig.hl.ack(await rig.hl.pop("jobs", 3))
-        assert [r["count"] for r in rows(rig, view="events") if r["kind"] == "fired_count"] == [3]
+        assert [r["count"] for r in rows(rig, view="events") if r["kind"] == "fired"] == [3]
         await churn(rig)
         for _ in range(2):
             await reclaim(rig)
@@ -121,7 +122,7 @@ async def test_topic_without_streams_and_one_that_was_compacted_tell_counts_and_
 
 
 @pytest.mark.parametrize("secret", ["token", "position", "block"])
-async def test_nothing_is_told_that_only_the_engine_may_know(secret: str) -> None:
+async def test_events_never_show_lease_tokens(secret: str) -> None:
     async with opened(topic={"partitions": 2}) as rig:
         await live_through_everything(rig)
         found = rows(rig, view="events")
@@ -143,7 +144,7 @@ def of_type(annotation: Any, count: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", KIND_NAMES, ids=lambda kind: kind.__name__)
-def test_event_of_any_kind_has_its_rows_in_the_view(kind: type[Event]) -> None:
+def test_every_kind_of_event_has_its_rows(kind: type[Event]) -> None:
     said: dict[str, Any] = {}
     for owner in reversed(kind.__mro__):
         said |= vars(owner).get("__annotations__", {})
@@ -156,10 +157,10 @@ def test_event_of_any_kind_has_its_rows_in_the_view(kind: type[Event]) -> None:
     fields |= {"grants": [Grant(3, 5, "ann", None)]} if kind is Leased else {}
     event: Any = kind(**fields)
     header = UnitHeader(0, 7, 6, 1000, 2000, 0, 1, 0, 0, 0)
-    into = EventBatches("jobs", columns_of("events"))
+    into = EventBatches(TopicRef("jobs", 1, 1), columns_of("events"))
     rows = np.zeros(3, dtype=ROW)
     rows["id"] = [1, 2, 3]
-    brings = [Records(np.zeros(0, dtype=np.uint8), rows, 0)] if isinstance(event, Enqueued | Moved) else []
+    brings = [UnitRecords(np.zeros(0, dtype=np.uint8), rows, 0)] if isinstance(event, Enqueued | Moved) else []
     into.add(event, brings, 2, 40, Unit(1, 512, header, [], [], memoryview(b"")), 0, event.rows())
     found = into.take().to_pylist()
     assert [row["offset"] for row in found] == list(range(40, 40 + event.rows()))

@@ -1,4 +1,4 @@
-"""Forgetting a key in a lake: its bytes are in no file of it any more, and all other rows are."""
+"""Forgetting a key in a lake: its bytes are in no file, and all other rows are still there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest, MessageLeased, MessageNotFound
+from heapline.contract.errors import BadRequest, MessageLeased, MessageNotFound
 
 deltalake = pytest.importorskip("deltalake")
 
 from heapline.spark.jobs.forget import cancel_all, forget, forget_in_lake  # noqa: E402
-from heapline.spark.lake.layout import table_schema  # noqa: E402
-from heapline.spark.lake.tables import make_table  # noqa: E402
+from heapline.spark.lake.files import table_schema  # noqa: E402
+from heapline.spark.lake.tables import ensure_table  # noqa: E402
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 def fill(lake: Path, topic: str, numbers: range) -> None:
     import pyarrow as pa
 
-    table, schema = make_table(lake, "messages"), table_schema("messages")
+    table, schema = ensure_table(lake, "messages"), table_schema("messages")
     rows = [
         dict.fromkeys(schema.names) | {
             "key": None if n % 5 == 4 else b"customer-%d" % (n % 5), "value": b"payload of %d " % (n % 5) * 3,
@@ -53,7 +53,7 @@ def unpacked(path: Path) -> bytes:
     return repr(pq.ParquetFile(path).read(columns=["key", "value", "headers"]).to_pylist()).encode()
 
 
-def test_bytes_of_a_key_are_nowhere_in_the_lake_afterwards_and_all_other_rows_are(tmp_path: Path) -> None:
+def test_forget_removes_only_the_bytes_of_the_key_from_the_lake(tmp_path: Path) -> None:
     for numbers in (range(10), range(10, 20), range(20, 23)):
         fill(tmp_path, "jobs", numbers)
     deltalake.DeltaTable(f"{tmp_path}/messages").optimize.compact()  # the old files still lie there
@@ -68,14 +68,14 @@ def test_bytes_of_a_key_are_nowhere_in_the_lake_afterwards_and_all_other_rows_ar
     assert forget_in_lake(tmp_path, "customer-1").rows == 0
 
 
-def test_only_the_topics_that_are_named_are_touched(tmp_path: Path) -> None:
+def test_forget_changes_only_the_named_topics(tmp_path: Path) -> None:
     fill(tmp_path, "jobs", range(10))
     fill(tmp_path, "it's/else", range(10))
     assert forget(None, None, "customer-1", topics=["it's/else"], lake=tmp_path).lake is not None
     assert left(tmp_path) == [("it's/else", n) for n in range(10) if n % 5 != 1] + [("jobs", n) for n in range(10)]
 
 
-def test_file_that_an_archive_is_writing_is_let_be(tmp_path: Path) -> None:
+def test_forget_keeps_files_that_an_archive_is_writing(tmp_path: Path) -> None:
     fill(tmp_path, "jobs", range(10))
     under_way = tmp_path / "messages" / "namespace=default" / "part-under-way.parquet"
     under_way.write_bytes(b"rows")
@@ -83,10 +83,10 @@ def test_file_that_an_archive_is_writing_is_let_be(tmp_path: Path) -> None:
     assert under_way.exists()
 
 
-def test_what_cannot_be_forgotten_is_told(tmp_path: Path) -> None:
+def test_invalid_forget_is_rejected(tmp_path: Path) -> None:
     for where, key, more, why in (
-        (None, "", {"lake": tmp_path}, "which key"), (None, "k", {}, "a server, a lake, or both"),
-        (None, "k", {"lake": tmp_path / "none"}, "there is no lake"), ({}, "k", {}, "give a session"),
+        (None, "", {"lake": tmp_path}, "no key given"), (None, "k", {}, "a server, a lake, or both"),
+        (None, "k", {"lake": tmp_path / "none"}, "no lake with messages exists"), ({}, "k", {}, "give a session"),
     ):  # fmt: skip
         with pytest.raises(BadRequest, match=why):
             forget(None, where, key, **more)
@@ -100,6 +100,6 @@ class Client:
             raise MessageNotFound(topic, "3")
 
 
-def test_messages_that_workers_have_are_counted_and_those_that_are_gone_are_not() -> None:
+def test_forget_counts_leased_but_not_removed_messages() -> None:
     client: Any = Client()
     assert cancel_all(client, "jobs", [1, 2, 3, 4]) == (2, 1)

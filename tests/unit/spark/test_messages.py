@@ -1,4 +1,4 @@
-"""The view `messages`: what was enqueued, once each, with everything that was said of it."""
+"""The view `messages`: every enqueued message once, with all its fields."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
+from heapline.contract.ids import to_ulid
+from heapline.contract.message import Outgoing, from_ms
 from heapline.journal.log_start import log_start_path
-from heapline.model import Outgoing, from_ms
-from heapline.ulid import to_ulid
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.test_upkeep import churn, reclaim
 from tests.unit.spark.log_rig import planned, read_work, rows, table, values
@@ -43,10 +43,10 @@ async def enqueued(rig: Rig, batches: list[list[Outgoing]]) -> dict[int, Outgoin
 
 @settings(max_examples=20)
 @given(st.lists(st.lists(outgoings(), min_size=1, max_size=6), min_size=1, max_size=4))
-async def test_every_field_of_a_message_stands_in_its_column(batches: list[list[Outgoing]]) -> None:
+async def test_every_field_of_a_message_is_in_its_column(batches: list[list[Outgoing]]) -> None:
     async with opened(topic={"partitions": 3, "fairness": "keys"}) as rig:
         sent = await enqueued(rig, batches)
-        now = from_ms(rig.clock.wall_ms())
+        now, suffix = from_ms(rig.clock.wall_ms()), rig.hl.topic_info("jobs").id_suffix
         found = rows(rig, includeHeaders="true")
         assert sorted(row["id"] for row in found) == sorted(sent)
         for row in found:
@@ -55,7 +55,7 @@ async def test_every_field_of_a_message_stands_in_its_column(batches: list[list[
             assert (row["key"], row["value"], row["priority"]) == (key, message.payload, message.priority)
             pairs = [{"key": k, "value": v.encode()} for k, v in (message.headers or {}).items()]
             assert row["headers"] == (pairs or None)
-            assert row["message_id"] == to_ulid(row["id"])
+            assert row["message_id"] == to_ulid(row["id"], suffix)
             assert row["enqueued_at"] == row["timestamp"] == now
             due = now + timedelta(seconds=message.delay, milliseconds=1) if message.delay else message.deliver_at
             assert row["deliver_at"] == due
@@ -65,15 +65,15 @@ async def test_every_field_of_a_message_stands_in_its_column(batches: list[list[
             assert (row["topic"], row["timestampType"], row["batch_id"]) == ("jobs", 1, None)
 
 
-async def test_only_the_columns_that_are_named_come_and_in_that_order() -> None:
+async def test_columns_option_selects_and_orders_columns() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x", priority=7)
         assert table(rig, columns="priority, value").to_pydict() == {"priority": [7], "value": [b"x"]}
-        with pytest.raises(BadRequest, match=r"no column 'valu'; it has key, value"):
+        with pytest.raises(BadRequest, match=r"does not have a column 'valu'; it has key, value"):
             table(rig, columns="valu")
 
 
-async def test_prepared_messages_stand_at_the_row_of_their_commit_and_aborted_ones_nowhere() -> None:
+async def test_prepared_messages_appear_at_their_commit_and_aborted_never() -> None:
     async with opened() as rig:
         await rig.hl.prepare_batch("b", "p1", [Outgoing(b"one"), Outgoing(b"two")], topic="jobs")
         await rig.hl.prepare_batch("b", "lost", [Outgoing(b"never")], topic="jobs")
@@ -88,7 +88,7 @@ async def test_prepared_messages_stand_at_the_row_of_their_commit_and_aborted_on
         assert [r["offset"] - between for r in found] == [0, 1, 2]
 
 
-async def test_commit_is_read_whole_though_its_parts_were_prepared_before_the_range() -> None:
+async def test_commit_is_complete_if_its_parts_precede_the_range() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         sent = [Outgoing(b"%d" % i, key=f"k{i}") for i in range(40)]
         await rig.hl.prepare_batch("b", "p1", sent[:20], topic="jobs")
@@ -103,7 +103,7 @@ async def test_commit_is_read_whole_though_its_parts_were_prepared_before_the_ra
         assert rows(rig, startingOffsets=asked) == [r for r in whole if r["offset"] >= starts[r["partition"]]]
 
 
-async def test_moved_message_is_shown_once_at_its_own_row() -> None:
+async def test_moved_message_appears_once_at_its_own_row() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"stays", delay=100_000)
         await churn(rig)
@@ -117,7 +117,7 @@ async def test_moved_message_is_shown_once_at_its_own_row() -> None:
         assert sum(r["value"] == b"stays" for r in before) == 1
 
 
-async def test_prepared_message_is_found_though_its_record_was_moved() -> None:
+async def test_prepared_message_is_found_after_its_record_moved() -> None:
     async with opened(rewrite_below=1.0) as rig:
         await rig.hl.prepare_batch("b", "p", [Outgoing(b"moved", key="k")], topic="jobs")
         await churn(rig)
@@ -130,7 +130,7 @@ async def test_prepared_message_is_found_though_its_record_was_moved() -> None:
         assert values(rig, startingOffsets=json.dumps({"jobs": {0: end}})) == [b"moved"]
 
 
-async def test_commit_whose_records_are_gone_is_told_unless_the_read_is_from_the_start() -> None:
+async def test_missing_records_of_a_commit_fail_a_read_not_from_the_start() -> None:
     async with opened() as rig:
         await rig.hl.prepare_batch("b", "p", [Outgoing(b"gone", priority=-200)], topic="jobs")
         await churn(rig, 40)  # the commit will lie in another segment
@@ -147,7 +147,7 @@ async def test_commit_whose_records_are_gone_is_told_unless_the_read_is_from_the
         rig.disk.unlink(log_start_path(rig.runner().loader.directory))  # journals from before have no such file
         assert "gone" not in str(values(rig))
         asked = {"startingOffsets": json.dumps({"jobs": {0: first}})}
-        with pytest.raises(BadRequest, match="prepared below the start"):
+        with pytest.raises(BadRequest, match="reclaimed with the start"):
             rows(rig, **asked)
         assert values(rig, failOnDataLoss="false", **asked) == [b"mark", b"mark"]
         assert rows(rig, view="events", failOnDataLoss="false", **asked)[0]["kind"] == "batch_committed"
@@ -155,7 +155,7 @@ async def test_commit_whose_records_are_gone_is_told_unless_the_read_is_from_the
 
 @settings(max_examples=8)
 @given(st.data())
-async def test_rows_are_the_same_however_a_range_is_cut(data: Any) -> None:
+async def test_rows_are_the_same_however_a_range_is_split(data: Any) -> None:
     async with opened(topic={"partitions": 2}) as rig:
         for i in range(30):
             batch = [Outgoing(bytes([i]) * 300, key=f"k{j}") for j in range(40)]

@@ -1,4 +1,4 @@
-"""Operations that rows ask for: what each row means, and what becomes of messages that are gone or out."""
+"""Operations: what each row means, and what happens to messages that are gone or leased."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest, HeaplineError
-from heapline.spark.operations import Changed, MessagesMissing, _asked, _carry_out, _chunks
+from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.ids import to_ulid
+from heapline.spark.operations import Changed, MessagesMissing, _chunks, _parse_row, _run
 from heapline.spark.write_options import WriteOptions, parse_write
 from heapline.testing import MemoryBroker
-from heapline.ulid import to_ulid
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -22,45 +22,45 @@ def options(operation: str = "reschedule", **more: str) -> WriteOptions:
     return parse_write(given, columns, streaming=False, overwrite=False)
 
 
-def test_row_names_a_message_by_either_id_and_says_what_changes() -> None:
-    assert _asked(options(), {"id": 7, "priority": 3}) == ("jobs", 7, {"priority": 3})
-    wanted = {"message_id": to_ulid(7), "priority": None, "deliver_at": LATER, "topic": "other"}
-    assert _asked(options(), wanted) == ("other", 7, {"deliver_at": LATER})
-    assert _asked(options("cancel"), {"id": 7, "topic": None}) == ("jobs", 7, {})
+def test_operation_row_has_an_id_and_changes() -> None:
+    assert _parse_row(options(), {"id": 7, "priority": 3}) == ("jobs", 7, {"priority": 3})
+    wanted = {"message_id": to_ulid(7, 99), "priority": None, "deliver_at": LATER, "topic": "other"}
+    assert _parse_row(options(), wanted) == ("other", to_ulid(7, 99), {"deliver_at": LATER})
+    assert _parse_row(options("cancel"), {"id": 7, "topic": None}) == ("jobs", 7, {})
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"id": None, "priority": 1}, "names no message"),
+        ({"id": None, "priority": 1}, "message_id is null"),
         ({"id": -1, "priority": 1}, "not a message id"),
         ({"message_id": "nonsense", "priority": 1}, "not a message id"),
         ({"id": 7, "priority": None}, "nothing to change"),
         ({"id": 7, "deliver_at": datetime(1950, 1, 1, tzinfo=UTC)}, "out of range"),
     ],
 )
-def test_row_that_makes_no_sense_is_told(row: dict[str, Any], said: str) -> None:
+def test_invalid_operation_row_is_rejected(row: dict[str, Any], said: str) -> None:
     with pytest.raises(HeaplineError, match=said):
-        _asked(options(), row)
+        _parse_row(options(), row)
 
 
-async def test_messages_that_are_gone_or_out_are_counted() -> None:
+async def test_gone_and_leased_messages_are_counted() -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs")
         ids = [(await hl.enqueue("jobs", b"%d" % i)).id for i in range(4)]
         (held,) = await hl.pop("jobs")
         await hl.cancel("jobs", ids[1])
         asked = [("jobs", id, {"priority": -i}) for i, id in enumerate(ids)]
-        assert await _carry_out(hl, options(), asked) == Changed(2, 1, 1)
+        assert await _run(hl, options(), asked) == Changed(2, 1, 1)
         assert (await hl.pop("jobs"))[0].id == ids[3]
-        with pytest.raises(MessagesMissing, match=r"1 message\(s\) are gone and 2 are out .* failOnMissing=false"):
-            await _carry_out(hl, options(failOnMissing="true"), asked)
-        assert await _carry_out(hl, options("cancel"), asked) == Changed(1, 1, 2)
+        with pytest.raises(MessagesMissing, match=r"1 message\(s\) are gone and 2 are leased .* failOnMissing=false"):
+            await _run(hl, options(failOnMissing="true"), asked)
+        assert await _run(hl, options("cancel"), asked) == Changed(1, 1, 2)
         await hl.ack(held)
         with pytest.raises(BadRequest):
-            await _carry_out(hl, options(), [("jobs", ids[2], {"priority": 1 << 70})])
+            await _run(hl, options(), [("jobs", ids[2], {"priority": 1 << 70})])
 
 
-def test_many_are_asked_for_a_few_hundred_at_a_time() -> None:
+def test_operations_are_sent_in_chunks() -> None:
     assert [len(some) for some in _chunks(range(1201))] == [500, 500, 201]
     assert sum([Changed(1, 2, 3), Changed(4, 5, 6)], Changed()) == Changed(5, 7, 9)

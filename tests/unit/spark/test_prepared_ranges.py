@@ -1,5 +1,7 @@
-"""Prepared messages in the view `messages`: a row at or above the start that readers are told can always be shown, also
-where its record lies in another segment than the commit that made it visible."""
+"""Prepared messages in the view `messages`: a row at or above the reported start can always be shown.
+
+This holds even if its record is in another segment than the commit that made it visible.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from heapline.contract.message import Outgoing
+from heapline.engine import raw_log
+from heapline.engine.handlers.log import bounds
 from heapline.journal.log_start import log_start_path, read_log_start
-from heapline.journal.reclaim import ReaderLease, write_lease
-from heapline.model import Outgoing
-from heapline.spark.log import DataLost
+from heapline.journal.reader_lease import ReaderLease, write_lease
+from heapline.spark.topic_log import DataLost
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.test_upkeep import BULK, churn, reclaim
-from tests.unit.spark.log_rig import let_go, planned, read_work, rows, source_of
+from tests.unit.spark.log_rig import planned, read_work, release, rows, source_of
 
 
 async def prepare(rig: Rig, priority: int = -200, delay: float | None = None) -> None:
@@ -69,17 +73,18 @@ async def squeezed(rig: Rig) -> None:
 async def told_by_all(rig: Rig) -> dict[int, tuple[int, int]]:
     """The starts and ends that broker, index and directory tell."""
     told = await rig.hl.offsets("jobs")
-    index = await rig.hl.log_index("jobs")
+    runner = rig.hl.runner("jobs")
+    index = raw_log.index_after(runner, 0, await bounds(runner), None)
     assert dict(enumerate(zip(index.starts, index.ends, strict=True))) == told
     log = source_of(rig).open(source_of(rig).topics()[0])
-    log.look()
+    log.refresh()
     assert {p: (log.starts()[p], end) for p, end in log.ends().items()} == told
     return told
 
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("view", ["messages", "events"])
-async def test_start_that_is_told_lies_above_commits_whose_records_are_gone(view: str, streams: bool) -> None:
+async def test_log_start_is_above_commits_with_missing_records(view: str, streams: bool) -> None:
     async with opened(topic={"streams": streams}) as rig:
         at = await far_apart(rig)
         whole = rows(rig, view=view)
@@ -102,7 +107,7 @@ async def test_start_that_is_told_lies_above_commits_whose_records_are_gone(view
         assert (await told_by_all(rig))[0][0] > start
 
 
-async def test_start_is_raised_durably_before_the_segment_goes() -> None:
+async def test_log_start_is_durable_before_its_segment_is_deleted() -> None:
     async with opened() as rig:
         at = await far_apart(rig)
         rig.disk.inject("unlink", path="0001.seg")
@@ -116,7 +121,7 @@ async def test_start_is_raised_durably_before_the_segment_goes() -> None:
         await other.hl.close()
 
 
-async def test_topic_that_grows_while_its_first_segment_goes_is_no_worse_for_it() -> None:
+async def test_topic_can_grow_while_its_first_segment_is_deleted() -> None:
     async with opened() as rig:
         at = await far_apart(rig)
         runner = rig.runner()
@@ -132,7 +137,7 @@ async def test_topic_that_grows_while_its_first_segment_goes_is_no_worse_for_it(
         assert (await rig.hl.stats("jobs")).reloads_total == 0
 
 
-async def test_reader_holds_the_records_of_its_rows_too() -> None:
+async def test_reader_holds_the_records_of_its_rows() -> None:
     async with opened() as rig:
         at = await far_apart(rig)
         asked: dict[str, str] = {"startingOffsets": json.dumps({"jobs": {"0": at}})}
@@ -147,12 +152,12 @@ async def test_reader_holds_the_records_of_its_rows_too() -> None:
         assert first_segment(rig) == 1  # the lease is of a later segment, whose rows have their records here
         assert (await told_by_all(rig))[0][0] == 0
         assert read_work(rig, work, options).equals(before)
-        let_go(rig)
+        release(rig)
         await reclaim(rig)
         assert first_segment(rig) > 1
 
 
-async def test_lease_that_comes_while_the_start_is_raised_still_holds() -> None:
+async def test_reader_lease_taken_while_the_start_is_raised_holds() -> None:
     async with opened() as rig:
         at = await far_apart(rig)
         write = rig.disk.write_file_atomic
@@ -169,7 +174,7 @@ async def test_lease_that_comes_while_the_start_is_raised_still_holds() -> None:
 
 
 @pytest.mark.parametrize("delay", [None, 100_000.0])
-async def test_retention_and_groups_keep_the_records_of_commits_that_they_keep(delay: float | None) -> None:
+async def test_retention_and_groups_keep_records_of_kept_commits(delay: float | None) -> None:
     async with opened(topic={"retention": 3600.0}) as rig:
         await prepare(rig, 200, delay)
         await fill(rig, b"between", 45)
@@ -188,7 +193,7 @@ async def test_retention_and_groups_keep_the_records_of_commits_that_they_keep(d
         assert first_segment(rig) > 1
 
 
-async def test_records_that_were_moved_before_their_commit_count_where_they_lie_then() -> None:
+async def test_records_moved_before_their_commit_are_found() -> None:
     async with opened() as rig:
         await prepare(rig)
         await churn(rig, 40)
@@ -210,7 +215,7 @@ async def test_records_that_were_moved_before_their_commit_count_where_they_lie_
         assert from_start(rig, start)[: len(kept)] == kept
 
 
-async def test_start_that_does_not_check_counts_as_none_and_a_backup_brings_it_along() -> None:
+async def test_corrupt_log_start_is_ignored_and_backups_include_it() -> None:
     from heapline.journal.backup import copy_topic
 
     async with opened() as rig:
@@ -279,7 +284,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_row_that_was_shown_is_shown_the_same_for_as_long_as_it_lies_above_the_start(seed: int) -> None:
+async def test_row_is_stable_while_above_the_log_start(seed: int) -> None:
     async with opened(topic={"partitions": 2, "streams": seed % 2 == 0}) as rig:
         life = Life(rig, Random(seed))
         for _ in range(40):

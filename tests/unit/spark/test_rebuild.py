@@ -1,4 +1,4 @@
-"""What may be asked of a rebuild, and where a log no longer tells enough."""
+"""Valid arguments of a rebuild, and logs that no longer reach back far enough."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.rebuild import check_asked, check_complete
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -18,18 +18,18 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
     [
         ({}, "either `at`"),
         ({"at": NOW, "offsets": {0: 1}}, "either `at`"),
-        ({"at": datetime(2026, 1, 1)}, "names no time zone"),
-        ({"at": datetime(2027, 1, 1, tzinfo=UTC)}, "has not been yet"),
+        ({"at": datetime(2026, 1, 1)}, "has no time zone"),
+        ({"at": datetime(2027, 1, 1, tzinfo=UTC)}, "is in the future"),
         ({"offsets": {}}, "partition: offset"),
         ({"offsets": {0: -1}}, "from 0 on"),
     ],
 )
-def test_moment_that_cannot_be_rebuilt_is_refused_with_what_to_do(asked: dict[str, Any], why: str) -> None:
+def test_rebuild_rejects_invalid_times(asked: dict[str, Any], why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         check_asked(asked.get("at"), asked.get("offsets"), NOW)
 
 
-def test_log_whose_beginning_is_gone_is_refused_and_says_where_it_begins() -> None:
+def test_rebuild_rejects_a_log_without_its_beginning() -> None:
     check_complete({0: 0, 1: 0}, "jobs")
-    with pytest.raises(BadRequest, match="begins at offset 71 of partition 1: what came before was reclaimed"):
+    with pytest.raises(BadRequest, match="begins at offset 71 of partition 1: earlier rows were reclaimed"):
         check_complete({0: 0, 1: 71}, "jobs")

@@ -1,4 +1,4 @@
-"""The views `backlog` and `dlq`: one moment of the queue, the same for everybody who reads it later."""
+"""The views `backlog` and `dlq`: one point in time, the same for every later read."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from heapline.errors import BadRequest, RecordCorrupt
-from heapline.model import Outgoing
-from heapline.spark.log import DataLost
+from heapline.contract.errors import BadRequest, RecordCorrupt
+from heapline.contract.message import Outgoing
+from heapline.engine import state_rows
 from heapline.spark.options import parse_options
 from heapline.spark.schema import arrow_schema
-from heapline.spark.state import StateWork, pack, plan_state, read_state, unpack
+from heapline.spark.topic_log import DataLost
+from heapline.spark.views.state import StateTask, pack, plan_state, read_state, unpack
 from tests.unit.engine.rig import PATH, Rig, opened
 from tests.unit.engine.test_upkeep import churn, long_lived, reclaim
-from tests.unit.spark.log_rig import let_go, source_of
+from tests.unit.spark.log_rig import release, source_of
 
 
-def planned(rig: Rig, view: str = "backlog", **options: str) -> tuple[list[StateWork], Any]:
+def planned(rig: Rig, view: str = "backlog", **options: str) -> tuple[list[StateTask], Any]:
     asked = parse_options({"path": PATH, "subscribe": "jobs", "view": view, **options}, streaming=False)
     return plan_state(source_of(rig), asked), asked
 
 
-def shown(rig: Rig, work: list[StateWork], asked: Any) -> list[dict[str, Any]]:
+def shown(rig: Rig, work: list[StateTask], asked: Any) -> list[dict[str, Any]]:
     work = pickle.loads(pickle.dumps(work))
     batches = [batch for piece in work for batch in read_state(source_of(rig), piece, asked)]
     found: list[dict[str, Any]] = pa.Table.from_batches(batches, arrow_schema(asked.columns)).to_pylist()
@@ -34,7 +35,7 @@ def shown(rig: Rig, work: list[StateWork], asked: Any) -> list[dict[str, Any]]:
 
 def rows(rig: Rig, view: str = "backlog", **options: str) -> list[dict[str, Any]]:
     found = shown(rig, *planned(rig, view, **options))
-    let_go(rig)
+    release(rig)
     return found
 
 
@@ -43,7 +44,7 @@ def moment(ms: int) -> datetime:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_backlog_tells_where_every_message_stands(snapshot: bool) -> None:
+async def test_backlog_has_the_state_of_every_message(snapshot: bool) -> None:
     async with opened(topic={"partitions": 2}) as rig:
         kept = await long_lived(rig)
         await rig.hl.prepare_batch("b", "p", [Outgoing(b"prepared")], topic="jobs")
@@ -77,7 +78,7 @@ async def test_backlog_tells_where_every_message_stands(snapshot: bool) -> None:
         assert (dead["attempts"], dead["priority"]) == (1, -7)
 
 
-async def test_server_and_directory_tell_the_same_state() -> None:
+async def test_server_and_directory_return_the_same_state() -> None:
     async with opened(topic={"partitions": 2, "fairness": "keys", "max_inflight_per_key": 2}) as rig:
         await long_lived(rig)
         await rig.hl.enqueue_batch(
@@ -85,18 +86,18 @@ async def test_server_and_directory_tell_the_same_state() -> None:
         )
         await rig.hl.pop("jobs", 5)
         for dead in (False, True):
-            live = await rig.hl.pin_state("jobs", dead)
+            live = await state_rows.pin(rig.hl.runner("jobs"), dead)
             log = source_of(rig).open(source_of(rig).topics()[0])
-            log.look()
-            still = log.pin(dead)
+            log.refresh()
+            still = log.state_rows(dead)
             assert (live.rows == still.rows).all()
             assert (live.texts, live.ends, live.segment_bytes) == (still.texts, still.ends, still.segment_bytes)
         await rig.hl.snapshot("jobs")  # as whole as before it was pinned
         await rig.reopen()
-        assert ((await rig.hl.pin_state("jobs", True)).rows == live.rows).all()
+        assert ((await state_rows.pin(rig.hl.runner("jobs"), True)).rows == live.rows).all()
 
 
-async def test_what_was_planned_is_read_whatever_happens_to_the_queue() -> None:
+async def test_state_view_is_stable_while_the_queue_works() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"%05d" % i * 100, i, key=f"k{i}") for i in range(500)])
         work, asked = planned(rig, minPartitions="3")
@@ -111,18 +112,18 @@ async def test_what_was_planned_is_read_whatever_happens_to_the_queue() -> None:
         await rig.reopen()
         assert shown(rig, work, asked) == before
         assert rows(rig) == []
-        let_go(rig)
+        release(rig)
         await reclaim(rig)
-        with pytest.raises(DataLost, match="reclaimed since this was planned"):
+        with pytest.raises(DataLost, match="reclaimed after the read was planned"):
             shown(rig, work, asked)
 
 
-async def test_task_that_runs_late_holds_what_it_reads() -> None:
+async def test_late_task_holds_what_it_reads() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 50_000, i) for i in range(200)], atomic=False)
         (work,), asked = planned(rig)
-        let_go(rig)
-        late = StateWork(work.topic, work.moment, work.packed, work.segment_bytes, hold_from=0.0)
+        release(rig)
+        late = StateTask(work.topic, work.context, work.packed, work.segment_bytes, hold_from=0.0)
         batches = read_state(source_of(rig), late, asked)
         next(batches)
         assert len(rig.files(".lease")) == 1
@@ -130,7 +131,7 @@ async def test_task_that_runs_late_holds_what_it_reads() -> None:
         assert not rig.files(".lease")
 
 
-async def test_columns_of_the_state_alone_need_no_record() -> None:
+async def test_state_columns_are_read_without_records() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x", i) for i in range(20)])
         (work,), asked = planned(rig, columns="id,state,attempts,as_of_offset")
@@ -143,7 +144,7 @@ async def test_columns_of_the_state_alone_need_no_record() -> None:
         ]  # fmt: skip
 
 
-async def test_damaged_record_is_told_and_not_left_out() -> None:
+async def test_corrupt_record_fails_the_read() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 5000, i) for i in range(20)])
         work, asked = planned(rig)
@@ -153,7 +154,7 @@ async def test_damaged_record_is_told_and_not_left_out() -> None:
             shown(rig, work, asked)
 
 
-async def test_partitions_that_are_not_assigned_are_left_out_and_nothing_is_held_where_nothing_waits() -> None:
+async def test_unassigned_partitions_are_neither_read_nor_held() -> None:
     async with opened(topic={"partitions": 3}) as rig:
         assert rows(rig) == []
         work, asked = planned(rig, "dlq")
@@ -166,18 +167,18 @@ async def test_partitions_that_are_not_assigned_are_left_out_and_nothing_is_held
 
 
 @pytest.mark.parametrize("view", ["backlog", "dlq"])
-def test_moment_is_no_stream_and_no_range(view: str) -> None:
+def test_state_views_reject_streams_and_ranges(view: str) -> None:
     given = {"path": PATH, "subscribe": "jobs", "view": view}
-    with pytest.raises(BadRequest, match=f"the view {view} shows one moment, so it is read as a batch"):
+    with pytest.raises(BadRequest, match=f"the view {view} shows one point in time and is batch only"):
         parse_options(given, streaming=True)
-    with pytest.raises(BadRequest, match="leave startingOffsets out"):
+    with pytest.raises(BadRequest, match="omit startingOffsets"):
         parse_options({**given, "startingOffsets": "earliest"}, streaming=False)
 
 
-async def test_plan_is_small() -> None:
+async def test_state_plan_is_small() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 20, i % 7) for i in range(8000)], atomic=False)
-        pinned = await rig.hl.pin_state("jobs", dead=False)
+        pinned = await state_rows.pin(rig.hl.runner("jobs"), dead=False)
         packed = pack(pinned.rows)
         assert len(packed) < 20 * len(pinned.rows)
         assert (unpack(packed) == pinned.rows).all()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import heapline
-from heapline.testing import HandClock, SyncMemoryBroker, assert_enqueued, asserting, draining, memory_broker_sync
+from heapline.testing import HandClock, SyncMemoryBroker, assert_enqueued, assertions, drainer, memory_broker_sync
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_was_done_is_not_enqueued_any_more(hl: SyncMemoryBroker) -> None:
     assert_enqueued(hl, "mail", count=2)
 
 
-@pytest.mark.parametrize("module", [asserting, draining])
+@pytest.mark.parametrize("module", [assertions, drainer])
 def test_examples_run(module: object) -> None:
     from heapline.testing import memory_broker
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from heapline.config import Aging, Backoff, TopicConfig
-from heapline.errors import JournalCorrupt
+from heapline.contract.config import Aging, Backoff, TopicConfig
+from heapline.contract.errors import JournalCorrupt
 from heapline.testing import FakeClock
-from heapline.testing.checkers import judge
-from heapline.testing.history import Call, Dead, Got, History, Outcome, Sent, Told, fairness_key_of, payload_of
+from tests.simulation.checkers import judge
+from tests.simulation.history import Call, Dead, Got, History, Outcome, Sent, Told, fairness_key_of, payload_of
 
 TOPIC = "jobs"
 

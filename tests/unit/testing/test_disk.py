@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from heapline.errors import DirectoryLocked
+from heapline.contract.errors import DirectoryLocked
 from heapline.journal.disk import SECTOR, Disk, File
-from heapline.testing import FakeDisk, PowerCut
+from tests.simulation.fake_disk import FakeDisk, PowerCut
 
 
 def synced_file(disk: FakeDisk, data: bytes, path: str = "/d/f") -> File:

@@ -8,8 +8,10 @@ import random
 import pytest
 
 from heapline.clock import Clock, SteadyClock
-from heapline.testing import Deadlock, FakeClock, FakeDisk, SimIo, SimLoop, run
-from heapline.testing.disk import PowerCut
+from heapline.testing import FakeClock
+from tests.simulation.fake_disk import FakeDisk, PowerCut
+from tests.simulation.loop import Deadlock, SimLoop, run
+from tests.simulation.sim_io import SimIo
 
 
 def test_the_clock_moves_only_when_told() -> None:

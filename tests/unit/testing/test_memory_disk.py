@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.errors import DirectoryLocked
+from heapline.contract.errors import DirectoryLocked
 from heapline.journal.disk import Disk, RealDisk
 from heapline.testing.memory_disk import MemoryDisk
 

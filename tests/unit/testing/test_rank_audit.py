@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.engine.heads import Heads
-from heapline.model import Outgoing
-from heapline.testing.rank_audit import ranks
+from heapline.contract.message import Outgoing
+from heapline.engine.local_spine import Heads
+from tests.simulation.rank_audit import ranks
 
 
 async def _work(path: Path, partitions: int, seed: int, **config: Any) -> list[int]:

@@ -1,5 +1,191 @@
-"""`heapline bench`: how fast this server, or this disk, is. The loads, what they are measured by, and the result."""
+"""`heapline bench`: measure a server, or the engine in this process, next to the bare machine.
 
-from heapline.cli.bench.command import bench
+It uses a topic of its own, which it creates before and deletes after the measurements.
+"""
 
-__all__ = ["bench"]
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from heapline.cli.bench.load import NUMBER_BYTES, Loads, bare_calls, fsynced_writes
+from heapline.cli.bench.report import Measurement, Report, report_json, report_table
+from heapline.cli.connection import TIMEOUT, CaOption, KeyFileOption, Settings, TimeoutOption, ToOption, connect, settle
+from heapline.cli.error_help import advised, not_a_directory
+from heapline.cli.output import JsonOption, Output, make_console, progress_bar
+from heapline.cli.serve import run_fast
+from heapline.cli.units import option
+from heapline.client.connect import TARGET
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest, HeaplineError, TopicExists, UnavailableError
+from heapline.engine import open as open_embedded
+
+REFRESH_SECONDS = 0.1
+BASELINE_SECONDS_MAX = 4.0
+TOPIC = "heapline-bench"
+BACKLOG_MIN = 1 << 39  # larger than any bench
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seconds: float
+    size: int
+    concurrency: int
+    topic: str
+    scratch: Path
+    over_grpc: bool
+
+
+def bench(
+    seconds: Annotated[float, option("--seconds", "Seconds per measurement.", min=0.1, max=600)] = 2.0,
+    size: Annotated[int, option("--size", "Bytes per message.", min=NUMBER_BYTES, max=1 << 20)] = 256,
+    concurrency: Annotated[int, option("--concurrency -c", "Number of coroutines.", min=1, max=4096)] = 64,
+    topic: Annotated[str, option("--topic", "Topic that is created for the bench and deleted after it.")] = TOPIC,
+    data: Annotated[
+        Path | None, option("--data", "Measure the engine in this process, in a scratch directory here; no server.")
+    ] = None,
+    scratch: Annotated[
+        Path, option("--scratch", "Directory where the bare disk is measured; best on the server's disk.")
+    ] = Path(),
+    as_json: JsonOption = False,
+    to: ToOption = TARGET,
+    key_file: KeyFileOption = None,
+    ca: CaOption = None,
+    timeout: TimeoutOption = TIMEOUT,  # type: ignore[assignment]
+) -> None:
+    """Measure the speed of a server, next to the bare machine.
+
+    Example:  [cyan]heapline bench[/cyan]
+
+    The engine alone, on a disk of your choice:  [cyan]heapline bench --data /mnt/fast[/cyan]
+
+    The bench uses a topic of its own, which must not exist, and deletes it. It slows down
+    everything else that the server does, and is slowed down by it: the numbers are of
+    this machine now, not of Heapline in general.
+    """
+    plan = Plan(seconds, size, concurrency, topic, scratch if data is None else data, data is None)
+    if data is not None and not data.is_dir():
+        raise BadRequest(f"{not_a_directory(data)}; choose a directory on the disk to measure")
+    work = _measure_server(plan, settle(to, key_file, ca, timeout)) if data is None else _measure_embedded(plan, data)
+    try:
+        report: Report = run_fast(_until_interrupted(work))
+    except asyncio.CancelledError:
+        raise typer.Exit(130) from None
+    Output(as_json).row(report_json(report), report_table(report))
+
+
+async def _until_interrupted(work: Coroutine[Any, Any, Report]) -> Report:
+    """Cancel the work on Ctrl-C and SIGTERM; it deletes its topic before it ends."""
+    running = asyncio.ensure_future(work)
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(sign, running.cancel)
+    return await running
+
+
+async def _measure_server(plan: Plan, settings: Settings) -> Report:
+    async with connect(settings) as hl:
+        try:
+            return await _measure(hl, plan, f"server {settings.where.servers}")
+        except HeaplineError as error:
+            raise await advised(error, hl, settings.where) from None
+
+
+async def _measure_embedded(plan: Plan, data: Path) -> Report:
+    directory = tempfile.mkdtemp(prefix="heapline-bench-", dir=data)
+    try:
+        async with open_embedded(directory) as hl:
+            return await _measure(hl, plan, "in this process")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _measure(hl: Broker, plan: Plan, where: str) -> Report:
+    """Measure baselines half before and half after the loads, because the machine may be busier at one end."""
+    report = Report(where, plan.size, plan.concurrency, plan.seconds)
+    loads = Loads(hl, plan.topic, plan.size, plan.concurrency, plan.seconds)
+    with progress_bar(make_console(stderr=True)) as bar:
+        async with own_topic(hl, plan.topic):
+            before = await _baselines(plan, loads.batch, bar)
+            for index, name in enumerate(loads.names):
+                report.rows.append(await _with_progress(bar, name, loads.run(index), loads))
+                await hl.purge(plan.topic)
+        after = await _baselines(plan, loads.batch, bar)
+    single, batch, *bare = [a.plus(b) for a, b in zip(before, after, strict=True)]
+    report.rows += [single, batch, *bare]
+    one = bare[0] if bare else single
+    compared = (batch.name, one.name, batch.name, one.name, single.name)
+    report.baselines = dict(zip(loads.names, compared, strict=True))
+    report.by_time = {loads.names[-1]}
+    return report
+
+
+async def _baselines(plan: Plan, batch: int, bar: Progress) -> list[Measurement]:
+    seconds, found = min(plan.seconds, BASELINE_SECONDS_MAX) / 2, []
+    for messages in (1, batch):
+        name = f"fsynced writes of {messages}"
+        work = asyncio.to_thread(fsynced_writes, plan.scratch, name, plan.size, messages, seconds)
+        found.append(await _with_progress(bar, name, work))
+    if plan.over_grpc:
+        name = "bare gRPC calls"
+        found.append(await _with_progress(bar, name, bare_calls(name, plan.size, plan.concurrency, seconds)))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def own_topic(hl: Broker, topic: str) -> AsyncIterator[None]:
+    """Create a topic that does not exist, and delete it afterwards.
+
+    Creating an existing topic with equal settings is not an error. So this topic gets a random limit that no other
+    topic has, which also detects the topic of another bench.
+    """
+    creating = asyncio.ensure_future(hl.create_topic(topic, max_backlog=BACKLOG_MIN + random.randrange(BACKLOG_MIN)))
+    try:
+        await asyncio.shield(creating)
+    except asyncio.CancelledError:  # the server may have created it nevertheless
+        await creating
+        await hl.delete_topic(topic)
+        raise
+    except TopicExists:
+        raise BadRequest(
+            f"topic {topic!r} already exists, and bench uses only a topic of its own; choose another name with "
+            f"--topic. If an earlier bench was killed: heapline topic delete {topic}"
+        ) from None
+    try:
+        yield
+    finally:
+        try:
+            await hl.delete_topic(topic)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"cannot delete the bench's topic {topic!r} ({error}); when the server is back, run "
+                f"heapline topic delete {topic}"
+            ) from None
+
+
+async def _with_progress(
+    bar: Progress, name: str, work: Awaitable[Measurement], loads: Loads | None = None
+) -> Measurement:
+    """Show what is being measured, and how many messages were processed so far."""
+    task = bar.add_task(name, total=None)
+    running = asyncio.ensure_future(work)
+    try:
+        while not running.done():
+            await asyncio.wait((running,), timeout=REFRESH_SECONDS)
+            bar.update(task, completed=loads.drive.messages if loads else 0)
+    finally:
+        bar.remove_task(task)
+        if not running.done():
+            running.cancel()
+            await asyncio.wait((running,))
+    return running.result()

@@ -1,60 +1,262 @@
-"""`heapline pipeline JOB …`: which jobs there are, and nothing of what they do.
+"""`heapline pipeline JOB …`: the table of jobs, and what their commands share.
 
-Each job's command is a module of its own beside this one, imported when it is asked for, with either a typer app called
-`app` or a function called as the job. What a job does is in heapline.spark.jobs, as functions that take a session.
+heapline.spark.jobs contains the jobs, as functions that take a session. `spark_job` turns a function that takes a
+session and the options of a read into a command: it adds the options of a connection, --path and --master, checks that
+the queue exists before Spark is started, which takes seconds, and starts Spark. Spark's errors contain the stacks of
+Java and of its Python workers. They are reduced to one line, unless HEAPLINE_TRACEBACK=1 is set.
 """
 
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
-from typing import Any
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
+from rich.markup import escape
 
-from heapline.cli.main import command_of
-from heapline.cli.pipeline.failing import told
+from heapline.cli import connection
+from heapline.cli.error_help import not_a_directory
+from heapline.cli.main import TRACEBACK, CommandGroup, Lazy, LazyGroup
+from heapline.cli.output import JsonOption, Output, harmless, make_console, some
+from heapline.cli.units import option
+from heapline.client import connect
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound
 
-#: In the order in which they are of use. A job's module is `heapline.cli.pipeline.<name>`.
-JOBS = ("archive", "lake", "lifecycles", "audit", "load", "replay", "report", "rebuild", "forecast", "forget")
+#: In the order in which they are useful.
+JOBS = {
+    "archive": Lazy("pipeline.lake", "Copy new rows of topics into a lake, each row once.", "archive"),
+    "lake": Lazy("pipeline.lake", "Inspect and maintain a lake.", "lake_app"),
+    "lifecycles": Lazy("pipeline.lake", "Show or store what happened to each message, one row per message.",
+                       "lifecycles"),
+    "audit": Lazy("pipeline.report", "Prove or refute that no message was lost, leased twice or delivered early.",
+                  "audit"),
+    "load": Lazy("pipeline.replay", "Enqueue the rows of files, each exactly once.", "load"),
+    "replay": Lazy("pipeline.replay", "Enqueue past messages again, selected and changed by SQL.", "replay"),
+    "report": Lazy("pipeline.report", "Report waits, throughput, retries and the busiest keys of a topic.", "report"),
+    "rebuild": Lazy("pipeline.report", "Show which messages a topic contained at a past time, and their states.",
+                    "rebuild"),
+    "forecast": Lazy("pipeline.report", "Forecast how long messages would wait with other numbers of workers.",
+                     "forecast"),
+    "forget": Lazy("pipeline.lake", "Erase the payloads of a key from lake and queue.", "forget"),
+}  # fmt: skip
+LOG_LEVEL = "HEAPLINE_SPARK_LOG"  # as in spark/quiet/log4j2.properties
+#: Options that name directories, which exist or are created.
+_FOLDERS = {
+    "lake": "--lake", "out_dir": "--out", "opening": "--opening", "folder": "--folder", "bad_records": "--bad-records",
+    "from_path": "--from-path",
+}  # fmt: skip
+#: The last line of a traceback: a class with its module, and its text.
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
+
+PATH_HELP = "Read this data directory, even while a server runs on it, instead of calling a server."
+MASTER_HELP = "Spark master: local[2] is this machine, spark://host:7077 a cluster."
+PathOption = Annotated[Path | None, option("--path", PATH_HELP, panel=connection.PANEL, metavar="DIR")]
+MasterOption = Annotated[str | None, option("--master", MASTER_HELP, panel="Spark", metavar="URL")]
+TopicOption = Annotated[str, option("--topic", "Topic name, or namespace/name.", metavar="TOPIC")]
+TopicsOption = Annotated[
+    list[str] | None, option("--topic", "Topic name, or namespace/name; repeatable.", metavar="TOPIC")
+]
+ARCHIVE_HELP = "Also read this archive, which has rows that the journal no longer has."
+ArchiveOption = Annotated[Path | None, option("--lake", ARCHIVE_HELP, metavar="DIR")]
 
 
-class Jobs(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in JOBS if find_spec(f"heapline.cli.pipeline.{name}")]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        return command_of(importlib.import_module(f"heapline.cli.pipeline.{cmd_name}"), cmd_name)
+class Jobs(LazyGroup):
+    table = JOBS
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if (shown := told(error)) is None:
+            if (shown := short_error(error)) is None:
                 raise
             raise shown from None
 
 
-app = typer.Typer(
-    cls=Jobs,
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help=r"""The queue as data: jobs that Spark runs, on this machine or on a cluster (--master).
+app = CommandGroup(
+    r"""Run Spark jobs on the log of a queue, here or on a cluster.
 
-    Needs `pip install 'heapline\[spark-local]'`, or a Spark of 4.2 or newer with `heapline\[spark,lake]`.
+    Needs `pip install 'heapline\[spark-local]'`, or Spark 4.2 or newer with `heapline\[spark,lake]`.
 
     Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
     """,
+    cls=Jobs,
 )
 
 
 @app.callback()
 def _pipeline() -> None:
-    """Nothing is shared by all jobs but what sharing.py adds to each."""
+    """Keep this a group, although its commands are in a table."""
 
 
-__all__ = ["JOBS", "app"]
+def spark_job(*, first: Callable[..., None] | None = None, writes: bool = False) -> Callable[..., Any]:
+    """Turn `def audit(spark, where, out, topic: …)` into a command.
+
+    `where` is a dict of options of the Spark format `heapline`. `first` gets the job's own options before anything
+    else happens, to check them or to ask. A job that `writes` uses a server, and has no --path.
+    """
+
+    def decorate(job: Callable[..., None]) -> Callable[..., None]:
+        added = {"as_json": (JsonOption, False), "path": (PathOption, None), **connection.OPTIONS}
+        added["master"] = (MasterOption, None)
+        if writes:
+            del added["path"]
+
+        def run(**given: Any) -> None:
+            out, master, path = Output(given.pop("as_json")), given.pop("master"), given.pop("path", None)
+            server = {name: given.pop(name) for name in connection.OPTIONS}
+            where = read_options(path, server["to"], server["key_file"])
+            _check_folders(given)
+            if first is not None:
+                first(**given)
+            if server["ca"] is not None:
+                os.environ[connect.CA_FILE] = str(server["ca"].resolve())  # read by Spark's side
+            lake_only = given.get("lake_only", False)
+            if not lake_only:
+                check_topics(path, server, needed_topics(given))
+            # A job that writes to a server changes a lake without Spark.
+            job(None if lake_only and writes else start_spark(master), where, out, **given)
+
+        return connection.with_options(run, job, ("spark", "where", "out"), added)
+
+    return decorate
+
+
+def read_options(path: Path | None, to: str, key_file: Path | None) -> dict[str, str]:
+    """Return the options of the Spark format `heapline`."""
+    if path is not None:
+        if not path.is_dir():
+            raise BadRequest(f"--path: {not_a_directory(path)}; choose a data directory")
+        return {"path": str(path)}
+    options = {"heapline.url": to}
+    if key_file is not None:
+        options["heapline.api_key_file"] = str(key_file.resolve())
+    return options
+
+
+def _check_folders(given: dict[str, Any]) -> None:
+    for name, flag in _FOLDERS.items():
+        value = given.get(name)
+        if value is not None and os.path.isfile(value):
+            raise BadRequest(f"{flag} {str(value)!r} is a file; choose a directory")
+
+
+def cell(value: Any) -> str:
+    """Return a value of a Spark row as markup. Text of messages is never markup.
+
+    >>> cell("[red]"), cell(None), cell(3)
+    ('\\\\[red]', '', '3')
+    """
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")  # Spark returns local time
+    return "" if value is None else escape(harmless(str(value)).plain)
+
+
+# -- checks before Spark starts ----------------------------------------------------------------------------------------
+
+
+def check_topics(path: Path | None, server: dict[str, Any], topics: Sequence[str]) -> None:
+    """Raise an error if the server or the directory cannot be used, or if a topic does not exist."""
+    if path is not None:
+        _check_directory(path, topics)
+    else:
+        connection.run_on(lambda hl: _check_server(hl, topics), connection.settle(**server))
+
+
+def needed_topics(given: dict[str, Any]) -> list[str]:
+    """Return the topics that must exist. Topics that are read from a lake or another directory need not."""
+    from_elsewhere = given.get("from_path") is not None or (given.get("lake") is not None and "follow" not in given)
+    named = given.get("topic") or []
+    topics = [named] if isinstance(named, str) else list(named)
+    into = [given["into"]] if given.get("into") else topics if "into" in given else []
+    return ([] if from_elsewhere else topics) + into
+
+
+async def _check_server(hl: Broker, topics: Sequence[str]) -> None:
+    known = {info.name.removeprefix("default/") for info in await hl.list_topics()}
+    for topic in topics:
+        if topic.removeprefix("default/") not in known:
+            raise TopicNotFound(topic)
+
+
+def _check_directory(path: Path, topics: Sequence[str]) -> None:
+    from heapline.spark.directory import DirectorySource
+
+    known = {ref.topic.removeprefix("default/") for ref in DirectorySource(str(path)).topics()}
+    for topic in topics:
+        if topic.removeprefix("default/") not in known:
+            others = f"there are {some(sorted(known), 10)}" if known else "it contains no topics"
+            raise BadRequest(f"topic {topic!r} does not exist in --path {str(path)!r}; {others}")
+
+
+# -- Spark -------------------------------------------------------------------------------------------------------------
+
+
+def start_spark(master: str | None) -> Any:
+    """Return a session. Spark ends with this process."""
+    from heapline.spark import session
+    from heapline.spark.session import NoJava
+
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with make_console(stderr=True).status("starting Spark …"), _quiet_java():
+        try:
+            return session(master=master, app="heapline pipeline")
+        except ModuleNotFoundError:
+            raise  # short_error names the missing package
+        except (ImportError, NoJava) as error:
+            raise BadRequest(str(error)) from None
+
+
+@contextlib.contextmanager
+def _quiet_java() -> Iterator[None]:
+    """Silence the log of a Java that is started within: its errors also arrive here, as exceptions."""
+    if os.environ.get(TRACEBACK) or LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[LOG_LEVEL] = "fatal"
+    try:
+        yield
+    finally:
+        del os.environ[LOG_LEVEL]
+
+
+class JobFailed(HeaplineError):
+    """Spark aborted the job. What was committed before stays."""
+
+
+def short_error(error: Exception) -> HeaplineError | None:
+    """Return the error to show instead, or None to show the original. Knows only texts, so it needs no Spark."""
+    if isinstance(error, HeaplineError) or os.environ.get(TRACEBACK):
+        return None
+    if isinstance(error, ModuleNotFoundError):
+        missing = str(error.name).partition(".")[0]
+        if missing == "heapline":
+            return None
+        return BadRequest(
+            f"the job needs {missing!r}; run pip install 'heapline[spark-local]', or 'heapline[spark,lake]' if Spark "
+            "is installed"
+        )
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    return JobFailed(f"{reason(str(error))} (set {TRACEBACK}=1 for the complete error)")
+
+
+def reason(text: str) -> str:
+    """Return the line of a Spark error that says what happened.
+
+    >>> reason("Failed\\nTraceback (most recent call last):\\n  File x\\nheapline.errors.TopicFull: full\\n\\tat a.b")
+    'TopicFull: full'
+    >>> reason("[UNRESOLVED_COLUMN] no column. SQLSTATE: 42703\\n'Project")
+    '[UNRESOLVED_COLUMN] no column. SQLSTATE: 42703'
+    """
+    _, traceback, inner = text.rpartition("Traceback (most recent call last):")
+    raised = _RAISED.search(inner) if traceback else None
+    if raised is not None:
+        return f"{raised[1]}: {raised[2]}"
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip()]
+    java = next((line for line in lines if re.match(r"(?:[a-z]\w*\.)+[A-Z]\w*: ", line)), None)
+    return java or (lines[0] if lines else "Spark gives no reason")

@@ -1,8 +1,10 @@
-"""`heapline pipeline replay`: messages of the past into a topic once more, chosen and changed by SQL."""
+"""`heapline pipeline load|replay`: jobs that enqueue messages, each exactly once, even if they are repeated."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,98 +12,179 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from heapline.cli.messages import print_json
-from heapline.cli.pipeline.sharing import TopicOption, spark_job
-from heapline.cli.present import count, facts_table, make_console, progress_bar, seconds
-from heapline.cli.replay import place
-from heapline.errors import BadRequest
+from heapline.cli.output import Output, count, facts_table, make_console, progress_bar, rate, seconds
+from heapline.cli.pipeline import ARCHIVE_HELP, TopicOption, spark_job
+from heapline.cli.units import option, pair, position_option
+from heapline.contract.errors import BadRequest
 
-_PLACE = "a moment as 2030-01-31T12:00:00Z, how long ago as 2h, or offsets by partition as 0:120,1:80."
+POSITION = "a time such as 2030-01-31T12:00:00Z, how long ago such as 2h, or offsets by partition such as 0:120,1:80."
+FILES_HELP = "Files or directories of Parquet, JSON, CSV, text or ORC, or a Delta table."
+FOLDER_HELP = "Directory for the job's plan and data. Default: heapline-jobs/JOB."
+NameOption = Annotated[
+    str, option("--name", "Name of the job. Repeating the command with this name continues it.", metavar="JOB")
+]
+RateOption = Annotated[float | None, option("--rate", "Maximum number of messages per second.", metavar="N")]
+ChunkOption = Annotated[int | None, option("--chunk-rows", "Rows per chunk.", metavar="N", min=1)]
+FolderOption = Annotated[Path | None, option("--folder", FOLDER_HELP, metavar="DIR")]
+
+
+@spark_job(writes=True)
+def load(
+    spark: Any,
+    where: dict[str, str],
+    out: Output,
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help=FILES_HELP)],
+    topic: TopicOption,
+    name: NameOption,
+    select: Annotated[
+        str | None,
+        option(
+            "--select",
+            "Expressions for value and, optionally, priority, key, deliver_at, delay, headers, ttl, idempotency_key, "
+            "fairness_key. Default: the column value, or each row as JSON.",
+            metavar="SQL",
+        ),
+    ] = None,
+    filter: Annotated[str | None, option("--where", "Only rows that satisfy this condition.", metavar="SQL")] = None,
+    format: Annotated[str | None, option("--format", "Format of the files, if their names do not show it.")] = None,
+    reader: Annotated[
+        list[str] | None,
+        option("--option", "Option of Spark's reader, such as sep=; repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    rate_max: RateOption = None,
+    chunk_rows: ChunkOption = None,
+    folder: FolderOption = None,
+    bad_records: Annotated[
+        Path | None, option("--bad-records", "Write rows that are not valid messages to this directory.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Enqueue the rows of files, each exactly once. You can repeat the command if it was killed.
+
+    Example:  [cyan]heapline pipeline load orders.parquet --topic jobs --name friday
+    --select "to_json(struct(*)) AS value, urgency AS priority, ship_at AS deliver_at"[/cyan]
+    """
+    from heapline.spark.jobs.load import load as job
+
+    reading: dict[str, Any] = {
+        "select": select,
+        "filter": filter,
+        "format": format,
+        "options": dict(map(pair, reader or [])),
+    }
+    with _progress("copying the rows") as tell:
+        result = job(
+            spark,
+            where,
+            files,
+            topic,
+            name=name,
+            **reading,
+            rate=rate_max,
+            chunk_rows=chunk_rows,
+            folder=folder,
+            bad_records=bad_records,
+            tell=tell,
+        )
+    facts = [("rows", count(result.rows)), *_chunk_facts(result)]
+    if not result.was_done and not result.chunks_before:
+        facts.append(("rate", rate(result.messages, result.seconds)))
+    out.row(dataclasses.asdict(result), _table(f"load {escape(name)} into {escape(topic)}", result, facts))
 
 
 @spark_job(writes=True)
 def replay(
     spark: Any,
     where: dict[str, str],
+    out: Output,
     topic: TopicOption,
-    name: Annotated[
-        str, typer.Option("--name", metavar="JOB", help="The job: the same command again goes on with it.")
-    ],
-    into: Annotated[
-        str | None, typer.Option("--into", metavar="TOPIC", help="Into this topic. Without it: the same.")
-    ] = None,
-    start: Annotated[Any, typer.Option("--start", parser=place, metavar="PLACE", help=f"From here: {_PLACE}")] = None,
-    end: Annotated[
-        Any, typer.Option("--end", parser=place, metavar="PLACE", help="Up to here. Without it: to what is there now.")
-    ] = None,
+    name: NameOption,
+    into: Annotated[str | None, option("--into", "Target topic. Default: the same topic.", metavar="TOPIC")] = None,
+    start: Annotated[Any, position_option("--start", f"First row: {POSITION}")] = None,
+    end: Annotated[Any, position_option("--end", "Position to stop before. Default: the end now.")] = None,
     filter: Annotated[
-        str | None, typer.Option(
-            "--where", metavar="SQL", help="Only messages for which this holds, on the columns of the view messages: "
-            "priority, key, get_json_object(CAST(value AS STRING), '$.kind') and so on.",
+        str | None,
+        option(
+            "--where",
+            "Only messages that satisfy this condition on the columns of the view messages: priority, key, "
+            "get_json_object(CAST(value AS STRING), '$.kind') and so on.",
+            metavar="SQL",
         ),
     ] = None,
     select: Annotated[
-        str | None, typer.Option(
-            "--select", metavar="SQL", help="Expressions with names, as 'priority + 10 AS priority': they replace what "
-            "a message keeps.",
+        str | None,
+        option(
+            "--select",
+            "Named expressions, such as 'priority + 10 AS priority', that replace fields of the message.",
+            metavar="SQL",
         ),
     ] = None,
-    lake: Annotated[
-        str | None, typer.Option("--lake", metavar="DIR", help="From the archive there, and the log from its end on.")
-    ] = None,
+    lake: Annotated[str | None, option("--lake", ARCHIVE_HELP, metavar="DIR")] = None,
     from_path: Annotated[
-        Path | None, typer.Option("--from-path", metavar="DIR", help="From this data directory, such as a backup.")
+        Path | None, option("--from-path", "Read this data directory, such as a backup.", metavar="DIR")
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="At most so many messages a second.")
-    ] = None,
-    chunk_rows: Annotated[
-        int | None, typer.Option("--chunk-rows", min=1, metavar="N", help="Rows of the log that are done at once.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--folder", metavar="DIR", help="Where the job keeps its plan; heapline-jobs/JOB unless given."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
-) -> None:  # fmt: skip
-    """Put messages of the past into a topic, each exactly once, also if this is killed and started again.
+    rate: RateOption = None,
+    chunk_rows: ChunkOption = None,
+    folder: FolderOption = None,
+) -> None:
+    """Enqueue past messages again, selected and changed by SQL, each exactly once.
 
-    "2h ago" is another moment each time: to go on with a job, write the moment, or the same as then.
+    You can repeat the command if it was killed. "2h ago" means another time on each run: to continue a job, write the
+    time itself.
 
     Example:  [cyan]heapline pipeline replay --topic orders --name again --into orders-again
     --start 2030-01-31T12:00Z --where "priority < 3" --select "priority + 10 AS priority"[/cyan]
     """
     from heapline.spark.jobs.replay import replay as job
 
-    with progress_bar(make_console(stderr=True)) as bar:
-        task = bar.add_task("looking", total=None)
-
-        def tell(done: int, total: int, messages: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"{count(messages)} messages, in chunks")
-
+    source = None if from_path is None else {"path": str(from_path.resolve())}
+    with _progress("reading") as tell:
         result = job(
-            spark, where, topic, name=name, into=into, start=_place(start), end=_place(end), filter=filter,
-            select=select, lake=lake, source=None if from_path is None else {"path": str(from_path.resolve())},
-            rate=rate, chunk_rows=chunk_rows, folder=folder, tell=tell,
-        )  # fmt: skip
-    if as_json:
-        print_json(dataclasses.asdict(result))
-        return
+            spark,
+            where,
+            topic,
+            name=name,
+            into=into,
+            start=_checked(start),
+            end=_checked(end),
+            filter=filter,
+            select=select,
+            lake=lake,
+            source=source,
+            rate=rate,
+            chunk_rows=chunk_rows,
+            folder=folder,
+            tell=tell,
+        )
+    ranges = ", ".join(f"{p}: {first}–{last}" for p, (first, last) in result.ranges.items())
     title = f"replay {escape(name)} of {escape(topic)} into {escape(result.into)}"
-    rows = [
-        ("messages", count(result.messages)), ("chunks", count(result.chunks)),
-        ("read", ", ".join(f"{p}: {first}–{last}" for p, (first, last) in result.ranges.items())),
-    ]  # fmt: skip
-    if result.was_done:
-        title += ": was done already"
-    else:
-        rows += [("of them before", count(result.chunks_before)), ("took", seconds(result.seconds))]
-    make_console().print(facts_table(title, rows))
+    out.row(dataclasses.asdict(result), _table(title, result, [*_chunk_facts(result), ("read", ranges)]))
 
 
-def _place(found: Any) -> Any:
-    if found in (None, "earliest", "latest"):
+@contextmanager
+def _progress(description: str) -> Iterator[Callable[[int, int, int], None]]:
+    """Yield a function that reports chunks that are done, all chunks, and messages so far."""
+    with progress_bar(make_console(stderr=True)) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total, messages: bar.update(
+            task, completed=done, total=total, description=f"{count(messages)} messages, in chunks"
+        )
+
+
+def _chunk_facts(result: Any) -> list[tuple[str, str]]:
+    facts = [("messages", count(result.messages)), ("chunks", count(result.chunks))]
+    if not result.was_done:
+        facts += [("chunks done before", count(result.chunks_before)), ("took", seconds(result.seconds))]
+    return facts
+
+
+def _table(title: str, result: Any, facts: list[tuple[str, str]]) -> Any:
+    return facts_table(f"{title}: already done before" if result.was_done else title, facts)
+
+
+def _checked(position: Any) -> Any:
+    """Return the position for the job, in which None means the end of the log on that side."""
+    if position in (None, "earliest", "latest"):
         return None
-    if isinstance(found, datetime | dict):
-        return found
-    raise BadRequest(f"a place is {_PLACE}")
+    if isinstance(position, datetime | dict):
+        return position
+    raise BadRequest(f"an offset needs its partition; use {POSITION}")

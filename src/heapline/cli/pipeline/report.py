@@ -1,106 +1,313 @@
-"""`heapline pipeline report`: how a topic has been doing, in the terminal and as a page to keep or to send on."""
+"""`heapline pipeline audit|report|forecast|rebuild`: jobs that read the log and print what they find."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from heapline.cli import units
-from heapline.cli.pipeline.sharing import TopicOption, spark_job
-from heapline.cli.present import columns_table, json_line, make_console
-from heapline.errors import BadRequest
-from heapline.spark.jobs.figures import harmless
-from heapline.spark.jobs.pages import Section
+from heapline.cli.output import Output, columns_table, count, facts_table, make_console, rate, seconds, timestamp
+from heapline.cli.pipeline import ARCHIVE_HELP, ArchiveOption, TopicOption, cell, spark_job
+from heapline.cli.units import option, past_option
+from heapline.contract.errors import BadRequest
+from heapline.spark.jobs.pages import Section, printable
 
-ROWS_SHOWN = 24  # of the throughput's many: the page has them all
+ROWS_SHOWN = 24  # of a long table; the page has all rows
+STATES = ("ready", "delayed", "leased", "dead")
+STATE_COLUMNS = ("message_id", "state", "priority", "due", "attempts", "holder", "deadline", "reason")
+VERDICT_STYLES = {"proved": "green", "refuted": "bold red", "not applicable": "dim"}
+
+
+# -- audit -------------------------------------------------------------------------------------------------------------
+
+
+@spark_job()
+def audit(
+    spark: Any,
+    where: dict[str, str],
+    out: Output,
+    topic: Annotated[list[str], option("--topic", "Topic name, or namespace/name; repeatable.", metavar="TOPIC")],
+    lake: ArchiveOption = None,
+    opening: Annotated[
+        Path | None, option("--opening", "Lifecycles that were stored up to the start of the journal.", metavar="DIR")
+    ] = None,
+    examples: Annotated[
+        int, option("--examples", "Maximum number of counterexamples per promise.", metavar="N", min=1)
+    ] = 10,
+) -> None:
+    """Prove or refute that no message was lost, leased twice or delivered early, from the complete log.
+
+    Also checks that pops took the best message, and that batches are atomic. Exit code 1 if a promise was broken.
+
+    Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
+    """
+    from heapline.spark.audit.job import audit as run
+    from heapline.spark.jobs.lifecycle_updates import read_lifecycles
+
+    with make_console(stderr=True).status("reading the log …"):
+        before = None if opening is None else read_lifecycles(spark, str(opening), over=False)
+        found = run(spark, where, topic, lake=None if lake is None else str(lake), opening=before, examples=examples)
+    out.row(found.as_json(), *_audit_tables(found))
+    if found.is_refuted:
+        raise typer.Exit(1)
+
+
+def _audit_tables(found: Any) -> list[Any]:
+    counterexamples = [
+        Text.assemble((f"{check.name}: ", "bold red"), _example_text(example))
+        for check in found.checks
+        for example in check.examples
+    ]
+    rows = [
+        [c.promise, f"[{VERDICT_STYLES[c.verdict]}]{c.verdict}[/]", count(c.looked_at), count(c.wrong), c.why]
+        for c in found.checks
+    ]
+    names = ("promise", "verdict", "cases", "wrong", "remark")
+    facts = [
+        ("events", count(found.events)),
+        ("messages", count(found.messages)),
+        ("at the end", ", ".join(f"{count(number)} {state}" for state, number in found.standing.items())),
+        ("took", f"{seconds(found.seconds)}, {rate(found.events, found.seconds)}"),
+    ]
+    table = columns_table(f"audit of {', '.join(found.topics)}", names, rows, right=(2, 3))
+    return [*counterexamples, table, facts_table("checked", facts)]
+
+
+def _example_text(example: Any) -> str:
+    names = {
+        "partition": "partition", "message_id": "message", "batch_id": "batch", "offset": "at offset",
+        "before": "after offset",
+    }  # fmt: skip
+    parts = [f"{word} {getattr(example, name)}" for name, word in names.items() if getattr(example, name) is not None]
+    times = {"at_ms": "at", "due_ms": "due"}
+    parts += [f"{word} {timestamp(getattr(example, name))}" for name, word in times.items() if getattr(example, name)]
+    return f"{example.topic}: {example.why} ({', '.join(parts)})"
+
+
+# -- report and forecast -----------------------------------------------------------------------------------------------
 
 
 def page_file(text: str) -> Path:
-    """Refused before Spark is started rather than after the work."""
+    """Check that the page can be written, before Spark is started."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{text!r} is no file that could be written: its directory must be there")
+        raise typer.BadParameter(f"cannot write {text!r}; its directory must exist")
     return path
 
 
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", parser=page_file, help="Also write a page with plots there."),
-]  # fmt: skip
+    Path | None, option("--html", "Also write a page with plots to this file.", metavar="FILE", parser=page_file)
+]
 SinceOption = Annotated[
-    datetime | None, typer.Option(
-        "--since", metavar="TIME", parser=units.past,
-        help="Only what was enqueued since: how long ago, as 24h or 7d, or a moment, as 2030-01-31T12:00:00Z.",
-    ),
-]  # fmt: skip
-UntilOption = Annotated[
-    datetime | None, typer.Option("--until", metavar="TIME", parser=units.past, help="And before that; as --since."),
-]  # fmt: skip
-LakeOption = Annotated[
-    str | None, typer.Option("--lake", metavar="DIR", help="Read the archive there, and the journal from its end on.")
-]  # fmt: skip
-LakeOnlyOption = Annotated[bool, typer.Option("--lake-only", help="With --lake: without the journal.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as one line of JSON.")]
+    datetime | None,
+    past_option("--since", "Only messages enqueued since: how long ago, such as 7d, or 2030-01-31T12:00:00Z."),
+]
+UntilOption = Annotated[datetime | None, past_option("--until", "Only messages enqueued before; as --since.")]
+LakeOption = Annotated[str | None, option("--lake", ARCHIVE_HELP, metavar="DIR")]
+LakeOnlyOption = Annotated[bool, option("--lake-only", "Read only the archive, not the journal. Needs --lake.")]
 
 
-def where_of(where: dict[str, str], lake: str | None, lake_only: bool) -> dict[str, str] | None:
+def _log_source(where: dict[str, str], lake: str | None, lake_only: bool) -> dict[str, str] | None:
     if lake_only and lake is None:
         raise BadRequest("--lake-only needs --lake DIR")
     return None if lake_only else where
 
 
-def show(heading: str, lead: str, sections: list[Section]) -> None:
-    """Tables one below the other. What came with messages is text, never markup."""
-    console = make_console()
-    console.print(Text(harmless(heading), style="bold"))
-    console.print(Text(harmless(lead, 1000)), "\n")
+def _sections(heading: str, lead: str, sections: list[Section]) -> list[Any]:
+    """Return a heading and tables. Text of messages is never markup."""
+    shown: list[Any] = [Text(printable(heading), style="bold"), Text(printable(lead, 1000) + "\n")]
     for section in sections:
         left_out = max(len(section.rows) - ROWS_SHOWN, 0)
-        rows = [[Text(harmless(cell)) for cell in row] for row in section.rows[left_out:]]
+        rows = [[Text(printable(cell)) for cell in row] for row in section.rows[left_out:]]
         title = section.title + (f" (the last {ROWS_SHOWN} of {len(section.rows)} rows)" if left_out else "")
-        console.print(columns_table(title, section.names, rows, section.right))  # type: ignore[arg-type]
+        shown.append(columns_table(title, section.names, rows, section.right))
+    return shown
 
 
-def write_page(path: Path, text: str) -> None:
+def _write_page(path: Path | None, page: Callable[[Any], str], found: Any) -> None:
+    if path is None:
+        return
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(page(found), encoding="utf-8")
     except OSError as error:
-        raise BadRequest(f"the page could not be written to {str(path)!r}: {error.strerror}") from None
-    make_console(stderr=True).print(Text(f"The page is in {path}"))
+        raise BadRequest(f"cannot write the page to {str(path)!r}: {error.strerror}") from None
+    make_console(stderr=True).print(Text(f"wrote the page to {path}"))
 
 
 @spark_job()
 def report(
-    spark: Any, where: dict[str, str], topic: TopicOption, html: HtmlOption = None, since: SinceOption = None,
-    until: UntilOption = None, lake: LakeOption = None,
+    spark: Any,
+    where: dict[str, str],
+    out: Output,
+    topic: TopicOption,
+    html: HtmlOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    lake: LakeOption = None,
     lake_only: LakeOnlyOption = False,
-    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="So many keys and reasons.")] = 10,
-    as_json: JsonOption = False,
-) -> None:  # fmt: skip
-    """Waits, service times, throughput, retries, dead letters, delays of timers and the busiest keys of a topic.
+    top: Annotated[int, option("--top", "Number of keys and reasons to list.", min=1, max=1000)] = 10,
+) -> None:
+    """Report waits, throughput, retries and the busiest keys of a topic.
+
+    Also service times, dead letters and timer delays.
 
     Example:  [cyan]heapline pipeline report --path data --topic jobs --since 24h --html report.html[/cyan]
     """
     from heapline.spark.jobs import report as job
     from heapline.spark.jobs.report_page import lead, report_page, sections
 
-    with make_console(stderr=True).status("looking at the topic …") as status:
-        found = job.report(
-            spark,
-            where_of(where, lake, lake_only),
-            topic,
-            lake=lake,
-            since=since,
-            until=until,
-            top=top,
-            tell=lambda step: status.update(step),
-        )
-    if html is not None:
-        write_page(html, report_page(found))
-    if as_json:
-        typer.echo(json_line(found))
-    else:
-        show(f"Topic {found.topic}", lead(found), sections(found))
+    period: dict[str, Any] = {"lake": lake, "since": since, "until": until}
+    with make_console(stderr=True).status("reading the topic …") as status:
+        source = _log_source(where, lake, lake_only)
+        found = job.report(spark, source, topic, **period, top=top, tell=lambda step: status.update(step))
+    _write_page(html, report_page, found)
+    out.row(found, *_sections(f"Topic {found.topic}", lead(found), sections(found)))
+
+
+def worker_counts(text: str) -> list[int]:
+    """
+    >>> worker_counts("1,2, 8")
+    [1, 2, 8]
+    """
+    try:
+        return [int(word) for word in str(text).split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers; use a form such as 1,2,4,8") from None
+
+
+def goal(text: str) -> tuple[int | None, float]:
+    """
+    >>> goal("5s"), goal("0=250ms")
+    ((None, 5.0), (0, 0.25))
+    """
+    priority, equals, wait = str(text).rpartition("=")
+    if not equals:
+        return None, units.duration(wait)
+    try:
+        return int(priority), units.duration(wait)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a goal; use 5s, or 0=250ms for one priority") from None
+
+
+_GOAL_HELP = (
+    "Find the fewest workers that keep the p95 of waits below this: 5s, or 0=250ms for one priority; repeatable."
+)
+
+
+@spark_job()
+def forecast(
+    spark: Any,
+    where: dict[str, str],
+    out: Output,
+    topic: TopicOption,
+    workers: Annotated[
+        Any,
+        option(
+            "--workers",
+            "Numbers of workers to try. Default: chosen automatically.",
+            metavar="N,N,…",
+            parser=worker_counts,
+        ),
+    ] = None,
+    goals: Annotated[list[Any] | None, option("--goal", _GOAL_HELP, metavar="[PRIORITY=]WAIT", parser=goal)] = None,
+    growth: Annotated[float, option("--growth", "Multiply the load by this factor.", metavar="X")] = 1.0,
+    html: HtmlOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    lake: LakeOption = None,
+    lake_only: LakeOnlyOption = False,
+) -> None:
+    """Forecast how long messages would wait with other numbers of workers, and how many a goal needs.
+
+    Example:  [cyan]heapline pipeline forecast --path data --topic jobs --workers 1,2,4,8 --goal 5s --growth 1.5[/cyan]
+    """
+    from heapline.spark.jobs import forecast as job
+    from heapline.spark.jobs.forecast_page import forecast_page, lead, sections
+
+    period: dict[str, Any] = {"lake": lake, "since": since, "until": until}
+    scenario: dict[str, Any] = {"workers": workers, "goal": dict(goals) if goals else None, "growth": growth}
+    with make_console(stderr=True).status("reading the past …") as status:
+        source = _log_source(where, lake, lake_only)
+        found = job.forecast(spark, source, topic, **period, **scenario, tell=lambda step: status.update(step))
+    _write_page(html, forecast_page, found)
+    out.row(found, *_sections(f"Topic {found.topic}", lead(found), sections(found)))
+
+
+# -- rebuild -----------------------------------------------------------------------------------------------------------
+
+
+def _offsets(text: str) -> Any:
+    position = units.position(text)
+    if not isinstance(position, dict):
+        raise typer.BadParameter(f"{text!r} has no partitions; use offsets by partition, such as 0:120,1:80")
+    return position
+
+
+def _check_rebuild(at: datetime | None, offsets: Any, out_dir: Path | None, **_: Any) -> None:
+    if (at is None) == (offsets is None):
+        raise BadRequest("choose a time with --at TIME, or offsets with --offsets")
+    if out_dir is not None and out_dir.exists():
+        raise BadRequest(f"--out {str(out_dir)!r} already exists; choose a directory that does not")
+
+
+@spark_job(first=_check_rebuild)
+def rebuild(
+    spark: Any,
+    where: dict[str, str],
+    out: Output,
+    topic: TopicOption,
+    at: Annotated[datetime | None, past_option("--at", "Time: 2030-01-31T12:00Z, or how long ago, such as 2h.")] = None,
+    offsets: Annotated[
+        Any, option("--offsets", "End of the log instead of --at: 0:120,1:80.", metavar="OFFSETS", parser=_offsets)
+    ] = None,
+    lake: LakeOption = None,
+    values: Annotated[bool, option("--values", "Include payloads, keys and headers.")] = False,
+    incomplete: Annotated[
+        bool, option("--incomplete", "Accept a log whose beginning was deleted, and use the rest.")
+    ] = False,
+    out_dir: Annotated[
+        Path | None, option("--out", "Write the messages to this directory, as Parquet.", metavar="DIR")
+    ] = None,
+    show: Annotated[int, option("--show", "Print this many messages, best first.", metavar="N", min=0)] = 0,
+) -> None:
+    """Show which messages a topic contained at a past time, and their states.
+
+    Example:  [cyan]heapline pipeline rebuild --path data --topic jobs --at 2h --show 20[/cyan]
+    """
+    from heapline.spark.jobs.rebuild import rebuild as job
+
+    with make_console(stderr=True).status("reading the log …"):
+        found = job(spark, where, topic, at, offsets=offsets, lake=lake, values=values, incomplete=incomplete)
+        if out_dir is not None:
+            found.write.parquet(str(out_dir))
+            found = spark.read.parquet(str(out_dir))
+        elif show:
+            found = found.cache()
+        counts = {row[0]: row[1] for row in found.groupBy("state").count().collect()}
+        order = (_state_order(), "priority", "id") if show else ()
+        rows = found.select(*STATE_COLUMNS).orderBy(*order).limit(show).collect() if show else []
+    depths = {state: counts.get(state, 0) for state in STATES}
+    when = at.isoformat(timespec="seconds") if at is not None else ", ".join(f"{p}:{o}" for p, o in offsets.items())
+    shown: list[Any] = []
+    if rows:
+        cells = [[cell(value) for value in row] for row in rows]
+        shown.append(columns_table("", STATE_COLUMNS, cells, right=(2, 4)))
+    numbers = [(state, count(number)) for state, number in depths.items()]
+    shown.append(columns_table(f"{escape(topic)} at {when}", ("state", "messages"), numbers, right=(1,)))
+    if out_dir is not None:
+        shown.append(Text(f"wrote {count(sum(depths.values()))} messages to {out_dir}"))
+    written = None if out_dir is None else str(out_dir)
+    out.row({"topic": topic, "at": at, "offsets": offsets, **depths, "out": written}, *shown)
+
+
+def _state_order() -> Any:
+    """Return an expression that sorts ready messages first and dead ones last."""
+    from pyspark.sql import functions as F
+
+    return F.array_position(F.array(*map(F.lit, STATES)), F.col("state"))

@@ -1,4 +1,4 @@
-"""The columns of the list of topics: what each shows, and which of them a terminal of some width has room for."""
+"""The columns of the list of topics, and how numbers, ages and curves fit into narrow columns."""
 
 from __future__ import annotations
 
@@ -7,54 +7,152 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from heapline.cli.present import size
-from heapline.cli.top.figures import age, bar, millis, short, sparkline
-from heapline.cli.top.model import Rates, TopicWatch
+from heapline.cli.output import size
+from heapline.cli.top.sampler import Rates, TopicWatch
 
+BLOCKS = " ▁▂▃▄▅▆▇█"
 NAME_MIN, NAME_MAX = 16, 40
 CURVE_MIN, CURVE_MAX = 8, 30
 IN, OUT, READY, DELAYED, LEASED, DEAD, QUIET = "cyan", "green", "bold", "blue", "yellow", "bold red", "bright_black"
+
+
+# -- numbers and curves ------------------------------------------------------------------------------------------------
+
+
+def short(number: float | None) -> str:
+    """Return at most five characters; exact up to 9999.
+
+    >>> [short(n) for n in (0, 0.25, 9999, 12345, 999_950, 1_234_567, None)]
+    ['0', '0.2', '9999', '12.3k', '1.00M', '1.23M', '–']
+    """
+    if number is None:
+        return "–"
+    if number < 9.95 and number != int(number):
+        return f"{number:.1f}"
+    if number < 9999.5:
+        return str(round(number))
+    value = float(number)
+    for unit in "kMGTPE":
+        value /= 1000
+        for limit, digits in ((9.995, 2), (99.95, 1), (999.5, 0)):
+            if value < limit:
+                return f"{value:.{digits}f}{unit}"
+    return "many"
+
+
+def age(seconds: float | None) -> str:
+    """Return at most five characters.
+
+    >>> [age(s) for s in (0.04, 9.94, 59.7, 192, 7500, 273_600, None)]
+    ['40ms', '9.9s', '1m00', '3m12', '2h05', '3d04', '–']
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    minutes, hours, days = rounded // 60, rounded // 3600, rounded // 86400
+    if hours < 1:
+        return f"{minutes}m{rounded % 60:02d}"
+    if days < 1:
+        return f"{hours}h{minutes % 60:02d}"
+    return f"{days}d{hours % 24:02d}" if days < 100 else f"{days}d"
+
+
+def millis(ms: float | None) -> str:
+    """
+    >>> [millis(ms) for ms in (0.25, 12.0, 1500, None)]
+    ['0.2 ms', '12 ms', '1.5 s', '–']
+    """
+    if ms is None:
+        return "–"
+    if ms >= 1000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return the last values as a line of blocks, the newest on the right. Unknown values are blank.
+
+    >>> sparkline([None, 0, 1, 4, 8], 6)
+    '  ▁▁▄█'
+    """
+    return chart(values, width, 1)[0]
+
+
+def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
+    """Return a sparkline over several lines, the topmost first."""
+    if width < 1:
+        return [""] * height
+    shown = [None] * max(0, width - len(values)) + list(values[-width:])
+    highest = max((value for value in shown if value), default=0.0)
+    eighths = [_eighths(value, highest, height * 8) for value in shown]
+    rows = range(height - 1, -1, -1)
+    return ["".join(BLOCKS[min(8, max(0, level - row * 8))] for level in eighths) for row in rows]
+
+
+def _eighths(value: float | None, highest: float, limit: int) -> int:
+    if value is None:
+        return 0
+    return max(1, round(value / highest * limit)) if highest else 1
+
+
+def bar(share: float, width: int) -> str:
+    """
+    >>> bar(0.5, 5), bar(0.001, 5)
+    ('██▌', '▏')
+    """
+    eighths = round(share * width * 8)
+    full, rest = divmod(max(1, eighths) if share > 0 else 0, 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[rest].strip()
+
+
+def number(value: float | None, style: str) -> Text:
+    """Return a number; zero and unknown values are dim."""
+    return Text(short(value), style=style if value else QUIET)
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+Cell = Callable[[TopicWatch, int, int], Text]  # the topic, the width of the column, the largest backlog of all topics
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     name: str
     width: int
-    show: Callable[[TopicWatch, int, int], Text]  # the topic, the column's width, the largest backlog of all
-    sort: str = ""  # the order that this column tells
-    grows: bool = False  # takes room that is left over
+    show: Cell
+    sort: str = ""  # the sort order that belongs to this column
+    grows: bool = False  # gets the remaining width
 
 
-def number(value: float | None, style: str) -> Text:
-    """What is nothing stands back."""
-    return Text(short(value), style=style if value else QUIET)
-
-
-def _rate(pick: Callable[[Rates], float], style: str) -> Callable[[TopicWatch, int, int], Text]:
+def _rate(pick: Callable[[Rates], float], style: str) -> Cell:
     return lambda t, _w, _m: number(None if t.rates is None else pick(t.rates), style)
 
 
-def _depth(pick: str, style: str) -> Callable[[TopicWatch, int, int], Text]:
-    return lambda t, _w, _m: number(getattr(t.stats, pick) if t.stats else None, style)
+def _depth(name: str, style: str) -> Cell:
+    return lambda t, _w, _m: number(getattr(t.stats, name) if t.stats else None, style)
 
 
-def _oldest(t: TopicWatch, _w: int, _m: int) -> Text:
-    value = t.stats.oldest_ready_age if t.stats else None
-    return Text(age(value), style="" if value is not None else QUIET)
+def _age(name: str, style: str) -> Cell:
+    def show(t: TopicWatch, _w: int, _m: int) -> Text:
+        value = getattr(t.stats, name) if t.stats else None
+        return Text(age(value), style=style if value is not None else QUIET)
 
-
-def _lease_end(t: TopicWatch, _w: int, _m: int) -> Text:
-    value = t.stats.lease_ends_in if t.stats else None
-    return Text(age(value), style=LEASED if value is not None else QUIET)
+    return show
 
 
 def _backlog(t: TopicWatch, width: int, largest: int) -> Text:
-    """Ready and delayed, next to the topic that has most."""
+    """Draw ready and delayed messages relative to the largest backlog of all topics."""
     if t.stats is None or not largest:
         return Text()
-    ready, all = t.stats.ready, t.stats.ready + t.stats.delayed
-    drawn = bar(all / largest, width)
-    cut = round(len(drawn) * ready / all) if all else 0
+    total = t.stats.ready + t.stats.delayed
+    drawn = bar(total / largest, width)
+    cut = round(len(drawn) * t.stats.ready / total) if total else 0
     return Text(drawn[:cut], style="magenta") + Text(drawn[cut:], style=DELAYED)
 
 
@@ -70,14 +168,14 @@ COLUMNS = (
     Column("OUT/S", 6, _rate(lambda r: r.acked, OUT), "out"),
     Column("OUT", CURVE_MIN, lambda t, w, _m: Text(sparkline(list(t.left), w), style=OUT), grows=True),
     Column("FAIL/S", 6, _rate(lambda r: r.nacked + r.timeouts, "red")),
-    Column("OLDEST", 6, _oldest, "oldest"),
+    Column("OLDEST", 6, _age("oldest_ready_age", ""), "oldest"),
     Column("DUE10S", 6, lambda t, _w, _m: number(t.due_within(10), DELAYED)),
     Column("DUE 1M", 6, lambda t, _w, _m: number(t.due_within(60), DELAYED), "due"),
-    Column("LEASE", 6, _lease_end),
+    Column("LEASE", 6, _age("lease_ends_in", LEASED)),
     Column("COMMIT99", 8, lambda t, _w, _m: Text(millis(t.latency("commit").p99), style=QUIET)),
     Column("DISK", 9, lambda t, _w, _m: Text(size(t.stats.journal_bytes) if t.stats else "", style=QUIET)),
 )
-#: The same by how much they are missed if they are not there.
+#: The most important first: a narrow terminal shows only these.
 IMPORTANCE = (
     "READY", "IN/S", "OUT/S", "LEASED", "DEAD", "DELAY", "OLDEST", "IN", "DUE10S", "OUT", "DUE 1M", "LEASE", "FAIL/S",
     "COMMIT99", "BACKLOG", "DISK",
@@ -85,7 +183,7 @@ IMPORTANCE = (
 
 
 def choose(width: int, names: Sequence[str], *, with_curves: bool = True) -> tuple[int, list[tuple[Column, int]]]:
-    """How wide the names are, and which columns there are with their widths; one space stands between two."""
+    """Return the width of the names, and the columns that fit with their widths; one blank separates two."""
     longest = max((len(name) for name in names), default=0)
     wanted: set[str] = set()
     left = width - NAME_MIN

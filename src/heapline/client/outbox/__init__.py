@@ -5,7 +5,7 @@ committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
     from heapline import outbox
 
-    outbox.create_tables(engine)                                  # or take outbox.metadata() into your migrations
+    outbox.create_tables(engine)                                  # or add outbox.metadata() to your migrations
     with Session(engine) as session, session.begin():
         session.add(order)
         outbox.enqueue(session, "bills", payload, priority=5)     # await it if the session is async
@@ -36,10 +36,19 @@ __all__ = ["OutboxRelay", "create_tables", "enqueue", "enqueue_call", "metadata"
 
 
 def enqueue(
-    session: Any, topic: str, payload: bytes, *, priority: int = 0, key: str | None = None,
-    delay: float | None = None, deliver_at: datetime | None = None, headers: Mapping[str, str] | None = None,
-    ttl: float | None = None, max_retries: int | None = None, fairness_key: str | None = None,
-) -> Any:  # fmt: skip
+    session: Any,
+    topic: str,
+    payload: bytes,
+    *,
+    priority: int = 0,
+    key: str | None = None,
+    delay: float | None = None,
+    deliver_at: datetime | None = None,
+    headers: Mapping[str, str] | None = None,
+    ttl: float | None = None,
+    max_retries: int | None = None,
+    fairness_key: str | None = None,
+) -> Any:
     """Write a message in the transaction of a SQLAlchemy session or connection; await it if that is async.
 
     A `delay` counts from now, a `ttl` from when the relay brings it. What no topic would take is refused here; what
@@ -48,24 +57,32 @@ def enqueue(
     from heapline.client.outbox import sql
 
     row = new_row(
-        topic, payload, priority=priority, key=key, delay=delay, deliver_at=deliver_at, headers=headers, ttl=ttl,
-        max_retries=max_retries, fairness_key=fairness_key,
-    )  # fmt: skip
+        topic,
+        payload,
+        priority=priority,
+        key=key,
+        delay=delay,
+        deliver_at=deliver_at,
+        headers=headers,
+        ttl=ttl,
+        max_retries=max_retries,
+        fairness_key=fairness_key,
+    )
     return sql.insert(session, row)
 
 
 def enqueue_call(session: Any, call: Item) -> Any:
-    """The same for a call of a task: `outbox.enqueue_call(session, send.item(order, priority=5))`."""
+    """Write a call of a task: `outbox.enqueue_call(session, send.item(order, priority=5))`."""
     return enqueue(session, **fields_of(call))
 
 
 def metadata() -> MetaData:
-    """The two tables, for migrations: `target_metadata = [Base.metadata, outbox.metadata()]` in Alembic's env.py."""
+    """Return the tables for migrations: `target_metadata = [Base.metadata, outbox.metadata()]` in Alembic's env.py."""
     from heapline.client.outbox import sql
 
     return sql.METADATA
 
 
 def create_tables(engine_or_connection: Any) -> None:
-    """Make the outbox's tables where they are not there yet."""
+    """Create the outbox's tables if they do not exist."""
     metadata().create_all(engine_or_connection)

@@ -1,25 +1,25 @@
-"""The relay: brings committed rows of an outbox to the broker, each exactly once.
+"""The relay: enqueues the committed rows of an outbox, each exactly once.
 
 Theory of operation
 -------------------
-Rows are looked for by "not claimed yet", never by "id greater than the last": ids are given at the insert, and a
-transaction with a lower one may commit later. Each row goes through three steps, two of them in the database:
+The relay selects rows by "not claimed yet", never by "id greater than the last", because ids are assigned at the insert
+and a transaction with a lower id may commit later. Each row takes three steps, two of them in the database:
 
-1. *Claim.* In one transaction it is given to this relay's lane, with an epoch and a number.
-2. *Send.* The broker takes it under (lane, epoch, number). Sending it again, by whomever, does not double it.
-3. *Settle.* It is deleted, in the transaction that claims the next ones.
+1. *Claim.* One transaction assigns the row to this relay's lane, with an epoch and a number.
+2. *Send.* The broker enqueues it under (lane, epoch, number). Sending it again, from any relay, does not duplicate it.
+3. *Settle.* The transaction that claims the next rows deletes it.
 
-A relay that is killed between any two leaves claimed rows. Whoever owns the lane next sends them again **under the same
-numbers** before anything else of their topic. Why numbers and not idempotency keys: a key that the broker has forgotten
-(after its window, 24 h by default) is taken as new, and a relay that was down for a weekend would enqueue twice. A
-number that was forgotten is refused as stale, for ever. And stale means here that the row went in: a lane sends the
-rows of a topic in the order of their numbers and goes on only when the earlier ones are settled, so the broker can
-only have seen a number as high as this one from this very row.
+A relay that is killed between two steps leaves claimed rows. The next owner of the lane sends them again **under the
+same numbers**, before any other row of their topic. Numbers are used instead of idempotency keys because a broker
+accepts a key that it has forgotten (after its window, 24 h by default) as new, so a relay that was down for a weekend
+would enqueue twice. A forgotten number is rejected as stale, forever. Here stale means that the row was enqueued: a
+lane sends the rows of a topic in the order of their numbers and continues only when the earlier ones are settled, so
+the broker can have seen a number as high as this one only from this very row.
 
-A new epoch is opened for each topic when a relay has taken a lane and nothing of the topic is left in doubt. It comes
-from the broker, so that a database that was restored from a backup does not repeat numbers. Who owns a lane is settled
-by a compare-and-set; clocks only decide when another relay may try. So any number of relays can run: each has a lane,
-and looks after the lanes of those that are gone.
+A relay opens a new epoch of a topic when it has taken a lane and no row of the topic is in doubt. The epoch comes from
+the broker, so a database that was restored from a backup does not repeat numbers. A compare-and-set decides who owns a
+lane; clocks only decide when another relay may try. So any number of relays can run: each owns a lane, and adopts the
+lanes of dead relays.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from heapline.broker import Broker
 from heapline.client.outbox.rows import Row
-from heapline.client.outbox.sending import Group, Sent, send
+from heapline.client.outbox.sender import Group, Sent, send
 from heapline.client.outbox.store import Line, OutboxStore, Turn
-from heapline.errors import HeaplineError
+from heapline.contract.broker import Broker
+from heapline.contract.errors import HeaplineError
 from heapline.logs import Log
 
 log = Log("heapline.outbox")
-PAUSE, PAUSE_MAX = 0.1, 30.0  # seconds between tries of what did not work
+PAUSE, PAUSE_MAX = 0.1, 30.0  # seconds between tries after an error
 
 
 class _LaneLost(Exception):
-    """Another relay has adopted it: what we know of it is not ours to settle."""
+    """Another relay has adopted the lane, so this one must not settle its rows."""
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
     name: str
-    is_own: bool  # or that of a relay that is gone, until its rows are settled
+    is_own: bool  # False: another relay's, adopted until its rows are settled
     groups: dict[str, Group]
     lines: dict[str, Line] = field(default_factory=dict)
-    blocked: dict[str, float] = field(default_factory=dict)  # topics that cannot be opened -> until when
-    result: Sent = field(default_factory=Sent)  # not in the database yet
+    blocked: dict[str, float] = field(default_factory=dict)  # topics that cannot be opened -> when to try again
+    result: Sent = field(default_factory=Sent)  # not written to the database yet
 
     @property
     def producer_id(self) -> str:
@@ -68,22 +68,28 @@ class OutboxRelay:
     """
 
     def __init__(
-        self, database: Any, broker: Broker, *, batch_rows: int = 200, batch_bytes: int = 1 << 20, poll: float = 0.5,
+        self,
+        database: Any,
+        broker: Broker,
+        *,
+        batch_rows: int = 200,
+        batch_bytes: int = 1 << 20,
+        poll: float = 0.5,
         lease: float = 30.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = _store_of(database)
         self._broker = broker
         self._batch_rows = batch_rows  # claimed in one transaction
         self._batch_bytes = batch_bytes
-        self._poll = poll  # seconds between looks at an empty outbox
-        self._lease = lease  # seconds after which a relay that is not heard of counts as gone
+        self._poll = poll  # seconds between polls of an empty outbox
+        self._lease = lease  # seconds after which a silent relay counts as dead
         self._owner = uuid.uuid4().hex
         self._lanes: list[_Lane] = []
         self._rescue_at = 0.0
         self._wake = asyncio.Event()
         self._stopping = False
-        self.relayed = 0  # rows that are at the broker
-        self.failed = 0  # rows that it refuses; they stay in the table with their reason
+        self.relayed = 0  # rows that were enqueued
+        self.failed = 0  # rows that the broker rejects; they stay in the table with the reason
 
     async def __aenter__(self) -> OutboxRelay:
         return self
@@ -94,12 +100,12 @@ class OutboxRelay:
         await self.close()
 
     async def run(self) -> None:
-        """Relay until `stop`. Trouble with the database or the broker is logged and waited out."""
+        """Relay until `stop`. Errors of the database or the broker are logged and retried."""
         pause = PAUSE
         while not self._stopping:
             try:
                 progress = await self.turn()
-            except Exception as error:  # of whatever driver
+            except Exception as error:  # of any driver
                 log.warning("outbox turn failed", error=type(error).__name__, retry_in=pause)
                 await self._wait(pause)
                 pause = min(2 * pause, PAUSE_MAX)
@@ -109,19 +115,19 @@ class OutboxRelay:
                     await self._wait(self._poll)
 
     async def run_once(self) -> int:
-        """Relay what is committed now, until nothing moves; returns how many rows."""
+        """Relay the rows that are committed now, and return how many."""
         before = self.relayed
         while await self.turn():
             pass
         return self.relayed - before
 
     def stop(self) -> None:
-        """Let `run` end after the turn that is under way."""
+        """Let `run` end after the current turn."""
         self._stopping = True
         self._wake.set()
 
     def wake(self) -> None:
-        """Look now, also at what was put off: something was committed in this process, or a topic was made."""
+        """Poll now, including topics that were put off: rows were committed, or a topic was created."""
         for lane in self._lanes:
             lane.blocked.clear()
             for group in lane.groups.values():
@@ -129,11 +135,11 @@ class OutboxRelay:
         self._wake.set()
 
     async def close(self) -> None:
-        """Settle what is known, and give the lanes back, for the next relay to take at once."""
+        """Settle known outcomes, and return the lanes, so that the next relay can take them immediately."""
         self._stopping = True
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
-            with contextlib.suppress(Exception):  # the database says what is in doubt, also without our goodbye
+            with contextlib.suppress(Exception):  # the database has what is in doubt, even if this fails
                 await self._store.turn(self._settling(lane))
                 await self._store.give_back(lane.name, self._owner)
         await self._store.close()
@@ -141,7 +147,7 @@ class OutboxRelay:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     async def turn(self) -> int:
-        """One round over the lanes: settle, claim, send. How much moved; 0 = nothing to do now."""
+        """Settle, claim and send the rows of each lane once. Return how many rows moved."""
         await self._take_lanes()
         moved = 0
         try:
@@ -152,7 +158,7 @@ class OutboxRelay:
             self._forget()
             return 1
         except BaseException:
-            # Rows may have been claimed that we do not know of: what the database says is read anew.
+            # Rows may have been claimed without this relay knowing, so the state is read again.
             self._forget()
             raise
         return moved
@@ -184,11 +190,11 @@ class OutboxRelay:
         return Turn(lane.name, self._owner, _now_ms(), result.sent, result.failed, result.returned)
 
     async def _open(self, lane: _Lane, topic: str) -> None:
-        """Begin a new epoch on a topic. Only called when none of its rows is in doubt: see `without`."""
+        """Begin a new epoch on a topic. Only called when no row of it is in doubt; see `without`."""
         try:
             lane.lines[topic] = Line(await self._broker.open_producer(topic, lane.producer_id))
         except (HeaplineError, OSError) as error:
-            log.warning("rows of a topic wait", topic=topic, error=f"{type(error).__name__}: {error}")
+            log.warning("topic cannot be opened; its rows wait", topic=topic, error=f"{type(error).__name__}: {error}")
             lane.blocked[topic] = time.monotonic() + 10 * self._poll
 
     async def _send_groups(self, lane: _Lane) -> None:
@@ -206,12 +212,12 @@ class OutboxRelay:
             elif result.trouble is not None:
                 group.pause = min(max(PAUSE, 2 * group.pause), PAUSE_MAX)
                 group.retry_at = now + group.pause
-                log.warning("rows wait for the broker", topic=group.topic, error=result.trouble, retry_in=group.pause)
+                log.warning("broker unavailable", topic=group.topic, error=result.trouble, retry_in=group.pause)
 
     # -- lanes -----------------------------------------------------------------------------------------------------
 
     async def _take_lanes(self) -> None:
-        """Own a lane, and now and then look for those of relays that are gone."""
+        """Own a lane, and check from time to time for lanes of dead relays."""
         stale = _now_ms() - round(self._lease * 1000)
         if not any(lane.is_own for lane in self._lanes):
             name = await self._store.take_lane(self._owner, _now_ms(), stale)
@@ -219,17 +225,17 @@ class OutboxRelay:
         if time.monotonic() < self._rescue_at:
             return
         self._rescue_at = time.monotonic() + self._lease / 3
-        ours = {lane.name for lane in self._lanes}  # however long we slept: two hands on one lane would mix its numbers
+        ours = {lane.name for lane in self._lanes}  # two owners of a lane would mix its numbers
         for name in await self._store.abandoned_lanes(stale):
             if name not in ours and await self._store.adopt(name, self._owner, _now_ms(), stale):
-                log.info("rows of a relay that is gone are taken over", lane=name)
+                log.info("adopted the rows of a dead relay", lane=name)
                 self._lanes.append(await self._loaded(name, is_own=False))
 
     async def _loaded(self, name: str, is_own: bool) -> _Lane:
         return _Lane(name, is_own, _groups(await self._store.held(name), tried=True))
 
     def _forget(self) -> None:
-        """After trouble: the database knows which lanes are ours and what they hold, and is asked again."""
+        """Read lanes and rows from the database again, after an error."""
         self._lanes.clear()
         self._rescue_at = 0.0
 

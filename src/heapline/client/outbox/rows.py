@@ -1,4 +1,4 @@
-"""A message as a row of the outbox: its columns, checked when it is written, and the message again when it is read."""
+"""Rows of the outbox: the columns of a message, checked when it is written, and the message of a row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from heapline.client.checks import check_outgoing
-from heapline.client.numbering import one_name
 from heapline.client.tasks.task import Item
-from heapline.engine.columns import to_ms
-from heapline.errors import BadRequest
-from heapline.model import Outgoing
+from heapline.contract.check import instant_to_ms
+from heapline.contract.config import canonical_topic
+from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
+from heapline.contract.messages import check_message
 
 TOPIC_CHARACTERS = 257  # a namespace, a slash, a name
 KEY_CHARACTERS = 1024
@@ -27,7 +27,7 @@ MESSAGE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that a lane has claimed: under which epoch and number it is sent, however often."""
+    """A row that a lane has claimed, with the epoch and number under which every try sends it."""
 
     id: int
     epoch: int
@@ -47,41 +47,54 @@ class Row:
         if self.deliver_at_ms is not None:
             moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self.deliver_at_ms)
         return Outgoing(
-            bytes(self.payload), self.priority, self.message_key, deliver_at=moment,
-            headers=None if self.headers is None else json.loads(self.headers), ttl=self.ttl,
-            max_retries=self.max_retries, seq=self.seq, fairness_key=self.fairness_key,
-        )  # fmt: skip
+            bytes(self.payload),
+            self.priority,
+            self.message_key,
+            deliver_at=moment,
+            headers=None if self.headers is None else json.loads(self.headers),
+            ttl=self.ttl,
+            max_retries=self.max_retries,
+            seq=self.seq,
+            fairness_key=self.fairness_key,
+        )
 
 
 def fields_of(call: Any) -> dict[str, Any]:
-    """The message of a task's call, `send.item(…)`, as the outbox's `enqueue` takes it."""
+    """Return the fields of a task's call, `send.item(…)`, for the outbox's `enqueue`."""
     if not isinstance(call, Item):
-        raise BadRequest(f"enqueue_call takes a call of a task, as send.item(…) makes it, not {type(call).__name__}")
+        raise BadRequest(f"enqueue_call needs a call of a task, such as send.item(…), got {type(call).__name__}")
     fields = {name: value for name, value in call.fields().items() if value is not None}
     for name in ("idempotency_key", "idempotency_scope"):
         if name in fields:
-            raise BadRequest(f"a row of the outbox is enqueued once by itself: leave {name} out")
+            raise BadRequest(f"a row of the outbox is enqueued exactly once without a key; omit {name}")
     return {"topic": call.task.topic, **fields}
 
 
 def new_row(
-    topic: str, payload: bytes, *, priority: int, key: str | None, delay: float | None, deliver_at: datetime | None,
-    headers: Mapping[str, str] | None, ttl: float | None, max_retries: int | None, fairness_key: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The columns of a new row; refuses what no topic would take."""
-    topic = one_name(topic)  # a relay opens an epoch for each name, and one topic must not have two
-    message = Outgoing(
-        payload, priority, key, delay, deliver_at, headers, ttl, max_retries, fairness_key=fairness_key
-    )  # fmt: skip
-    check_outgoing(message, topic)
+    topic: str,
+    payload: bytes,
+    *,
+    priority: int,
+    key: str | None,
+    delay: float | None,
+    deliver_at: datetime | None,
+    headers: Mapping[str, str] | None,
+    ttl: float | None,
+    max_retries: int | None,
+    fairness_key: str | None,
+) -> dict[str, Any]:
+    """Return the columns of a new row. Raise BadRequest for a message that no topic would accept."""
+    topic = canonical_topic(topic)  # a relay opens one epoch per name, and a topic must not have two
+    message = Outgoing(payload, priority, key, delay, deliver_at, headers, ttl, max_retries, fairness_key=fairness_key)
+    check_message(message)
     for name, text in (("key", key), ("fairness_key", fairness_key)):
         if text is not None and (len(text) > KEY_CHARACTERS or "\0" in text):
             raise BadRequest(
-                f"{name} of a row of the outbox is at most {KEY_CHARACTERS} characters, without NUL: "
-                "not every database would keep it as it is"
+                f"{name} of a row of the outbox must be at most {KEY_CHARACTERS} characters, without NUL; "
+                "not every database can store it otherwise"
             )
     now = time.time_ns() // 1_000_000
-    moment = None if deliver_at is None else to_ms(deliver_at)
+    moment = None if deliver_at is None else instant_to_ms(deliver_at)
     if delay is not None:
         moment = now + round(delay * 1000)
     return {

@@ -35,22 +35,23 @@ from sqlalchemy import (
     or_,
     select,
     update,
-)  # fmt: skip
+)
 from sqlalchemy import insert as insert_into
 from sqlalchemy.engine import CursorResult
 
-from heapline.client.numbering import one_name
 from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, MESSAGE_COLUMNS, TOPIC_CHARACTERS, Row
-from heapline.client.outbox.sending import IN_DOUBT_BEGINS
+from heapline.client.outbox.sender import IN_DOUBT_BEGINS
 from heapline.client.outbox.store import Claimed, Turn, cut, number
-from heapline.errors import BadRequest
+from heapline.contract.config import canonical_topic
+from heapline.contract.errors import BadRequest
 
 T = TypeVar("T")
 METADATA = MetaData()
 _BIG = BigInteger().with_variant(Integer, "sqlite")  # the only kind that SQLite counts up by itself
 
 OUTBOX = Table(
-    "heapline_outbox", METADATA,
+    "heapline_outbox",
+    METADATA,
     Column("id", _BIG, primary_key=True, autoincrement=True),
     Column("topic", String(TOPIC_CHARACTERS), nullable=False),
     Column("payload", LargeBinary(length=(1 << 24) - 1), nullable=False),
@@ -69,13 +70,14 @@ OUTBOX = Table(
     Column("failed_ms", BigInteger),
     Column("error", String(ERROR_CHARACTERS)),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 LANES = Table(
-    "heapline_outbox_lane", METADATA,
+    "heapline_outbox_lane",
+    METADATA,
     Column("name", String(32), primary_key=True),
     Column("owner", String(32)),
     Column("beat_ms", BigInteger, nullable=False),
-)  # fmt: skip
+)
 _ROW = [OUTBOX.c[name] for name in ("id", "epoch", "seq", *MESSAGE_COLUMNS)]
 
 
@@ -204,7 +206,7 @@ def retry_refused(connection: Connection, ids: Sequence[int] = (), topic: str | 
     which: list[ColumnElement[bool]] = [OUTBOX.c.failed_ms.is_not(None)]
     which.append(OUTBOX.c.id.in_(ids) if ids else OUTBOX.c.error.not_like(f"{IN_DOUBT_BEGINS}%"))
     if topic is not None:
-        which.append(OUTBOX.c.topic == one_name(topic))
+        which.append(OUTBOX.c.topic == canonical_topic(topic))
     return _count(connection.execute(update(OUTBOX).where(*which).values(failed_ms=None, error=None)))
 
 

@@ -1,4 +1,4 @@
-"""What the relay asks of a database. Each call is one transaction, done whole or not at all.
+"""The database of an outbox, as the relay uses it. Each call is one transaction.
 
 A *lane* is one relay's own line of numbers: its name is the producer's name at the broker. Rows are claimed by a lane,
 with an epoch and a number, before they are sent. Whoever owns a lane says so in its row (`owner`, `beat_ms`), and every
@@ -23,16 +23,16 @@ class Line:
 
 @dataclass(slots=True)
 class Turn:
-    """What became of rows since the last turn, and what to claim next."""
+    """Outcomes of rows since the last turn, and what to claim next."""
 
     lane: str
     owner: str
     now_ms: int
-    sent: list[int] = field(default_factory=list)  # ids of rows that are at the broker: they go
-    failed: list[tuple[int, str]] = field(default_factory=list)  # ids and reasons of rows that stay, for a human
-    returned: list[int] = field(default_factory=list)  # ids of rows that nobody has sent: free again
+    sent: list[int] = field(default_factory=list)  # ids of rows that were enqueued, to be deleted
+    failed: list[tuple[int, str]] = field(default_factory=list)  # ids and reasons of rows that stay for an operator
+    returned: list[int] = field(default_factory=list)  # ids of rows that were not sent, to be released
     lines: dict[str, Line] = field(default_factory=dict)  # by topic; numbers are taken from them
-    without: frozenset[str] = frozenset()  # topics that nothing is claimed of
+    without: frozenset[str] = frozenset()  # topics whose rows are not claimed
     rows_max: int = 0
     bytes_max: int = 0
 
@@ -40,24 +40,24 @@ class Turn:
 @dataclass(slots=True)
 class Claimed:
     rows: list[Row]
-    unknown: list[str]  # topics of rows that were passed over, because they have no line yet
+    unknown: list[str]  # topics of rows that were skipped because they have no line yet
 
 
 class OutboxStore(Protocol):
     async def take_lane(self, owner: str, now_ms: int, stale_ms: int) -> str:
-        """A lane that nobody owns, or whose owner was last heard of before `stale_ms`; or a new one."""
+        """Return a lane without an owner, one whose owner has been silent since before `stale_ms`, or a new one."""
 
     async def abandoned_lanes(self, stale_ms: int) -> list[str]:
-        """Lanes that hold rows and whose owner was last heard of before then."""
+        """Return lanes with rows whose owner has been silent since before `stale_ms`."""
 
     async def adopt(self, lane: str, owner: str, now_ms: int, stale_ms: int) -> bool:
-        """Own this lane, unless its owner was heard of since."""
+        """Own this lane, unless its owner has been active since. Return whether it is owned."""
 
     async def held(self, lane: str) -> list[Row]:
-        """The rows that a lane has claimed, by number."""
+        """Return the rows that a lane has claimed, by number."""
 
     async def turn(self, turn: Turn) -> Claimed | None:
-        """Settle and claim; None if the lane is not this owner's any more, and then nothing was changed."""
+        """Settle and claim. Return None, and change nothing, if the lane has another owner."""
 
     async def give_back(self, lane: str, owner: str) -> None: ...
 
@@ -65,7 +65,7 @@ class OutboxStore(Protocol):
 
 
 def cut(found: list[tuple[int, str, int]], turn: Turn) -> tuple[list[tuple[int, str]], list[str]]:
-    """Of (id, topic, bytes) in order: those to claim now, and topics without a line."""
+    """Of (id, topic, bytes) in order, return those to claim now, and the topics without a line."""
     taken: list[tuple[int, str]] = []
     unknown: list[str] = []
     total = 0
@@ -82,7 +82,7 @@ def cut(found: list[tuple[int, str, int]], turn: Turn) -> tuple[list[tuple[int, 
 
 
 def number(taken: list[tuple[int, str]], lines: dict[str, Line]) -> dict[int, tuple[int, int]]:
-    """(epoch, seq) for each id, from the lines, which go on."""
+    """Return (epoch, seq) for each id, and advance the lines."""
     numbers: dict[int, tuple[int, int]] = {}
     for id, topic in taken:
         line = lines[topic]

@@ -1,4 +1,4 @@
-"""Functions as work: enqueued here, run by workers elsewhere. `App` is where it begins."""
+"""Tasks: functions that are enqueued by one process and run by workers. Start with `App`."""
 
 from heapline.client.tasks.app import App
 from heapline.client.tasks.middleware import Call, Sending

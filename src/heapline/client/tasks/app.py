@@ -1,7 +1,7 @@
-"""The app: which tasks there are, what stands around them, and which broker they use.
+"""The app: its tasks, their middleware and hooks, and the broker that they use.
 
-Nothing is connected when an app is made or a task is declared, so that both may stand at the top of any module.
-Between messages of one topic their priority decides; an app's topics take turns.
+Creating an app or declaring a task does not connect, so both can be at the top of any module. Within a topic, messages
+are run by priority; an app's topics take turns.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from heapline.broker import Broker
 from heapline.client.tasks import tracing
-from heapline.client.tasks.home import Home
+from heapline.client.tasks.broker_binding import Home
 from heapline.client.tasks.middleware import Hook, Middleware
 from heapline.client.tasks.outcomes import Delay, Rules
 from heapline.client.tasks.task import TASK, Task
 from heapline.client.tasks.worker import Worker
-from heapline.errors import PermissionDenied, TopicExists, TopicNotFound
-from heapline.model import Enqueued, Message, Outgoing, TopicInfo
+from heapline.contract.broker import Broker
+from heapline.contract.errors import PermissionDenied, TopicExists, TopicNotFound
+from heapline.contract.message import Enqueued, Message, Outgoing, TopicInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-TIMEOUT = 30 * 60.0  # seconds a handler may take when its task does not say
+TIMEOUT = 30 * 60.0  # seconds a handler may take, unless its task has a timeout
 TOPIC = "tasks"
 
 
@@ -34,20 +34,24 @@ class App:
     """`app = heapline.App()`, then `@app.task(topic=…)`.
 
     `target` is a server (`"heaplines://queue:7400"`, `"localhost:7400"`), a directory (`"./data"`, any Path) that this
-    process alone has open, a broker (in tests), or None: server and key as the environment names them
-    (HEAPLINE_URL, HEAPLINE_API_KEY_FILE). Topics that are missing are made, with the config given in `topics`.
+    process alone has open, a broker (in tests), or None for the server and key that the environment names
+    (HEAPLINE_URL, HEAPLINE_API_KEY_FILE). Topics that do not exist are created, with the settings given in `topics`.
     """
 
     def __init__(
-        self, target: str | os.PathLike[str] | Broker | None = None, *, api_key: str | None = None,
+        self,
+        target: str | os.PathLike[str] | Broker | None = None,
+        *,
+        api_key: str | None = None,
         create_topics: bool = True,
-        topics: Mapping[str, Mapping[str, Any]] | None = None, unknown: Literal["retry", "bury"] = "retry",
-    ) -> None:  # fmt: skip
+        topics: Mapping[str, Mapping[str, Any]] | None = None,
+        unknown: Literal["retry", "bury"] = "retry",
+    ) -> None:
         if unknown not in ("retry", "bury"):
-            raise ValueError(f'unknown="retry" or unknown="bury", not {unknown!r}')
+            raise ValueError(f'unknown must be "retry" or "bury", got {unknown!r}')
         self.home = Home(target, api_key)
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.unknown = unknown  # what becomes of a message that is no task of this app
+        self.unknown = unknown  # what to do with a message that belongs to no task of this app
         self.layers: list[Middleware] = []
         self._hooks: list[Hook] = []
         self._create_topics = create_topics
@@ -59,42 +63,58 @@ class App:
     def task(self, function: Callable[P, R]) -> Task[P, R]: ...
     @overload
     def task(
-        self, *, topic: str = TOPIC, name: str | None = None, timeout: float = TIMEOUT,
-        retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
-        bury_on: Iterable[type[BaseException]] | type[BaseException] = (), max_retries: int | None = None,
-        priority: int = 0,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...  # fmt: skip
-    def task(
-        self, function: Callable[..., Any] | None = None, *, topic: str = TOPIC, name: str | None = None,
+        self,
+        *,
+        topic: str = TOPIC,
+        name: str | None = None,
         timeout: float = TIMEOUT,
         retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
-        bury_on: Iterable[type[BaseException]] | type[BaseException] = (), max_retries: int | None = None,
+        bury_on: Iterable[type[BaseException]] | type[BaseException] = (),
+        max_retries: int | None = None,
         priority: int = 0,
-    ) -> Any:  # fmt: skip
-        """Declare a function as a task; it can still be called as before. A task's name is the function's own."""
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        topic: str = TOPIC,
+        name: str | None = None,
+        timeout: float = TIMEOUT,
+        retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
+        bury_on: Iterable[type[BaseException]] | type[BaseException] = (),
+        max_retries: int | None = None,
+        priority: int = 0,
+    ) -> Any:
+        """Declare a function as a task. It can still be called directly. Its name defaults to the function's."""
         rules = Rules(retry_on, bury_on)
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             return self._add(
                 Task(
-                    self, function, name=name or function.__name__, topic=topic, timeout=timeout, rules=rules,
-                    max_retries=max_retries, priority=priority,
+                    self,
+                    function,
+                    name=name or function.__name__,
+                    topic=topic,
+                    timeout=timeout,
+                    rules=rules,
+                    max_retries=max_retries,
+                    priority=priority,
                 )
-            )  # fmt: skip
+            )
 
         return declare if function is None else declare(function)
 
     def _add(self, task: Task[..., Any]) -> Task[..., Any]:
         there = self.tasks.get(task.name)
-        if there is not None and _place(there) != _place(task):  # the same place again: a notebook's cell, a reload
+        if there is not None and _place(there) != _place(task):  # not a cell or module that runs again
             raise ValueError(
-                f"there is a task {task.name!r} already, {_place(there)}: give this one a name, @app.task(name=…)"
+                f"task {task.name!r} already exists ({_place(there)}); give this one a name, @app.task(name=…)"
             )
         self.tasks[task.name] = task
         return task
 
     def find(self, message: Message) -> Task[..., Any] | None:
-        """Whose call a message is. One without a task's name belongs to its topic's only task, if there is one."""
+        """Return the task of a message. One that names no task belongs to the only task of its topic."""
         name = message.headers.get(TASK)
         if name is not None:
             return self.tasks.get(name)
@@ -104,7 +124,7 @@ class App:
     def topics(self) -> list[str]:
         return list(dict.fromkeys(task.topic for task in self.tasks.values()))
 
-    # -- around them -----------------------------------------------------------------------------------------------
+    # -- middleware -----------------------------------------------------------------------------------------------
 
     def middleware(self, layer: Middleware) -> Middleware:
         """`@app.middleware async def around(call, next): … return await next(call)`; the first one is outermost."""
@@ -122,12 +142,12 @@ class App:
     # -- the broker ------------------------------------------------------------------------------------------------
 
     async def broker(self) -> Broker:
-        """The broker, connected when first asked for, for the event loop that asks."""
+        """Return the broker of the running event loop. Connects on first use."""
         return await self.home.broker()
 
     @contextmanager
     def using(self, target: str | os.PathLike[str] | Broker) -> Iterator[App]:
-        """Another broker for a while: `with app.using(heapline_broker): …` in a test of code that enqueues."""
+        """Use another broker in a block: `with app.using(heapline_broker): …` in a test of code that enqueues."""
         before, self.home = self.home, Home(target)
         try:
             yield self
@@ -156,17 +176,17 @@ class App:
         await self.make_topic(broker, topic)
 
     async def make_topic(self, broker: Broker, topic: str) -> None:
-        """Make a topic of this app if it is not there. One that is there stays as it is."""
+        """Create a topic of this app. A topic that exists keeps its settings."""
         with suppress(TopicExists):
             await broker.create_topic(topic, **self._topics.get(topic, {}))
 
     async def make_topics(self, broker: Broker, topics: list[str]) -> list[TopicInfo]:
-        """Those that are missing; returns those that were there."""
+        """Create the topics that do not exist, and return those that did."""
         listed = await broker.list_topics()
         there = {_full(info.name) for info in listed}
         for topic in topics:
             if _full(topic) not in there:
-                with suppress(PermissionDenied):  # it may be there, only not listed for us: the first pop will tell
+                with suppress(PermissionDenied):  # it may exist and not be listed for this caller; the first pop tells
                     await self._make_or_raise(broker, topic)
         return listed
 

@@ -1,8 +1,8 @@
-"""One heartbeat for all that a worker holds: leases are extended together, at a third of the visibility.
+"""Extend all leases of a worker together, at a third of the visibility.
 
-A lease that is lost (somebody else may have the message now) is told to whoever works on it. Lost is what the broker
-says is lost, and also what could not be extended until it ran out by our own reckoning: with the broker out of reach
-nobody may go on as if the message were his.
+The run of a message is notified when its lease is lost, because another worker may have the message. A lease is lost if
+the broker says so, or if it could not be extended before it expired by the worker's own clock: while the broker cannot
+be reached, a handler must not assume that the message is still its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from heapline.errors import HeaplineError, LeaseLost
+from heapline.contract.errors import HeaplineError, LeaseLost
+from heapline.contract.message import Message
 from heapline.logs import Log
-from heapline.model import Message
 
 log = Log("heapline.worker")
-BLOCKED_SHARE = 6  # waking later than by this part of the visibility is told
-RETRY_SHARE = 12  # a failed extension is tried again after this part of the visibility
+BLOCKED_SHARE = 6  # waking late by more than this part of the visibility is logged
+RETRY_SHARE = 12  # a failed extension is retried after this part of the visibility
 
 
 class Lease:
@@ -31,12 +31,12 @@ class Lease:
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
         self._until = until  # on the loop's clock, of the lease as it was granted
-        self.asked_until = until  # it ends no later than we have asked for, however the broker's clock may jump
+        self.asked_until = until  # it ends no later than was asked for, however the broker's clock jumps
         self._first_ms = message._deadline_ms
 
     @property
     def until(self) -> float:
-        """When it ends, on the loop's clock: only differences of the broker's own times are used."""
+        """When it ends, on the loop's clock. Only differences of the broker's times are used."""
         return min(self.asked_until, self._until + (self.message._deadline_ms - self._first_ms) / 1000)
 
 
@@ -50,21 +50,21 @@ class LeaseKeeper:
         return len(self._held)
 
     def hold(self, message: Message) -> Lease:
-        """From its pop on."""
+        """Extend the lease of a message that was just popped."""
         if (before := self._held.get((message.topic, message.id))) is not None:
-            self._lose(before)  # the broker has given it away again, to us
+            self._lose(before)  # the broker has delivered it again, to this worker
         lease = Lease(message, asyncio.get_running_loop().time() + self._visibility)
         self._held[message.topic, message.id] = lease
         return lease
 
     def let_go(self, lease: Lease) -> None:
-        """No longer extended."""
+        """Stop extending a lease."""
         key = (lease.message.topic, lease.message.id)
         if self._held.get(key) is lease:
             del self._held[key]
 
     async def keep(self) -> None:
-        """Extend what is held, until cancelled."""
+        """Extend leases until cancelled."""
         loop = asyncio.get_running_loop()
         beat = loop.time()
         while True:
@@ -74,7 +74,7 @@ class LeaseKeeper:
                 await self._rest_until(loop.time() + self._visibility / RETRY_SHARE)
 
     async def _rest_until(self, moment: float) -> None:
-        """Sleep, but be there when a lease runs out."""
+        """Sleep, but wake when a lease expires."""
         loop = asyncio.get_running_loop()
         while (now := loop.time()) < moment:
             ends = min((lease.until for lease in self._held.values()), default=moment)
@@ -82,19 +82,19 @@ class LeaseKeeper:
             await asyncio.sleep(wanted - now)
             if (late := loop.time() - wanted) > self._visibility / BLOCKED_SHARE:
                 log.warning(
-                    "the event loop was blocked, and leases could not be extended meanwhile: "
-                    "make handlers that compute or wait a plain def",
+                    "event loop was blocked, so leases could not be extended; "
+                    "declare handlers that compute or block with a plain def",
                     seconds=round(late, 1),
-                )  # fmt: skip
+                )
             self._lose_the_late(loop.time())
 
     def _lose_the_late(self, now: float) -> None:
         for lease in [lease for lease in self._held.values() if lease.until <= now]:
-            log.warning("a lease ran out because it could not be extended", message=lease.message.message_id)
+            log.warning("lease expired because it could not be extended", message=lease.message.message_id)
             self._lose(lease)
 
     async def _extend(self) -> bool:
-        """Whether the broker has answered for every topic."""
+        """Return whether the broker has answered for every topic."""
         by_topic: defaultdict[str, list[Message]] = defaultdict(list)
         for lease in self._held.values():
             by_topic[lease.message.topic].append(lease.message)
@@ -112,10 +112,10 @@ class LeaseKeeper:
                 if (lease := held.pop(id, None)) is not None and self._held.get((topic, id)) is lease:
                     self._lose(lease)
         except (HeaplineError, TimeoutError) as error:
-            log.warning("leases could not be extended; trying again", topic=topic, error=type(error).__name__)
+            log.warning("leases could not be extended; will retry", topic=topic, error=type(error).__name__)
             return False
         except Exception:  # nothing may stop the heartbeat
-            log.exception("leases could not be extended; trying again", topic=topic)
+            log.exception("leases could not be extended; will retry", topic=topic)
             return False
         for lease in held.values():
             lease.asked_until = max(lease.asked_until, asked_until)

@@ -1,4 +1,4 @@
-"""What stands around every run and every enqueue: the app's middleware, its hooks, and what they are shown."""
+"""Middleware around runs, hooks around enqueues, and the objects that they receive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from heapline.model import Message
+from heapline.contract.message import Message
 
 if TYPE_CHECKING:
     from heapline.client.tasks.task import Task
@@ -27,7 +27,7 @@ class Call:
 
 @dataclass(slots=True)
 class Sending:
-    """One message on its way in, as `on_enqueue` hooks see it; they may change headers and options."""
+    """One message that is about to be enqueued, as `on_enqueue` hooks see it. They may change headers and options."""
 
     task: Task[..., Any]
     arguments: dict[str, Any]
@@ -41,7 +41,7 @@ Hook = Callable[[Sending], None]
 
 
 def chain(layers: Sequence[Middleware], innermost: Next) -> Next:
-    """The first layer is the outermost."""
+    """Join the layers. The first one is the outermost."""
     following = innermost
     for layer in reversed(layers):
         following = _wrapped(layer, following)

@@ -1,8 +1,8 @@
-"""What becomes of a message whose handler ended badly: another try, and when, or the dead letters.
+"""Decide what to do with a message whose handler failed: retry it, and when, or make it a dead letter.
 
-Pure: it looks at the exception and at the task's rules. The most specific class of an exception that any rule names
-decides; `bury_on` goes before `retry_on` for the same class. What no rule names is tried again after the topic's own
-back-off. How many tries there are at all is the message's `max_retries`, which the broker counts.
+Depends only on the exception and the task's rules. The rule for the most specific class of the exception decides;
+`bury_on` takes precedence over `retry_on` for the same class. Other exceptions are retried after the topic's backoff.
+The broker counts the tries, up to the message's `max_retries`.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from heapline.config import Backoff
+from heapline.contract.config import Backoff
 from heapline.core.retry import backoff_ms
 
 REASON_CHARACTERS = 500
-Delay = Backoff | float | None  # None: the topic's own back-off
+Delay = Backoff | float | None  # None: the topic's backoff
 
 
 class Retry(Exception):
-    """Raise it in a handler: this did not work, try again. It counts as an attempt.
+    """Raise in a handler to retry the message later. Counts as an attempt.
 
     >>> raise Retry("the shop is closed", delay=3600)
     Traceback (most recent call last):
     heapline.client.tasks.outcomes.Retry: the shop is closed
     """
 
-    def __init__(self, reason: str = "the handler asked for another try", *, delay: Delay = None) -> None:
+    def __init__(self, reason: str = "the handler asked for a retry", *, delay: Delay = None) -> None:
         check_delay("Retry(delay=…)", delay)
         self.delay = delay
         super().__init__(reason)
 
 
 class Bury(Exception):
-    """Raise it in a handler: no further try can help. The message goes to the dead letters with this reason."""
+    """Raise in a handler to make the message a dead letter with this reason, without further tries."""
 
     def __init__(self, reason: str = "the handler buried it") -> None:
         super().__init__(reason)
 
 
 class Outcome(NamedTuple):
-    act: Literal["ack", "nack", "bury", "release", "leave"]  # leave: the lease is let go and runs out by itself
+    act: Literal["ack", "nack", "bury", "release", "leave"]  # leave: the lease expires
     reason: str | None = None
-    backoff: float | None = None  # seconds; None: the topic's own
+    backoff: float | None = None  # seconds; None: the topic's
 
 
 ACK = Outcome("ack")
@@ -53,9 +53,10 @@ class Rules:
     """A task's `retry_on` and `bury_on`."""
 
     def __init__(
-        self, retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
+        self,
+        retry_on: Mapping[type[BaseException], Delay] | Iterable[type[BaseException]] = (),
         bury_on: Iterable[type[BaseException]] | type[BaseException] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = retry_on if isinstance(retry_on, Mapping) else dict.fromkeys(_classes("retry_on", retry_on))
         self._retry: dict[type, Delay] = dict(given)
         self._bury = set(_classes("bury_on", bury_on))
@@ -64,7 +65,7 @@ class Rules:
             check_delay(f"retry_on[{kind.__name__}]", delay)
 
     def expects(self, error: BaseException) -> bool:
-        """Whether the task says what to do about it, in its rules or by what it raises."""
+        """Whether the task decides about this error, by a rule or by raising Bury or Retry."""
         error = self._telling(error)
         return self._names(error)
 
@@ -88,7 +89,7 @@ class Rules:
         return Outcome("nack", reason_of(error))
 
     def _telling(self, error: BaseException) -> BaseException:
-        """Of a group, as a TaskGroup raises it, the one that decides: Bury, then Retry, then what a rule names."""
+        """Return the error of an exception group that decides: Bury, then Retry, then one that a rule names."""
         if not isinstance(error, BaseExceptionGroup):
             return error
         leaves = list(_leaves(error))
@@ -108,7 +109,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def reason_of(error: BaseException) -> str:
-    """Type and text, on one line, of bounded length."""
+    """Return the type and text of an error on one line, of limited length."""
     text = text_of(error)
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
@@ -117,7 +118,7 @@ def text_of(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # a user's class
-        return "(its text cannot be told)"
+        return "(its text cannot be shown)"
     text = " ".join(text.split()).encode("utf-8", "replace").decode()
     return text if len(text) <= REASON_CHARACTERS else text[: REASON_CHARACTERS - 1] + "…"
 
@@ -128,7 +129,8 @@ def check_delay(where: str, delay: Any) -> None:
     elif delay is not None:
         is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
         if not is_number or not (math.isfinite(delay) and delay >= 0):
-            raise ValueError(f"{where} is seconds from 0, a heapline.Backoff, or None for the topic's, not {delay!r}")
+            allowed = "seconds from 0, a heapline.Backoff, or None for the topic's"
+            raise ValueError(f"{where} must be {allowed}, got {delay!r}")
 
 
 def _seconds(delay: Delay, attempts: int, jitter_unit: float) -> float | None:
@@ -141,5 +143,5 @@ def _classes(where: str, given: Any) -> list[type[BaseException]]:
     found = list(given) if isinstance(given, Iterable) else [given]
     for kind in found:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise TypeError(f"{where} names exception classes, not {kind!r}")
+            raise TypeError(f"{where} must name exception classes, got {kind!r}")
     return found

@@ -1,4 +1,4 @@
-"""A worker's places: so many handlers at once. Who waits longest for one gets the next that is free."""
+"""Slots of a worker: how many handlers run at the same time. The longest waiting task gets the next free slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Slots:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        """One place, in turn."""
+        """Wait for a slot."""
         if self.free and not self._waiting:
             self.free -= 1
             return
@@ -23,13 +23,13 @@ class Slots:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
-                self.give()  # it was ours already
+                self.give()  # it had been granted already
             else:
                 self._waiting.remove(mine)
             raise
 
     def take_free(self, most: int) -> int:
-        """As many more as are free just now and nobody waits for."""
+        """Take up to `most` slots that are free and that no task waits for; return how many."""
         count = 0 if self._waiting else min(self.free, most)
         self.free -= count
         return count

@@ -1,7 +1,6 @@
-"""One task: a function that can be called here, or enqueued to be called by a worker.
+"""A task: a function that can be called directly, or enqueued to be called by a worker.
 
-Decides what a message of a task looks like: its payload (encoding.py), its headers, its options. Where the broker is,
-is the app's affair.
+Builds the messages of a task: payload (arguments.py), headers and options. The app knows the broker.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from heapline.client.tasks.encoding import Arguments
+from heapline.client.tasks.arguments import Arguments
 from heapline.client.tasks.middleware import Sending
 from heapline.client.tasks.outcomes import Rules
-from heapline.config import parse_topic
-from heapline.contents import CONTENT_TYPE, JSON
-from heapline.model import Enqueued, IdempotencyScope, Outgoing
+from heapline.contract.config import parse_topic
+from heapline.contract.message import Enqueued, IdempotencyScope, Outgoing
+from heapline.contract.payload_codec import CONTENT_TYPE, JSON
 
 if TYPE_CHECKING:
     from heapline.client.tasks.app import App
@@ -30,7 +29,7 @@ OPTIONS = frozenset(Outgoing.__struct_fields__) - {"payload", "headers", "seq"}
 
 
 class Item:
-    """One call of a task with options of its own, for `enqueue_many` and the outbox; made by `Task.item`."""
+    """One call of a task with its own options, for `enqueue_many` and the outbox. Created by `Task.item`."""
 
     __slots__ = ("arguments", "options", "task")
 
@@ -40,18 +39,26 @@ class Item:
         self.options = options
 
     def fields(self, shared: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Its message: payload, headers and options."""
+        """Return the fields of its message: payload, headers and options."""
         return self.task._fields(self, shared)
 
 
 class Task(Generic[P, R]):
     def __init__(
-        self, app: App, function: Callable[P, R], *, name: str, topic: str, timeout: float, rules: Rules,
-        max_retries: int | None, priority: int,
-    ) -> None:  # fmt: skip
+        self,
+        app: App,
+        function: Callable[P, R],
+        *,
+        name: str,
+        topic: str,
+        timeout: float,
+        rules: Rules,
+        max_retries: int | None,
+        priority: int,
+    ) -> None:
         parse_topic(topic)
         if not isinstance(timeout, int | float) or not timeout > 0:
-            raise ValueError(f"timeout={timeout!r} of task {name!r}: it is seconds, over 0")
+            raise ValueError(f"timeout of task {name!r} must be a number of seconds over 0, got {timeout!r}")
         functools.update_wrapper(self, function)
         self.app = app
         self.function = function
@@ -65,36 +72,52 @@ class Task(Generic[P, R]):
         self._headers = {CONTENT_TYPE: JSON, TASK: name}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The function itself, here and now: for tests, and for code that needs it done."""
+        """Call the function directly: in tests, and in code that needs the result."""
         return self.function(*args, **kwargs)
 
     async def enqueue(
-        self, *args: Any, priority: int | None = None, delay: float | None = None, deliver_at: datetime | None = None,
-        key: str | None = None, idempotency_key: str | None = None, idempotency_scope: IdempotencyScope | None = None,
-        ttl: float | None = None, max_retries: int | None = None, fairness_key: str | None = None, **kwargs: Any,
-    ) -> Enqueued:  # fmt: skip
-        """Answered when durable. What is no option is an argument of the function."""
+        self,
+        *args: Any,
+        priority: int | None = None,
+        delay: float | None = None,
+        deliver_at: datetime | None = None,
+        key: str | None = None,
+        idempotency_key: str | None = None,
+        idempotency_scope: IdempotencyScope | None = None,
+        ttl: float | None = None,
+        max_retries: int | None = None,
+        fairness_key: str | None = None,
+        **kwargs: Any,
+    ) -> Enqueued:
+        """Enqueue a call. Returns when it is durable. Keywords that are not options are arguments of the function."""
         options = _given(
-            priority=priority, delay=delay, deliver_at=deliver_at, key=key, idempotency_key=idempotency_key,
-            idempotency_scope=idempotency_scope, ttl=ttl, max_retries=max_retries, fairness_key=fairness_key,
-        )  # fmt: skip
+            priority=priority,
+            delay=delay,
+            deliver_at=deliver_at,
+            key=key,
+            idempotency_key=idempotency_key,
+            idempotency_scope=idempotency_scope,
+            ttl=ttl,
+            max_retries=max_retries,
+            fairness_key=fairness_key,
+        )
         fields = self._fields(Item(self, self.codec.bind(args, kwargs), options))
         return await self.app.send(self.topic, fields)
 
     def enqueue_sync(self, *args: Any, **options_and_kwargs: Any) -> Enqueued:
-        """`enqueue` for code without an event loop; blocks until it is durable."""
+        """`enqueue` for code without an event loop. Blocks until the message is durable."""
         return self.app.run_sync(lambda: self.enqueue(*args, **options_and_kwargs), f"{self.name}.enqueue")
 
     def item(self, *args: Any, **options_and_kwargs: Any) -> Item:
-        """One call for `enqueue_many` or the outbox: arguments and options as `enqueue` takes them."""
+        """Return one call for `enqueue_many` or the outbox, with the arguments and options of `enqueue`."""
         options = {k: v for k, v in options_and_kwargs.items() if k in OPTIONS}
         kwargs = {k: v for k, v in options_and_kwargs.items() if k not in OPTIONS}
         return Item(self, self.codec.bind(args, kwargs), options)
 
     async def enqueue_many(self, calls: Iterable[Any], **options: Any) -> list[Enqueued]:
-        """Many calls as one batch, all or none. Each is the function's one argument, or `task.item(…)`.
+        """Enqueue many calls as one batch, all or none. Each is the function's only argument, or `task.item(…)`.
 
-        `options` hold for all of them; those of an item go before.
+        `options` apply to all of them; an item's own options take precedence.
         """
         for name in options:
             if name not in OPTIONS:

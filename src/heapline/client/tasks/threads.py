@@ -1,7 +1,7 @@
-"""Threads for plain functions. None can be stopped, so one that hangs is left behind and another takes its place.
+"""Threads for plain functions. A thread cannot be stopped, so one that hangs is abandoned and replaced.
 
-How many run at once is not decided here: a worker starts no more than it has room for. Threads are daemons: those left
-behind do not keep a process alive.
+The worker's slots limit how many run at the same time. Threads are daemons, so abandoned ones do not keep a process
+alive.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
 class Threads:
     def __init__(self, idle_max: int) -> None:
         self._idle_max = idle_max
-        self._idle: list[queue.SimpleQueue[Job | None]] = []  # the loop alone touches it
+        self._idle: list[queue.SimpleQueue[Job | None]] = []  # used by the event loop only
         self.count = 0
 
     def run(self, function: Callable[[], Any], on_end: Callable[[], None]) -> asyncio.Future[Any]:
-        """Its result; `on_end` is called in the loop when the function has really ended, cancelled or not."""
+        """Return the future of the result. `on_end` is called in the loop when the function has ended."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         inbox = self._idle.pop() if self._idle else self._start(loop)
@@ -40,9 +40,12 @@ class Threads:
         return inbox
 
     def _end(
-        self, inbox: queue.SimpleQueue[Job | None], done: asyncio.Future[Any], future: asyncio.Future[Any],
+        self,
+        inbox: queue.SimpleQueue[Job | None],
+        done: asyncio.Future[Any],
+        future: asyncio.Future[Any],
         on_end: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         if len(self._idle) < self._idle_max:
             self._idle.append(inbox)
         else:
@@ -74,12 +77,12 @@ def _work(inbox: queue.SimpleQueue[Job | None]) -> None:
         try:
             loop.call_soon_threadsafe(ended.set_result, answer)
         except RuntimeError:
-            return  # the loop is closed: the worker has gone
+            return  # the loop is closed, so the worker has ended
         del job, ended, function, answer
 
 
 def _storable(error: BaseException) -> BaseException:
-    """A future refuses StopIteration, and would take CancelledError for its own; an interpreter's exit is not ours."""
+    """Wrap what a future cannot hold or would take for its own cancellation, and exits of the interpreter."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | asyncio.CancelledError):
         return error
     wrapped = RuntimeError(f"the handler raised {type(error).__qualname__}")

@@ -1,7 +1,7 @@
-"""Spans and metrics of handlers through OpenTelemetry, where the program has set it up; else nothing, at no cost.
+"""Spans and metrics of handlers through OpenTelemetry, if the program has set it up.
 
-Nothing is imported here: whoever set a provider has imported OpenTelemetry already, so its absence from `sys.modules`
-is the answer. The trace of the one who enqueues travels in the message's headers (W3C trace context).
+OpenTelemetry is not imported here: a program that has set a provider has imported it, so its absence from `sys.modules`
+means that there is none. The trace of the producer travels in the message's headers (W3C trace context).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _instruments: dict[str, Any] = {}
 
 
 def is_on() -> bool:
-    """Whether somebody collects traces or metrics in this process."""
+    """Whether this process collects traces or metrics."""
     return _traces() or _metrics()
 
 
@@ -33,7 +33,7 @@ def _metrics() -> bool:
 
 
 def _collects(provider: Any) -> bool:
-    """Until somebody sets one, OpenTelemetry's providers stand in for it and do nothing."""
+    """Whether a provider was set. Until then, OpenTelemetry has placeholders that do nothing."""
     return not type(provider).__name__.lstrip("_").startswith(("Proxy", "NoOp"))
 
 
@@ -67,14 +67,21 @@ async def _in_span(call: Call, following: Next) -> Any:
 
     message = call.message
     attributes: dict[str, Any] = {
-        "messaging.system": "heapline", "messaging.operation.type": "process",
-        "messaging.destination.name": message.topic, "messaging.message.id": message.message_id,
-        "heapline.task": call.task.name, "heapline.attempt": message.attempts,
-    }  # fmt: skip
+        "messaging.system": "heapline",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": message.topic,
+        "messaging.message.id": message.message_id,
+        "heapline.task": call.task.name,
+        "heapline.attempt": message.attempts,
+    }
     with trace.get_tracer(_NAME).start_as_current_span(
-        f"process {call.task.name}", propagate.extract(message.headers), trace.SpanKind.CONSUMER, attributes,
-        record_exception=False, set_status_on_exception=False,
-    ) as span:  # fmt: skip
+        f"process {call.task.name}",
+        propagate.extract(message.headers),
+        trace.SpanKind.CONSUMER,
+        attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
         try:
             return await following(call)
         except BaseException as error:

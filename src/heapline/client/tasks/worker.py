@@ -1,10 +1,10 @@
-"""A worker: takes messages of an app's topics, best first, and runs them, so many at once.
+"""A worker: pops messages of an app's topics, best first, and runs their handlers, up to `concurrency` at a time.
 
-It leases only what it has a place for, so nothing waits here that another worker could do, and nothing urgent waits
-behind it. The one exception is with several topics: each may have one message here that waits for a place, because
-nobody can wait for work without taking it. Topics take turns for the places.
+It leases only as many messages as it has free slots, so no message waits here that another worker could run. With
+several topics, each may have one leased message that waits for a slot, because waiting for work means to lease it.
+Topics take turns for slots.
 
-How it ends: `stop` takes no more; what runs may finish within `grace`, then it is cancelled and given back.
+After `stop` it pops no more. Handlers may finish within `grace`; then they are cancelled and their messages released.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from heapline.client.tasks.execution import Runner, Totals
 from heapline.client.tasks.leases import Lease, LeaseKeeper
-from heapline.client.tasks.running import Runner, Totals
 from heapline.client.tasks.slots import Slots
 from heapline.client.tasks.threads import Threads
-from heapline.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
+from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
+from heapline.contract.message import TopicInfo
 from heapline.logs import Log
-from heapline.model import TopicInfo
 
 if TYPE_CHECKING:
     from heapline.client.tasks.app import App
 
 log = Log("heapline.worker")
 POP_WAIT = 20.0  # seconds that one pop waits for work
-POP_LEAST = 16  # places worth a pop of their own
-PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # between tries to reach a broker; the last one repeats
-CLOSE_SECONDS = 5.0  # for what was cancelled at the end of the grace
+POP_LEAST = 16  # slots that are worth a pop of their own
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between tries to reach a broker; the last one repeats
+CLOSE_SECONDS = 5.0  # for handlers that were cancelled at the end of the grace period
 
 
 class Worker:
     def __init__(
-        self, app: App, *,
-        concurrency: int = 16,  # handlers at once
-        topics: list[str] | None = None,  # None: those of all the app's tasks
+        self,
+        app: App,
+        *,
+        concurrency: int = 16,  # handlers that run at the same time
+        topics: list[str] | None = None,  # None: the topics of all the app's tasks
         visibility: float = 30.0,  # seconds of a lease; extended at a third of it while the handler runs
-        grace: float = 30.0,  # seconds that handlers may take when the worker is stopped
-        cancel_when_lost: bool = True,  # stop a handler whose lease is lost: somebody else may be doing the work
-        abandoned_max: int | None = None,  # hung threads and coroutines after which it stops; None: twice concurrency
-        report_interval: float = 60.0,  # seconds between lines about what was done
-    ) -> None:  # fmt: skip
+        grace: float = 30.0,  # seconds that handlers may take after stop()
+        cancel_when_lost: bool = True,  # cancel a handler whose lease is lost: another worker may run it
+        abandoned_max: int | None = None,  # abandoned runs after which it stops; None: twice concurrency
+        report_interval: float = 60.0,  # seconds between log lines
+    ) -> None:
         if not (isinstance(concurrency, int) and 1 <= concurrency <= 10_000):
-            raise BadRequest(f"concurrency={concurrency!r}: it is 1 to 10000 handlers at once")
+            raise BadRequest(f"concurrency must be an integer from 1 to 10000, got {concurrency!r}")
         for name, seconds in (("visibility", visibility), ("report_interval", report_interval)):
             if not seconds > 0:
-                raise BadRequest(f"{name}={seconds!r}: it is seconds, over 0")
+                raise BadRequest(f"{name} must be a number of seconds over 0, got {seconds!r}")
         if not grace >= 0:
-            raise BadRequest(f"grace={grace!r}: it is seconds, from 0")
+            raise BadRequest(f"grace must be a number of seconds from 0, got {grace!r}")
         self._app = app
         self.topics = _chosen(app, topics)
         self._visibility = visibility
@@ -61,13 +63,13 @@ class Worker:
         self._abandoned_max = 2 * concurrency if abandoned_max is None else abandoned_max
         self._report_interval = report_interval
         self.slots = Slots(concurrency)
-        # One half of the places is fetched for while the other half works: else either we or the broker would be idle.
+        # Pop for one half of the slots while the other half runs; otherwise worker and broker would take turns.
         self._pops_at_once = 2 if len(self.topics) == 1 and concurrency >= 2 * POP_LEAST else 1
         self._stopping = asyncio.Event()
         self._runner: Runner | None = None
         self._holder = f"{socket.gethostname()[:100]}:{os.getpid()}"
         self._last: tuple[float, Totals] = (0.0, Totals())
-        self.is_worn_out = False  # it stopped because too many runs were left behind
+        self.is_worn_out = False  # it stopped because too many runs were abandoned
 
     @property
     def totals(self) -> Totals:
@@ -75,19 +77,19 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Handlers at work, or being answered for."""
+        """Handlers that run, or whose messages are being settled."""
         return len(self._runner.running) if self._runner is not None else 0
 
     def stop(self) -> None:
-        """Take no more, finish what runs, and end. To be called in the worker's own loop."""
+        """Pop no more, let handlers finish, and end. Call it in the worker's own event loop."""
         self._stopping.set()
 
     async def run(self) -> Totals:
-        """Work until stopped; what was done."""
+        """Work until stopped, and return the counts."""
         for task in self._app.tasks.values():
             task.codec.check()
         home = self._app.home
-        shared = home.is_open_here()  # by whoever else lives in this loop
+        shared = home.is_open_here()  # by other code of this loop
         broker = await home.open_here()
         threads = Threads(self.slots.count)
         leases = LeaseKeeper(broker, self._visibility)
@@ -110,7 +112,7 @@ class Worker:
             await self._finish()
         finally:
             try:
-                await self._stop_what_runs()  # also if this was cancelled
+                await self._stop_what_runs()  # even if this was cancelled
             finally:
                 await _cancel([keeping, reporting])
                 threads.close()
@@ -119,7 +121,7 @@ class Worker:
         return self.totals
 
     async def _reached(self, broker: Any) -> None:
-        """The topics are there, or are made. A broker that is not up yet is waited for."""
+        """Create missing topics. Wait for a broker that cannot be reached yet."""
         for tries in count():
             try:
                 self._warn_of_short_leases(await self._app.make_topics(broker, self.topics))
@@ -128,23 +130,26 @@ class Worker:
                 await self._pause(tries, error)
 
     def _warn_of_short_leases(self, there: list[TopicInfo]) -> None:
-        """A lease ends at its topic's lease_max, whatever a task's timeout says."""
+        """Warn about tasks whose timeout is longer than a lease can last."""
         longest = {info.name: info.config.lease_max for info in there}
         for task in self._app.tasks.values():
             lease_max = longest.get(task.topic.removeprefix("default/"))
             if lease_max is not None and lease_max < task.timeout and task.topic in self.topics:
                 log.warning(
-                    "a task may outlast its lease: raise its topic's lease_max, or lower its timeout",
-                    task=task.name, timeout=task.timeout, topic=task.topic, lease_max=lease_max,
-                )  # fmt: skip
+                    "task may outlast its lease; raise its topic's lease_max, or lower its timeout",
+                    task=task.name,
+                    timeout=task.timeout,
+                    topic=task.topic,
+                    lease_max=lease_max,
+                )
 
     async def _pause(self, tries: int, error: HeaplineError) -> None:
         seconds = PAUSES[min(tries, len(PAUSES) - 1)]
-        log.warning("the broker does not answer; trying again", seconds=seconds, error=type(error).__name__)
+        log.warning("broker does not answer; will retry", seconds=seconds, error=type(error).__name__)
         await asyncio.sleep(seconds)
 
     async def _unless_stopped(self, work: list[asyncio.Future[Any]]) -> None:
-        """Until one of them ends or fails, or the worker is stopped; the others are cancelled."""
+        """Wait until one of them ends or fails, or the worker is stopped. Cancel the others."""
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
         try:
             done, _ = await asyncio.wait([*work, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -152,15 +157,15 @@ class Worker:
             await _cancel([*work, stopping])
         for task in done - {stopping}:
             if (error := task.exception()) is not None:
-                log.error("the worker stops: it cannot take messages", error=type(error).__name__)
+                log.error("worker cannot pop messages; stopping", error=type(error).__name__)
                 await self._finish()
                 raise error
 
-    # -- taking ----------------------------------------------------------------------------------------------------
+    # -- popping ----------------------------------------------------------------------------------------------------
 
     async def _take(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
         tries = 0
-        while not self._stopping.is_set():  # beside its cancellation, should a broker swallow that
+        while not self._stopping.is_set():  # in case a broker swallows the cancellation
             try:
                 try:
                     await self._take_some(broker, leases, topic)
@@ -172,11 +177,11 @@ class Worker:
                 tries += 1
 
     async def _take_some(self, broker: Any, leases: LeaseKeeper, topic: str) -> None:
-        """A place first, then a message for it, and for every other place that is free; half of them at most, if the
+        """Take a slot, and then pop messages for it and all other free slots, or for half of the slots at most if the
         other half has its own pop."""
         await self.slots.take()
         places = 1 + self.slots.take_free(-(-self.slots.count // self._pops_at_once) - 1)
-        alone = len(self.topics) == 1  # nobody else wants the places, so they may wait for work
+        alone = len(self.topics) == 1  # no other topic wants the slots, so they may wait for work
         found: list[Any] = []
         try:
             found = await self._pop(broker, topic, places, POP_WAIT if alone else 0)
@@ -203,9 +208,7 @@ class Worker:
                 self._start(lease)
 
     async def _pop(self, broker: Any, topic: str, count: int, wait: float) -> list[Any]:
-        found: list[Any] = await broker.pop(
-            topic, count, visibility=self._visibility, wait=wait, holder=self._holder
-        )  # fmt: skip
+        found: list[Any] = await broker.pop(topic, count, visibility=self._visibility, wait=wait, holder=self._holder)
         return found
 
     def _start(self, lease: Lease) -> None:
@@ -213,9 +216,9 @@ class Worker:
         self._runner.start(lease, self.slots.give)
 
     def _one_more(self) -> None:
-        """Of those left behind: at some number a new process is better than this one."""
+        """Stop if too many runs were abandoned: a new process is better than this one."""
         if self.totals.abandoned >= self._abandoned_max and not self.is_worn_out:
-            log.error("too many runs were left behind; the worker stops", abandoned=self.totals.abandoned)
+            log.error("too many abandoned runs; stopping", abandoned=self.totals.abandoned)
             self.is_worn_out = True
             self.stop()
 
@@ -225,7 +228,7 @@ class Worker:
         assert self._runner is not None
         if not (tasks := [run.task for run in self._runner.running if run.task is not None]):
             return
-        log.info("finishing what runs", running=len(tasks), grace=self._grace)
+        log.info("finishing running handlers", running=len(tasks), grace=self._grace)
         await asyncio.wait(tasks, timeout=self._grace)
         await self._stop_what_runs()
 
@@ -236,7 +239,7 @@ class Worker:
         if left := [run.task for run in self._runner.running if run.task is not None]:
             await asyncio.wait(left, timeout=CLOSE_SECONDS)
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------------------------
 
     async def _report_regularly(self) -> None:
         self._last = (time.monotonic(), Totals())
@@ -246,7 +249,7 @@ class Worker:
                 self.report()
 
     def report(self) -> str:
-        """A line about what was done since the last one."""
+        """Log and return a line about the time since the last one."""
         now, totals = time.monotonic(), self.totals
         then, before = self._last
         elapsed = max(now - then, 1e-9)
@@ -255,8 +258,8 @@ class Worker:
         mean = (totals.seconds - before.seconds) / max(1, done)
         line = (
             f"{done} done ({done / elapsed:.1f}/s, {mean:.3f} s each), "
-            f"{totals.retried - before.retried} to be retried, {totals.buried - before.buried} buried, "
-            f"{self.running} running, {totals.abandoned} left behind"
+            f"{totals.retried - before.retried} retried, {totals.buried - before.buried} buried, "
+            f"{self.running} running, {totals.abandoned} abandoned"
         )
         log.info(line)
         return line
@@ -265,7 +268,7 @@ class Worker:
 def _chosen(app: App, topics: list[str] | None) -> list[str]:
     known = app.topics()
     if not known:
-        raise BadRequest("this app has no tasks: declare some with @app.task in a module that is imported")
+        raise BadRequest("this app has no tasks; declare some with @app.task in a module that is imported")
     for topic in topics or ():
         if topic not in known:
             raise BadRequest(f"no task of this app is on topic {topic!r}; its topics are {', '.join(known)}")

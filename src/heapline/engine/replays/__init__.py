@@ -1,1 +1,1 @@
-"""Replays: the stream of a topic once more, to whoever iterates or into a topic."""
+"""Replays: read past stream rows of a topic again, by iteration or into a topic."""

@@ -1,7 +1,7 @@
-"""Where replays to subscribers stand, by name: a file each, in the folder of their topic.
+"""Checkpoints of replays to subscribers, by name: one file each, in the folder of their topic.
 
-A checkpoint goes with its topic: one that is made anew under the same name starts without. It says which incarnation it
-is of all the same, because folders can be copied.
+A checkpoint is deleted with its topic: a new topic under the same name starts without checkpoints. A checkpoint names
+its topic's incarnation nevertheless, because folders can be copied.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.engine.replays import files
-from heapline.engine.replays.asking import check_name
 from heapline.engine.runner import TopicRunner
-from heapline.errors import BadRequest, UnavailableError
 from heapline.logs import Log
 
 log = Log("heapline.replay")
-#: Two at once would write the same file, and one would not know of the other's partitions.
+#: Two concurrent writes would write the same file, and one would lose the other's partitions.
 _locks: WeakKeyDictionary[TopicRunner, asyncio.Lock] = WeakKeyDictionary()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
-    positions: dict[int, int]  # partition -> the next offset
+    positions: dict[int, int]  # partition -> next offset
     at_ms: int
 
 
@@ -34,7 +33,6 @@ def _folder(runner: TopicRunner) -> str:
 
 
 async def find(runner: TopicRunner, name: str) -> dict[int, int]:
-    check_name("checkpoint", name)
     path = f"{_folder(runner)}/{name}.json"
     found: Checkpoint | None = await runner.io.run(files.load, runner.loader.disk, path, Checkpoint)
     if found is None:
@@ -46,10 +44,9 @@ async def find(runner: TopicRunner, name: str) -> dict[int, int]:
 
 
 async def keep(runner: TopicRunner, name: str, positions: Mapping[int, int]) -> None:
-    """Durable on return. What is known of partitions that are not named stays."""
-    check_name("checkpoint", name)
+    """Save positions. Durable on return. Partitions that are not named keep their saved position."""
     for partition, offset in positions.items():
-        if not 0 <= partition < len(runner.topic.partitions) or not 0 <= offset <= 1 << 62:
+        if not 0 <= partition < len(runner.loaded.topic.partitions) or not 0 <= offset <= 1 << 62:
             raise BadRequest(f"topic {runner.name!r} has no place {offset} in a partition {partition}")
     async with _locks.setdefault(runner, asyncio.Lock()):
         known = await find(runner, name)

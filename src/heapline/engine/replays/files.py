@@ -1,9 +1,10 @@
-"""Small files that replays keep their place in: one line of version and checksum, then JSON; replaced whole.
+"""Small files with the positions of replays: one line of version and checksum, then JSON; replaced atomically.
 
-    heapline-replay 1 <crc32c of the rest, eight digits>\n{…}
+    heapline-replay 1 <crc32c of the rest, eight digits>
+    {…}
 
-FILE_VERSION 1. Ritual for changing what is in them: fields are only added, with defaults; else bump the version and
-keep reading the old one. A file that does not check is damage, and is never taken for an empty one.
+FILE_VERSION 1. To change the contents: only add fields, with defaults; otherwise bump the version and keep reading the
+old one. A file that does not pass its checksum is corrupt, and is never treated as empty.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import TypeVar
 import msgspec
 from crc32c import crc32c
 
-from heapline.errors import CorruptionError, UnknownFormat
+from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.journal.disk import Disk
 
 T = TypeVar("T")
 FILE_VERSION = 1
-FOLDER = "replays"  # of a data directory: jobs; of a topic: checkpoints. `heapline backup` knows it
+FOLDER = "replays"  # in a data directory: jobs; in a topic: checkpoints. `heapline backup` knows it
 _FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
 
 
 async def to_its_end(writing: asyncio.Future[None]) -> None:
-    """A thread does not stop when its caller is cancelled: what is written next must come after it."""
+    """Wait for a write even if the caller is cancelled: the thread continues, and the next write must follow it."""
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
@@ -46,7 +47,7 @@ def save(disk: Disk, path: str, content: msgspec.Struct) -> None:
 
 
 def load(disk: Disk, path: str, kind: type[T]) -> T | None:
-    """None if there is no such file."""
+    """Return the content of a file, or None if it does not exist."""
     try:
         data = disk.read_file(path)
     except FileNotFoundError:

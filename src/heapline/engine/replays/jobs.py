@@ -1,6 +1,6 @@
-"""A replay into a topic as it stands on disk: what was asked for, how far it is, and what is on its way.
+"""A replay into a topic as stored on disk: the request, its progress, and the batch in flight.
 
-One file a job, `replays/<name>.json` in the data directory, in the form of files.py.
+One file per job, `replays/<name>.json` in the data directory, in the format of files.py.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from typing import Literal
 
 import msgspec
 
+from heapline.contract.errors import CorruptionError
+from heapline.contract.message import from_ms
+from heapline.contract.stream import ReplayInfo
 from heapline.engine.replays import files
-from heapline.engine.replays.asking import Change, Request
-from heapline.errors import CorruptionError
+from heapline.engine.replays.replay_request import Change, Request
 from heapline.journal.disk import Disk
 from heapline.logs import Log
-from heapline.model import from_ms
-from heapline.streams import ReplayInfo
 
 log = Log("heapline.replay")
 ENDING = ".json"
 
 
 def producer_of(name: str) -> str:
-    """Nobody else can be called that: the names of users' producers hold no slash."""
+    """Return the job's producer id. Users cannot have it: the names of users' producers contain no slash."""
     return f"_replay/{name}"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages that may be in the target, all or none, and how the job stands if they are."""
+    """Messages that may be in the target, all or none, and the job's progress if they are."""
 
     first_seq: int
     count: int
     positions: dict[int, int]
     skipped: int
-    seen: list[int] = []  # that are new in it
+    seen: list[int] = []  # new entries of the job's `seen`
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +48,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     positions: dict[int, int]
     started_ms: int
     state: Literal["running", "done", "cancelled", "failed"] = "running"
-    replayed: int = 0  # and the next number: they are given without gaps
+    replayed: int = 0  # also the next number: numbers have no gaps
     skipped: int = 0
-    epoch: int = 1  # of the producer under which it enqueues
-    seen: list[int] = []  # messages that are in, and may stand in the stream once more
+    epoch: int = 1  # of the job's producer
+    seen: list[int] = []  # enqueued messages that may appear in the stream again
     claim: Claim | None = None
     error: str | None = None
 
@@ -64,7 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, claim=claim)
 
     def settled(self, is_in: bool) -> Job:
-        """It is known whether what was claimed went in."""
+        """Return the job after its claim was resolved; `is_in` is whether the claimed messages are in the target."""
         claim = self.claim
         if claim is None or not is_in:
             return msgspec.structs.replace(self, claim=None)
@@ -82,13 +82,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFiles:
-    """Blocking: for I/O threads."""
+    """Reads and writes the files of jobs. Blocking: use it in I/O threads."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk, self._folder = disk, f"{directory}/{files.FOLDER}"
 
     def load_all(self) -> tuple[list[Job], dict[str, CorruptionError]]:
-        """All jobs, and what is wrong with those that cannot be read."""
+        """Return all jobs, and the errors of those that cannot be read."""
         if not self._disk.exists(self._folder):
             return [], {}
         jobs: list[Job] = []

@@ -1,4 +1,4 @@
-"""From rows of a stream to messages for a topic: what they keep, what they are given, and where they came from."""
+"""Convert stream rows to messages for a topic: fields that they keep, fields that are replaced, and origin headers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
+from heapline.contract.ids import to_ulid
+from heapline.contract.message import Outgoing, from_ms
 from heapline.core.record import DEFAULT_RETRIES
-from heapline.engine.replays.asking import Change
 from heapline.engine.replays.portions import Portion, Rows
-from heapline.model import Outgoing, from_ms
-from heapline.ulid import to_ulid
+from heapline.engine.replays.replay_request import Change
 
 #: Headers of a replayed message: the replay's name, `topic/partition/offset` of its row, and the id that it had.
 REPLAY, REPLAYED_FROM, REPLAYED_ID = "heapline-replay", "heapline-replayed-from", "heapline-replayed-id"
-OVERHEAD_BYTES = 640  # of a message beside its payload and small parts, generously
+OVERHEAD_BYTES = 640  # upper bound per message, without payload and small parts
 
 
 def outgoing(portion: Portion, name: str, change: Change, target: TopicConfig, first_seq: int) -> list[Outgoing]:
-    """Numbered, in the order of the rows. Nothing but the clock's `from_ms` is asked for, so it can be done again."""
+    """Return numbered messages in the order of the rows. Does not read the clock, so the call can be repeated."""
     messages: list[Outgoing] = []
     for rows in portion.rows:
         messages += _of_rows(rows, name, change, target, first_seq + len(messages))
@@ -42,7 +42,7 @@ def _of_rows(rows: Rows, name: str, change: Change, target: TopicConfig, first_s
             payload, priority if change.priority is None else change.priority, key, change.delay,
             _moment(due or change.deliver_at_ms), {
                 **(headers or {}), REPLAY: name, REPLAYED_FROM: f"{batch.topic}/{batch.partition}/{offset}",
-                REPLAYED_ID: to_ulid(id),
+                REPLAYED_ID: to_ulid(id, batch.id_suffix),
             }, ttl_ms / 1000 if ttl_ms else None, None if retries == DEFAULT_RETRIES else retries,
             seq=first_seq + i, fairness_key=fair_key,
         )
@@ -55,7 +55,7 @@ def _moment(ms: int | None) -> datetime | None:
 
 
 def rows_within(portion: Portion, bytes_max: int) -> int:
-    """How many of the first rows weigh no more than that; at least one."""
+    """Return how many of the first rows fit into `bytes_max`, at least one."""
     sizes = [rows.records["payload_len"].astype(np.int64) + rows.records["small_len"] for rows in portion.rows]
     total = np.cumsum(np.concatenate(sizes) + OVERHEAD_BYTES)
     return max(1, int(np.searchsorted(total, bytes_max, side="right")))

@@ -1,7 +1,7 @@
-"""What a replay reads in one go, after the filter and the mode: rows in order, and where it stands after them.
+"""One read of a replay, after filter and mode: rows in order, and the position after them.
 
-A portion can be split anywhere: its first part stands where the first row that is not in it is, so that whoever keeps
-that place misses nothing and repeats nothing.
+A portion can be split anywhere: the first part's position is at the first row that is not in it, so that continuing
+from there misses nothing and repeats nothing.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from heapline.contract.stream import ReplayFilter, StreamBatch
 from heapline.core.events import I64
-from heapline.engine.replays.living import Living, Mask
+from heapline.engine.groups.pages import Page
+from heapline.engine.replays.live_messages import Living, Mask
 from heapline.engine.replays.scan import Stretch
-from heapline.engine.streams.pages import Page
-from heapline.streams import ReplayFilter, StreamBatch
 
 
 class Rows(NamedTuple):
-    """Some rows of one partition, and what a stream does not tell of them."""
+    """Some rows of one partition, with details that a stream does not have."""
 
     batch: StreamBatch
-    records: Any  # the fixed rows of their records
-    dues: I64 | None  # when they fall due, wall ms, 0 = they are; None = nobody has looked
-    changed: I64  # ids among them that may stand in the stream once more
+    records: Any  # fixed-size rows of their records
+    dues: I64 | None  # due times, wall ms, 0 = due; None = not determined
+    changed: I64  # ids among them that may appear in the stream again
 
     def cut(self, at: slice) -> Rows:
         return Rows(cut_batch(self.batch, at), self.records[at], None if self.dues is None else self.dues[at],
@@ -32,9 +32,9 @@ class Rows(NamedTuple):
 
 class Portion(NamedTuple):
     rows: list[Rows]
-    positions: dict[int, int]  # where to go on, by partition
-    left_out: dict[int, I64]  # offsets of rows that the filter or the mode left out, by partition
-    bad: int = 0  # of those, rows whose record cannot be read
+    positions: dict[int, int]  # where to continue, by partition
+    left_out: dict[int, I64]  # offsets of rows that the filter or the mode excluded, by partition
+    bad: int = 0  # how many of those rows have an unreadable record
 
     def __len__(self) -> int:
         return sum(len(rows.batch) for rows in self.rows)
@@ -44,7 +44,7 @@ class Portion(NamedTuple):
         return sum(map(len, self.left_out.values()))
 
     def split(self, count: int) -> tuple[Portion, Portion]:
-        """The first `count` rows, and the rest."""
+        """Return the first `count` rows, and the rest."""
         if count >= len(self):
             return self, Portion([], self.positions, {})
         head: list[Rows] = []
@@ -73,19 +73,19 @@ def cut_batch(batch: StreamBatch, at: slice) -> StreamBatch:
     return StreamBatch(
         batch._settles, batch.topic, batch.partition, batch.offsets[at], batch.ids[at], batch.payloads[at],
         batch.priorities[at], batch.attempts[at], batch.enqueued_ms[at], part(batch.keys), part(batch.headers),
-        part(batch.fairness_keys),
+        part(batch.fairness_keys), id_suffix=batch.id_suffix,
     )  # fmt: skip
 
 
 class Sieve:
-    """Chooses the rows of a stretch that are replayed. `seen` are messages that came and may come again: a fast replay
-    gives each once."""
+    """Selects the rows of a stretch to replay. A fast replay delivers each message once; `seen` may appear again."""
 
     def __init__(
-        self, topic: str, starts: dict[int, int], ends: dict[int, int], where: ReplayFilter | None,
+        self, topic: str, id_suffix: int, starts: dict[int, int], ends: dict[int, int], where: ReplayFilter | None,
         seen: set[int] | None = None,
     ) -> None:  # fmt: skip
-        self._topic, self._starts, self.ends, self._where = topic, starts, ends, where
+        self._topic, self._id_suffix = topic, id_suffix
+        self._starts, self.ends, self._where = starts, ends, where
         self.seen: set[int] = set() if seen is None else seen
 
     def portion(self, stretch: Stretch, living: Living | None) -> Portion:
@@ -104,7 +104,7 @@ class Sieve:
         return Portion(rows, stretch.positions, left_out, bad)
 
     def _inside(self, page: Page) -> Mask:
-        """A page is made of whole units: the first and the last may stand out of the range."""
+        """Return which rows are in range. A page has complete units, which may extend beyond the range."""
         offsets = page.rows.offsets
         return (offsets >= self._starts[page.partition]) & (offsets < self.ends[page.partition])
 
@@ -131,7 +131,7 @@ class Sieve:
     def _rows(self, page: Page, records: Any, at: I64, priorities: I64, living: Living | None) -> Rows:
         whole = slice(int(at[0]), int(at[-1]) + 1)
         pick = whole if len(at) == whole.stop - whole.start else at
-        batch = page.batch(None, self._topic, pick, np.ones(len(at), dtype=np.int64))
+        batch = page.batch(None, self._topic, self._id_suffix, pick, np.ones(len(at), dtype=np.int64))
         batch.priorities = priorities[pick]
         none = np.zeros(0, dtype=np.int64)
         if living is None:

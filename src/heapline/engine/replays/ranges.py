@@ -1,37 +1,37 @@
-"""Which rows a replay is over: from what was asked for to a start and an end offset of each partition.
+"""Resolve a replay request to a start and an end offset in each partition.
 
-The end is fixed here, at what is durable now, so a replay into its own topic does not chase its own tail. A moment
-means the wall time of the unit that a row stands in: the range from one moment to another holds the rows of all units
-from the first that was written at or after the one, up to the first at or after the other.
+The end is fixed here, at what is durable now, so a replay into its own topic does not read its own output. A timestamp
+refers to the wall time of the unit that contains a row: a range between two timestamps has the rows of all units from
+the first that was written at or after the start, up to the first at or after the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from heapline.contract.errors import BadRequest
 from heapline.engine.log import first_offsets
-from heapline.engine.replays.asking import Mark, Request
+from heapline.engine.replays.replay_request import Mark, Request
 from heapline.engine.runner import TopicRunner
-from heapline.errors import BadRequest
 from heapline.journal.reader import LogReader
 
-Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the one after the last
+Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the offset after the last
 
 
 async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Ranges:
-    """`kept`: where to go on, by partition, instead of at the start that was asked for."""
-    if not runner.topic.config.streams:
+    """Return the ranges of a request. `kept` has offsets, by partition, that replace the requested start."""
+    if not runner.loaded.topic.config.streams:
         raise BadRequest(f"topic {runner.name!r} was made with streams=False: which rows fell due is not in its log")
-    ends = await runner.call(lambda now: [p.offset for p in runner.topic.partitions])
-    if runner.topic.config.fsync != "commit":  # an end is durable, also where answers are not
-        await runner.committer.between_commits(runner.journal.sync)
+    ends = await runner.call(lambda now: [p.offset for p in runner.loaded.topic.partitions])
+    if runner.loaded.topic.config.fsync != "commit":  # an end is durable, even where answers are not
+        await runner.loaded.committer.between_commits(runner.loaded.journal.sync)
     chosen = _chosen(request, len(ends), runner.name)
-    return await runner.io.run(_find, runner.journal.reader(), request, chosen, ends, kept or {})
+    return await runner.io.run(_find, runner.loaded.journal.reader(), request, chosen, ends, kept or {})
 
 
 async def check_there(runner: TopicRunner, ranges: Ranges) -> None:
-    """Raises unless the log still begins at or before these: for whoever goes on after a while."""
-    found = await runner.io.run(first_offsets, runner.journal.reader(), len(runner.topic.partitions))
+    """Raise unless the log still starts at or before these ranges. For replays that continue after a pause."""
+    found = await runner.io.run(first_offsets, runner.loaded.journal.reader(), len(runner.loaded.topic.partitions))
     for partition, (start, end) in ranges.items():
         first = found[partition]
         if start < end and (first is None or start < first):
@@ -42,7 +42,7 @@ async def check_there(runner: TopicRunner, ranges: Ranges) -> None:
 
 
 def _chosen(request: Request, count: int, topic: str) -> list[int]:
-    """The partitions asked for; those that `start` names, where it names some."""
+    """Return the requested partitions, or those that `start` names."""
     chosen = request.partitions
     if chosen is None:
         chosen = sorted(request.start.offsets) if request.start.offsets else list(range(count))
@@ -73,12 +73,12 @@ def _find(
                 + (f', and this checkpoint cannot go on: begin another one (start="earliest", or from '
                    f"{firsts[partition]})" if partition in kept else ' (start="earliest" begins there)')
             )  # fmt: skip
-    # One that ends before it starts is empty: it stays where it is.
+    # A range that ends before it starts is empty and stays at its start.
     return {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
 
 
 def _asked(start: Mark, partition: int) -> int | None:
-    """The very offset that was asked for, if one was."""
+    """Return the exact offset that was requested, or None."""
     return (start.offsets or {}).get(partition) if start.offsets is not None else start.offset
 
 

@@ -1,8 +1,8 @@
 """One pass over the journal for all partitions of a replay: their stream rows in the order of the units.
 
-Units are written one after the other, each at its time, so their order is the order of time over partitions, and within
-a partition the order of offsets. A unit is read once, however many partitions have rows in it. Blocking: for I/O
-threads. Who wants which of the rows is not known here.
+Units are written one after the other, so their order is the order of time across partitions, and the order of offsets
+within a partition. A unit is read once, however many partitions have rows in it. Blocking: use it in I/O threads. This
+module does not know which rows are wanted.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from heapline.contract.errors import BadRequest
 from heapline.core.position import PositionLayout
+from heapline.engine.groups.pages import Load, Page, PageBuilder
 from heapline.engine.replays.ranges import Ranges
-from heapline.engine.streams.pages import Load, Page, PageBuilder
-from heapline.errors import BadRequest
 from heapline.journal.reader import LogReader, Place
 from heapline.journal.unit import Unit
 
@@ -23,7 +23,7 @@ STRETCH_BYTES = 4 << 20
 
 
 class Run(NamedTuple):
-    """Rows of one partition that stand next to each other in the merged order: [first, last) of its page."""
+    """Adjacent rows of one partition in the merged order: [first, last) of its page."""
 
     partition: int
     first: int
@@ -32,16 +32,16 @@ class Run(NamedTuple):
 
 class Stretch(NamedTuple):
     pages: dict[int, Page]
-    records: dict[int, Any]  # partition -> the record rows behind its page
+    records: dict[int, Any]  # partition -> the record rows of its page
     runs: list[Run]
-    positions: dict[int, int]  # where to go on, of all partitions of the replay
+    positions: dict[int, int]  # where to continue, for all partitions of the replay
 
 
 class _Gathering(PageBuilder):
-    """A page that is fed unit by unit."""
+    """A page builder that is fed unit by unit."""
 
     def add(self, unit: Unit) -> tuple[int, int]:
-        """Which rows of the page the unit brought."""
+        """Add a unit. Return the range of its rows in the page."""
         before = self._count
         self._scan_unit(unit)
         return before, self._count
@@ -55,19 +55,19 @@ class _Gathering(PageBuilder):
         return self._bytes + self._bytes_elsewhere
 
     def records(self) -> Any:
-        """The record rows behind the page, once that is made."""
+        """Return the record rows of the page, once the page is built."""
         return np.concatenate([part.rows for part in self._parts])
 
 
 class MergedScan:
-    """Reads stretch by stretch; `positions` begins at the ranges' starts and ends at their ends."""
+    """Reads stretch by stretch; `positions` starts at the ranges' starts and ends at their ends."""
 
     def __init__(self, reader: LogReader, layout: PositionLayout, load: Load, ranges: Ranges) -> None:
         self._reader, self._layout, self._load = reader, layout, load
         self._ends = {p: end for p, (_, end) in ranges.items()}
         self.positions = {p: start for p, (start, _) in ranges.items()}
         self._place: Place | None = None
-        self.began_in: int | None = None  # the segment in which the last stretch begins
+        self.began_in: int | None = None  # the segment in which the last stretch starts
 
     @property
     def is_done(self) -> bool:
@@ -75,11 +75,11 @@ class MergedScan:
 
     @property
     def segment(self) -> int | None:
-        """That it reads next, once it has begun."""
+        """The segment that is read next, once the scan has started."""
         return None if self._place is None else self._place[0]
 
     def read(self, rows_max: int = STRETCH_ROWS, bytes_max: int = STRETCH_BYTES) -> Stretch:
-        """The next stretch; it may have no rows, but it makes way unless the replay is done."""
+        """Return the next stretch. It may have no rows, but it advances unless the replay is done."""
         builders = {
             p: _Gathering(self._reader, self._layout, self._load, p, self.positions[p])
             for p, end in self._ends.items() if self.positions[p] < end
@@ -91,11 +91,11 @@ class MergedScan:
             try:
                 self._scan(builders, place, runs, rows_max, bytes_max)
             except BadRequest:
-                self._place = None  # it was reclaimed meanwhile: whoever asks again is told where the log starts
+                self._place = None  # reclaimed meanwhile: the next read reports where the log starts
                 raise
         for p, builder in builders.items():
             self.positions[p] = min(max(self.positions[p], builder.end), self._ends[p])
-        if place is None:  # nothing of these partitions is in the log any more
+        if place is None:  # the log has no rows of these partitions any more
             self.positions.update(self._ends)
         pages = {p: builder.page() for p, builder in builders.items() if builder.rows}
         records = {p: builders[p].records() for p in pages}
@@ -120,7 +120,7 @@ class MergedScan:
             gathered = builders.values()
             if not waiting or sum(b.rows for b in gathered) >= rows_max or sum(b.nbytes for b in gathered) >= bytes_max:
                 return
-        # The log ended before they did: a place was reclaimed in between, or the ends were never durable.
+        # The log ended before the ranges did: a segment was reclaimed in between, or the ends were never durable.
         raise BadRequest(f"the log ends before offset {min(self._ends[p] for p in waiting)}: start again")
 
 

@@ -1,1 +1,1 @@
-"""Schedules in the engine: `store` and `kept` keep them, `firing` brings them into topics, `scheduler` in time."""
+"""Schedules in the engine: `store` and `snapshots` keep them, `firings` enqueues them, `scheduler` runs them."""

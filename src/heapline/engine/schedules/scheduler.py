@@ -1,12 +1,12 @@
-"""Fires schedules in time, and changes them: a loop that sleeps until something is due.
+"""Fire schedules on time, and change them: a loop that sleeps until a schedule is due.
 
-Each schedule is held by one task at a time (`_alone`): its firing, or a change that first brings in what it still owes
-(as well as that can be done: a topic that is full does not keep anybody from pausing or deleting). Different schedules
-do not wait for each other; their writes meet in group commit.
+One task at a time works on a schedule (`_alone`): its firing, or a change that first enqueues what the schedule still
+owes (best effort: a full topic does not prevent pausing or deleting). Different schedules do not wait for each other;
+group commit combines their writes.
 
-What is told is durable: kept.py sees to that. Why each firing goes in once is told in firing.py.
+Every reported value is durable; see snapshots.py. The reason why each firing is enqueued once is in firings.py.
 
-The clock is the wall's. The loop looks at it at least every ten seconds, so that one that was set is noticed.
+The scheduler uses the wall clock and reads it at least every ten seconds, so that it notices a clock change.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
+from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
+from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name, short
+from heapline.core.latency import Latency
+from heapline.core.schedules.book import Book, Taken
+from heapline.core.schedules.records import ScheduleFired, ScheduleState
+from heapline.core.schedules.schedule_info import tell
 from heapline.engine.columns import check_one
-from heapline.engine.latency import Latency
 from heapline.engine.runner import TopicRunner
-from heapline.engine.schedules.firing import Sent, producer_of, send
-from heapline.engine.schedules.kept import KeptBook
+from heapline.engine.schedules.firings import Sent, producer_of, send
+from heapline.engine.schedules.snapshots import KeptBook
 from heapline.engine.schedules.store import ScheduleStore, check_size
-from heapline.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.logs import Log
-from heapline.schedules import Book, Schedule, ScheduleFired, ScheduleInfo, ScheduleState, Taken, tell
-from heapline.schedules.definition import schedule_name
-from heapline.schedules.telling import short
 
 log = Log("heapline.engine")
 T = TypeVar("T")
-RETRY_MS = 5000  # what could not be enqueued is tried again after this
-PAUSE = 5.0  # seconds between tries to read the schedules
-CLOSE_SECONDS = 5.0  # that firings under way are given to end when the broker closes
-UNDER_WAY_MAX = 256  # firings at a time: a topic takes them all in one step
-PAGE_BYTES = 4 << 20  # of payloads in one page, about
-ROUNDS_MAX = 10  # of firings that a change brings in first
+RETRY_MS = 5000  # ms until a failed enqueue is retried
+PAUSE = 5.0  # seconds between attempts to read the schedules
+CLOSE_SECONDS = 5.0  # seconds that running firings get to finish when the broker closes
+UNDER_WAY_MAX = 256  # concurrent firings: a topic handles them all in one step
+PAGE_BYTES = 4 << 20  # of payloads in one page, approximately
+ROUNDS_MAX = 10  # rounds of firings that a change enqueues first
 
 
 class Scheduler:
-    """`topic` gives the runner of a topic, or raises."""
+    """Runs the schedules of a broker. `topic` returns the runner of a topic, or raises."""
 
     def __init__(
         self, store: ScheduleStore, *, topic: Callable[[str], TopicRunner], wall_ms: Callable[[], int]
@@ -53,13 +54,13 @@ class Scheduler:
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._firings: set[asyncio.Task[None]] = set()  # of those
+        self._firings: set[asyncio.Task[None]] = set()  # those of `_tasks` that fire
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
-        self.fired = 0  # messages that went in
+        self.fired = 0  # messages enqueued
         self.missed = 0  # times that a schedule was late, and `misfire` decided
-        self.failed = 0  # tries that did not get all in
-        self.delay = Latency()  # from the moment that a firing was meant for until it was durable
+        self.failed = 0  # attempts that did not enqueue everything
+        self.delay = Latency()  # from a firing's planned time until it was durable
 
     def __len__(self) -> int:
         return len(self._book)
@@ -69,17 +70,17 @@ class Scheduler:
         """Schedules whose last firing could not be enqueued."""
         return len(self._troubles)
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._loop = asyncio.ensure_future(self._run())
 
     def poke(self) -> None:
-        """Look at the clock now."""
+        """Check the clock now."""
         self._poked.set()
 
     async def close(self) -> None:
-        """Before the topics are closed: what is under way may end."""
+        """Stop, before the topics are closed. Work in progress may finish."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -89,7 +90,7 @@ class Scheduler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """End all tasks now: what is not done is still owed."""
+        """End all tasks now: unfinished firings are still owed."""
         self._closed = True
         for task in (*self._tasks, *((self._loop,) if self._loop is not None else ())):
             if not task.get_loop().is_closed():
@@ -133,18 +134,18 @@ class Scheduler:
     # -- firing ----------------------------------------------------------------------------------------------------
 
     async def fire_due(self) -> None:
-        """Fire what is due by now, and wait for it; what cannot be enqueued is tried again later."""
+        """Fire everything due by now and wait for it. Firings that cannot be enqueued are retried later."""
         await self._know()
         self._begin_due()
-        while self._firings:  # also those that the loop began
+        while self._firings:  # including those that the loop started
             await asyncio.wait(self._firings, return_when=asyncio.FIRST_COMPLETED)
             self._begin_due()
 
     def _begin_due(self) -> None:
-        """As many as may be under way: each that ends pokes the loop, which begins more."""
+        """Start as many firings as allowed. Each one that ends wakes the loop, which starts more."""
         now = self._wall_ms()
         for one in self._book.take_due(now, UNDER_WAY_MAX - len(self._firings)):
-            self._postpone(one.name)  # unless it succeeds, which plans it anew
+            self._postpone(one.name)  # a successful firing reschedules it
             firing = self._spawn(self._fire(one.name))
             self._firings.add(firing)
             firing.add_done_callback(self._firings.discard)
@@ -156,7 +157,7 @@ class Scheduler:
                 await self._settle(name)
         except ScheduleNotFound:  # deleted meanwhile
             self._kept.has_succeeded(name)
-        except (HeaplineError, OSError) as error:  # of the store: the mark is behind, and the topic knows
+        except (HeaplineError, OSError) as error:  # of the store: the done mark is behind, but the topic knows
             if not self._closed:
                 log.warning("a schedule waits", schedule=name, error=str(error))
         except Exception:
@@ -164,7 +165,7 @@ class Scheduler:
         self.poke()
 
     async def _settle(self, name: str) -> bool:
-        """Bring in what a schedule owes; whether there was something, and all of it went in."""
+        """Enqueue what a schedule owes. Return True if it owed something and all of it was enqueued."""
         now = self._wall_ms()
         taken = self._book.take_one(name, now)
         if taken is None:
@@ -192,18 +193,18 @@ class Scheduler:
         self._kept.postpone(name, self._wall_ms() + RETRY_MS)
 
     async def _send(self, state: ScheduleState, taken: Taken) -> Sent:
-        if not taken.messages:  # all were skipped
+        if not taken.messages:  # all firings were skipped
             return Sent(0, 0)
         try:
             return await send(self._topic(short(taken.topic)), state, taken)
-        except HeaplineError as error:  # no such topic, or it cannot be opened
+        except HeaplineError as error:  # the topic does not exist or cannot be opened
             return Sent(0, 0, error)
 
     def _outdo(self, state: ScheduleState, error: StaleEpoch) -> None:
-        """The book is an older copy than the topic, which was written to by a later incarnation of the schedule."""
+        """Raise the schedule's incarnation above the topic's: the book is an older copy than the topic."""
         name = state.schedule.name
         if name in self._book and self._book.get(name).state.incarnation == state.incarnation:
-            partitions = self._topic(state.schedule.topic).topic.partitions
+            partitions = self._topic(state.schedule.topic).loaded.topic.partitions
             done = max(p.sequences.done_up_to(producer_of(name)) for p in partitions)
             self._book.outdo(name, error.current, done, self._wall_ms())
 
@@ -223,7 +224,7 @@ class Scheduler:
             log.warning("a schedule cannot be fired", schedule=name, topic=taken.topic, error=str(sent.error))
         self._troubles[name] = str(sent.error)
 
-    # -- asking ----------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     async def set(self, schedule: Schedule) -> ScheduleInfo:
         check_size(schedule)
@@ -238,16 +239,16 @@ class Scheduler:
         return await self._to_its_end(self._change(schedule.name, change))
 
     def _check_topic(self, schedule: Schedule) -> None:
-        """Whether the topic takes such a message, as it is now."""
+        """Raise if the topic, with its current settings, does not accept the schedule's message."""
         runner = self._topic(short(schedule.topic))
         message = schedule.message(self._wall_ms())
-        check_one(message, runner.topic.config, runner.name)
+        check_one(message, runner.loaded.topic.config, runner.name)
 
     async def pause(self, name: str) -> ScheduleInfo:
         return await self._to_its_end(self._change(schedule_name(name), lambda: self._pause(name)))
 
     def _pause(self, name: str) -> bool:
-        self._troubles.pop(schedule_name(name), None)  # what is owed is given up
+        self._troubles.pop(schedule_name(name), None)  # owed firings are dropped
         return self._book.pause(name, self._wall_ms()) is not None
 
     async def resume(self, name: str) -> ScheduleInfo:
@@ -268,7 +269,7 @@ class Scheduler:
         return await self._kept.look(lambda book: [self._told(book, name) for name in book.names()])
 
     async def page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
-        """Some of them, by name, and after which one there are more. Few if they are large."""
+        """Return a page of schedules by name, and the name to continue after. A page of large schedules is short."""
         await self._know()
         return await self._kept.look(lambda book: self._page(book, schedule_name(after) if after else "", limit))
 
@@ -305,7 +306,7 @@ class Scheduler:
             await self._keep(name)
 
     async def _bring_in(self, name: str) -> None:
-        """What it owes, before it changes."""
+        """Enqueue what a schedule owes, before it changes."""
         await self._know()
         if name in self._book:
             for _ in range(ROUNDS_MAX):
@@ -315,7 +316,7 @@ class Scheduler:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """A change goes on when its caller is cancelled: half of one would leave a book that is not what is on disk."""
+        """Finish a change even if its caller is cancelled: half a change would leave a book unlike the disk."""
         task = self._spawn(work)
         try:
             return await asyncio.shield(task)
@@ -332,7 +333,7 @@ class Scheduler:
 
     @contextlib.asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:
-        """One firing or change of a schedule at a time."""
+        """Allow one firing or change of a schedule at a time."""
         lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
         users.append(None)
         try:
@@ -345,7 +346,7 @@ class Scheduler:
 
 
 def _record(taken: Taken, sent: Sent) -> ScheduleFired | None:
-    """What is done of what was owed; None if nothing is."""
+    """Return the record of the owed firings that are done, or None if none are."""
     if sent.done == len(taken.messages):
         return taken.record
     if not sent.done:

@@ -1,11 +1,11 @@
-"""Where schedules are kept: a topic of the broker's own that nobody can name, one message a schedule.
+"""Storage of schedules: an internal topic that users cannot name, with one message per schedule.
 
-A message holds the whole state of one schedule (`BookState` with one entry). A change writes the new state and cancels
-the message before it, in one turn; should a crash separate the two, the later message counts when they are read. The
-last number of an incarnation that was given out stands in each of them, and when a schedule is deleted, in a message
-without any. So the journal, group commit, snapshots, reclaiming, backups and `journal verify` are those of any topic.
+A message holds the complete state of one schedule (`BookState` with one entry). A change writes the new state and
+cancels the previous message in one turn. If a crash separates the two, the later message wins on reading. Each message
+contains the last incarnation number given out; when a schedule is deleted, a message without a schedule holds it. So
+journal, group commit, snapshots, reclaiming, backups and `journal verify` work as for any topic.
 
-Nothing is decided here. If a write fails nobody knows what is on disk, and it has to be read again.
+This module decides nothing. If a write fails, the state on disk is unknown and has to be read again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import numpy as np
 
-from heapline.config import TopicConfig
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt
+from heapline.contract.message import Outgoing
+from heapline.contract.schedules import Schedule
 from heapline.core.events import Cancelled
+from heapline.core.now import Now
+from heapline.core.schedules.book import Book
+from heapline.core.schedules.records import BookState, ScheduleState, decode_state, encode_state
 from heapline.engine.calls import EnqueueCall
 from heapline.engine.runner import TopicRunner
-from heapline.errors import BadRequest, HeaplineError, JournalCorrupt
-from heapline.model import Now, Outgoing
-from heapline.schedules import Book, BookState, Schedule, ScheduleState, decode_state, encode_state
 
-NAMESPACE, NAME = "_system", "schedules"  # no user's topic can be called that: names start with a letter or digit
+NAMESPACE, NAME = "_system", "schedules"  # users' topics cannot have this name: names start with a letter or digit
 CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
 READ_ROWS = 1024
-STATE_BYTES = 4096  # an upper bound of a state without payload, key and headers
-_HEAD = ""  # what the message without a schedule is kept under
+STATE_BYTES = 4096  # upper bound of a state without payload, key and headers
+_HEAD = ""  # key of the message without a schedule
 _WHERE = "the journal of the schedules"
 
 
@@ -42,17 +45,17 @@ def check_size(schedule: Schedule) -> None:
 
 
 class ScheduleStore:
-    """`make` makes the topic, the first time that something is kept."""
+    """Reads and writes schedules. `make` creates the topic on the first write."""
 
     def __init__(self, make: Callable[[], Awaitable[TopicRunner]]) -> None:
         self._make = make
         self.runner: TopicRunner | None = None
         self.refusal: HeaplineError | None = None  # the topic cannot be opened
-        self._ids: dict[str, int] = {}  # schedule -> the message that holds it
-        self._superseded: list[int] = []  # messages that a crash left behind
+        self._ids: dict[str, int] = {}  # schedule -> id of its message
+        self._superseded: list[int] = []  # messages that a crash left over
 
     async def read(self) -> BookState:
-        """All that is on disk. Nobody writes meanwhile."""
+        """Return everything on disk. No write may run meanwhile."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         if self.runner is None:
@@ -61,7 +64,7 @@ class ScheduleStore:
             found, bad = await self._read_all(self.runner)
             if bad is None:
                 break
-            if last:  # each record was looked at several times, and where it lies now
+            if last:  # each record was read several times, at its current position
                 raise bad
         return self._latest(found)
 
@@ -79,9 +82,8 @@ class ScheduleStore:
 
     @staticmethod
     async def _read_all(runner: TopicRunner) -> tuple[list[tuple[int, BookState]], JournalCorrupt | None]:
-        """By id, which is the order in which they were written; or what does not check: a record may move while others
-        are read."""
-        ids, positions = await runner.call(lambda now: runner.topic.partitions[0].waiting())
+        """Return the states by id, which is the order of writing, or the corrupt record: records may move meanwhile."""
+        ids, positions = await runner.call(lambda now: runner.loaded.topic.partitions[0].waiting())
         order = ids.argsort()
         ids, positions = ids[order], positions[order]
         found: list[tuple[int, BookState]] = []
@@ -94,7 +96,7 @@ class ScheduleStore:
         return found, None
 
     async def write(self, book: Book, names: Iterable[str]) -> None:
-        """Have these schedules on disk as the book has them when it is their turn, or gone if it has them no more."""
+        """Write these schedules as the book has them when the write runs, or delete those that it no longer has."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         if self.runner is None:
@@ -108,7 +110,7 @@ class ScheduleStore:
             states = [book.get(name).state] if name in book else []
             kept[name if states else _HEAD] = BookState(incarnations=book.incarnations, schedules=states)
         calls = [EnqueueCall(runner.future(), message=Outgoing(encode_state(state))) for state in kept.values()]
-        answers = [result for _, result in runner.admission.admit(calls, now)]
+        answers = [result for _, result in runner.loaded.admission.admit(calls, now)]
         for result in answers:
             if isinstance(result, Exception):
                 raise result
@@ -119,9 +121,9 @@ class ScheduleStore:
 
     @staticmethod
     def _cancel(runner: TopicRunner, going: list[int], now: Now) -> None:
-        partition = runner.topic.partitions[0]
+        partition = runner.loaded.topic.partitions[0]
         ids = np.array(sorted(going), dtype=np.int64)
         positions = partition.positions_of(ids)
         there = positions >= 0
         if there.any():
-            runner.emit(partition, Cancelled(ids[there], positions[there], bytes(int(there.sum()))), now)
+            runner.loaded.emit(partition, Cancelled(ids[there], positions[there], bytes(int(there.sum()))), now)

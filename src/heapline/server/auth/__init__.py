@@ -1,16 +1,23 @@
-"""Who is calling, and what may they do? Keys, users, tokens, limits, confirmations, the audit log and TLS.
+"""Authentication and rights: keys, users, tokens, scopes and TLS.
 
-The faces of the server code against `Guard` in principal.py; nothing in this room knows a socket or a payload.
+The rest of the server uses `Guard` (principals.py). Nothing in this package knows a request or a payload.
 """
 
-from heapline.server.auth.audit import AuditLog
-from heapline.server.auth.confirm import Confirmations
+from heapline.contract.call import Right
 from heapline.server.auth.guard import DirectoryGuard, read_admin_key
-from heapline.server.auth.limits import Limiter, Limits
-from heapline.server.auth.principal import LOCAL, Action, Everybody, Guard, Principal, Scope, parse_scope
+from heapline.server.auth.principals import LOCAL, Guard, NoAuthGuard, Principal, Scope, parse_scope
 from heapline.server.auth.secret import Secret, redact
 
 __all__ = [
-    "LOCAL", "Action", "AuditLog", "Confirmations", "DirectoryGuard", "Everybody", "Guard", "Limiter", "Limits",
-    "Principal", "Scope", "Secret", "parse_scope", "read_admin_key", "redact",
-]  # fmt: skip
+    "LOCAL",
+    "DirectoryGuard",
+    "Guard",
+    "NoAuthGuard",
+    "Principal",
+    "Right",
+    "Scope",
+    "Secret",
+    "parse_scope",
+    "read_admin_key",
+    "redact",
+]

@@ -1,7 +1,7 @@
 """A certificate authority for development: one CA, one server and one client certificate, in one directory.
 
-Good for localhost and the names that are asked for, for a year. The CA's own key is thrown away after signing: nobody
-can use it to make certificates that this machine would trust. Files that are there are never overwritten.
+The certificates are valid for a year, for localhost and the given names. The CA's own key is discarded after signing,
+so nobody can use it to create certificates that this machine would trust. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from heapline.errors import BadRequest
-from heapline.server.auth.private import PrivateDisk
+from heapline.contract.errors import BadRequest
+from heapline.server.auth.private_files import PrivateDisk
 
 FILES = ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")
 HOSTS = ("localhost", "127.0.0.1", "::1")
-GOOD_FOR = timedelta(days=365)
-_EARLIER = timedelta(minutes=5)  # clocks of containers differ a little
+VALID_FOR = timedelta(days=365)
+_EARLIER = timedelta(minutes=5)  # the clocks of containers differ a little
 
 
 def make_dev_certs(directory: Path, now_ms: int, hosts: Sequence[str] = ()) -> list[Path]:
-    there = [name for name in FILES if (directory / name).exists()]
-    if there:
-        raise BadRequest(f"{str(directory)!r} holds {', '.join(there)} already: name another directory, or remove them")
+    existing = [name for name in FILES if (directory / name).exists()]
+    if existing:
+        raise BadRequest(
+            f"{str(directory)!r} already contains {', '.join(existing)}; choose another directory, or remove them"
+        )
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     ca = _Authority(now)
     server, server_key = ca.sign("heapline server", ExtendedKeyUsageOID.SERVER_AUTH, [*HOSTS, *hosts])
@@ -58,12 +60,10 @@ class _Authority:
             .public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._now - _EARLIER)
-            .not_valid_after(self._now + GOOD_FOR)
+            .not_valid_after(self._now + VALID_FOR)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
-        )  # fmt: skip
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
 
     def sign(
         self, name: str, purpose: x509.ObjectIdentifier, hosts: Sequence[str]
@@ -94,9 +94,16 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

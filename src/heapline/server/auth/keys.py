@@ -1,15 +1,13 @@
-"""API keys: made, listed, revoked, and recognised without Argon2 on all calls but a key's first.
+"""API keys: create, list and revoke them, and recognize them with Argon2 only on a key's first call.
 
-A key that was proved once is known by the SHA-256 digest of its whole text, compared in constant time; a key that
-failed is remembered the same way, so that a worker with a wrong key in its settings costs one hash and not one a
-call. Whether a known key is still good is asked of the store on every call, so a revocation needs no clearing to take
-effect. When a key was last used is written back at most once a minute, and only ever beside what the file says then.
-Making and revoking block on Argon2 and the disk; the server does them in a thread.
+A verified key is known by the SHA-256 digest of its complete text, compared in constant time. A rejected key is
+remembered the same way, so a worker with a wrong key costs one hash and not one per call. The store is asked on every
+call whether a known key is still valid, so a revocation needs no cache to be cleared. The time of a key's last use is
+written at most once per minute. Creating and revoking block on Argon2 and the disk; the server does them in a thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 from collections import OrderedDict
@@ -19,22 +17,20 @@ from typing import TypeVar
 
 import msgspec
 
-from heapline.errors import BadRequest, Unauthenticated
-from heapline.server.auth.hashing import Hasher
-from heapline.server.auth.principal import Principal, parse_scope
-from heapline.server.auth.proving import Prover
+from heapline.contract.errors import BadRequest, Unauthenticated
+from heapline.server.auth.passwords import Hasher, Prover
+from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import KEY, Secret, new_key
 from heapline.server.auth.store import AuthFile, AuthStore, KeyRecord
 from heapline.server.auth.throttle import Allowance, Throttle
 
 KNOWN_MAX = 10_000
 WRITE_BACK_MS = 60_000
-ADMIN_KEY_FILE = "admin.key"
 BY_KEY = Allowance(burst=10, refill_ms=5_000)
 ALL_KEYS = Allowance(burst=50, refill_ms=100)
 K = TypeVar("K")
 V = TypeVar("V")
-REFUSED = "the API key is not valid: check it, or make one with `heapline keys create`"
+REJECTED = "the API key is not valid; check it, or create one with `heapline keys create`"
 
 
 class Keys:
@@ -42,15 +38,15 @@ class Keys:
         self._store, self._hasher = store, hasher
 
     def create(self, name: str, scopes: Sequence[str]) -> tuple[KeyRecord, Secret]:
-        """The secret is here and nowhere else: it cannot be shown again."""
+        """Create a key. Its secret appears only in this result and cannot be shown again."""
         record, secret = self.draw(name, scopes)
         self._store.change(lambda file: with_key(file, record))
         return record, secret
 
     def draw(self, name: str, scopes: Sequence[str]) -> tuple[KeyRecord, Secret]:
-        """A key that is not in the store yet."""
+        """Return a new key that is not in the store yet."""
         if not name.strip() or len(name) > 128 or not name.isprintable():
-            raise BadRequest("a key needs a name of 1 to 128 printable characters, so that it can be told apart later")
+            raise BadRequest("a key needs a name of 1 to 128 printable characters, so that you can recognize it later")
         if not scopes:
             raise BadRequest("a key needs at least one scope, such as 'orders/*:produce'")
         spelled = tuple(str(parse_scope(scope)) for scope in scopes)
@@ -65,61 +61,48 @@ class Keys:
         return sorted(self._store.refresh(now=True).keys.values(), key=lambda record: (record.created_at, record.id))
 
     def revoke(self, key_id: str) -> KeyRecord:
-        """At once for this process, within a second for a server beside it. Revoking again changes nothing."""
+        """Revoke a key: immediately in this process, within a second in other ones. Doing it again changes nothing."""
         key_id = _public_part(key_id)
 
         def edit(file: AuthFile) -> AuthFile:
             record = file.keys.get(key_id)
             if record is None:
-                raise BadRequest(f"there is no key {key_id!r}: see `heapline keys list`")
+                raise BadRequest(f"key {key_id!r} does not exist; see `heapline keys list`")
             if record.revoked_at is not None:
                 return file
             return with_key(file, msgspec.structs.replace(record, revoked_at=self._store.clock.wall_ms()))
 
         file = self._store.change(edit)
-        self._forget_admin_file(key_id)
+        self._store.drop_admin_key(key_id)  # the file of a revoked key would only mislead
         return file.keys[key_id]
-
-    def _forget_admin_file(self, key_id: str) -> None:
-        """The file of a revoked admin key would only mislead."""
-        path = f"{self._store.directory}/{ADMIN_KEY_FILE}"
-        with contextlib.suppress(FileNotFoundError):
-            if key_id_of(self._store.disk.read_file(path)) == key_id:
-                self._store.disk.unlink(path)
-                self._store.disk.fsync_dir(self._store.directory)
 
 
 def with_key(file: AuthFile, record: KeyRecord) -> AuthFile:
     return msgspec.structs.replace(file, keys=file.keys | {record.id: record})
 
 
-def key_id_of(content: bytes) -> str | None:
-    match = KEY.match(content.decode("ascii", "replace").strip())
-    return match[1] if match else None
-
-
 def _public_part(text: str) -> str:
-    """People paste whole keys, or `key:<id>` from the audit log: only the id goes on from here, also into errors."""
+    """Return the id alone. People paste complete keys, or `key:<id>` from the audit log."""
     text = text.strip().removeprefix("key:")
     return text.split("_")[1] if text.startswith("hl_") and text.count("_") > 1 else text
 
 
 class KeyRing:
-    """Recognises keys for a running server."""
+    """Recognizes keys for a running server."""
 
     def __init__(self, store: AuthStore, hasher: Hasher, pool: Executor) -> None:
         self._store = store
         self._prover = Prover(hasher, Throttle(store.clock, BY_KEY, ALL_KEYS), pool, "API keys")
-        self._known: OrderedDict[str, bytes] = OrderedDict()  # key id -> digest of the key that was proved
-        self._refused: OrderedDict[bytes, None] = OrderedDict()  # digests of keys that were not
-        self._refused_by = store.file  # what the file said then; once it says something else they may try again
+        self._known: OrderedDict[str, bytes] = OrderedDict()  # key id -> digest of the verified key
+        self._rejected: OrderedDict[bytes, None] = OrderedDict()  # digests of keys that are not valid
+        self._rejected_by = store.file  # the state that rejected them; after a change they are checked again
         self._used: dict[str, int] = {}
         self._written_at = store.clock.boot_ms()
 
-    async def recognise(self, text: str) -> Principal:
+    async def recognize(self, text: str) -> Principal:
         match = KEY.match(text)
         if match is None:
-            raise Unauthenticated(REFUSED)  # the form is public: nothing is learned from a quick answer
+            raise Unauthenticated(REJECTED)  # the form is public, so a quick answer reveals nothing
         key_id, digest = match[1], hashlib.sha256(text.encode()).digest()
         self._store.refresh()
         if not self._is_known(key_id, digest):
@@ -127,7 +110,7 @@ class KeyRing:
         principal = self._store.key_principal(key_id)
         if principal is None:
             self._known.pop(key_id, None)
-            raise Unauthenticated(REFUSED)
+            raise Unauthenticated(REJECTED)
         self._used[key_id] = self._store.clock.wall_ms()
         return principal
 
@@ -139,22 +122,22 @@ class KeyRing:
         return True
 
     async def _prove(self, key_id: str, digest: bytes, text: str) -> None:
-        if self._refused_by is not self._store.file:
-            self._refused.clear()
-            self._refused_by = self._store.file
-        if digest in self._refused:
-            raise Unauthenticated(REFUSED)
+        if self._rejected_by is not self._store.file:
+            self._rejected.clear()
+            self._rejected_by = self._store.file
+        if digest in self._rejected:
+            raise Unauthenticated(REJECTED)
 
         def stored_hash() -> str | None:
             record = self._store.refresh(now=True).keys.get(key_id)
             return record.hash if record is not None and record.revoked_at is None else None
 
         if not await self._prover.prove(key_id, text, stored_hash, lambda: self._is_known(key_id, digest)):
-            _remember(self._refused, digest, None)
-            raise Unauthenticated(REFUSED)
+            _remember(self._rejected, digest, None)
+            raise Unauthenticated(REJECTED)
         _remember(self._known, key_id, digest)
 
-    # -- when a key was last used ------------------------------------------------------------------------------------
+    # -- time of last use --------------------------------------------------------------------------------------------
 
     def last_used(self, record: KeyRecord) -> int | None:
         known = [at for at in (record.last_used_at, self._used.get(record.id)) if at is not None]
@@ -164,7 +147,7 @@ class KeyRing:
         return bool(self._used) and self._store.clock.boot_ms() - self._written_at >= WRITE_BACK_MS
 
     def write_back(self) -> None:
-        """Blocks on the disk. What cannot be written now is written with the next."""
+        """Write the times of last use. Blocks on the disk. What cannot be written now is written next time."""
         self._written_at = self._store.clock.boot_ms()
         used = dict(self._used)
 

@@ -1,7 +1,7 @@
-"""Keeping secrets out of sight: a wrapper that does not print, and a filter for text that somebody else wrote.
+"""Keep secrets out of logs: a wrapper that does not print its text, and a filter for text from elsewhere.
 
-An API key is `hl_<id>_<secret>`: the id is public and may stand in logs, the secret is 256 random bits. Whoever sees
-`hl_` in a file knows what was leaked, and can revoke it by its id.
+An API key is `hl_<id>_<secret>`. The id is public and may appear in logs; the secret is 256 random bits. The prefix
+`hl_` makes a leaked key easy to find, and the id is all that is needed to revoke it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PEM_IN_TEXT = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-
 
 
 class Secret:
-    """Text that shows itself only when asked by name."""
+    """Text that `repr` and `str` do not show."""
 
     __slots__ = ("_text",)
 
@@ -31,17 +31,17 @@ class Secret:
         return "Secret(…)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a secret is not pickled")
+        raise TypeError("a secret cannot be pickled")
 
 
 def new_key() -> tuple[str, Secret]:
-    """A fresh id, and the whole key."""
+    """Return a new id and the complete key."""
     key_id = secrets.token_hex(8)
     return key_id, Secret(f"hl_{key_id}_{secrets.token_urlsafe(32)}")
 
 
 def redact(text: str) -> str:
-    """Take out whatever looks like a credential of ours: for audit lines and logs.
+    """Replace everything that looks like a credential, for audit lines and logs.
 
     >>> redact("Bearer abc, then hl_00112233_xyz")
     'Bearer […] then hl_00112233_[…]'

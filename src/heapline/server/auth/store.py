@@ -1,36 +1,43 @@
-"""`auth.json`: the keys and users of a data directory, in one small file of mode 0600 that is replaced whole.
+"""`auth.json`: the keys and users of a data directory, in one small file of mode 0600 that is replaced atomically.
 
-Format version 1; ritual for changing it: bump the version, keep reading the old one, add a fixture. `crc32c` is the
-checksum of the whole text with its own digits as zeros, as in the catalog.
+Format version 1. To change the format: raise the version, keep the reader of the old one, add a fixture to the tests.
+`crc32c` is the checksum of the complete text with its own digits set to zero, as in the catalog.
 
-Theory of operation. The file is the truth and several processes may change it: the server, and `heapline keys` beside
-it. Every change takes `auth.lock`, reads the file afresh, and is durable before it is true in memory or answered; so
-no writer loses another's change, and a revocation that was answered outlives any crash. Readers never lock: they see
-the old file or the new one. A server looks at the file again at most once a second (`refresh`) and whenever it meets a
-key that it has not verified. A file that went missing or does not check is an error for every caller, never an empty
-store: when in doubt nobody comes in. Key and user records are never deleted, so an id never means two things.
+Theory of operation. The file is the truth, and several processes may change it: the server, and `heapline keys` next
+to it. Every change takes `auth.lock`, reads the file again, and is durable before it is visible in memory or answered.
+So no writer loses another's change, and a revocation that was answered survives any crash. Readers never lock: they see
+the old file or the new one. A server checks the file at most once per second (`refresh`), and whenever it meets a key
+that it has not verified. A missing or corrupt file is an error for every caller and never an empty store: if in doubt,
+nobody is admitted. Records of keys and users are never deleted, so an id never means two things.
+
+`AuthStore` is the seam: keys, users and the guard need no more than it says, so a cluster can keep the same document
+elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from crc32c import crc32c
 
 from heapline.clock import Clock
-from heapline.errors import CorruptionError, DirectoryLocked, ResourceExhausted, UnknownFormat
+from heapline.contract.errors import CorruptionError, DirectoryLocked, ResourceExhausted, UnknownFormat
 from heapline.journal.disk import Disk, Lock
-from heapline.server.auth.principal import Principal, Scope, parse_scope
+from heapline.server.auth.principals import Principal, Scope, parse_scope
+from heapline.server.auth.secret import KEY, Secret
 
 VERSION = 1
 FILE, LOCK_FILE = "auth.json", "auth.lock"
-LOOK_EVERY_MS = 1000
+CHECK_EVERY_MS = 1000
 LOCK_TRIES, LOCK_PAUSE_S = 500, 0.02  # ten seconds: longer than any change takes
+ADMIN_KEY_FILE = "admin.key"
 _CRC = re.compile(rb'"crc32c": "[0-9a-f]{8}"')
 
 
@@ -53,7 +60,7 @@ class UserRecord(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...]
     created_at: int
     disabled_at: int | None = None
-    token_epoch: int = 1  # raised by whatever must end the tokens given out so far
+    token_epoch: int = 1  # raised by every change that revokes the user's tokens
 
     def __repr__(self) -> str:
         return f"UserRecord(email={self.email!r}, scopes={self.scopes!r}, disabled_at={self.disabled_at!r})"
@@ -62,7 +69,7 @@ class UserRecord(msgspec.Struct, frozen=True, kw_only=True):
 class AuthFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     crc32c: str = "00000000"
-    has_admin_key: bool = False  # the first admin key was made; it is never made again
+    has_admin_key: bool = False  # the first admin key was created; it is never created again
     signing_secret: str = msgspec.field(default_factory=lambda: secrets.token_hex(32))
     keys: dict[str, KeyRecord] = {}
     users: dict[str, UserRecord] = {}
@@ -80,16 +87,40 @@ def _with_checksum(text: bytes) -> bytes:
     return _CRC.sub(b'"crc32c": "%08x"' % crc32c(blank), blank, count=1)
 
 
-class AuthStore:
+class AuthStore(Protocol):
+    """Where keys and users are stored."""
+
+    clock: Clock
+    file: AuthFile  # the state as this process knows it
+
+    def refresh(self, *, now: bool = False) -> AuthFile:
+        """Return the current state, following the changes of other processes."""
+
+    def key_principal(self, key_id: str) -> Principal | None:
+        """Return the principal of a key, or None if the key is unknown or revoked."""
+
+    def change(self, edit: Callable[[AuthFile], AuthFile]) -> AuthFile:
+        """Replace the state by what `edit` returns. Durable on return. May block for long."""
+
+    def write_admin_key(self, key: Secret) -> None:
+        """Leave the first admin key where an administrator of this machine finds it."""
+
+    def drop_admin_key(self, key_id: str) -> None:
+        """Remove what `write_admin_key` left, if it is the key with this id."""
+
+
+class DirectoryStore:
+    """The `AuthStore` of a data directory."""
+
     def __init__(self, disk: Disk, directory: str, clock: Clock, pause: Callable[[float], None] = time.sleep) -> None:
         self.disk, self.directory, self.clock = disk, directory, clock
         self._path = f"{directory}/{FILE}"
         self._pause = pause
-        self._mutex = threading.Lock()  # held while memory follows the file
+        self._mutex = threading.Lock()  # held while the in-memory state is replaced
         self._raw: bytes | None = None
-        self._looked_at = clock.boot_ms()
+        self._checked_at = clock.boot_ms()
         self._principals: dict[str, Principal] = {}
-        self.file = self._take(self._read())
+        self.file = self._load(self._read())
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -99,10 +130,10 @@ class AuthStore:
         try:
             return self.disk.read_file(self._path)
         except FileNotFoundError:
-            raise self._damaged("it has gone") from None
+            raise self._damaged("file is missing") from None
 
-    def _take(self, raw: bytes | None) -> AuthFile:
-        """What these bytes say becomes what is true in memory."""
+    def _load(self, raw: bytes | None) -> AuthFile:
+        """Decode the file and replace the in-memory state with it."""
         self.file = self._decode(raw) if raw is not None else AuthFile()
         self._raw = raw
         self._principals = {}
@@ -115,36 +146,36 @@ class AuthStore:
                 raise UnknownFormat(self._path, version)
             file = msgspec.json.decode(raw, type=AuthFile)
         except (msgspec.MsgspecError, KeyError, UnicodeDecodeError):
-            # The cause may quote the file; it stays out of the traceback.
-            raise self._damaged("it is not the JSON that was written") from None
+            # The cause may quote the file, so it must not appear in the traceback.
+            raise self._damaged("not the JSON that was written") from None
         if not _CRC.search(raw) or _with_checksum(raw) != raw:
-            raise self._damaged("it does not match its checksum")
+            raise self._damaged("checksum does not match")
         return file
 
     def _damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(
-            f"{FILE} of the data directory cannot be read ({detail}): nobody is let in; restore it from a backup, or "
-            "move it away and make new keys with `heapline keys create`"
+            f"cannot read {FILE} of the data directory ({detail}); all requests are rejected until you restore it from "
+            "a backup, or move it away and create new keys with `heapline keys create`"
         )
 
     def refresh(self, *, now: bool = False) -> AuthFile:
-        """Follow changes of other processes, at most once a second unless it must be now."""
+        """Reload the file if another process changed it. Checks at most once per second unless `now` is true."""
         at = self.clock.boot_ms()
-        if not now and 0 <= at - self._looked_at < LOOK_EVERY_MS:
+        if not now and 0 <= at - self._checked_at < CHECK_EVERY_MS:
             return self.file
-        # While this process changes the file it holds the lock: nobody else can have, so there is nothing to follow.
+        # If another thread is changing the file it holds the lock, so no other process can have changed it.
         if self._mutex.acquire(blocking=False):
             try:
                 raw = self._read()
                 if raw != self._raw:
-                    self._take(raw)
-                self._looked_at = at
+                    self._load(raw)
+                self._checked_at = at
             finally:
                 self._mutex.release()
         return self.file
 
     def key_principal(self, key_id: str) -> Principal | None:
-        """Of a key that is good now."""
+        """Return the principal of a key, or None if the key is unknown or revoked."""
         record = self.file.keys.get(key_id)
         if record is None or record.revoked_at is not None:
             return None
@@ -156,18 +187,18 @@ class AuthStore:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def change(self, edit: Callable[[AuthFile], AuthFile]) -> AuthFile:
-        """Durable on return. Blocks on the disk, and for as long as another process holds the lock."""
+        """Apply `edit` to the file under the lock. Durable on return. Blocks on disk I/O and on the lock."""
         lock = self._lock()
         try:
             with self._mutex:
                 raw = self._read()
-                before = self._take(raw) if raw != self._raw else self.file
+                before = self._load(raw) if raw != self._raw else self.file
                 after = edit(before)
                 if after is before and raw is not None:
                     return before
                 text = _with_checksum(msgspec.json.format(msgspec.json.encode(after), indent=1))
                 self.disk.write_file_atomic(self._path, text)
-                return self._take(text)
+                return self._load(text)
         finally:
             lock.release()
 
@@ -178,3 +209,20 @@ class AuthStore:
             except DirectoryLocked:
                 self._pause(LOCK_PAUSE_S)
         raise ResourceExhausted(f"waiting for {LOCK_FILE}, which another process holds,", LOCK_TRIES)
+
+    # -- the first admin key ---------------------------------------------------------------------------------------
+
+    def write_admin_key(self, key: Secret) -> None:
+        self.disk.write_file_atomic(f"{self.directory}/{ADMIN_KEY_FILE}", key.reveal().encode() + b"\n")
+
+    def drop_admin_key(self, key_id: str) -> None:
+        path = f"{self.directory}/{ADMIN_KEY_FILE}"
+        with contextlib.suppress(FileNotFoundError):
+            if key_id_of(self.disk.read_file(path)) == key_id:
+                self.disk.unlink(path)
+                self.disk.fsync_dir(self.directory)
+
+
+def key_id_of(content: bytes) -> str | None:
+    match = KEY.match(content.decode("ascii", "replace").strip())
+    return match[1] if match else None

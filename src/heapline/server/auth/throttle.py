@@ -1,8 +1,8 @@
-"""How often may somebody be wrong? Buckets of attempts, one for each name and one for all together.
+"""Limit failed attempts: a bucket per name and one for all names together.
 
-An attempt takes one from both; one that succeeds puts them back, so only failures are counted. Buckets refill with
-time. The names come from outside, so only the most recent thousands are kept: whoever sprays names loses the limit
-by name and runs into the one for all. Pure but for the clock that it is given.
+An attempt takes one from both buckets, and a successful one puts it back, so only failures count. Buckets refill over
+time. Names come from outside, so only the most recent thousands are kept: a client that tries many names escapes the
+limit per name and meets the limit for all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ NAMES_MAX = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    burst: int  # so many failures at once
-    refill_ms: int  # one more after each of these
+    burst: int  # failures allowed at once
+    refill_ms: int  # one more is allowed after each interval of this length
 
 
 class Bucket:
@@ -44,7 +44,7 @@ class Throttle:
         return self._by_name.burst
 
     def admit(self, name: str) -> bool:
-        """Take an attempt, or be refused, which costs nothing."""
+        """Take an attempt and return True, or return False if none is left. A rejected attempt costs nothing."""
         now = self._clock.boot_ms()
         bucket = self._buckets.setdefault(name, Bucket(self._by_name.burst, now))
         self._buckets.move_to_end(name)

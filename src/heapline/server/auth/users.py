@@ -1,9 +1,9 @@
-"""People: email, password, scopes; and the short-lived tokens that stand for a password until they run out.
+"""People: email, password and scopes; and the short-lived tokens that replace a password until they expire.
 
-A token is a JWT signed with the directory's own secret (HS256, nothing else is accepted). It says who, when and under
-which of the user's *epochs*, and not what he may do: scopes are looked up at every call. Disabling a user, a new
-password or new scopes raise the epoch, which ends all his tokens at once. Time comes from the clock that is passed
-in. An email address is compared without regard to case.
+A token is a JWT signed with the directory's own secret (HS256; nothing else is accepted). It holds the user, the time
+and the user's *epoch*, but no rights: scopes are looked up on every call. Disabling a user, a new password or new
+scopes raise the epoch, which revokes all of that user's tokens. Time comes from the clock that is passed in. Email
+addresses are compared without regard to case.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from concurrent.futures import Executor
 import jwt
 import msgspec
 
-from heapline.errors import BadRequest, Unauthenticated
-from heapline.server.auth.hashing import Hasher
-from heapline.server.auth.principal import Principal, parse_scope
-from heapline.server.auth.proving import Prover
+from heapline.contract.errors import BadRequest, Unauthenticated
+from heapline.server.auth.passwords import Hasher, Prover
+from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import Secret
 from heapline.server.auth.store import AuthFile, AuthStore, UserRecord, parse_scopes
 from heapline.server.auth.throttle import Allowance, Throttle
 
 TOKEN_MS = 15 * 60_000
-CLOCK_SKEW_MS = 60_000  # a token from further ahead than this was not made by us, or the clock was set back
+CLOCK_SKEW_MS = 60_000  # a token from further ahead was not issued here, or the clock was set back
 PASSWORD_MIN, PASSWORD_MAX = 12, 1024
 BY_EMAIL = Allowance(burst=5, refill_ms=30_000)
 ALL_EMAILS = Allowance(burst=30, refill_ms=500)
 ALGORITHM = "HS256"
 VERIFIED_MAX = 10_000
 CLAIMS = ("sub", "iat", "exp", "jti", "epoch")
-REFUSED = "email or password is wrong, or the user is disabled"
-TOKEN_REFUSED = "the token is not valid or has run out: log in again"
+LOGIN_REJECTED = "email or password is wrong, or the user is disabled"
+TOKEN_REJECTED = "the token is not valid or has expired; log in again"
 _EMAIL = re.compile(r"[^@\s<>\"',;:]{1,64}@[a-z0-9.-]{1,253}\Z")
 
 
 def canonical_email(text: str) -> str:
     email = text.strip().casefold()
     if not _EMAIL.match(email) or not email.isprintable():
-        raise BadRequest("that is not an email address: write name@example.org")
+        raise BadRequest("email is not an address; write name@example.org")
     return email
 
 
 class Users:
-    """Changes of the list. They block on Argon2 and the disk."""
+    """Changes to the list of users. They block on Argon2 and the disk."""
 
     def __init__(self, store: AuthStore, hasher: Hasher) -> None:
         self._store, self._hasher = store, hasher
@@ -60,7 +59,7 @@ class Users:
 
         def edit(file: AuthFile) -> AuthFile:
             if email in file.users:
-                raise BadRequest(f"there is a user {email!r} already: see `heapline users password` and `users list`")
+                raise BadRequest(f"user {email!r} already exists; see `heapline users password` and `users list`")
             return msgspec.structs.replace(file, users=file.users | {email: record})
 
         return self._store.change(edit).users[email]
@@ -72,7 +71,7 @@ class Users:
         self, email: str, allowed: Callable[[UserRecord], None], *,
         password: Secret | None = None, scopes: Sequence[str] | None = None, disabled: bool | None = None,
     ) -> UserRecord:  # fmt: skip
-        """All of these in one step. `allowed` is asked about the user as he is then, and raises."""
+        """Change a user in one step. `allowed` receives the current record and raises if the change is not allowed."""
         changes: dict[str, object] = {}
         if password is not None:
             changes["hash"] = self._hash(password)
@@ -97,13 +96,13 @@ class Users:
     def _edit(
         self, email: str, allowed: Callable[[UserRecord], None] = lambda _: None, **changes: object
     ) -> UserRecord:  # fmt: skip
-        """Every change of a user ends his tokens."""
+        """Apply a change to a user. Any change revokes that user's tokens."""
         email = canonical_email(email)
 
         def edit(file: AuthFile) -> AuthFile:
             record = file.users.get(email)
             if record is None:
-                raise BadRequest(f"there is no user {email!r}: see `heapline users list`")
+                raise BadRequest(f"user {email!r} does not exist; see `heapline users list`")
             allowed(record)
             changed = msgspec.structs.replace(record, token_epoch=record.token_epoch + 1, **changes)
             return msgspec.structs.replace(file, users=file.users | {email: changed})
@@ -112,7 +111,7 @@ class Users:
 
     def _hash(self, password: Secret) -> str:
         if not PASSWORD_MIN <= len(password.reveal()) <= PASSWORD_MAX:
-            raise BadRequest(f"a password has {PASSWORD_MIN} to {PASSWORD_MAX} characters")
+            raise BadRequest(f"a password must have {PASSWORD_MIN} to {PASSWORD_MAX} characters")
         return self._hasher.hash(password.reveal())
 
 
@@ -123,7 +122,7 @@ def _spelled(scopes: Sequence[str]) -> tuple[str, ...]:
 
 
 class Sessions:
-    """Passwords in, tokens out; tokens in, principals out. For a running server."""
+    """Issues tokens for passwords and recognizes tokens, for a running server."""
 
     def __init__(self, store: AuthStore, hasher: Hasher, pool: Executor, token_ms: int = TOKEN_MS) -> None:
         self._store, self._token_ms = store, token_ms
@@ -132,18 +131,18 @@ class Sessions:
         self._prover = Prover(hasher, Throttle(store.clock, BY_EMAIL, ALL_EMAILS), pool, "logins")
 
     async def login(self, email: str, password: Secret) -> Secret:
-        """A token. Wrong password, unknown and disabled user are one and the same answer, at the same cost."""
+        """Return a token. A wrong password, an unknown and a disabled user get the same answer, at the same cost."""
         try:
             email = canonical_email(email)
         except BadRequest:
-            raise Unauthenticated(REFUSED) from None
+            raise Unauthenticated(LOGIN_REJECTED) from None
         if len(password.reveal()) > PASSWORD_MAX:
-            raise Unauthenticated(REFUSED)
+            raise Unauthenticated(LOGIN_REJECTED)
         if not await self._prover.prove(email, password.reveal(), lambda: self._hash_of(email), lambda: False):
-            raise Unauthenticated(REFUSED)
+            raise Unauthenticated(LOGIN_REJECTED)
         record = self._store.refresh(now=True).users.get(email)
-        if record is None or record.disabled_at is not None:  # disabled while the hash was running
-            raise Unauthenticated(REFUSED)
+        if record is None or record.disabled_at is not None:  # disabled while the hash was computed
+            raise Unauthenticated(LOGIN_REJECTED)
         return self._token(record)
 
     def _hash_of(self, email: str) -> str | None:
@@ -158,9 +157,12 @@ class Sessions:
         }  # fmt: skip
         return Secret(jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM))
 
-    def recognise(self, token: str) -> Principal:
-        """Who a token stands for. One that was verified is known by its digest for as long as the file of users is the
-        very same, so a change of the user ends it at once; when it runs out is asked every time."""
+    def recognize(self, token: str) -> Principal:
+        """Return the principal of a token.
+
+        A verified token is known by its digest as long as the file of users does not change, so a change to the user
+        ends it immediately. Its expiry is checked every time.
+        """
         file, digest = self._store.refresh(), hashlib.sha256(token.encode()).digest()
         if self._verified_by is not file:
             self._verified.clear()
@@ -174,36 +176,36 @@ class Sessions:
             self._verified.move_to_end(digest)
         if not self.is_current(principal):
             self._verified.pop(digest, None)
-            raise Unauthenticated(TOKEN_REFUSED)
+            raise Unauthenticated(TOKEN_REJECTED)
         return principal
 
     def _verify(self, token: str, file: AuthFile) -> Principal:
         try:
-            # The library would ask its own clock: the times are checked below, with ours.
+            # The library would use its own clock; the times are checked below with the given one.
             claims = jwt.decode(
                 token, bytes.fromhex(file.signing_secret), algorithms=[ALGORITHM],
                 options={"require": list(CLAIMS), "verify_exp": False, "verify_iat": False, "verify_nbf": False},
             )  # fmt: skip
         except jwt.PyJWTError:
-            raise Unauthenticated(TOKEN_REFUSED) from None
+            raise Unauthenticated(TOKEN_REJECTED) from None
         email, issued, expires, epoch = claims["sub"], claims["iat"], claims["exp"], claims["epoch"]
         if not all(type(value) is int for value in (issued, expires, epoch)):
-            raise Unauthenticated(TOKEN_REFUSED)
+            raise Unauthenticated(TOKEN_REJECTED)
         if issued * 1000 > self._store.clock.wall_ms() + CLOCK_SKEW_MS:
-            raise Unauthenticated(TOKEN_REFUSED)
+            raise Unauthenticated(TOKEN_REJECTED)
         principal = self.principal_of(email)
         if principal is None or principal.token_epoch != epoch:
-            raise Unauthenticated(TOKEN_REFUSED)
+            raise Unauthenticated(TOKEN_REJECTED)
         return msgspec.structs.replace(principal, expires_at=expires * 1000)
 
     def principal_of(self, email: str) -> Principal | None:
-        """As the store knows the user now; None if he is not let in."""
+        """Return the principal of a user, or None if the user is unknown or disabled."""
         record = self._store.file.users.get(email)
         if record is None or record.disabled_at is not None:
             return None
         return Principal(f"user:{email}", parse_scopes(record), token_epoch=record.token_epoch)
 
     def is_current(self, principal: Principal) -> bool:
-        """Whether the wall says that its token has begun and not ended."""
+        """Return whether the principal's token is valid by the wall clock."""
         now = self._store.clock.wall_ms()
         return principal.expires_at is not None and now < principal.expires_at <= now + self._token_ms + CLOCK_SKEW_MS

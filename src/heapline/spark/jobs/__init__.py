@@ -1,1 +1,1 @@
-"""The pipeline's jobs, as functions that take a SparkSession. Their commands are in heapline.cli.pipeline."""
+"""The pipeline's jobs, as functions that take a SparkSession. The commands are in heapline.cli.pipeline."""

@@ -1,8 +1,8 @@
-"""`archive`: the log into the lake, each row once, up to now or for as long as it grows.
+"""The job `archive`: copy the log to the lake, each row once, up to now or continuously.
 
-There is no checkpoint: the lake itself says what is in it (lake/claims.py). So a driver that dies, a second one beside
-it, or a round that is done again can neither double nor lose a row. What a round does is in lake/rounds.py; here is how
-rounds follow each other, and what is told of them.
+There is no checkpoint: the lake itself records what it has (lake/claims.py). So a driver that dies, a second driver, or
+a repeated round can neither duplicate nor lose a row. lake/rounds.py does one round; this module runs rounds and
+reports them.
 """
 
 from __future__ import annotations
@@ -10,31 +10,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark.lake.claims import LakeMoved
-from heapline.spark.lake.holding import GroupHold
-from heapline.spark.lake.layout import check_views, lake_path, stored_columns
-from heapline.spark.lake.rounds import Brought, Look, Rounds
+from heapline.spark.lake.files import check_views, lake_path, stored_columns
+from heapline.spark.lake.rounds import Committed, GroupHold, Pending, Rounds
 from heapline.spark.lake.tables import delta
+from heapline.spark.offsets import Subscription
 from heapline.spark.options import ReadOptions, parse_options
-from heapline.spark.positions import Subscription
-from heapline.spark.sources import settled, source_of
+from heapline.spark.target import resolve, source_of
 
 GROUP = "archive"
 VIEWS = ("messages", "events")
-#: Rows of the log that one round takes of a view. More make files larger, fewer show progress sooner.
+#: Rows of the log per view and round. More make larger files, fewer show progress sooner.
 ROUND_ROWS = 4_000_000
-CONFLICTS_MAX = 100  # rounds in a row that somebody else was faster with
-NAP_SECONDS = 0.2  # how late a run that follows may notice that it is to end
+CONFLICTS_MAX = 100  # consecutive rounds in which another writer was faster
+POLL_SECONDS = 0.2  # how often a continuous run checks `until`
 
 
 @dataclass(frozen=True)
 class Archived:
-    """What was archived of one view of a topic, and how far the lake goes now."""
+    """What was archived of one view of a topic, and where the lake ends now."""
 
     topic: str
     view: str
@@ -48,9 +47,9 @@ class Archived:
 class ArchiveResult:
     tables: tuple[Archived, ...]
     commits: int
-    conflicts: int  # rounds in which somebody else was faster
+    conflicts: int  # rounds in which another writer was faster
     seconds: float
-    group: str | None  # that holds the journal; None: nothing does
+    group: str | None  # the group that holds the journal, if any
 
     @property
     def rows(self) -> int:
@@ -59,58 +58,68 @@ class ArchiveResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, in rows of the log, which count once for each view."""
+    """The progress of a run in rows of the log, which count once for each view."""
 
     done: int
     total: int
 
 
 def archive(
-    spark: Any, where: Mapping[str, str], topic: str | Sequence[str] | None = None, lake_dir: str | Path = "lake", *,
-    pattern: str | None = None, views: Sequence[str] = VIEWS, available_now: bool = True, trigger: float = 10.0,
-    group: str | None = GROUP, fail_on_loss: bool = True, round_rows: int = ROUND_ROWS,
-    on_progress: Callable[[Progress], None] = lambda progress: None, until: Callable[[], bool] = lambda: False,
-) -> ArchiveResult:  # fmt: skip
-    """Bring into the lake what it lacks of these topics.
+    spark: Any,
+    where: Mapping[str, str],
+    topic: str | Sequence[str] | None = None,
+    lake_dir: str | Path = "lake",
+    *,
+    pattern: str | None = None,
+    views: Sequence[str] = VIEWS,
+    available_now: bool = True,
+    trigger: float = 10.0,
+    group: str | None = GROUP,
+    fail_on_loss: bool = True,
+    round_rows: int = ROUND_ROWS,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    until: Callable[[], bool] = lambda: False,
+) -> ArchiveResult:
+    """Copy what the lake lacks of these topics.
 
-    With `available_now` up to where the log is when it starts; otherwise on and on, every `trigger` seconds, until
-    `until()` says so. With a server the consumer group `group` holds the journal for it; None: nothing does.
+    With `available_now`, stop at the current end of the log; otherwise run a round every `trigger` seconds until
+    `until()` returns True. With a server, the consumer group `group` holds the journal; with None, nothing does.
     """
-    which = _which(topic, pattern)
+    selection = _topic_options(topic, pattern)
     check_views(tuple(views))
     if round_rows < 1 or trigger < 0:
-        raise BadRequest("round_rows is a number over 0, trigger a number of seconds")
-    delta()  # that it is missing is told before anything is made
-    options = {view: _read_options(where, which, view, fail_on_loss) for view in views}
-    told = options[views[0]]
-    source = source_of(told)
+        raise BadRequest("round_rows must be over 0, and trigger must be a number of seconds from 0 on")
+    delta()  # report a missing package before anything is created
+    options = {view: _read_options(where, selection, view, fail_on_loss) for view in views}
+    first = options[views[0]]
+    source = source_of(first)
     with ExitStack() as stack:
-        subscription = Subscription(source, told.which)
+        subscription = Subscription(source, first.selection)
         stack.callback(subscription.close)
         subscription.find()
         subscription.hold_all()
-        held = None if group is None or told.target.path is not None else GroupHold(told.target, group)
+        held = None if group is None or first.target.path is not None else GroupHold(first.target, group)
         if held is not None:
             stack.enter_context(held)
         rounds = Rounds(spark, source, options, lake_path(lake_dir), held, subscription, fail_on_loss)
         run = _Run(rounds, subscription, round_rows, on_progress)
-        run.follow(None if available_now else trigger, until)
+        run.run(None if available_now else trigger, until)
     return run.result(None if held is None else group)
 
 
-def _which(topic: str | Sequence[str] | None, pattern: str | None) -> dict[str, str]:
+def _topic_options(topic: str | Sequence[str] | None, pattern: str | None) -> dict[str, str]:
     if (topic is None) == (pattern is None):
-        raise BadRequest("say which topics: topic, a list of them, or pattern")
+        raise BadRequest("no topics selected; give a topic, a list of topics, or a pattern")
     if pattern is not None:
         return {"subscribePattern": pattern}
     return {"subscribe": topic if isinstance(topic, str) else ",".join(topic or ())}
 
 
-def _read_options(where: Mapping[str, str], which: dict[str, str], view: str, fail_on_loss: bool) -> ReadOptions:
+def _read_options(where: Mapping[str, str], topics: dict[str, str], view: str, fail_on_loss: bool) -> ReadOptions:
     columns = ",".join(column.name for column in stored_columns(view))
     loss = "true" if fail_on_loss else "false"
-    given = {**where, **which, "view": view, "columns": columns, "failOnDataLoss": loss}
-    return settled(parse_options(given, streaming=False))
+    given = {**where, **topics, "view": view, "columns": columns, "failOnDataLoss": loss}
+    return resolve(parse_options(given, streaming=False))
 
 
 class _Run:
@@ -123,69 +132,71 @@ class _Run:
         self._commits = self._conflicts = self._done = 0
         self._started = time.monotonic()
 
-    def follow(self, every: float | None, until: Callable[[], bool]) -> None:
-        """Round by round; without `every`, up to where the log is now."""
+    def run(self, every: float | None, until: Callable[[], bool]) -> None:
+        """Run rounds every `every` seconds; without it, up to the current end of the log."""
         goal = self._subscription.ends() if every is None else None
         self._rounds.check()
         self._rounds.hold()
-        in_a_row = 0
+        conflicts = 0
         while not until():
-            begun = time.monotonic()
-            look = self._rounds.look(goal)
-            self._note_ends(look)
-            if look.is_whole and every is None:
+            started = time.monotonic()
+            pending = self._rounds.pending(goal)
+            self._note_ends(pending)
+            if pending.is_empty and every is None:
                 return
-            if not look.is_whole and (every is None or self._rounds.is_news(look)):
-                in_a_row = 0 if self._round(look) else in_a_row + 1
-                if in_a_row > CONFLICTS_MAX:
-                    raise LakeMoved(
-                        "others keep committing the rows that this run brings to the lake: leave it to them"
-                    )
-                if every is None or look.rows > self._round_rows:
+            if not pending.is_empty and (every is None or self._rounds.is_news(pending)):
+                conflicts = 0 if self._round(pending) else conflicts + 1
+                if conflicts > CONFLICTS_MAX:
+                    raise LakeMoved("other archives keep committing the rows of this run to the lake; stop one of them")
+                if every is None or pending.rows > self._round_rows:
                     continue
             self._rounds.renew()
-            _nap(begun + (every or 0), until)
+            _sleep(started + (every or 0), until)
             self._subscription.find()
 
-    def _round(self, look: Look) -> bool:
-        """Whether it brought anything."""
-        some = look.limited(self._round_rows)
-        brought = self._rounds.bring(some)
-        moved = sum(claim.rows for commit in brought for claim in commit.claims.values())
-        self._commits += len(brought)
-        self._conflicts += len(brought) < sum(any(c.rows or c.lost for c in v.values()) for v in some.claims.values())
-        self._count(brought)
-        self._done += moved
-        self._on_progress(Progress(self._done, self._done + look.rows - moved))
-        if brought:
+    def _round(self, pending: Pending) -> bool:
+        """Run one round; return whether it committed anything."""
+        part = pending.limited(self._round_rows)
+        commits = self._rounds.archive(part)
+        rows = sum(claim.rows for commit in commits for claim in commit.claims.values())
+        self._commits += len(commits)
+        self._conflicts += len(commits) < sum(any(c.rows or c.lost for c in v.values()) for v in part.claims.values())
+        self._count(commits)
+        self._done += rows
+        self._on_progress(Progress(self._done, self._done + pending.rows - rows))
+        if commits:
             self._rounds.hold()
-        return bool(brought)
+        return bool(commits)
 
-    # -- what is told ----------------------------------------------------------------------------------------------
+    # -- the result ------------------------------------------------------------------------------------------------
 
-    def _count(self, brought: Iterable[Brought]) -> None:
-        for view, claims, files in brought:
+    def _count(self, commits: Iterable[Committed]) -> None:
+        for view, claims, files in commits:
             for topic, claim in claims.items():
                 mine = [file for file in files if file.topic == topic]
-                was = self._counts[topic, view]
+                before = self._counts[topic, view]
                 self._counts[topic, view] = Archived(
-                    topic, view, was.rows + sum(file.rows for file in mine), was.files + len(mine),
-                    was.nbytes + sum(file.nbytes for file in mine), claim.ends,
-                )  # fmt: skip
+                    topic,
+                    view,
+                    rows=before.rows + sum(file.rows for file in mine),
+                    files=before.files + len(mine),
+                    nbytes=before.nbytes + sum(file.nbytes for file in mine),
+                    ends=claim.ends,
+                )
 
-    def _note_ends(self, look: Look) -> None:
-        """Of what has nothing new, too."""
-        for view, claims in look.claims.items():
+    def _note_ends(self, pending: Pending) -> None:
+        """Record the ends of all tables, including those with nothing new."""
+        for view, claims in pending.claims.items():
             for topic, claim in claims.items():
-                was = self._counts.get((topic, view), Archived(topic, view))
+                before = self._counts.get((topic, view), Archived(topic, view))
                 starts = {partition: start for partition, (start, _) in claim.ranges.items()}
-                self._counts[topic, view] = Archived(topic, view, was.rows, was.files, was.nbytes, starts)
+                self._counts[topic, view] = replace(before, ends=starts)
 
     def result(self, group: str | None) -> ArchiveResult:
         tables = tuple(self._counts[key] for key in sorted(self._counts))
         return ArchiveResult(tables, self._commits, self._conflicts, time.monotonic() - self._started, group)
 
 
-def _nap(moment: float, until: Callable[[], bool]) -> None:
-    while (left := moment - time.monotonic()) > 0 and not until():
-        time.sleep(min(left, NAP_SECONDS))
+def _sleep(end: float, until: Callable[[], bool]) -> None:
+    while (left := end - time.monotonic()) > 0 and not until():
+        time.sleep(min(left, POLL_SECONDS))

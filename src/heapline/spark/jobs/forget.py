@@ -1,13 +1,12 @@
-"""Erasing what a key has left behind: its rows in the lake, its messages that wait, its dead letters; and telling where
-its payloads still lie.
+"""The job `forget`: erase the rows of a key from the lake and the queue, and report where its payloads still are.
 
-*The lake* is rewritten: the key's rows go from the table, and the files that held them from the disk, with all other
-files that earlier versions of the table still named. Files that are being written, and are in no version yet, are let
-be. The condition is recorded in the table's log, so it names the key's SHA-256, not the key.
+*The lake* is rewritten: the key's rows are removed from the table, and the files that held them are deleted, together
+with all other files that only earlier versions of the table named. Files that are being written, and are in no version
+yet, are kept. The condition is recorded in the table's log, so it contains the key's SHA-256 and not the key.
 
-*The journal* is append-only and checksummed: nothing in it is overwritten. What waits is cancelled and dead letters are
-deleted, so nobody is given these payloads any more; the bytes go with their segments, as the journal is reclaimed. So
-the result tells which segments those are, and the same call again tells what is left by then.
+*The journal* is append-only and checksummed, so nothing in it is overwritten. Waiting messages are cancelled and dead
+letters deleted, so these payloads are no longer delivered. The bytes are deleted with their segments when the journal
+is reclaimed. The result names these segments, and the same call later reports what is left.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heapline.errors import BadRequest, MessageLeased, MessageNotFound
-from heapline.spark.jobs.server import server_options
-from heapline.spark.options import Target, parse_options, plain_topic
-from heapline.spark.positions import Subscription
-from heapline.spark.sources import client_of, settled, settled_target, source_of
+from heapline.contract.errors import BadRequest, MessageLeased, MessageNotFound
+from heapline.spark.options import plain_topic
+from heapline.spark.target import client_of, server_target, subscribed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,22 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InLake:
-    rows: int  # that went
-    files: int  # that went from the disk, those of earlier versions among them
+    rows: int  # removed
+    files: int  # deleted, including those of earlier versions
 
 
 @dataclass(frozen=True)
 class InTopic:
-    """What became of a key's messages in a topic, and what of them is still in its journal."""
+    """What happened to a key's messages in a topic, and what is still in its journal."""
 
     topic: str
     cancelled: int
     dead_deleted: int
-    leased: int  # workers have them: they cannot be cancelled before they come back
-    payloads_left: int  # in the journal, of messages that are gone from the queue or leased
-    segments: tuple[int, int] | None  # the first and the last that they lie in
+    leased: int  # leased to workers; they cannot be cancelled until they are returned
+    payloads_left: int  # in the journal, of messages that were removed from the queue or are leased
+    segments: tuple[int, int] | None  # the first and last segment that contain them
     newest: datetime | None  # when the last of them was written
-    retention: float  # seconds for which the topic keeps its journal at least
+    retention: float  # seconds for which the topic keeps at least its journal
 
 
 @dataclass(frozen=True)
@@ -56,25 +53,29 @@ class ForgetResult:
 
     @property
     def is_erased(self) -> bool:
-        """Whether nothing is left, as far as it was looked for."""
+        """Whether nothing was left where this call searched."""
         return not any(topic.payloads_left or topic.leased for topic in self.topics)
 
 
 def forget(
-    spark: SparkSession | None, where: Mapping[str, str] | None, key: str, *,
-    topics: Sequence[str] | None = None, lake: str | Path | None = None,
-) -> ForgetResult:  # fmt: skip
-    """Erase the payloads of a key from a lake, from the queue, or both. Without `topics`: of all."""
+    spark: SparkSession | None,
+    where: Mapping[str, str] | None,
+    key: str,
+    *,
+    topics: Sequence[str] | None = None,
+    lake: str | Path | None = None,
+) -> ForgetResult:
+    """Erase the payloads of a key from a lake, from the queue, or both; from all topics unless `topics` is given."""
     if not key:
-        raise BadRequest("say which key")
+        raise BadRequest("no key given")
     if where is None and lake is None:
-        raise BadRequest("say where to erase: a server, a lake, or both")
+        raise BadRequest("nothing to erase from; give a server, a lake, or both")
     names = None if topics is None else [plain_topic(topic) for topic in topics]
     erased = None if lake is None else forget_in_lake(lake, key, names)
     if where is None:
         return ForgetResult(erased, [])
     if spark is None:
-        raise BadRequest("the journal is read with Spark: give a session")
+        raise BadRequest("the journal is read with Spark; give a session")
     return ForgetResult(erased, forget_in_queue(spark, where, key, names))
 
 
@@ -82,16 +83,16 @@ def forget(
 
 
 def forget_in_lake(lake: str | Path, key: str, topics: Sequence[str] | None = None) -> InLake:
-    from heapline.spark.lake.tables import need_table
+    from heapline.spark.lake.tables import require_table
 
-    table = need_table(lake, "messages").table
+    table = require_table(lake, "messages").table
     digest = hashlib.sha256(key.encode()).hexdigest()
     condition = f"encode(sha256(key), 'hex') = '{digest}'"
     if topics is not None:
         listed = ", ".join("'" + topic.replace("'", "''") + "'" for topic in topics)
         condition = f"topic IN ({listed}) AND {condition}"
     done = table.delete(condition)
-    # Only what the table's log says was removed: an archive may be writing files that it does not name yet.
+    # Without `full`, only files that the table's log says were removed: an archive may be writing new ones.
     gone = table.vacuum(0, dry_run=False, enforce_retention_duration=False)
     return InLake(int(done["num_deleted_rows"]), len(gone))
 
@@ -102,20 +103,17 @@ def forget_in_lake(lake: str | Path, key: str, topics: Sequence[str] | None = No
 def forget_in_queue(
     spark: Any, where: Mapping[str, str], key: str, topics: Sequence[str] | None = None
 ) -> list[InTopic]:
-    given = {name.lower(): value for name, value in server_options(where).items()}
-    secret = given.get("heapline.api_key", given.get("heapline.token"))
-    target = settled_target(Target(None, given.get("heapline.url"), secret, given.get("heapline.api_key_file")))
-    with client_of(target) as client:
+    with client_of(server_target(where)) as client:
         there = {info.name: info.config for info in client.list_topics()}
         wanted = list(there) if topics is None else list(topics)
         missing = [topic for topic in wanted if topic not in there]
         if missing:
-            raise BadRequest(f"there is no topic {missing[0]!r}")
+            raise BadRequest(f"topic {missing[0]!r} does not exist")
         return [_in_topic(spark, client, where, topic, there[topic].retention, key) for topic in wanted]
 
 
 def _in_topic(spark: Any, client: Any, where: Mapping[str, str], topic: str, retention: float, key: str) -> InTopic:
-    from heapline.model import DlqFilter
+    from heapline.contract.message import DlqFilter
 
     waiting = _of_key(_view(spark, where, topic, "backlog", "key,id"), key).select("id").collect()
     cancelled, leased = cancel_all(client, topic, (row.id for row in waiting))
@@ -123,7 +121,7 @@ def _in_topic(spark: Any, client: Any, where: Mapping[str, str], topic: str, ret
     left = _of_key(_view(spark, where, topic, "messages", "key,unit,timestamp"), key)
     row = left.selectExpr("count(*)", "min(unit)", "max(unit)", "max(timestamp)").collect()[0]
     segments = None if not row[0] else segments_of(where, topic, row[1], row[2])
-    newest = None if row[3] is None else row[3].astimezone(UTC)  # Spark gives it in local time, without saying so
+    newest = None if row[3] is None else row[3].astimezone(UTC)  # Spark returns local time without a time zone
     return InTopic(topic, cancelled, deleted, leased, row[0], segments, newest, retention)
 
 
@@ -140,7 +138,10 @@ def _of_key(rows: Any, key: str) -> Any:
 
 
 def cancel_all(client: Any, topic: str, ids: Iterable[int]) -> tuple[int, int]:
-    """How many could be cancelled, and how many workers have. One that is gone by now is neither."""
+    """Return how many messages were cancelled and how many are leased.
+
+    Messages that no longer exist count as neither.
+    """
     cancelled = leased = 0
     for id in ids:
         try:
@@ -154,19 +155,14 @@ def cancel_all(client: Any, topic: str, ids: Iterable[int]) -> tuple[int, int]:
 
 
 def segments_of(where: Mapping[str, str], topic: str, first_unit: int, last_unit: int) -> tuple[int, int]:
-    """The segments that these units lie in, as far as the journal still has them."""
-    asked = settled(parse_options({**where, "subscribe": topic}, streaming=False))
-    subscription = Subscription(source_of(asked), asked.which)
-    try:
-        subscription.find()
-        marks = subscription.logs[plain_topic(topic)].marks().all
-    finally:
-        subscription.close()
-    if not len(marks):
+    """Return the first and last segment that contain these units, as far as the journal still has them."""
+    with subscribed(where, subscribe=topic) as (subscription, _):
+        entries = subscription.logs[plain_topic(topic)].index().entries
+    if not len(entries):
         raise BadRequest(f"the journal of {topic!r} is empty")
 
     def segment(unit: int) -> int:
-        before = marks["segment"][marks["unit"] <= unit]
-        return int(before.max() if len(before) else marks["segment"].min())
+        before = entries["segment"][entries["unit"] <= unit]
+        return int(before.max() if len(before) else entries["segment"].min())
 
     return segment(first_unit), segment(last_unit)

@@ -1,8 +1,11 @@
-"""`lake`: what is archived and what is not yet, as one DataFrame without gap or overlap.
+"""Rows for jobs: the events or messages of a topic, from the journal, from the lake, or from both without a gap.
 
-Both halves are settled when it is called. First the version of the lake's table, whose files are read by name; then,
-partition by partition, the journal from where that version ends to where it is durable. What is archived later changes
-neither: the same rows come again, whoever archives, compacts or works meanwhile.
+`lake` fixes both halves when it is called: first the version of the lake's table, whose files are read by name; then,
+per partition, the journal from where that version ends to its durable end. Later archiving changes neither half, so the
+same rows are returned again while others archive, compact or consume.
+
+Only rows and columns are chosen here; docs/spark-schema.md says what they mean. A job that needs few columns names
+them, because Spark cannot tell a Python source and columns that are not named are not decoded.
 """
 
 from __future__ import annotations
@@ -13,52 +16,120 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.spark.lake.claims import Claim, claim_of
-from heapline.spark.lake.layout import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
-from heapline.spark.lake.sameness import check_same
-from heapline.spark.lake.tables import LakeTable, need_table, open_table
-from heapline.spark.options import parse_options, plain_topic
-from heapline.spark.positions import Subscription
-from heapline.spark.sources import settled, source_of
+from heapline.spark.lake.files import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
+from heapline.spark.lake.tables import LakeTable, check_same, open_table, require_table
+from heapline.spark.options import plain_topic
+from heapline.spark.pushdown import Ranges
+from heapline.spark.target import subscribed
 
+Offsets = Mapping[int, int]  # by partition
 _PARTITION_TYPES = {"namespace": "string", "topic": "string", "date": "date"}
 
 
+def events_of(
+    spark: Any,
+    where: Mapping[str, str] | None = None,
+    lake: str | None = None,
+    topic: str = "",
+    *,
+    columns: Sequence[str] | None = None,
+    start: Offsets | None = None,
+    end: Offsets | None = None,
+) -> Any:
+    """Return the events of a topic as a DataFrame with the given columns, or all columns of the view.
+
+    `where` has options of the format `heapline` (`path`, or `heapline.url` and so on): the journal. `lake` is the
+    directory of an archive; with both, the rows of the journal follow those of the archive without a gap. `start` and
+    `end` are offsets by partition, for the journal only.
+    """
+    if not topic:
+        raise BadRequest("no topic given")
+    if lake is None:
+        if where is None:
+            raise BadRequest("no source of events; give options of the format heapline (path, heapline.url) or a lake")
+        return journal_events(spark, where, topic, columns=columns, start=start, end=end)
+    if start or end:
+        raise BadRequest("offsets apply to the journal, not to a lake; filter the DataFrame by partition and offset")
+    found = lake_rows(spark, lake, None if where is None else dict(where), topic, "events")
+    return found if columns is None else found.select(*columns)
+
+
+def journal_events(
+    spark: Any,
+    where: Mapping[str, str],
+    topic: str,
+    *,
+    columns: Sequence[str] | None = None,
+    start: Offsets | None = None,
+    end: Offsets | None = None,
+    source: str = "heapline",
+) -> Any:
+    """Return the events in the journal. A batch is fixed when it is loaded, so every action reads the same rows.
+
+    `source` is the name of a format that has the options of `heapline`.
+    """
+    reader = spark.read.format(source).options(**where).option("view", "events").option("subscribe", topic)
+    if columns is not None:
+        reader = reader.option("columns", ",".join(columns))
+    for name, offsets in (("startingOffsets", start), ("endingOffsets", end)):
+        if offsets is not None:
+            reader = reader.option(name, json.dumps({topic: {str(p): o for p, o in offsets.items()}}))
+    return reader.load()
+
+
+def ranges_of(where: Mapping[str, str], topic: str, **options: str) -> Ranges:
+    """Return the offsets that a batch read with these options would read now. Runs no Spark job."""
+    with subscribed(where, subscribe=topic, **options) as (subscription, read):
+        starts = subscription.resolve(read.start, "startingOffsets", late="latest")
+        ends = subscription.resolve(read.end, "endingOffsets", late="latest")
+        name = plain_topic(topic)
+        return {p: (start, ends[name][p]) for p, start in sorted(starts[name].items())}
+
+
 def lake(
-    spark: Any, lake_dir: str | Path, where: Mapping[str, str] | None = None,
-    topic: str | Sequence[str] | None = None, view: str = "messages",
-) -> Any:  # fmt: skip
-    """The rows of a view: of the lake, and with `where` also those that only the journal has. Without a topic, all that
-    the lake has. Columns: the view's, then `namespace` and `date`."""
+    spark: Any,
+    lake_dir: str | Path,
+    where: Mapping[str, str] | None = None,
+    topic: str | Sequence[str] | None = None,
+    view: str = "messages",
+) -> Any:
+    """Return the rows of a view in the lake and, with `where`, those that only the journal has.
+
+    Without a topic, return all rows of the lake. The columns are the view's, then `namespace` and `date`.
+    """
     check_views((view,))
     topics = None if topic is None else [plain_topic(t) for t in ([topic] if isinstance(topic, str) else topic)]
     if where is None:
-        return archived(spark, need_table(lake_dir, view), topics)
+        return archived(spark, require_table(lake_dir, view), topics)
     if not topics:
-        raise BadRequest("say which topics: the lake and the journal of each are joined")
-    table = open_table(lake_dir, view)  # before the journal is looked at, so that that is never behind it
+        raise BadRequest("no topics given; the lake and the journal are joined per topic")
+    table = open_table(lake_dir, view)  # before the journal is read, so that the journal is never behind
     live = _live(spark, table, where, topics, view)
     return live if table is None else archived(spark, table, topics).unionByName(live)
 
 
+lake_rows = lake  # for functions that have a parameter `lake`
+
+
 def archived(spark: Any, table: LakeTable, topics: Sequence[str] | None = None) -> Any:
-    """The rows of this version of a table."""
+    """Return the rows of this version of a table."""
     columns = table_columns(table.view)
     files = [file.uri for file in table.files(topics)]
     if not files:
         return spark.createDataFrame([], ", ".join(f"`{name}` {kind}" for name, kind in columns))
     stored = [f"`{name}` {kind}" for name, kind in columns if name not in PARTITIONED_BY]
-    found = [f"`{name}` {_PARTITION_TYPES[name]}" for name in PARTITIONED_BY]
-    # Spark finds the partition columns in the paths below this one.
-    reader = spark.read.schema(", ".join(stored + found)).option("basePath", table.root)
+    in_path = [f"`{name}` {_PARTITION_TYPES[name]}" for name in PARTITIONED_BY]
+    # Spark finds the partition columns in the paths below `basePath`.
+    reader = spark.read.schema(", ".join(stored + in_path)).option("basePath", table.root)
     return reader.parquet(*files).select(*(f"`{name}`" for name, _ in columns))
 
 
 def _live(spark: Any, table: LakeTable | None, where: Mapping[str, str], topics: list[str], view: str) -> Any:
     options = {**where, "subscribe": ",".join(topics), "view": view}
     if "path" in options:
-        options["path"] = os.path.abspath(options["path"])  # Spark plans in a process that may have begun elsewhere
+        options["path"] = os.path.abspath(options["path"])  # Spark plans in a process with its own working directory
     claims = _missing(table, options)
     starts = {t: {str(p): start for p, (start, _) in claim.ranges.items()} for t, claim in claims.items()}
     ends = {t: {str(p): end for p, end in claim.ends.items()} for t, claim in claims.items()}
@@ -68,27 +139,22 @@ def _live(spark: Any, table: LakeTable | None, where: Mapping[str, str], topics:
 
 
 def _missing(table: LakeTable | None, options: Mapping[str, str]) -> dict[str, Claim]:
-    """What the table lacks of each topic, up to what is durable now. DataLost if the journal does not have it."""
-    asked = settled(parse_options(options, streaming=False))
-    subscription = Subscription(source_of(asked), asked.which)
-    found = {}
-    try:
-        subscription.find()
+    """Return what the table lacks of each topic, up to the durable end. Raises DataLost if the journal lacks it too."""
+    missing = {}
+    with subscribed(options) as (subscription, _):
         for topic, log in subscription.logs.items():
             starts = log.starts()
             journal = {p: (starts[p], end) for p, end in log.ends().items()}
-            kept = None if table is None else table.kept(topic)
-            found[topic] = claim_of(topic, kept, log.ref.incarnation, journal)
+            extent = None if table is None else table.extent(topic)
+            missing[topic] = claim_of(topic, extent, log.ref.incarnation, journal)
             if table is not None:
                 check_same(table, log)
-    finally:
-        subscription.close()
-    return found
+    return missing
 
 
 def _expression(view: str, name: str) -> str:
     if name == "namespace":
         return "CASE WHEN contains(topic, '/') THEN substring_index(topic, '/', 1) ELSE 'default' END AS namespace"
-    if name == "date":  # in UTC, whatever the session's time zone is
+    if name == "date":  # in UTC, whatever the session's time zone
         return f"date_from_unix_date(CAST(floor(unix_micros({DAY_OF[view]}) / {DAY_US}) AS INT)) AS date"
     return f"`{name}`"

@@ -1,35 +1,37 @@
-"""One row per message, from its events: when it came, was due, was first leased, ended, how often it was tried, and how
-it ended. A transformation of DataFrames and nothing else: what is kept on disk is in keeping.py.
+"""Lifecycles: one row per message with its times, attempts and outcome, derived from events.
 
-*How.* Each event becomes a *step*: the few columns in which it has something to say about its message. Steps go to
-their message in one shuffle and are folded in the order of their offsets, which within a message is all there is: a
-message never leaves its partition. A row that an earlier fold made is a step as well (`before`), so that more events
-can be added to what was known without reading the old ones again.
+A transformation of DataFrames only; lifecycle_updates.py keeps the result on disk.
 
-*What an event does not say.* A purge names no messages: whatever waits in its partition is gone with it. On a topic
-made with `streams=False` timers that fire are counted, not named: there a message counts as waiting once a later firing
-of its partition has passed its time. `moved` rows say that a record was copied, also of messages that are gone and
-still held by a group: they tell facts of messages that something else is known of, and are never a row of their own.
+*How it works.* Each event becomes a *step*: the few columns that it sets for its message. Steps are brought to their
+message in one shuffle and folded in the order of their offsets; a message never leaves its partition, so this order is
+complete. A row of an earlier fold is a step as well (`before`), so that new events can be added without reading the old
+ones again.
+
+*What events do not record.* A purge names no messages: it removes all messages that wait in its partition. On a topic
+with `streams=False`, timers that fire are counted and not named: there a message counts as waiting once a later firing
+in its partition has passed its due time. `moved` rows record that a record was copied, also for messages that were
+removed but are still held by a group. They add facts to messages that other events mention, and never make a row of
+their own.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: Columns of the view `events` that are needed: for reading with `columns=`.
+#: Required columns of the view `events`, for reading with `columns=`.
 NEEDS = (
     "topic", "partition", "offset", "timestamp", "kind", "message_id", "id", "at", "priority", "due", "attempts",
     "reason", "payload_bytes", "returned", "kept", "batch_id", "enqueued_at",
 )  # fmt: skip
-#: Of the rows that concern no message by name.
-MARK_NEEDS = ("topic", "partition", "offset", "timestamp", "kind", "at")
+#: Required columns of rows that do not name messages.
+MARK_NEEDS = ("topic", "partition", "offset", "timestamp", "kind", "id", "at")
 
-#: States as numbers, which fold faster than words. A message is over from ACKED on; DEAD may come back.
+#: States as numbers, which fold faster than strings. A message has ended from ACKED on; DEAD can be replayed.
 WAITING, DELAYED, LEASED, DEAD, ACKED, EXPIRED, CANCELLED, PURGED, DROPPED, DELETED = range(10)
 OUTCOMES = ("waiting", "delayed", "leased", "dead", "acked", "expired", "cancelled", "purged", "dead", "dead")
 OVER = ACKED
 _CODE_BITS = 4
-#: The columns of a row, in order; docs/spark-schema.md has those of events.
+#: The columns of a row, in order.
 COLUMNS = (
     "topic", "partition", "message_id", "id", "priority", "enqueued_at", "due_at", "first_leased_at", "last_leased_at",
     "done_at", "attempts", "retries", "lease_expiries", "wait_ms", "service_ms", "outcome", "reason", "batch_id",
@@ -38,10 +40,10 @@ COLUMNS = (
 
 
 def lifecycles(events: Any, before: Any = None, marks: Any = None) -> Any:
-    """One row per message of which the events tell anything but that its record was moved.
+    """Return one row per message that any event other than `moved` mentions.
 
-    `before`: rows of an earlier call, of which these events are the continuation. `marks`: the same events, or only
-    those of the kinds `purged` and `fired_count`, if they can be had cheaper than by reading `events` twice.
+    `before` has rows of an earlier call that these events continue. `marks` has the same events, or only those of the
+    kinds `purged` and `fired` without an id, if that is cheaper than reading `events` twice.
     """
     from pyspark.sql import functions as F
 
@@ -50,12 +52,12 @@ def lifecycles(events: Any, before: Any = None, marks: Any = None) -> Any:
         steps = steps.unionByName(_steps_before(before))
     folded = _folded(steps)
     marks = _marks(events if marks is None else marks)
-    told = folded.join(F.broadcast(marks), ["topic", "partition"], "left")
-    return _finished(told)
+    rows = folded.join(F.broadcast(marks), ["topic", "partition"], "left")
+    return _finished(rows)
 
 
 def _steps(events: Any) -> Any:
-    """What each event says of its message."""
+    """Return the step of each event."""
     from pyspark.sql import functions as F
 
     kind, at, due = F.col("kind"), F.col("at"), F.col("due")
@@ -95,7 +97,7 @@ def _steps(events: Any) -> Any:
 
 
 def _steps_before(rows: Any) -> Any:
-    """What is known already, as the first step of each message."""
+    """Return known rows as the first step of each message."""
     from pyspark.sql import functions as F
 
     code = F.coalesce(*(F.when(F.col("outcome") == name, n) for n, name in enumerate(OUTCOMES)))
@@ -110,14 +112,14 @@ def _steps_before(rows: Any) -> Any:
 
 
 def _packed(offset: str, code: Any) -> Any:
-    """A state and since when, as one number: the largest is the latest."""
+    """Return a state and its offset as one number, of which the largest is the latest."""
     from pyspark.sql import functions as F
 
     return F.shiftleft(offset, _CODE_BITS) + code
 
 
 def _folded(steps: Any) -> Any:
-    """One row per message: one shuffle, one sort, and both the window and the fold go along it."""
+    """Fold steps to one row per message. One shuffle and one sort serve both the window and the aggregation."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -127,33 +129,34 @@ def _folded(steps: Any) -> Any:
     def latest(name: str) -> Any:
         return F.max_by(name, F.when(F.col(name).isNotNull(), offset)).alias(name)
 
-    # A later reschedule does not change when it was due for its first delivery. A row from before that has one says
-    # itself when that was.
+    # A reschedule after the first delivery does not change when that delivery was due. A `before` row with a delivery
+    # has its own due time.
     has_been_leased = F.sum("leases").over(so_far)
     steps = steps.withColumn("due_at", F.when((has_been_leased == 0) | (F.col("leases") > 0), F.col("due_at")))
-    highest = ("partition", "message_id", "state", "enqueued_offset", "last_leased_at", "attempt", "batch_id",
-               "payload_bytes", "moved")  # fmt: skip
-    return steps.groupBy("topic", "id").agg(
-        *(F.max(name).alias(name) for name in highest), F.max("offset").alias("last_offset"),
+    highest = ("partition", "message_id", "state", "enqueued_offset", "last_leased_at", "attempt", "batch_id")
+    folded = steps.groupBy("topic", "id").agg(
+        *(F.max(name).alias(name) for name in (*highest, "payload_bytes", "moved")),
+        F.max("offset").alias("last_offset"),
         *(F.min(name).alias(name) for name in ("enqueued_at", "first_leased_at")),
         *(latest(name) for name in ("priority", "due_at", "ready_at", "done_at", "reason")),
         *(F.sum(name).cast("int").alias(name) for name in ("attempts", "retries", "lease_expiries")),
-    ).where(F.col("state").isNotNull())  # fmt: skip
+    )
+    return folded.where(F.col("state").isNotNull())
 
 
 def _marks(events: Any) -> Any:
-    """By partition: the purges, in order, and when a firing last counted messages without naming them."""
+    """Return, per partition, the purges in order and the time of the last firing that counted messages."""
     from pyspark.sql import functions as F
 
     purge = F.when(F.col("kind") == "purged", F.struct("offset", "at"))
-    fired = F.when(F.col("kind") == "fired_count", F.col("timestamp"))
-    rows = events.where(F.col("kind").isin("purged", "fired_count"))
+    fired = F.when(F.col("kind") == "fired", F.col("timestamp"))
+    rows = events.where(F.col("kind").isin("purged", "fired") & F.col("id").isNull())
     return rows.groupBy("topic", "partition").agg(
         F.sort_array(F.collect_list(purge)).alias("purges"), F.max(fired).alias("fired_at")
     )
 
 
-def _finished(told: Any) -> Any:
+def _finished(rows: Any) -> Any:
     from pyspark.sql import functions as F
 
     code, since = F.col("state") % (1 << _CODE_BITS), F.shiftright("state", _CODE_BITS)
@@ -161,24 +164,24 @@ def _finished(told: Any) -> Any:
     purges = F.filter("purges", lambda purge: purge["offset"] > since)
     purge = F.when(waits & (F.size(purges) > 0), F.get(purges, F.lit(0)))
     fired = (code == DELAYED) & F.coalesce(F.col("ready_at") <= F.col("fired_at"), F.lit(False))
-    told = told.withColumn("purge", purge)
-    told = told.withColumn("code", F.when(F.col("purge").isNotNull(), PURGED).when(fired, WAITING).otherwise(code))
-    return _as_columns(told)
+    rows = rows.withColumn("purge", purge)
+    rows = rows.withColumn("code", F.when(F.col("purge").isNotNull(), PURGED).when(fired, WAITING).otherwise(code))
+    return _as_columns(rows)
 
 
-def _as_columns(told: Any) -> Any:
+def _as_columns(rows: Any) -> Any:
     from pyspark.sql import functions as F
 
     code = F.col("code")
     ended = code >= DEAD
     ms = {name: F.unix_millis(name) for name in ("first_leased_at", "last_leased_at", "due_at", "ended_at")}
     known, wait = F.col("enqueued_offset").isNotNull(), ms["first_leased_at"] - ms["due_at"]
-    told = told.withColumn("ended_at", F.when(ended, F.coalesce(F.col("purge.at"), F.col("done_at"))))
+    rows = rows.withColumn("ended_at", F.when(ended, F.coalesce(F.col("purge.at"), F.col("done_at"))))
     columns = {
         "done_at": F.col("ended_at"),
         "priority": F.coalesce("priority", "moved.priority"),
         "enqueued_at": F.coalesce("enqueued_at", "moved.enqueued_at"),
-        # Of one that began before these events, the last number that a lease gave says more than what was counted.
+        # For a message that is older than these events, the number in its last lease may exceed the count.
         "attempts": F.when(known, F.col("attempts")).otherwise(F.greatest("attempts", "attempt")),
         "wait_ms": F.when(wait < 0, 0).otherwise(wait),
         "service_ms": F.when(code.isin(ACKED, DEAD, DROPPED, DELETED), ms["ended_at"] - ms["last_leased_at"]),
@@ -186,4 +189,4 @@ def _as_columns(told: Any) -> Any:
         "ready_at": F.when(code == DELAYED, F.col("ready_at")),
         "is_over": code >= OVER,
     }
-    return told.select(*(columns[name].alias(name) if name in columns else F.col(name) for name in COLUMNS))
+    return rows.select(*(columns[name].alias(name) if name in columns else F.col(name) for name in COLUMNS))

@@ -1,27 +1,103 @@
-"""One HTML page out of sections, each a plot with its table: all in one file, which asks nobody for anything.
+"""Text and HTML for reports: numbers as people read them, untrusted text made safe, and one page of sections.
 
-No script, no font, no picture from elsewhere; the page says so to the browser, so that even something that slipped in
-would not run. It is XML as well, which lets a test read it strictly. All text goes through `harmless` and is escaped.
-What the sections say is not known here.
+Keys, reasons and topic names come from producers. Characters that a terminal would obey, that reverse the writing
+direction, or that XML forbids are shown as escapes.
+
+A page is a single file with no scripts, fonts or pictures from elsewhere, and its content security policy forbids them.
+It is also well-formed XML, so tests can parse it strictly. All text is escaped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 
-from heapline.spark.jobs.figures import harmless
+_SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
+LONGEST = 80  # characters of untrusted text
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """Escape characters that are not printable, and shorten the text.
+
+    >>> printable("tea\\x1b[31m"), printable("x" * 9, longest=5)
+    ('tea\\\\x1b[31m', 'xxxx…')
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: longest + 1])
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def count(number: int) -> str:
+    """Format an integer.
+
+    >>> count(200000)
+    '200 000'
+    """
+    return f"{number:,}".replace(",", " ")
+
+
+def amount(value: float) -> str:
+    """Format a number that may have decimals.
+
+    >>> amount(1234.5), amount(12.34), amount(0.5), amount(3.0)
+    ('1 234', '12.3', '0.5', '3')
+    """
+    return count(round(value)) if abs(value) >= 100 else f"{value:.3g}"
+
+
+def duration(ms: float | None) -> str:
+    """Format a duration in ms.
+
+    >>> duration(None), duration(0), duration(0.25), duration(12), duration(2500), duration(90_000)
+    ('–', '0 ms', '0.25 ms', '12 ms', '2.5 s', '1m 30s')
+    >>> duration(7_200_000), duration(100 * 3_600_000), duration(59_990), duration(3_599_900)
+    ('2h', '4d 4h', '1m', '1h')
+    """
+    if ms is None:
+        return "–"
+    if ms < _SECOND:
+        return f"{ms:.3g} ms" if ms < 10 else f"{ms:.0f} ms"
+    if ms < _MINUTE and (text := f"{ms / _SECOND:.3g}") != "60":
+        return f"{text} s"
+    for large, small, names in ((_MINUTE, _SECOND, "ms"), (_HOUR, _MINUTE, "hm"), (_DAY, _HOUR, "dh")):
+        many, few = divmod(round(ms / small), large // small)
+        if large == _DAY or many * large < {_MINUTE: _HOUR, _HOUR: _DAY}[large]:
+            return f"{many}{names[0]}" + (f" {few}{names[1]}" if few else "")
+    raise AssertionError("unreachable")
+
+
+def moment(ms: float) -> str:
+    """Format a time in ms since 1970.
+
+    >>> moment(0)
+    '1970-01-01 00:00:00Z'
+    """
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def share(part: float, whole: float) -> str:
+    """Format a percentage.
+
+    >>> share(1, 3), share(0, 0), share(1, 1000), share(1, 9999)
+    ('33 %', '–', '0.1 %', '< 0.1 %')
+    """
+    if not whole:
+        return "–"
+    percent = 100 * part / whole
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
-    note: str  # what the figures mean, in a sentence or two
+    note: str  # one or two sentences that explain the numbers
     names: tuple[str, ...]  # of the columns
     rows: tuple[tuple[str, ...], ...]
-    right: tuple[int, ...] = ()  # columns of figures
-    plot: str = ""  # an <svg>, if a picture says more
+    right: tuple[int, ...] = ()  # right-aligned columns
+    plot: str = ""  # an <svg>, if there is one
 
 
 STYLE = """
@@ -55,29 +131,29 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
         '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>"
-        f"<title>{_said(title)}</title><style>{STYLE}</style></head><body><main>\n"
-        f"<h1>{_said(title)}</h1><p>{_said(lead)}</p>\n{body}</main></body></html>\n"
+        f"<title>{_escaped(title)}</title><style>{STYLE}</style></head><body><main>\n"
+        f"<h1>{_escaped(title)}</h1><p>{_escaped(lead)}</p>\n{body}</main></body></html>\n"
     )
 
 
 def _section(section: Section) -> str:
-    head = "".join(f'<th scope="col"{_side(i, section)}>{_said(n)}</th>' for i, n in enumerate(section.names))
+    head = "".join(f'<th scope="col"{_side(i, section)}>{_escaped(n)}</th>' for i, n in enumerate(section.names))
     rows = "".join(
-        "<tr>" + "".join(f"<td{_side(i, section)}>{_said(cell)}</td>" for i, cell in enumerate(row)) + "</tr>\n"
+        "<tr>" + "".join(f"<td{_side(i, section)}>{_escaped(cell)}</td>" for i, cell in enumerate(row)) + "</tr>\n"
         for row in section.rows
     )
-    title = _said(section.title)
-    # What scrolls must be reachable from the keyboard, and then needs a name.
+    title = _escaped(section.title)
+    # A scrollable region must be reachable with the keyboard, and then needs a label.
     table = (
         f'<div class="wide" tabindex="0" role="region" aria-label="{title}, as a table"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>"
     )
-    return f"<section><h2>{title}</h2><p>{_said(section.note)}</p>\n{section.plot}\n{table}</section>\n"
+    return f"<section><h2>{title}</h2><p>{_escaped(section.note)}</p>\n{section.plot}\n{table}</section>\n"
 
 
 def _side(index: int, section: Section) -> str:
     return ' class="right"' if index in section.right else ""
 
 
-def _said(text: str) -> str:
-    return escape(harmless(text, 1000))
+def _escaped(text: str) -> str:
+    return escape(printable(text, 1000))

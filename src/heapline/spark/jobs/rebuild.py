@@ -1,13 +1,13 @@
-"""Time travel: which messages a topic held at a moment of the past, and in what state each of them was.
+"""The job `rebuild`: which messages a topic had at a time in the past, and the state of each.
 
-The log is the truth, so the state at a moment is what the rows up to it add up to: for each message its last row that
-changed anything, and with it the last that spoke of its priority, its due time, its lease and its attempts. That is one
-grouping by message: no order over the whole, no state carried from row to row. A purge names no messages: it took what
-waited in its partition, which is every message whose last row left it waiting and stands before it.
+The state at a time follows from the rows up to it: for each message, its last row that changed its state, and the last
+rows that set its priority, due time, lease and attempts. This is one grouping by message, without a global order and
+without state between rows. A purge names no messages: it removed every message of its partition that was waiting, which
+is every message whose last row left it waiting and is before the purge.
 
-A message is delayed until the log says that it fired, and leased until it says that the lease ended: as the engine had
-it, which may be late where it was down. Events must reach back to the first row of every partition: what a log that was
-reclaimed no longer tells cannot be known from it. Where events come from is not decided here (inputs.py).
+A message is delayed until the log says that it fired, and leased until the log says that the lease ended, as the engine
+had it; this may be late if the engine was down. Events must begin with the first row of every partition, because the
+state cannot be derived from a log that was reclaimed.
 """
 
 from __future__ import annotations
@@ -16,36 +16,42 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from heapline.errors import BadRequest
-from heapline.spark.jobs.inputs import events_of
-from heapline.spark.jobs.ranges import ranges_of
+from heapline.contract.errors import BadRequest
+from heapline.spark.jobs.lake import events_of, lake_rows, ranges_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _NEW = ("enqueued", "batch_committed")
-_BACK = ("nacked", "lease_expired", "rescheduled", "replayed")  # it waits again; `due` says until when
+_BACK = ("nacked", "lease_expired", "rescheduled", "replayed")  # it waits again, until `due`
 _READY = ("fired", "released")
 _CHANGES = (*_NEW, *_BACK, *_READY, "leased", "dead_lettered", "acked", "cancelled", "expired", "dead_deleted")
 _GONE = ("acked", "cancelled", "expired", "dead_deleted")
-_EXTENDED, _PURGED, _COUNTED = "extended", "purged", "fired_count"
-#: Columns of the view `events` that are needed.
+_EXTENDED, _PURGED, _FIRED = "extended", "purged", "fired"
+#: Required columns of the view `events`.
 NEEDS = (
     "topic", "partition", "offset", "timestamp", "kind", "message_id", "id", "at", "priority", "due", "deadline",
     "attempts", "holder", "reason", "expires_at", "payload_bytes", "returned", "kept", "batch_id", "enqueued_at",
 )  # fmt: skip
-VALUES = ("value", "key", "headers", "fairness_key")  # what `messages` adds
+VALUES = ("value", "key", "headers", "fairness_key")  # columns of `messages` for `values=True`
 MOMENT = "moment"
 
 
 def rebuild(
-    spark: SparkSession, where: Mapping[str, str] | None, topic: str, at: datetime | None = None, *,
-    offsets: Mapping[int, int] | None = None, lake: str | None = None, values: bool = False, incomplete: bool = False,
-) -> DataFrame:  # fmt: skip
-    """The messages of a topic at a moment, or when its partitions ended at these offsets; one row each.
+    spark: SparkSession,
+    where: Mapping[str, str] | None,
+    topic: str,
+    at: datetime | None = None,
+    *,
+    offsets: Mapping[int, int] | None = None,
+    lake: str | None = None,
+    values: bool = False,
+    incomplete: bool = False,
+) -> DataFrame:
+    """Return the messages of a topic at a time, or when its partitions ended at these offsets; one row each.
 
-    `values=True` adds payloads, keys and headers, of messages whose enqueue is still there to be read. Where the log
-    no longer begins at its beginning, `incomplete=True` gives those that it still tells of.
+    `values=True` adds payloads, keys and headers of messages whose enqueue can still be read. If the beginning of the
+    log was reclaimed, `incomplete=True` returns the messages that the rest of the log mentions.
     """
     from pyspark.sql import functions as F
 
@@ -62,17 +68,17 @@ def rebuild(
 
 def check_asked(at: datetime | None, offsets: Mapping[int, int] | None, now: datetime) -> None:
     if (at is None) == (offsets is None):
-        raise BadRequest("say when: either `at`, a moment, or `offsets`, where each partition ended")
+        raise BadRequest("no point in time; give either `at`, a time, or `offsets`, the end of each partition")
     if at is not None and at.tzinfo is None:
-        raise BadRequest(f"{at.isoformat()} names no time zone: add one, as in 2026-01-31T12:00:00Z")
+        raise BadRequest(f"{at.isoformat()} has no time zone; add one, as in 2026-01-31T12:00:00Z")
     if at is not None and at > now:
-        raise BadRequest(f"{at.isoformat()} has not been yet: a state can be rebuilt, not foretold")
+        raise BadRequest(f"{at.isoformat()} is in the future; only a past state can be rebuilt")
     if offsets is not None and not (offsets and all(p >= 0 and end >= 0 for p, end in offsets.items())):
-        raise BadRequest("offsets are given as {partition: offset}, from 0 on")
+        raise BadRequest("offsets must be {partition: offset}, from 0 on")
 
 
 def up_to(at: datetime | None, offsets: Mapping[int, int] | None) -> Column:
-    """Which rows count. A partition that `offsets` does not name had no rows then."""
+    """Return the condition for rows that count. A partition that `offsets` does not name had no rows then."""
     from pyspark.sql import functions as F
 
     if at is not None:
@@ -88,34 +94,40 @@ def first_offsets(events: DataFrame) -> dict[int, int]:
 
 
 def check_complete(firsts: Mapping[int, int], topic: str) -> None:
-    """
+    """Raise an error unless the log begins with the first row of every partition.
+
     >>> check_complete({0: 0, 1: 0}, "jobs")
     """
     late = {p: first for p, first in sorted(firsts.items()) if first > 0}
     if late:
         partition, first = next(iter(late.items()))
         raise BadRequest(
-            f"the log of {topic!r} begins at offset {first} of partition {partition}: what came before was reclaimed, "
-            "so which messages were there cannot be told. Rebuild from a lake that was archived from the beginning "
-            "(lake=…), or take what is still known with incomplete=True"
+            f"the log of {topic!r} begins at offset {first} of partition {partition}: earlier rows were reclaimed, so "
+            "the messages of that time cannot be determined. Rebuild from a lake that was archived from the beginning "
+            "(lake=…), or set incomplete=True to get the messages that are still known"
         )
 
 
 def states(events: DataFrame, by: Sequence[str] = ()) -> DataFrame:
-    """What rows of the view `events` add up to: one row for each message that is still there. A column `moment` says up
-    to when they reach; with `by`, columns that tell several histories apart, each has its own."""
+    """Derive the state of messages from rows of the view `events`: one row for each message that still exists.
+
+    A column `moment` has the time up to which the rows reach. With `by`, columns that identify several histories, each
+    history is derived separately.
+    """
     from pyspark.sql import functions as F
 
     keys = [*by, "topic", "partition"]
     kind = F.col("kind")
-    sweeps = events.where(kind.isin(_PURGED, _COUNTED)).groupBy(*keys).agg(  # of whole partitions: a handful of rows
+    # Purges, and firings that only count messages, concern whole partitions; there are few.
+    sweeps = events.where(kind.isin(_PURGED, _FIRED) & F.col("id").isNull()).groupBy(*keys)
+    sweeps = sweeps.agg(
         F.max(F.when(kind == _PURGED, F.col("offset"))).alias("_purged"),
-        F.max(F.when(kind == _COUNTED, F.col("offset"))).alias("_fired"),
-    )  # fmt: skip
-    told = events.where(kind.isin(*_CHANGES, _EXTENDED) & F.col("id").isNotNull()).where(
-        (kind != "expired") | F.col("returned")  # else a worker has it still: it goes when it comes back
+        F.max(F.when(kind == _FIRED, F.col("offset"))).alias("_fired"),
     )
-    lives = told.groupBy(*keys, "id").agg(*_last_words()).join(F.broadcast(sweeps), keys, "left")
+    changes = events.where(kind.isin(*_CHANGES, _EXTENDED) & F.col("id").isNotNull()).where(
+        (kind != "expired") | F.col("returned")  # otherwise it is leased, and removed when the lease ends
+    )
+    lives = changes.groupBy(*keys, "id").agg(*_latest_values()).join(F.broadcast(sweeps), keys, "left")
     last = F.col("last.kind")
     placed = lives.where(~last.isin(*_GONE) & ~((last == "dead_lettered") & ~F.col("last.kept")))
     placed = placed.withColumn("state", _state())
@@ -129,8 +141,8 @@ def states(events: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     )  # fmt: skip
 
 
-def _last_words() -> list[Column]:
-    """Per message: what the last row said that had anything to say on the matter."""
+def _latest_values() -> list[Column]:
+    """Return, per message, the value of the last row that sets it."""
     from pyspark.sql import functions as F
 
     def last(what: str, kinds: Sequence[str], name: str) -> Column:
@@ -145,7 +157,7 @@ def _last_words() -> list[Column]:
         last("expires_at", (*_NEW, "rescheduled", "replayed"), "expires_at"),
         last("struct(holder, attempts)", ("leased",), "lease"), last("deadline", ("leased", _EXTENDED), "deadline"),
         last("kind", ("leased", "released", "replayed"), "counted"),
-        # As the engine words it; a dead letter that came back has nothing said against it.
+        # In the engine's words. A replayed dead letter has no reason.
         last("CASE kind WHEN 'lease_expired' THEN 'lease expired' WHEN 'replayed' THEN NULL ELSE reason END",
              ("nacked", "lease_expired", "dead_lettered", "replayed"), "reason"),
         F.max("message_id").alias("message_id"), F.max(MOMENT).alias(MOMENT),
@@ -153,35 +165,30 @@ def _last_words() -> list[Column]:
 
 
 def _state() -> Column:
-    """A topic without streams records only how many became ready, not which: those that were due."""
+    """Return the state. A topic without streams only records how many messages became ready: those that were due."""
     from pyspark.sql import functions as F
 
     kind = F.col("last.kind")
     counted = (F.col("_fired") > F.col("last.offset")) & (F.col("due.due") <= F.col(MOMENT))
-    return (
-        F.when(kind == "leased", "leased").when(kind == "dead_lettered", "dead")
-        .when(kind.isin(*_READY) | F.col("due.at_once") | counted, "ready").otherwise("delayed")
-    )  # fmt: skip
+    state = F.when(kind == "leased", "leased").when(kind == "dead_lettered", "dead")
+    return state.when(kind.isin(*_READY) | F.col("due.at_once") | counted, "ready").otherwise("delayed")
 
 
 def _attempts() -> Column:
-    """A release takes its delivery back off the count; a dead letter that is replayed begins anew."""
+    """Return the attempts. A release does not count as a delivery; a replayed dead letter starts again at 0."""
     from pyspark.sql import functions as F
 
     counted, attempts = F.col("counted"), F.col("lease.attempts")
-    return (
-        F.when(counted == "leased", attempts).when(counted == "released", F.greatest(attempts - 1, F.lit(0)))
-        .otherwise(0).cast("int")
-    )  # fmt: skip
+    before_release = F.greatest(attempts - 1, F.lit(0))
+    found = F.when(counted == "leased", attempts).when(counted == "released", before_release)
+    return found.otherwise(0).cast("int")
 
 
 def _with_values(
     spark: SparkSession, where: Mapping[str, str] | None, lake: str | None, topic: str, found: DataFrame
 ) -> DataFrame:
     if lake is not None:
-        from heapline.spark.jobs.lake import lake as read_lake
-
-        messages = read_lake(spark, lake, where, topic).select("id", *VALUES)
+        messages = lake_rows(spark, lake, where, topic).select("id", *VALUES)
     else:
         options = {**(where or {}), "subscribe": topic, "includeHeaders": "true", "columns": ",".join(("id", *VALUES))}
         messages = spark.read.format("heapline").options(**options).load()

@@ -1,8 +1,8 @@
-"""How a topic has been doing, as a few small tables: waits, service times, throughput, retries, dead letters, keys.
+"""The job `report`: how a topic performed, as a few small tables of waits, service times, throughput, retries and keys.
 
-Everything stands on the lifecycles, one row a message; only when timers fired comes from the events themselves, and
-only the keys from the messages. Percentiles are Spark's approximate ones, to a ten-thousandth of the rank. What is
-shown, and how, is decided in report_page.py.
+Everything is derived from the lifecycles, one row per message, except the firing of timers, which is read from the
+events, and the keys, which are read from the messages. Percentiles are Spark's approximate ones, accurate to 1/10,000
+of the rank. report_page.py decides what is shown.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from heapline.spark.jobs.lake import events_of, lake_rows
+from heapline.spark.jobs.lifecycles import MARK_NEEDS, NEEDS
+from heapline.spark.jobs.lifecycles import lifecycles as lifecycles_of
+
 PERCENTILES = (0.5, 0.9, 0.99)
-PRIORITIES_MAX = 40  # the most frequent ones have a row of their own
-RETRIES_MAX = 10  # as many or more are one row
+PRIORITIES_MAX = 40  # priorities with their own row, the most frequent ones first
+RETRIES_MAX = 10  # this many or more are one row
 BUCKETS_MAX = 120
 _WIDTHS = (1, 2, 5, 10, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400)  # seconds
-#: What a read of the lifecycles must give; the rest of its columns is not looked at.
+#: Required columns of the lifecycles.
 COLUMNS = (
     "id", "priority", "enqueued_at", "due_at", "done_at", "attempts", "retries", "lease_expiries", "wait_ms",
     "service_ms", "outcome", "reason",
@@ -28,7 +32,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of durations in ms; null where there is none."""
+    """Percentiles of durations in ms; None if there are no durations."""
 
     count: int
     p50: int | None
@@ -39,10 +43,10 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class OfPriority:
-    priority: int | None  # None: all together
+    priority: int | None  # None: all priorities
     messages: int
-    never_leased: int  # these have no wait yet, so no percentile knows of them
-    wait: Percentiles  # from being due to the first lease
+    never_leased: int  # they have no wait yet, so the percentiles do not include them
+    wait: Percentiles  # from the due time to the first lease
     service: Percentiles  # from the last lease to the end
 
 
@@ -61,38 +65,50 @@ class Counted:
 
 @dataclass(frozen=True)
 class Delays:
-    """Of messages that were to be delivered later, and not moved to another time since."""
+    """Delays of messages that had a delivery time and were not rescheduled."""
 
-    to_ready: Percentiles  # from being due until the timer had fired; empty where the log does not name who fired
-    to_leased: Percentiles  # from being due to the first lease
+    to_ready: Percentiles  # from the due time until the timer fired; empty if the log does not name fired messages
+    to_leased: Percentiles  # from the due time to the first lease
 
 
 @dataclass(frozen=True)
 class Report:
     topic: str
-    first_ms: int | None  # of what was enqueued
-    last_ms: int | None  # of anything
+    first_ms: int | None  # the first enqueue
+    last_ms: int | None  # the last enqueue or end
     messages: int
     deliveries: int
     retries: int
     lease_expiries: int
-    priorities: tuple[OfPriority, ...]  # all together first
+    priorities: tuple[OfPriority, ...]  # the first is for all priorities
     bucket_seconds: int
     throughput: tuple[Bucket, ...]
     outcomes: tuple[Counted, ...]
-    retried: tuple[Counted, ...]  # how often, and how many messages
+    retried: tuple[Counted, ...]  # messages by number of retries
     dead_reasons: tuple[Counted, ...]
-    delays: Delays | None  # None: nothing was delayed
+    delays: Delays | None  # None: no message was delayed
     keys: tuple[Counted, ...]  # the busiest
     with_key: int
 
 
 def report(
-    spark: Any, where: Mapping[str, str] | None, topic: str, *, lake: str | None = None,
-    lifecycles: Any = None, events: Any = None, messages: Any = None, since: datetime | None = None,
-    until: datetime | None = None, top: int = 10, tell: Callable[[str], None] | None = None,
-) -> Report:  # fmt: skip
-    """Of the messages that were enqueued in [since, until). DataFrames that are given are used instead of read ones."""
+    spark: Any,
+    where: Mapping[str, str] | None,
+    topic: str,
+    *,
+    lake: str | None = None,
+    lifecycles: Any = None,
+    events: Any = None,
+    messages: Any = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    top: int = 10,
+    tell: Callable[[str], None] | None = None,
+) -> Report:
+    """Report on the messages that were enqueued in [since, until).
+
+    DataFrames that are given are used instead of reading.
+    """
     from pyspark.sql import functions as F
 
     tell = tell or (lambda _: None)
@@ -103,7 +119,7 @@ def report(
     rows = lifecycles.select(*COLUMNS).persist()
     try:
         meant = functools.partial(within, since=since, until=until)
-        # Of what was enqueued before the events begin neither is known.
+        # Messages that were enqueued before the first event have neither value.
         fresh = rows.where(meant(F, "enqueued_at")).where("priority IS NOT NULL")
         tell("reading lifecycles …")
         (all_,) = fresh.agg(*_totals(F)).collect()
@@ -119,33 +135,40 @@ def report(
     finally:
         rows.unpersist()
     return Report(
-        topic=topic, first_ms=all_.first, last_ms=all_.last, messages=all_.messages, deliveries=all_.deliveries or 0,
-        retries=all_.retries or 0, lease_expiries=all_.expiries or 0, priorities=priorities, bucket_seconds=seconds,
-        throughput=throughput, outcomes=outcomes, retried=tuple(sorted(retried, key=lambda c: int(c.what))),
-        dead_reasons=reasons, delays=delays, keys=keys[1:], with_key=keys[0].messages if keys else 0,
-    )  # fmt: skip
+        topic=topic,
+        first_ms=all_.first,
+        last_ms=all_.last,
+        messages=all_.messages,
+        deliveries=all_.deliveries or 0,
+        retries=all_.retries or 0,
+        lease_expiries=all_.expiries or 0,
+        priorities=priorities,
+        bucket_seconds=seconds,
+        throughput=throughput,
+        outcomes=outcomes,
+        retried=tuple(sorted(retried, key=lambda c: int(c.what))),
+        dead_reasons=reasons,
+        delays=delays,
+        keys=keys[1:],
+        with_key=keys[0].messages if keys else 0,
+    )
 
 
 def read_lifecycles(
     spark: Any, where: Mapping[str, str] | None, lake: str | None, topic: str, events: Any = None
 ) -> tuple[Any, Any]:
-    """And the events that they were made of."""
-    from heapline.spark.jobs.inputs import events_of
-    from heapline.spark.jobs.lifecycles import MARK_NEEDS, NEEDS, lifecycles
-
+    """Return the lifecycles, and the events that they were derived from."""
     if events is not None:
-        return lifecycles(events), events
+        return lifecycles_of(events), events
     events, marks = (
         events_of(spark, where=where, lake=lake, topic=topic, columns=columns) for columns in (NEEDS, MARK_NEEDS)
     )
-    return lifecycles(events, marks=marks), events
+    return lifecycles_of(events, marks=marks), events
 
 
 def _messages(spark: Any, where: Mapping[str, str] | None, lake: str | None, topic: str) -> Any:
     if lake is not None:
-        from heapline.spark.jobs.lake import lake as read_lake
-
-        return read_lake(spark, lake, where=where, topic=topic, view="messages").select("key", "enqueued_at")
+        return lake_rows(spark, lake, where=where, topic=topic, view="messages").select("key", "enqueued_at")
     reader = spark.read.format("heapline").options(**(where or {})).option("subscribe", topic)
     return reader.option("columns", "key,enqueued_at").load()
 
@@ -161,19 +184,20 @@ def within(F: Any, column: str, since: datetime | None, until: datetime | None) 
 
 def _totals(F: Any) -> list[Any]:
     return [
-        F.count("*").alias("messages"), F.sum("attempts").alias("deliveries"), F.sum("retries").alias("retries"),
-        F.sum("lease_expiries").alias("expiries"), F.unix_millis(F.min("enqueued_at")).alias("first"),
+        F.count("*").alias("messages"),
+        F.sum("attempts").alias("deliveries"),
+        F.sum("retries").alias("retries"),
+        F.sum("lease_expiries").alias("expiries"),
+        F.unix_millis(F.min("enqueued_at")).alias("first"),
         F.unix_millis(F.greatest(F.max("enqueued_at"), F.max("done_at"))).alias("last"),
         F.count_if(F.col("due_at") > F.col("enqueued_at")).alias("delayed"),
-    ]  # fmt: skip
+    ]
 
 
 def _spread(F: Any, column: Any, name: str) -> list[Any]:
-    """The aggregates that `_percentiles` reads again."""
+    """Return the aggregates that `_percentiles` reads."""
     quantiles = F.percentile_approx(column, list(PERCENTILES), 10_000)
-    return [
-        F.count(column).alias(f"{name}_count"), quantiles.alias(f"{name}_at"), F.max(column).alias(f"{name}_max"),
-    ]  # fmt: skip
+    return [F.count(column).alias(f"{name}_count"), quantiles.alias(f"{name}_at"), F.max(column).alias(f"{name}_max")]
 
 
 def _percentiles(row: Any, name: str) -> Percentiles:
@@ -185,23 +209,30 @@ def _by_priority(F: Any, fresh: Any) -> tuple[OfPriority, ...]:
     rows = (
         fresh.rollup("priority")
         .agg(
-            F.grouping("priority").alias("is_all"), F.count("*").alias("messages"),
-            *_spread(F, F.col("wait_ms"), "wait"), *_spread(F, F.col("service_ms"), "service"),
+            F.grouping("priority").alias("is_all"),
+            F.count("*").alias("messages"),
+            *_spread(F, F.col("wait_ms"), "wait"),
+            *_spread(F, F.col("service_ms"), "service"),
         )
-        .orderBy(F.desc("is_all"), F.desc("messages"), "priority").limit(PRIORITIES_MAX + 1).collect()
-    )  # fmt: skip
+        .orderBy(F.desc("is_all"), F.desc("messages"), "priority")
+        .limit(PRIORITIES_MAX + 1)
+        .collect()
+    )
     found = [
         OfPriority(
-            None if row.is_all else row.priority, row.messages, row.messages - row.wait_count,
-            _percentiles(row, "wait"), _percentiles(row, "service"),
+            None if row.is_all else row.priority,
+            row.messages,
+            row.messages - row.wait_count,
+            _percentiles(row, "wait"),
+            _percentiles(row, "service"),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     return tuple(sorted(found, key=lambda of: (of.priority is not None, of.priority or 0)))
 
 
 def _throughput(F: Any, rows: Any, meant: Callable[..., Any]) -> tuple[int, tuple[Bucket, ...]]:
-    """What was done in that time counts here whenever it was enqueued."""
+    """Count enqueued and ended messages per bucket. Messages that ended count whenever they were enqueued."""
     moments = [
         rows.where(meant(F, column)).select(F.unix_millis(column).alias("ms"), F.lit(kind).alias("kind"))
         for kind, column in enumerate(("enqueued_at", "done_at"))
@@ -223,7 +254,7 @@ def _throughput(F: Any, rows: Any, meant: Callable[..., Any]) -> tuple[int, tupl
 
 
 def bucket_width(low_ms: int, high_ms: int) -> int:
-    """Seconds: the first round width with which there are not too many.
+    """Return the width of a bucket in seconds: the first round width that does not give too many buckets.
 
     >>> bucket_width(0, 60_000), bucket_width(0, 86_400_000), bucket_width(0, 10 * 365 * 86_400_000)
     (1, 900, 2678400)
@@ -234,21 +265,19 @@ def bucket_width(low_ms: int, high_ms: int) -> int:
 
 
 def _ends(F: Any, fresh: Any, top: int) -> tuple[tuple[Counted, ...], ...]:
-    """Outcomes, numbers of retries, and reasons of dead letters: all counted in one pass."""
+    """Count outcomes, numbers of retries, and reasons of dead letters in one pass."""
     from pyspark.sql import Window
 
-    said = (
+    values = (
         F.col("outcome"),
         F.when(F.col("retries") > 0, F.least("retries", F.lit(RETRIES_MAX)).cast("string")),
         F.when(F.col("outcome") == "dead", F.coalesce("reason", F.lit(""))),
     )
-    facts = F.array(*(F.struct(F.lit(kind).alias("kind"), what.alias("what")) for kind, what in enumerate(said)))
-    counted = (
-        fresh.select(F.explode(facts).alias("fact")).select("fact.*").where("what IS NOT NULL")
-        .groupBy("kind", "what").agg(F.count("*").alias("messages"))
-    )  # fmt: skip
-    place = F.row_number().over(Window.partitionBy("kind").orderBy(F.desc("messages"), "what"))
-    rows = counted.withColumn("place", place).where(F.col("place") <= max(top, 20)).orderBy("place").collect()
+    facts = F.array(*(F.struct(F.lit(kind).alias("kind"), what.alias("what")) for kind, what in enumerate(values)))
+    exploded = fresh.select(F.explode(facts).alias("fact")).select("fact.*").where("what IS NOT NULL")
+    counted = exploded.groupBy("kind", "what").agg(F.count("*").alias("messages"))
+    rank = F.row_number().over(Window.partitionBy("kind").orderBy(F.desc("messages"), "what"))
+    rows = counted.withColumn("rank", rank).where(F.col("rank") <= max(top, 20)).orderBy("rank").collect()
     found = [tuple(Counted(row.what, row.messages) for row in rows if row.kind == kind) for kind in range(3)]
     return found[0], found[1], found[2][:top]
 
@@ -259,9 +288,11 @@ def _delays(F: Any, fresh: Any, events: Any) -> Delays:
         timers = (
             events.where(F.col("kind").isin("fired", "rescheduled") & F.col("id").isNotNull())
             .groupBy("id")
-            .agg(F.min(F.when(F.col("kind") == "fired", F.col("timestamp"))).alias("fired_at"),
-                 F.count_if(F.col("kind") == "rescheduled").alias("moved"))
-        )  # fmt: skip
+            .agg(
+                F.min(F.when(F.col("kind") == "fired", F.col("timestamp"))).alias("fired_at"),
+                F.count_if(F.col("kind") == "rescheduled").alias("moved"),
+            )
+        )
         delayed = delayed.join(timers, "id", "left").where("coalesce(moved, 0) = 0")
         to_ready = F.unix_millis("fired_at") - F.unix_millis("due_at")
     else:
@@ -271,7 +302,7 @@ def _delays(F: Any, fresh: Any, events: Any) -> Delays:
 
 
 def _keys(F: Any, messages: Any, top: int) -> tuple[Counted, ...]:
-    """The number of messages with a key first, then the busiest ones."""
+    """Return the number of messages with a key, followed by the busiest keys."""
     grouped = messages.where("key IS NOT NULL").groupBy("key").agg(F.count("*").alias("n")).persist()
     try:
         (total,) = grouped.agg(F.sum("n").alias("n")).collect()

@@ -1,18 +1,26 @@
-"""Any file that Spark can read as a DataFrame, by the ending of its name; and Delta tables, without a jar.
+"""Read any file or table as a DataFrame, and shape its rows to the sink's columns with SQL.
 
-A Delta table is read by the list of its files, which `deltalake` gives; one whose files alone do not tell what is in it
-(rows that are marked as deleted, columns under other names) is refused rather than read wrongly.
+Files are recognized by their extension. A Delta table is read without a jar, by the list of its files that `deltalake`
+returns. A table whose files alone do not determine its rows (deletion vectors, mapped columns) is rejected.
+
+The SQL is Spark's: a condition, and named expressions as between SELECT and FROM. Errors in the SQL, or in the columns
+that it returns, are raised before anything is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
+from heapline.spark.lake.tables import delta
+from heapline.spark.write_options import parse_write, spark_columns
 
-#: By the ending of the name: Spark's format, and options that are set unless others are given.
+#: By extension: Spark's format and its default options.
 FORMATS: dict[str, tuple[str, dict[str, str]]] = {
     ".parquet": ("parquet", {}), ".pq": ("parquet", {}), ".orc": ("orc", {}), ".json": ("json", {}),
     ".jsonl": ("json", {}), ".ndjson": ("json", {}), ".csv": ("csv", {"header": "true"}),
@@ -25,16 +33,19 @@ _DELTA_BEYOND_FILES = {"deletionVectors", "columnMapping"}
 def read_table(
     spark: Any, paths: Sequence[str | Path], kind: str | None = None, options: Mapping[str, str] | None = None
 ) -> Any:
-    """The rows of files or folders of one kind, as one DataFrame. Local ones must be there; Spark finds others."""
+    """Return the rows of files or directories of one format as a DataFrame.
+
+    Local paths must exist; Spark checks others.
+    """
     if not paths:
-        raise BadRequest("say what to read: one file or folder, or several")
+        raise BadRequest("nothing to read; give one or more files or directories")
     found = [str(path) for path in paths]
     for path in found:
         if "://" not in path and not any(c in path for c in "*?[{") and not Path(path).exists():
-            raise BadRequest(f"there is no {path!r}")
+            raise BadRequest(f"{path!r} does not exist")
     kinds = {kind} if kind is not None else {kind_of(path) for path in found}
     if len(kinds) > 1:
-        raise BadRequest(f"these are of several formats ({', '.join(sorted(kinds))}): load them one after the other")
+        raise BadRequest(f"the files have several formats ({', '.join(sorted(kinds))}); load each format separately")
     (chosen,) = kinds
     if chosen == "delta":
         return _delta(spark, found)
@@ -45,7 +56,8 @@ def read_table(
 
 
 def kind_of(path: str) -> str:
-    """
+    """Return the format of a file or directory.
+
     >>> kind_of("orders.jsonl"), kind_of("s3://b/orders.csv.gz")
     ('json', 'csv')
     """
@@ -54,9 +66,9 @@ def kind_of(path: str) -> str:
         return "delta"
     kinds = {_by_name(name) for name in _names_in(folder, path)} - {None}
     if len(kinds) != 1:
-        why = "which of them is meant" if kinds else "what it is"
         known = ", ".join(sorted({name for name, _ in FORMATS.values()}))
-        raise BadRequest(f"the name of {path!r} does not tell {why}: say which format ({known}, delta)")
+        why = "contains files of several formats" if kinds else "does not have a known extension"
+        raise BadRequest(f"{path!r} {why}; specify the format ({known}, delta)")
     return str(kinds.pop())
 
 
@@ -77,18 +89,60 @@ def _by_name(name: str) -> str | None:
 def _delta(spark: Any, paths: list[str]) -> Any:
     if len(paths) > 1:
         raise BadRequest("load one Delta table at a time")
-    try:
-        from deltalake import DeltaTable
-    except ImportError:
-        raise BadRequest("deltalake is not here: install it with `pip install 'heapline[lake]'`") from None
-    table = DeltaTable(paths[0])
+    table = delta().DeltaTable(paths[0])
     beyond = _DELTA_BEYOND_FILES & set(table.protocol().reader_features or ())
     if beyond:
         raise BadRequest(
-            f"{paths[0]!r} uses {', '.join(sorted(beyond))}, so its files alone do not tell its rows: write it out as "
-            "Parquet with what wrote it, and load that"
+            f"{paths[0]!r} uses {', '.join(sorted(beyond))}, so its rows cannot be read from its files alone; export "
+            "it as Parquet with the tool that wrote it, and load that"
         )
     files = table.file_uris()
     if not files:
         raise BadRequest(f"{paths[0]!r} has no rows")
     return spark.read.option("basePath", paths[0]).parquet(*files)
+
+
+VALUE = "value"
+AS_JSON = f"to_json(struct(*)) AS {VALUE}"
+
+
+def shaped(spark: Any, rows: Any, select: str | None = None, condition: str | None = None) -> Any:
+    """Filter and select rows.
+
+    Without a select, a table that has a column `value` is unchanged; of any other table each row becomes a JSON object.
+    """
+    with short_sql_errors():
+        found = rows if condition is None else rows.where(condition)
+        if select is None:
+            return found if VALUE in found.columns else found.selectExpr(AS_JSON)
+        return selected(spark, found, select)
+
+
+def selected(spark: Any, rows: Any, select: str) -> Any:
+    """Return `SELECT {select} FROM rows`."""
+    view = f"heapline_rows_{secrets.token_hex(6)}"
+    rows.createOrReplaceTempView(view)
+    try:
+        return spark.sql(f"SELECT {select} FROM {view}")
+    finally:
+        spark.catalog.dropTempView(view)
+
+
+def sink_columns(options: Mapping[str, str], rows: Any) -> tuple[str, ...]:
+    """Return the columns. Raises BadRequest if the sink does not accept one."""
+    return parse_write(options, spark_columns(rows.schema), streaming=False, overwrite=False).columns
+
+
+@contextmanager
+def short_sql_errors() -> Iterator[None]:
+    """Raise the first line of Spark's SQL errors, without the plan and the stack that Spark adds and logs."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    log = logging.getLogger("SQLQueryContextLogger")
+    was_off, log.disabled = log.disabled, True
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        raise BadRequest(f"Spark rejected the SQL: {str(error).strip().splitlines()[0]}") from None
+    finally:
+        log.disabled = was_off

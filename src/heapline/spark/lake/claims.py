@@ -1,8 +1,8 @@
-"""What a lake has of a topic, and what part of a journal it lacks: the rule that makes a commit fit.
+"""Decide which rows of a journal the lake lacks, and whether a commit continues the lake.
 
-A commit brings rows [start, end) of partitions. It fits if each start is where the lake ends: then nothing is in it
-twice and nothing is left out, whoever commits and however often. Below the end, rows are there already, and only the
-rest is to be read; above it rows would be missing, which is refused unless it is said that they are lost. Pure: knows
+A commit adds rows [start, end) of partitions. It is valid if each start is the current end of the lake: then no row is
+duplicated or skipped, with any number of writers and repetitions. Rows below the end exist already, so only the rest is
+read. If the start is above the end, rows would be missing; this is rejected unless they are declared lost. Pure: knows
 nothing of tables or Spark.
 """
 
@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from heapline.errors import BadRequest, ConflictError
-from heapline.spark.log import DataLost
-from heapline.spark.marks import share_out
+from heapline.contract.errors import BadRequest, ConflictError
+from heapline.spark.topic_log import DataLost, share_out
 
 Range = dict[int, tuple[int, int]]
 
 
 class LakeMoved(ConflictError):
-    """Somebody else has committed some of these rows meanwhile: look how far the lake goes, and bring the rest."""
+    """Another writer has committed some of these rows; read the end of the lake again and write the rest."""
 
 
 class OtherIncarnation(BadRequest):
-    """The lake's rows are of a topic that was deleted since; another has its name."""
+    """The lake's rows belong to a deleted topic; a new topic has the same name."""
 
 
 class JournalBehind(BadRequest):
@@ -31,7 +30,7 @@ class JournalBehind(BadRequest):
 
 
 @dataclass(frozen=True)
-class Kept:
+class Extent:
     """What a table has of a topic: all rows below these ends, from where it began."""
 
     incarnation: int
@@ -40,9 +39,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a commit brings of one topic: a range of each of its partitions, empty where there is nothing new.
+    """The rows that a commit adds for one topic: a range per partition, empty if there is nothing new.
 
-    `lost`: rows up to a range's start that the lake lacks and no journal has any more.
+    `lost` has rows before a range that the lake lacks and the journal no longer has.
     """
 
     incarnation: int
@@ -58,35 +57,38 @@ class Claim:
         return {partition: end for partition, (_, end) in self.ranges.items()}
 
     def up_to(self, ends: Mapping[int, int]) -> Claim:
-        """Of it what lies below these ends; nothing of a partition that has none."""
+        """Return the part of the claim below these ends; nothing for a partition without an end."""
         cut = {p: (start, max(start, min(end, ends.get(p, start)))) for p, (start, end) in self.ranges.items()}
         return Claim(self.incarnation, cut, self.lost)
 
     def limited(self, limit: int) -> Claim:
-        """At most about so many rows of it, from its start: each partition by its share of what waits."""
+        """Return at most about `limit` rows of the claim, divided in proportion to the waiting rows."""
         starts, ends = ([r[i] for r in self.ranges.values()] for i in (0, 1))
         cut = zip(self.ranges, starts, share_out(limit, starts, ends), strict=True)
         return Claim(self.incarnation, {p: (start, end) for p, start, end in cut}, self.lost)
 
 
-def claim_of(topic: str, kept: Kept | None, incarnation: int, journal: Range, *, fail_on_loss: bool = True) -> Claim:
-    """What the table lacks of what the journal has, [start, end) of each partition. Without `kept` the table has
-    nothing of the topic, and begins where the journal does.
+def claim_of(
+    topic: str, extent: Extent | None, incarnation: int, journal: Range, *, fail_on_loss: bool = True
+) -> Claim:
+    """Return what the table lacks of the journal, whose rows are [start, end) per partition.
 
-    >>> claim_of("jobs", Kept(1, {0: 10, 1: 20}), 1, {0: (5, 15), 1: (0, 20), 2: (0, 3)}).ranges
+    Without an extent the table has nothing of the topic and begins where the journal does.
+
+    >>> claim_of("jobs", Extent(1, {0: 10, 1: 20}), 1, {0: (5, 15), 1: (0, 20), 2: (0, 3)}).ranges
     {0: (10, 15), 1: (20, 20), 2: (0, 3)}
     """
-    if kept is None:
+    if extent is None:
         return Claim(incarnation, dict(journal))
-    _check_incarnation(topic, kept, incarnation)
+    _check_incarnation(topic, extent, incarnation)
     ranges, lost = {}, {}
     for partition, (start, end) in journal.items():
-        have = kept.ends.get(partition, 0)
+        have = extent.ends.get(partition, 0)
         if end < have:
             raise JournalBehind(
-                f"partition {partition} of topic {topic!r} ends at {end}, but the lake has rows up to {have} of it: "
-                "was the journal restored from a backup? Archive it to another lake, or remove its rows from this one: "
-                f"heapline pipeline lake drop --topic {topic}"
+                f"partition {partition} of topic {topic!r} ends at {end}, but the lake has its rows up to {have}; the "
+                "journal may have been restored from a backup. Archive it to another lake, or remove its rows from "
+                f"this one: heapline pipeline lake drop --topic {topic}"
             )
         if start > have:
             lost[partition] = (have, start)
@@ -96,18 +98,18 @@ def claim_of(topic: str, kept: Kept | None, incarnation: int, journal: Range, *,
     return Claim(incarnation, ranges, lost)
 
 
-def check_fits(topic: str, kept: Kept | None, claim: Claim) -> None:
-    """Raises unless the table's end is exactly where each of these ranges begins."""
-    if kept is None:
+def check_continues(topic: str, extent: Extent | None, claim: Claim) -> None:
+    """Raise an error unless each range of the claim begins exactly at the table's end."""
+    if extent is None:
         return
-    _check_incarnation(topic, kept, claim.incarnation)
+    _check_incarnation(topic, extent, claim.incarnation)
     gaps = {}
     for partition, (start, _) in claim.ranges.items():
-        begins, told = claim.lost.get(partition, (start, start))
-        have = kept.ends.get(partition, 0)
-        if have > begins or told != start:
+        begins, until = claim.lost.get(partition, (start, start))
+        have = extent.ends.get(partition, 0)
+        if have > begins or until != start:
             raise LakeMoved(
-                f"topic {topic!r}: the lake ends at {have} of partition {partition}, this begins at {start}"
+                f"topic {topic!r}: the lake ends at {have} of partition {partition}, but the commit begins at {start}"
             )
         if have < begins:
             gaps[partition] = (have, begins)
@@ -115,12 +117,12 @@ def check_fits(topic: str, kept: Kept | None, claim: Claim) -> None:
         raise _lost(topic, gaps)
 
 
-def _check_incarnation(topic: str, kept: Kept, incarnation: int) -> None:
-    if kept.incarnation != incarnation:
+def _check_incarnation(topic: str, extent: Extent, incarnation: int) -> None:
+    if extent.incarnation != incarnation:
         raise OtherIncarnation(
-            f"the lake holds topic {topic!r} of incarnation {kept.incarnation}, and this is incarnation {incarnation}: "
-            "it was deleted and made again, so its offsets mean other rows. Archive it to another lake, or remove the "
-            f"old rows from this one: heapline pipeline lake drop --topic {topic}"
+            f"the lake has incarnation {extent.incarnation} of topic {topic!r}, and this is incarnation {incarnation}: "
+            "the topic was deleted and created again, so its offsets mean other rows. Archive it to another lake, or "
+            f"remove the old rows from this one: heapline pipeline lake drop --topic {topic}"
         )
 
 
@@ -128,7 +130,7 @@ def _lost(topic: str, lost: Range) -> DataLost:
     partition, (start, end) = next(iter(lost.items()))
     more = f", and of {len(lost) - 1} other partitions" if len(lost) > 1 else ""
     return DataLost(
-        f"the lake ends at {start} of partition {partition} of topic {topic!r}, but what there is to archive begins at "
+        f"the lake ends at {start} of partition {partition} of topic {topic!r}, but the rows to archive begin at "
         f"{end}: rows {start} to {end - 1} are missing{more}. If they are lost for good, archive with --accept-loss "
-        "(fail_on_loss=False): it goes on behind the gap, and the commit says so"
+        "(fail_on_loss=False): it continues after the gap, and the commit records it"
     )

@@ -1,34 +1,95 @@
-"""One round of an archive: what each table lacks, written by tasks and committed by the driver.
+"""One round of an archive: find what each table lacks, let tasks write it, and commit it on the driver.
 
-The lake is looked at first and the journal after it, and what is committed rests on that look at the lake. If somebody
-else committed in between, the round is lost and nothing else; its files are in no commit and go with the next upkeep.
-Tasks read the log by themselves, so rows do not pass through the JVM.
+The lake is read before the journal, and the commit is based on that version of the lake. If another writer commits in
+between, only this round is lost; its files are in no commit and are removed by the next maintenance. Tasks read the log
+themselves, so rows do not pass through the JVM.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any, NamedTuple
 
+from heapline.contract.errors import GroupNotFound
 from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
-from heapline.spark.lake.holding import GroupHold
-from heapline.spark.lake.layout import DAY_OF
-from heapline.spark.lake.sameness import check_same
-from heapline.spark.lake.tables import LakeTable, make_table, open_table
-from heapline.spark.lake.writing import Written, write_parts
-from heapline.spark.log import Source
-from heapline.spark.options import ReadOptions
-from heapline.spark.planning import Work, plan, read
-from heapline.spark.positions import Offsets, Subscription
+from heapline.spark.lake.files import DAY_OF, NewFile, write_parts
+from heapline.spark.lake.tables import LakeTable, check_same, ensure_table, open_table
+from heapline.spark.offsets import Offsets, Subscription
+from heapline.spark.options import ReadOptions, Target
+from heapline.spark.read_plan import ReadTask, plan, read
+from heapline.spark.target import client_of
+from heapline.spark.topic_log import Source
 
-PAUSE_SECONDS = 0.1  # before a second look at a journal that seems to end too early: a server is asked every 0.05 s
-_FOUND = "view string, topic string, date string, path string, nbytes bigint, rows bigint, stats string"
-Claims = dict[str, dict[str, Claim]]  # view -> topic -> what is to be brought
+#: A group that is not used for some days no longer holds the journal (GroupConfig.unused_after), so an idle group is
+#: moved to its own position again.
+RENEW_SECONDS = 12 * 3600.0
+PAUSE_SECONDS = 0.1  # before checking again a journal that seems to end too early; a server is asked every 0.05 s
+_NEW_FILES = "view string, topic string, date string, path string, nbytes bigint, rows bigint, stats string"
+Claims = dict[str, dict[str, Claim]]  # view -> topic -> rows to add
 
 
-class Look(NamedTuple):
-    """The tables as they were, and what they lacked."""
+class GroupHold:
+    """A consumer group that holds the journal until it is archived; moved after every commit.
+
+    A group holds the journal from its position on, so retention deletes nothing that is not archived
+    (docs/guide/streams.md). This needs a server. With a directory, only a reader lease holds what is being read, and
+    nothing holds later rows.
+    """
+
+    def __init__(self, target: Target, group: str) -> None:
+        self.group = group
+        self._client: Any = client_of(target).__enter__()
+        self._offsets: Offsets = {}
+        self._used: dict[str, float] = {}  # by topic, as time.time() counts
+        #: By topic and partition: rows that moving the group has added to the log since it was last archived.
+        self.echo: Offsets = {}
+
+    def move(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Hold the topic from these offsets on.
+
+        The group may have been further on before: the lake decides which rows are needed, and a lake may be recreated.
+        """
+        if topic not in self._offsets:
+            self._offsets[topic] = self._find(topic, offsets)
+        self._reset(topic, {p: offset for p, offset in offsets.items() if self._offsets[topic].get(p) != offset})
+
+    def renew(self) -> None:
+        """Keep the group in use. Cheap to call often."""
+        for topic, offsets in self._offsets.items():
+            if time.time() - self._used[topic] >= RENEW_SECONDS:
+                self._reset(topic, offsets)
+
+    def _reset(self, topic: str, offsets: Mapping[int, int]) -> None:
+        if offsets:
+            self._client.reset_offsets(topic, self.group, to=dict(offsets))
+            self._used[topic] = time.time()
+        self.echo[topic] = dict.fromkeys(offsets, 1)
+        self._offsets[topic] = {**self._offsets[topic], **offsets}
+
+    def _find(self, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+        try:
+            found = self._client.get_group(topic, self.group)
+        except GroupNotFound:
+            found = self._client.create_group(topic, self.group, start=dict(offsets))
+        used = 0.0 if found.used_at is None else found.used_at.timestamp()
+        self._used[topic] = used
+        if not found.holding or time.time() - used >= RENEW_SECONDS:
+            return {}  # so that the group is moved even if it is in the right position
+        return {offset.partition: offset.committed for offset in found.offsets}
+
+    def __enter__(self) -> GroupHold:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+
+class Pending(NamedTuple):
+    """A version of the tables, and the rows that they lack."""
 
     tables: dict[str, LakeTable]
     claims: Claims
@@ -38,47 +99,52 @@ class Look(NamedTuple):
         return sum(claim.rows for of_view in self.claims.values() for claim in of_view.values())
 
     @property
-    def is_whole(self) -> bool:
-        """Nothing is to be brought."""
+    def is_empty(self) -> bool:
         return not any(claim.rows or claim.lost for of_view in self.claims.values() for claim in of_view.values())
 
-    def limited(self, rows: int) -> Look:
-        """At most about so many rows of each view, shared between its topics."""
-        return Look(self.tables, {view: _limited(of_view, rows) for view, of_view in self.claims.items()})
+    def limited(self, rows: int) -> Pending:
+        """Return at most about `rows` rows of each view, divided between its topics."""
+        return Pending(self.tables, {view: _limited(of_view, rows) for view, of_view in self.claims.items()})
 
 
-class Brought(NamedTuple):
-    """What a commit put into a table."""
+class Committed(NamedTuple):
+    """What a commit added to a table."""
 
     view: str
     claims: dict[str, Claim]
-    files: list[Written]
+    files: list[NewFile]
 
 
 class Rounds:
     def __init__(
-        self, spark: Any, source: Source, options: Mapping[str, ReadOptions], lake: str, hold: GroupHold | None,
-        subscription: Subscription, fail_on_loss: bool,
-    ) -> None:  # fmt: skip
+        self,
+        spark: Any,
+        source: Source,
+        options: Mapping[str, ReadOptions],
+        lake: str,
+        hold: GroupHold | None,
+        subscription: Subscription,
+        fail_on_loss: bool,
+    ) -> None:
         self._spark, self._source, self._options, self._lake = spark, source, options, lake
         self._hold, self._subscription, self._fail_on_loss = hold, subscription, fail_on_loss
 
-    def look(self, goal: Offsets | None = None) -> Look:
-        """What is to be brought, up to the goal if there is one."""
-        tables = {view: make_table(self._lake, view) for view in self._options}
-        for patient in (True, False):
-            self._subscription.look()
+    def pending(self, goal: Offsets | None = None) -> Pending:
+        """Return the rows that the lake lacks, up to the goal if there is one."""
+        tables = {view: ensure_table(self._lake, view) for view in self._options}
+        for may_retry in (True, False):
+            self._subscription.refresh()
             try:
-                return Look(tables, {view: self._claims(table, goal) for view, table in tables.items()})
+                return Pending(tables, {view: self._claims(table, goal) for view, table in tables.items()})
             except JournalBehind:
-                if not patient:
+                if not may_retry:
                     raise
                 time.sleep(PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
     def check(self) -> None:
-        """Raises if nothing of this can be: told before a group is made for it."""
-        tables = self.look().tables
+        """Raise an error if the archive cannot continue this lake, before a group is created for it."""
+        tables = self.pending().tables
         for log in self._subscription.logs.values():
             for table in tables.values():
                 check_same(table, log)
@@ -88,17 +154,17 @@ class Rounds:
         for topic, log in self._subscription.logs.items():
             starts = log.starts()
             journal = {p: (starts[p], end) for p, end in log.ends().items()}
-            kept, incarnation = table.kept(topic), log.ref.incarnation
-            claim = claim_of(topic, kept, incarnation, journal, fail_on_loss=self._fail_on_loss)
+            extent, incarnation = table.extent(topic), log.ref.incarnation
+            claim = claim_of(topic, extent, incarnation, journal, fail_on_loss=self._fail_on_loss)
             found[topic] = claim if goal is None else claim.up_to(goal.get(topic, {}))
         return found
 
-    def bring(self, look: Look) -> list[Brought]:
-        """Write and commit all that was claimed. A view that somebody else was faster with is left out."""
-        written = self._written(self._planned(look))
-        found = []
-        for view, table in look.tables.items():
-            claims = {topic: claim for topic, claim in look.claims[view].items() if claim.rows or claim.lost}
+    def archive(self, pending: Pending) -> list[Committed]:
+        """Write and commit all pending rows. Views that another writer has committed to meanwhile are skipped."""
+        written = self._write(self._plan(pending))
+        commits = []
+        for view, table in pending.tables.items():
+            claims = {topic: claim for topic, claim in pending.claims[view].items() if claim.rows or claim.lost}
             files = [file for file in written if file.view == view]
             if not claims:
                 continue
@@ -106,40 +172,44 @@ class Rounds:
                 table.commit(claims, files)
             except LakeMoved:
                 continue
-            found.append(Brought(view, claims, files))
-        return found
+            commits.append(Committed(view, claims, files))
+        return commits
 
-    def _planned(self, look: Look) -> list[tuple[str, Work]]:
-        """The pieces of all views. A log has one hold, so it is put where the first of its pieces begins."""
-        work: list[tuple[str, Work]] = []
+    def _plan(self, pending: Pending) -> list[tuple[str, ReadTask]]:
+        """Return the tasks of all views. A log has one hold, so it starts at the first of its tasks."""
+        tasks: list[tuple[str, ReadTask]] = []
         for topic, log in self._subscription.logs.items():
             mine = [
-                (view, piece) for view in look.tables if (claim := look.claims[view].get(topic)) and claim.rows
-                for piece in plan(log, claim.ranges, self._options[view])
-            ]  # fmt: skip
+                (view, task)
+                for view in pending.tables
+                if (claim := pending.claims[view].get(topic)) and claim.rows
+                for task in plan(log, claim.ranges, self._options[view])
+            ]
             if mine:
-                log.hold(min(piece.start for _, piece in mine))
-            work += mine
-        return work
+                log.hold(min(task.start for _, task in mine))
+            tasks += mine
+        return tasks
 
-    def _written(self, work: list[tuple[str, Work]]) -> list[Written]:
-        if not work:
+    def _write(self, tasks: list[tuple[str, ReadTask]]) -> list[NewFile]:
+        if not tasks:
             return []
-        task = _task(self._source, self._options, self._lake, work)
-        rows = self._spark.range(0, len(work), 1, len(work)).mapInArrow(task, _FOUND).collect()
-        return [Written(*row) for row in rows]
+        run = _task_function(self._source, self._options, self._lake, tasks)
+        rows = self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(run, _NEW_FILES).collect()
+        return [NewFile(*row) for row in rows]
 
     def hold(self) -> None:
-        """Hold the journal from where the lake ends, in the view that is furthest behind: also in one that somebody
-        else archives, if the lake has that of the topic."""
+        """Hold the journal from the end of the lake, in the view that is furthest behind.
+
+        Views that another archive writes count too, if the lake has the topic in them.
+        """
         if self._hold is None:
             return
-        mine = [make_table(self._lake, view) for view in self._options]
+        mine = [ensure_table(self._lake, view) for view in self._options]
         others = [table for view in DAY_OF if view not in self._options and (table := open_table(self._lake, view))]
         for topic, log in self._subscription.logs.items():
             starts = log.starts()
-            ends = [starts if (kept := table.kept(topic)) is None else kept.ends for table in mine]
-            ends += [kept.ends for table in others if (kept := table.kept(topic)) is not None]
+            ends = [starts if (extent := table.extent(topic)) is None else extent.ends for table in mine]
+            ends += [extent.ends for table in others if (extent := table.extent(topic)) is not None]
             self._hold.move(
                 topic, {p: max(start, min(known.get(p, 0) for known in ends)) for p, start in starts.items()}
             )
@@ -148,14 +218,15 @@ class Rounds:
         if self._hold is not None:
             self._hold.renew()
 
-    def is_news(self, look: Look) -> bool:
-        """Whether there is more than what moving our own group has written: else every round would cause the next."""
+    def is_news(self, pending: Pending) -> bool:
+        """Whether there is more than the events of moving our own group; otherwise every round would cause another."""
         echo = {} if self._hold is None else self._hold.echo
         return any(
             end - start > echo.get(topic, {}).get(partition, 0)
-            for of_view in look.claims.values() for topic, claim in of_view.items()
+            for of_view in pending.claims.values()
+            for topic, claim in of_view.items()
             for partition, (start, end) in claim.ranges.items()
-        )  # fmt: skip
+        )
 
 
 def _limited(claims: Mapping[str, Claim], limit: int) -> dict[str, Claim]:
@@ -165,20 +236,20 @@ def _limited(claims: Mapping[str, Claim], limit: int) -> dict[str, Claim]:
     return {topic: claim.limited(-(-limit * claim.rows // waiting)) for topic, claim in claims.items()}
 
 
-def _task(
-    source: Source, options: Mapping[str, ReadOptions], lake: str, work: list[tuple[str, Work]]
+def _task_function(
+    source: Source, options: Mapping[str, ReadOptions], lake: str, tasks: list[tuple[str, ReadTask]]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What a task does: the pieces whose numbers it gets, read and written. It tells of the files."""
+    """Return a function for Spark's tasks that reads and writes the tasks whose numbers it receives."""
 
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                view, piece = work[number]
-                found = write_parts(f"{lake}/{view}", view, piece.topic.topic, read(source, piece, options[view]))
-                if found:
-                    columns = [pa.array(column) for column in zip(*found, strict=True)]
-                    yield pa.RecordBatch.from_arrays(columns, Written._fields)
+                view, task = tasks[number]
+                files = write_parts(f"{lake}/{view}", view, task.topic.topic, read(source, task, options[view]))
+                if files:
+                    columns = [pa.array(column) for column in zip(*files, strict=True)]
+                    yield pa.RecordBatch.from_arrays(columns, NewFile._fields)
 
-    return task
+    return run

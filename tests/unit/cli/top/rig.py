@@ -1,10 +1,10 @@
-"""Stats of topics as a server would tell them, for looks that are made up."""
+"""Statistics of topics, for made-up samples."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from heapline.model import DepthBucket, DueBucket, LatencyHistogram, PartitionStats, SpineStats, TopicStats
+from heapline.contract.message import DepthBucket, DueBucket, LatencyHistogram, PartitionStats, SpineStats, TopicStats
 
 BOUNDS = [1.0, 10.0, 100.0]
 
@@ -30,7 +30,7 @@ def commits(quick: int) -> dict[str, LatencyHistogram]:
 
 
 def busy(topic: str, **given: Any) -> TopicStats:
-    """Something in every place that can be shown."""
+    """Return statistics in which every field that is shown is set."""
     return stats(topic, **{
         "partitions": [
             PartitionStats(partition=0, ready=11, delayed=2, leased=3, dead=1, offset=9, oldest_ready_age=75.0),

@@ -1,4 +1,4 @@
-"""How `top` looks, at 80×24 and at other sizes, and what keys change about it."""
+"""The frames of `heapline top` at 80×24 and other sizes, and its keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from heapline.cli.top.command import can_be_drawn_on
-from heapline.cli.top.detail import detail_frame
-from heapline.cli.top.model import Look, Watch
-from heapline.cli.top.once import lines_of
-from heapline.cli.top.screen import Screen
-from heapline.cli.top.telling import as_json
-from heapline.cli.top.terminal import keys_in
-from heapline.cli.top.view import drawable, list_frame
-from heapline.model import PartitionStats
+from heapline.cli.output import json_line
+from heapline.cli.top import is_drawable, watch_json
+from heapline.cli.top.keyboard import Screen, keys_in
+from heapline.cli.top.sampler import Sample, Watch
+from heapline.cli.top.view import detail_frame, list_frame, plain_lines, translated
+from heapline.contract.message import PartitionStats
 from tests.unit.cli.top.rig import busy, commits, stats
 
 SERVER = "queue.example:7400"
@@ -32,8 +29,8 @@ def screen(**given: Any) -> Screen:
 
 def watch() -> Watch:
     watch = Watch()
-    watch.add(Look(0.0, {"mail": busy("mail"), "jobs": stats(), "sick": stats()}))
-    watch.add(Look(1.0, {
+    watch.add(Sample(0.0, {"mail": busy("mail"), "jobs": stats(), "sick": stats()}))
+    watch.add(Sample(1.0, {
         "mail": busy("mail", enqueued_total=1500, acked_total=20, nacked_total=4, latencies=commits(200)),
         "jobs": stats(paused=True), "sick": "reloading",
     }))  # fmt: skip
@@ -56,7 +53,7 @@ def row_of(lines: list[str], name: str) -> list[str]:
     return next(line for line in lines if line.startswith(name)).split()
 
 
-def test_list_at_80_by_24_shows_every_figure_that_it_promises() -> None:
+def test_list_at_80_by_24_shows_every_promised_column() -> None:
     lines = listed(watch(), screen())
     assert SERVER in lines[0]
     assert "3 topics" in lines[0]
@@ -91,30 +88,30 @@ def test_every_frame_is_exactly_as_large_as_the_terminal(
 ) -> None:
     of = Watch()
     for at in (0.0, 1.0):
-        of.add(Look(at, {f"topic-{n}-{'x' * n}": busy("t", enqueued_total=int(at) * n) for n in range(topics)}))
+        of.add(Sample(at, {f"topic-{n}-{'x' * n}": busy("t", enqueued_total=int(at) * n) for n in range(topics)}))
     on = screen(topic="topic-0-" if in_detail else None, lost=lost, is_typing=is_typing, only="t" * is_typing)
     frame = (detail_frame if in_detail else list_frame)(of, on, width, height, "12:00:00", 100.0)
     assert len(frame) == height
     assert all(line.cell_len <= width for line in frame)
 
 
-def test_lost_server_is_said_to_be_lost_and_its_figures_stay() -> None:
+def test_lost_connection_is_shown_and_the_numbers_stay() -> None:
     lines = listed(watch(), screen(lost="connection lost", lost_at=88.0))
-    assert "connection lost 12s ago, trying again" in lines[0]
+    assert "connection lost 12s ago, retrying" in lines[0]
     assert row_of(lines, "mail")[1] == "1.23M"
 
 
-def test_list_without_topics_says_how_to_make_one() -> None:
+def test_list_without_topics_says_how_to_create_one() -> None:
     assert any("heapline topic create" in line for line in listed(Watch(), screen()))
 
 
 def test_filter_that_matches_nothing_is_named() -> None:
-    assert any("no topic has 'zzz' in its name" in line for line in listed(watch(), screen(only="zzz")))
+    assert any("no topic name contains 'zzz'" in line for line in listed(watch(), screen(only="zzz")))
 
 
 def test_more_topics_than_lines_are_counted_and_the_chosen_one_is_on_the_screen() -> None:
     of = Watch()
-    of.add(Look(0.0, {f"t{n:02d}": stats(ready=n) for n in range(60)}))
+    of.add(Sample(0.0, {f"t{n:02d}": stats(ready=n) for n in range(60)}))
     lines = listed(of, screen(sort="name", chosen="t55"))
     assert any(line.startswith("t55") for line in lines)
     assert "more" in lines[-1]
@@ -132,7 +129,7 @@ def test_detail_at_80_by_24_shows_waits_latencies_bars_and_partitions() -> None:
 
 def test_partitions_of_a_topic_scroll() -> None:
     of = Watch()
-    of.add(Look(0.0, {"jobs": stats("jobs", 64)}))
+    of.add(Sample(0.0, {"jobs": stats("jobs", 64)}))
     on = screen(topic="jobs")
     assert "1000" in row_of(detailed(of, on), "    0")
     on.press("end", [])
@@ -141,39 +138,39 @@ def test_partitions_of_a_topic_scroll() -> None:
     assert on.scroll < 64
 
 
-def test_topic_that_is_gone_is_said_to_be_gone() -> None:
-    assert any("there is no topic 'other' any more" in line for line in detailed(watch(), screen(topic="other")))
+def test_detail_of_a_deleted_topic_says_so() -> None:
+    assert any("topic 'other' no longer exists" in line for line in detailed(watch(), screen(topic="other")))
 
 
 def test_once_shows_every_topic_and_every_partition() -> None:
     of = Watch()
-    of.add(Look(0.0, {f"t{n:02d}": stats(f"t{n:02d}", 100) for n in range(60)}))
-    assert sum(line.startswith("t") for line in shown(lines_of(of, screen(), 160))) == 60
-    assert any(line.startswith("   99") for line in shown(lines_of(of, screen(topic="t01"), 160)))
+    of.add(Sample(0.0, {f"t{n:02d}": stats(f"t{n:02d}", 100) for n in range(60)}))
+    assert sum(line.startswith("t") for line in shown(plain_lines(of, screen(), 160))) == 60
+    assert any(line.startswith("   99") for line in shown(plain_lines(of, screen(topic="t01"), 160)))
 
 
 @pytest.mark.parametrize(("term", "live"), [("xterm", True), ("dumb", False), ("unknown", False)])
-def test_dumb_terminal_gets_one_look_and_not_an_empty_screen(term: str, live: bool) -> None:
+def test_dumb_terminal_gets_one_sample_instead_of_a_live_view(term: str, live: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
-    assert can_be_drawn_on(console) is live
-    assert not can_be_drawn_on(Console(file=io.StringIO(), force_terminal=False, _environ={"TERM": term}))
+    assert is_drawable(console) is live
+    assert not is_drawable(Console(file=io.StringIO(), force_terminal=False, _environ={"TERM": term}))
 
 
-def test_terminal_that_knows_only_ascii_gets_nothing_else() -> None:
+def test_ascii_terminal_gets_only_ascii() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
-    frames = [list_frame(watch(), screen(), 80, 24, "12:00:00", 1.0), lines_of(watch(), screen(topic="mail"), 80),
+    frames = [list_frame(watch(), screen(), 80, 24, "12:00:00", 1.0), plain_lines(watch(), screen(topic="mail"), 80),
               detail_frame(watch(), screen(topic="mail", lost="lost"), 80, 24, "12:00:00", 1.0)]  # fmt: skip
     for frame in frames:
         widths = [line.cell_len for line in frame]
-        drawn = drawable(frame, console)
+        drawn = translated(frame, console)
         assert all(line.plain.isascii() for line in drawn)
         assert [line.cell_len for line in drawn] == widths
 
 
-def test_json_tells_rates_waits_and_percentiles_beside_the_figures() -> None:
+def test_json_has_rates_waits_and_percentiles() -> None:
     of = watch()
-    told = json.loads(as_json(of, of.rows(), SERVER, in_full=True))
+    told = json.loads(json_line(watch_json(of, of.rows(), SERVER, in_full=True)))
     mail = next(topic for topic in told["topics"] if topic["topic"] == "mail")
     assert (mail["rates"]["enqueued"], mail["due_10s"], mail["due_60s"], mail["lease_ends_in"]) == (1500, 7, 15, 4.2)
     assert mail["partitions"][1]["throttled"] == "a bad disk"
@@ -185,7 +182,7 @@ def test_json_tells_rates_waits_and_percentiles_beside_the_figures() -> None:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_known_by_name_and_strange_ones_are_passed_over() -> None:
+def test_keys_have_names_and_unknown_ones_are_skipped() -> None:
     assert list(keys_in("q\x1b[A\x1bOB\r\x7f\x1b[5~")) == ["q", "up", "down", "enter", "backspace", "page up"]
     assert list(keys_in("\x1b[1;5Cs\x1b")) == ["s", "escape"]
 
@@ -196,7 +193,7 @@ def pressed(on: Screen, *keys: str, names: tuple[str, ...] = ("a", "b", "c")) ->
     return on
 
 
-def test_s_goes_through_all_orders_and_comes_back() -> None:
+def test_s_cycles_through_all_sort_orders() -> None:
     on = screen()
     seen = [pressed(on, "s").sort for _ in range(9)]
     assert len(set(seen)) == 9
@@ -204,7 +201,7 @@ def test_s_goes_through_all_orders_and_comes_back() -> None:
     assert pressed(on, "S").sort == "name"
 
 
-def test_arrows_choose_a_topic_enter_looks_into_it_and_escape_leads_back() -> None:
+def test_arrows_choose_a_topic_enter_opens_it_and_escape_closes_it() -> None:
     on = pressed(screen(), "down", "down", "enter")
     assert on.topic == "b"
     assert pressed(on, "escape").topic is None
@@ -213,7 +210,7 @@ def test_arrows_choose_a_topic_enter_looks_into_it_and_escape_leads_back() -> No
     assert pressed(on, "home", "up").chosen == "a"
 
 
-def test_enter_without_a_choice_looks_into_the_first() -> None:
+def test_enter_without_a_choice_opens_the_first_topic() -> None:
     assert pressed(screen(), "enter").topic == "a"
     assert pressed(screen(), "enter", names=()).topic is None
 
@@ -226,7 +223,7 @@ def test_slash_types_a_filter_in_which_other_keys_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize("topic", [None, "a"])
-def test_p_holds_and_q_ends_in_either_view(topic: str | None) -> None:
+def test_p_pauses_and_q_ends_in_both_views(topic: str | None) -> None:
     on = pressed(screen(topic=topic), "p")
     assert on.is_held
     assert not pressed(on, " ").is_held

@@ -11,7 +11,9 @@ from typing import Any
 import heapline
 from heapline.client.tasks import Worker
 from heapline.engine import EmbeddedBroker
-from heapline.testing import FakeDisk, SimIo, run
+from tests.simulation.fake_disk import FakeDisk
+from tests.simulation.loop import run
+from tests.simulation.sim_io import SimIo
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
 #: Upkeep of the broker is not what is tried here, and a day of it would take seconds.

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.tasks import home
-from heapline.client.tasks.home import Home, directory_of
+from heapline.client.tasks import broker_binding
+from heapline.client.tasks.broker_binding import Home, directory_of
 from tests.unit.client.tasks.rig import SMALL, World, in_world
 
 
@@ -98,7 +98,7 @@ def test_many_are_one_batch_all_or_none() -> None:
             (answers[1].id, -1, b'{"order":{"id":2},"copy":true}'),
             (answers[0].id, 7, b'{"order":{"id":1}}'),
         ]
-        with pytest.raises(TypeError, match="these arguments would not fit at the worker"):
+        with pytest.raises(TypeError, match="the worker would reject these arguments"):
             await send.enqueue_many([Order(3), 5])
         assert len(await world.broker.peek("jobs")) == 2
         assert await send.enqueue_many([]) == []
@@ -133,7 +133,7 @@ async def test_sync_enqueue_in_a_running_loop_is_refused(tmp_path: Path) -> None
     @app.task(topic="jobs")
     async def send(order: Order) -> None: ...
 
-    words = r"send.enqueue_sync would block the event loop that runs here: use `await send.enqueue\(…\)`"
+    words = r"send.enqueue_sync would block the running event loop; use `await send.enqueue\(…\)`"
     with pytest.raises(RuntimeError, match=words):
         send.enqueue_sync(Order(1))
 
@@ -252,7 +252,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     @app.task
     def one() -> None: ...
 
-    with pytest.raises(ValueError, match=r"there is a task 'one' already, .*\.one: give this one a name, @app.task"):
+    with pytest.raises(ValueError, match=r"task 'one' already exists \(.*\.one\); give this one a name, @app.task"):
 
         @app.task(name="one")
         def two() -> None: ...
@@ -272,8 +272,8 @@ def test_task_declared_again_in_the_same_place_replaces_the_old_one(tmp_path: Pa
     ("options", "kind", "words"),
     [
         ({"topic": "no such/thing/"}, heapline.BadName, "is not a topic name"),
-        ({"timeout": 0}, ValueError, "timeout=0 of task 'one': it is seconds, over 0"),
-        ({"timeout": None}, ValueError, "timeout=None of task 'one': it is seconds, over 0"),
+        ({"timeout": 0}, ValueError, "timeout of task 'one' must be a number of seconds over 0, got 0"),
+        ({"timeout": None}, ValueError, "timeout of task 'one' must be a number of seconds over 0, got None"),
     ],
 )
 def test_bad_task_options_are_refused(tmp_path: Path, options: Any, kind: type[Exception], words: str) -> None:
@@ -286,9 +286,9 @@ def test_bad_task_options_are_refused(tmp_path: Path, options: Any, kind: type[E
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"concurrency": 0}, "concurrency=0: it is 1 to 10000 handlers at once"),
-        ({"visibility": 0}, "visibility=0: it is seconds, over 0"),
-        ({"grace": -1}, "grace=-1: it is seconds, from 0"),
+        ({"concurrency": 0}, "concurrency must be an integer from 1 to 10000, got 0"),
+        ({"visibility": 0}, "visibility must be a number of seconds over 0, got 0"),
+        ({"grace": -1}, "grace must be a number of seconds from 0, got -1"),
         ({"topics": ["mail"]}, "no task of this app is on topic 'mail'; its topics are jobs"),
     ],
 )
@@ -303,17 +303,17 @@ async def test_bad_worker_settings_are_refused(tmp_path: Path, settings: Any, wo
 
 
 async def test_app_without_tasks_has_no_worker(tmp_path: Path) -> None:
-    with pytest.raises(heapline.BadRequest, match=r"this app has no tasks: declare some with @app\.task"):
+    with pytest.raises(heapline.BadRequest, match=r"this app has no tasks; declare some with @app\.task"):
         make_app(tmp_path).worker()
 
 
 def test_bad_targets_are_refused() -> None:
-    with pytest.raises(TypeError, match="an App's target is a server, a directory or a broker, not 5"):
+    with pytest.raises(TypeError, match="target of an App must be a server, a directory or a broker, got 5"):
         heapline.App(5)  # type: ignore[arg-type]
     for target in (None, "./data"):
-        with pytest.raises(ValueError, match="api_key goes with the server that it is for: App"):
+        with pytest.raises(ValueError, match="api_key needs the server that it is for; write App"):
             heapline.App(target, api_key="k")
-    with pytest.raises(ValueError, match='unknown="retry" or unknown="bury", not \'drop\''):
+    with pytest.raises(ValueError, match='unknown must be "retry" or "bury", got \'drop\''):
         heapline.App(unknown="drop")  # type: ignore[arg-type]
 
 
@@ -353,11 +353,11 @@ def test_app_without_a_target_uses_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 async def test_server_without_grpc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "find_spec", lambda name: None)
+    monkeypatch.setattr(broker_binding, "find_spec", lambda name: None)
     app = heapline.App("localhost:7400")
 
     @app.task
     async def note() -> None: ...
 
-    with pytest.raises(heapline.BadRequest, match=r"reached over gRPC, .*: pip install 'heapline\[client\]'"):
+    with pytest.raises(heapline.BadRequest, match=r"needs gRPC, .*; run pip install 'heapline\[client\]'"):
         await note.enqueue()

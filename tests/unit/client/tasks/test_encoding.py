@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.client.tasks.encoding import Arguments, Undecodable
+from heapline.client.tasks.arguments import Arguments, Undecodable
 
 
 class Colour(enum.Enum):
@@ -107,7 +107,7 @@ def test_arguments_come_out_as_they_went_in(arguments: dict[str, Any]) -> None:
 
 @given(st.binary(max_size=60) | texts.map(str.encode) | st.just(b'{"order": {}}'))
 def test_foreign_bytes_are_undecodable_and_nothing_worse(payload: bytes) -> None:
-    with pytest.raises(Undecodable, match="this is no call of task 'everything': "):
+    with pytest.raises(Undecodable, match="the payload is not a call of task 'everything': "):
         CODEC.decode(payload)
 
 
@@ -160,14 +160,14 @@ NOTE = Arguments("note", note)
         ((), {}, "missing a required argument: 'n'"),
         ((1,), {"m": 1}, "got an unexpected keyword argument 'm'"),
         ((1, 2, 3, 4), {}, "too many positional arguments"),
-        (("secret",), {}, "these arguments would not fit at the worker: Expected `int`, got `str` - at `$.n`"),
-        ((1, "secret"), {}, "these arguments would not fit at the worker: Invalid enum value - at `$.colour`"),
+        (("secret",), {}, "the worker would reject these arguments: Expected `int`, got `str` - at `$.n`"),
+        ((1, "secret"), {}, "the worker would reject these arguments: Invalid enum value - at `$.colour`"),
         (
             (object(),),
             {},
-            "a object has no form in JSON: use a dataclass, a msgspec.Struct, a pydantic model",
+            "cannot encode object as JSON; use a dataclass, a msgspec.Struct, a pydantic model",
         ),
-        ((float("nan"),), {}, "these arguments would not fit at the worker: Expected `int`, got `null` - at `$.n`"),
+        ((float("nan"),), {}, "the worker would reject these arguments: Expected `int`, got `null` - at `$.n`"),
     ],
 )
 def test_wrong_arguments_are_refused_with_a_clear_type_error(args: Any, kwargs: Any, words: str) -> None:
@@ -189,28 +189,28 @@ def test_pydantic_problem_tells_the_place_and_not_the_value() -> None:
 def test_parameters_without_a_name_of_their_own_are_refused() -> None:
     def many(*rest: int) -> None: ...
 
-    with pytest.raises(TypeError, match=r"task 'many' takes \*rest: .*: every argument of a task needs a name"):
+    with pytest.raises(TypeError, match=r"task 'many' has \*rest: .*; every argument of a task must have a name"):
         Arguments("many", many)
 
 
 def test_parameter_with_the_name_of_an_option_is_refused() -> None:
     def urgent(priority: int) -> None: ...
 
-    with pytest.raises(TypeError, match="has a parameter 'priority', which is an option of enqueue: rename it"):
+    with pytest.raises(TypeError, match="has a parameter 'priority', which is an option of enqueue; rename it"):
         Arguments("urgent", urgent, frozenset({"priority"}))
 
 
 def test_annotation_that_cannot_be_found_is_told() -> None:
     def lost(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    with pytest.raises(TypeError, match=r"task 'lost' has an annotation that cannot be found \(name 'Nowhere'"):
+    with pytest.raises(TypeError, match=r"task 'lost' has an annotation that cannot be resolved \(name 'Nowhere'"):
         Arguments("lost", lost).check()
 
 
 def test_annotation_that_json_cannot_be_read_by_is_told() -> None:
     def torn(a: Address | Point) -> None: ...
 
-    with pytest.raises(TypeError, match="task 'torn' has an annotation that JSON cannot be read by: "):
+    with pytest.raises(TypeError, match="task 'torn' has an annotation that JSON cannot be decoded to: "):
         Arguments("torn", torn).check()
 
 

@@ -46,7 +46,7 @@ def test_back_off_grows_with_the_attempts(attempts: int, seconds: float) -> None
 
 def test_retry_and_bury_say_it_themselves_whatever_the_rules() -> None:
     rules = Rules(retry_on={Exception: 99.0}, bury_on=())
-    assert rules.decide(heapline.Retry(delay=3), 1, 0.5) == Outcome("nack", "the handler asked for another try", 3)
+    assert rules.decide(heapline.Retry(delay=3), 1, 0.5) == Outcome("nack", "the handler asked for a retry", 3)
     assert rules.decide(heapline.Retry("closed"), 1, 0.5) == Outcome("nack", "closed", None)
     slow = heapline.Retry("closed", delay=heapline.Backoff(base=8, jitter=0))
     assert rules.decide(slow, 2, 0.5).backoff == 16
@@ -80,21 +80,21 @@ def test_reason_is_one_bounded_line_that_any_broker_takes(text: str) -> None:
 
 
 def test_reason_of_an_exception_that_cannot_be_told() -> None:
-    assert reason_of(Oddity()) == "Oddity: (its text cannot be told)"
+    assert reason_of(Oddity()) == "Oddity: (its text cannot be shown)"
     assert reason_of(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize("delay", [-1, float("inf"), float("nan"), "5", True])
 def test_bad_delay_is_refused(delay: Any) -> None:
-    with pytest.raises(ValueError, match=r"retry_on\[OSError\] is seconds from 0, a heapline.Backoff, or None for"):
+    with pytest.raises(ValueError, match=r"retry_on\[OSError\] must be seconds from 0, a heapline.Backoff, or None"):
         Rules(retry_on={OSError: delay})
-    with pytest.raises(ValueError, match=r"Retry\(delay=…\) is seconds from 0"):
+    with pytest.raises(ValueError, match=r"Retry\(delay=…\) must be seconds from 0"):
         heapline.Retry(delay=delay)
 
 
 @pytest.mark.parametrize("classes", [("ValueError",), (1,), (int,), 5])
 def test_what_is_no_exception_class_is_refused(classes: Any) -> None:
-    with pytest.raises(TypeError, match="bury_on names exception classes, not "):
+    with pytest.raises(TypeError, match="bury_on must name exception classes, got "):
         Rules(bury_on=classes)
-    with pytest.raises(TypeError, match="retry_on names exception classes, not "):
+    with pytest.raises(TypeError, match="retry_on must name exception classes, got "):
         Rules(retry_on=classes)

@@ -133,7 +133,7 @@ def test_max_retries_of_the_task_ends_the_tries() -> None:
             await world.until(lambda: worker.totals.retried == 3)
         assert len(world.said) == 3
         (dead,) = await world.broker.dlq_list("jobs")
-        assert dead.reason == "the handler asked for another try"
+        assert dead.reason == "the handler asked for a retry"
 
     in_world(scenario)
 
@@ -141,10 +141,10 @@ def test_max_retries_of_the_task_ends_the_tries() -> None:
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b'{"n": "secret"}', "this is no call of task 'note': Expected `int`, got `str` - at `$.n`"),
-        (b"{", "this is no call of task 'note': Input data was truncated"),
-        (b'{"n": 1, "m": 2}', "this is no call of task 'note': Object contains unknown field `m`"),
-        (b"{}", "this is no call of task 'note': Object missing required field `n`"),
+        (b'{"n": "secret"}', "the payload is not a call of task 'note': Expected `int`, got `str` - at `$.n`"),
+        (b"{", "the payload is not a call of task 'note': Input data was truncated"),
+        (b'{"n": 1, "m": 2}', "the payload is not a call of task 'note': Object contains unknown field `m`"),
+        (b"{}", "the payload is not a call of task 'note': Object missing required field `n`"),
     ],
 )
 def test_message_that_is_no_call_of_its_task_is_buried_with_the_reason(payload: bytes, reason: str) -> None:
@@ -190,7 +190,7 @@ def test_message_of_an_unknown_task_is_tried_again_and_dies_with_the_reason() ->
         async with world.worker() as worker:
             await world.until(lambda: worker.totals.retried == 3)
         reasons = {info.reason for info in await world.broker.dlq_list("jobs")}
-        assert reasons == {"no task 'three' in this app", "no task is named, and the topic has not just one"}
+        assert reasons == {"this app has no task 'three'", "the message names no task, and its topic has several"}
 
     in_world(scenario)
 
@@ -519,7 +519,7 @@ def test_timeout_that_outlasts_the_lease_is_warned_of(caplog: pytest.LogCaptureF
             await asyncio.sleep(1)
 
     in_world(scenario)
-    assert "a task may outlast its lease: raise its topic's lease_max, or lower its timeout task='long'" in caplog.text
+    assert "task may outlast its lease; raise its topic's lease_max, or lower its timeout task='long'" in caplog.text
 
 
 def test_handler_that_blocks_the_loop_is_told_about(caplog: pytest.LogCaptureFixture) -> None:
@@ -534,7 +534,7 @@ def test_handler_that_blocks_the_loop_is_told_about(caplog: pytest.LogCaptureFix
             await world.until(lambda: worker.totals.done == 1)
 
     in_world(scenario)
-    assert "the event loop was blocked, and leases could not be extended meanwhile: make handlers" in caplog.text
+    assert "event loop was blocked, so leases could not be extended; declare handlers" in caplog.text
 
 
 def test_worker_stopped_before_its_broker_was_reached_ends() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.tasks.home import Home
-from heapline.errors import TopicNotFound, UnavailableError
+from heapline.client.tasks.broker_binding import Home
+from heapline.contract.errors import TopicNotFound, UnavailableError
 from tests.unit.client.tasks.rig import World, in_world
 
 
@@ -161,7 +161,7 @@ def test_app_used_from_one_loop_after_the_other_keeps_no_broker_of_loops_that_ar
         async def __aenter__(self) -> Client:
             return self
 
-    monkeypatch.setattr("heapline.client.tasks.home.make_client", lambda url, api_key=None: Client())
+    monkeypatch.setattr("heapline.client.tasks.broker_binding.make_client", lambda url, api_key=None: Client())
     home = Home("localhost:7400")
 
     async def use() -> None:

@@ -7,8 +7,8 @@ import random
 import pytest
 
 import heapline
+from heapline.contract.stream import StreamMessage
 from heapline.engine.replays import scan
-from heapline.streams import StreamMessage
 from heapline.testing import HandClock, MemoryBroker
 from tests.unit.engine.replays.test_jobs import ended
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import heapline
+from heapline.contract import replay_reader
+from heapline.contract.stream import ReplayFilter, ReplayInfo
 from heapline.engine import EmbeddedBroker
-from heapline.engine.replays import delivering, jobs, managing, reading, running, scan
-from heapline.streams import ReplayFilter, ReplayInfo
-from heapline.testing import FakeDisk
-from heapline.testing.disk import PowerCut
+from heapline.engine.replays import job_runner, jobs, manager, reader, scan
+from tests.simulation.fake_disk import FakeDisk, PowerCut
 from tests.unit.engine.rig import PATH, Rig, StepIo, opened, settle, until
 
 
@@ -68,7 +68,7 @@ async def test_messages_keep_what_they_were_and_say_where_they_came_from() -> No
         }  # fmt: skip
         found = await rig.hl.get("other", message.id)
         assert found.expires_at is not None
-        partition = rig.runner("other").topic.partitions[0]
+        partition = rig.runner("other").loaded.topic.partitions[0]
         assert partition.limits[message.id] == 7
 
 
@@ -122,7 +122,7 @@ async def test_a_name_belongs_to_one_request() -> None:
 
 
 async def test_the_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managing, "ENDED_MAX", 2)
+    monkeypatch.setattr(manager, "ENDED_MAX", 2)
     async with opened() as rig:
         await rig.topic("other")
         for i in range(5):
@@ -137,7 +137,7 @@ async def test_the_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pyte
 
 
 async def test_a_full_topic_is_waited_for_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other", max_backlog=3)
         await fill(rig.hl, 10)
@@ -190,9 +190,9 @@ async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
     monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     """For room in its target or for its rate, however long that takes; and while the broker is restarted."""
-    monkeypatch.setattr(running, "PAUSE", 0.0)
-    monkeypatch.setattr(running, "PAUSE_MAX", 0.0)
-    monkeypatch.setattr(reading, "LOOK_MS", 1)
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
+    monkeypatch.setattr(job_runner, "PAUSE_MAX", 0.0)
+    monkeypatch.setattr(reader, "LOOK_MS", 1)
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (5, 1 << 20))
     async with opened() as rig:
         await rig.topic("other", max_backlog=1000 if reason == "slow" else 1)
@@ -223,7 +223,7 @@ async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
 
 
 async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other", max_backlog=1)
         for i in range(40):
@@ -242,7 +242,7 @@ async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatc
 
 
 async def test_a_cancelled_one_stays_cancelled_and_what_is_in_stays_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BATCH_ROWS", 2)
+    monkeypatch.setattr(job_runner, "BATCH_ROWS", 2)
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 20)
@@ -274,7 +274,7 @@ async def test_a_damaged_file_keeps_its_name_shut_and_nothing_else() -> None:
 
 
 async def test_a_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 5)
@@ -287,8 +287,8 @@ async def test_a_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.
 
 
 async def test_writes_of_the_target_that_fail_double_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BATCH_ROWS", 3)
-    monkeypatch.setattr(running, "PAUSE", 0.0)
+    monkeypatch.setattr(job_runner, "BATCH_ROWS", 3)
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     for after in range(0, 14, 2):
         async with opened() as rig:
             await rig.topic("other")
@@ -331,7 +331,7 @@ class CutRig(Rig):
         self.io.is_cut = True  # type: ignore[attr-defined]
         self.hl._replays.stop()
         for runner in self.hl._all_runners():
-            runner._closed = True
+            runner.is_closed = True
             for task in list(runner._tasks):
                 task.cancel()
         for _ in range(4):  # what would tidy up waits for a disk that does not answer
@@ -346,8 +346,8 @@ class CutRig(Rig):
 async def test_cut_off_anywhere_and_again_each_message_goes_in_exactly_once(
     seed: int, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "BATCH_ROWS", 3)
-    monkeypatch.setattr(running, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(job_runner, "BATCH_ROWS", 3)
+    monkeypatch.setattr(job_runner, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (5, 1 << 20))
     draw = random.Random(seed)
     rig = CutRig(FakeDisk(seed=seed))
@@ -394,7 +394,7 @@ async def test_cut_off_anywhere_and_again_each_message_goes_in_exactly_once(
 async def test_a_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_times(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivering, "KEEP_ROWS", 4)
+    monkeypatch.setattr(replay_reader, "SAVE_ROWS", 4)
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (4, 1 << 20))
     draw = random.Random(seed)
     rig = CutRig(FakeDisk(seed=seed))
@@ -428,7 +428,7 @@ async def test_a_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_t
 
 async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """By accident or on purpose: it would be fenced, and end."""
-    monkeypatch.setattr(running, "BATCH_ROWS", 2)
+    monkeypatch.setattr(job_runner, "BATCH_ROWS", 2)
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 6)
@@ -436,7 +436,7 @@ async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest
         async with asyncio.timeout(30):
             while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        [names] = [window._producers for window in (p.sequences for p in rig.runner("other").topic.partitions)]
+        [names] = [window._producers for window in (p.sequences for p in rig.runner("other").loaded.topic.partitions)]
         for name in [*names, "replay.r"]:
             try:
                 await rig.hl.open_producer("other", name)
@@ -448,7 +448,7 @@ async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest
 
 
 async def test_a_name_that_was_forgotten_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managing, "ENDED_MAX", 1)
+    monkeypatch.setattr(manager, "ENDED_MAX", 1)
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 3)
@@ -483,7 +483,7 @@ async def test_a_cancelled_one_stays_cancelled_though_its_place_was_just_being_w
 
 
 async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managing, "PAUSE", 0.0)
+    monkeypatch.setattr(manager, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 4)
@@ -503,7 +503,7 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
 async def test_jobs_are_listed_again_after_a_fault_of_our_own_and_nobody_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(managing, "PAUSE", 0.0)
+    monkeypatch.setattr(manager, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other")
         await rig.hl.start_replay("r", "jobs", into="other")
@@ -525,7 +525,7 @@ async def test_jobs_are_listed_again_after_a_fault_of_our_own_and_nobody_waits_f
 async def test_an_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(managing, "ENDED_MAX", 1)
+    monkeypatch.setattr(manager, "ENDED_MAX", 1)
     async with opened() as rig:
         await rig.topic("other")
         for name in ("r", "s"):
@@ -542,8 +542,8 @@ async def test_an_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new
 
 
 async def test_what_nobody_has_thought_of_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSE", 0.0)
-    monkeypatch.setattr(running, "PAUSE_MAX", 0.0)
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
+    monkeypatch.setattr(job_runner, "PAUSE_MAX", 0.0)
 
     def broken(*args: Any) -> Any:
         raise RuntimeError("secret payload")
@@ -552,7 +552,7 @@ async def test_what_nobody_has_thought_of_is_told_and_tried_again(monkeypatch: p
         await rig.topic("other")
         await fill(rig.hl, 3)
         with monkeypatch.context() as patch:
-            patch.setattr(running, "outgoing", broken)
+            patch.setattr(job_runner, "outgoing", broken)
             await rig.hl.start_replay("r", "jobs", into="other")
             error = str((await waits(rig.hl)).error)
         assert "log" in error

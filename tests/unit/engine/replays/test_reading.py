@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.engine.replays import checkpoints, delivering, reading, scan
+from heapline.contract import replay_reader
+from heapline.contract.replays import SaveCheckpoint
+from heapline.contract.stream import ReplayFilter, StreamBatch, StreamMessage
+from heapline.engine.replays import checkpoints, reader, scan
 from heapline.journal.records import BadRecord, Records, empty_records
-from heapline.streams import ReplayFilter, StreamBatch, StreamMessage
 from heapline.testing import FakeClock, HandClock, MemoryBroker
 from tests.unit.engine.rig import Rig, opened, settle
 
@@ -116,7 +118,7 @@ async def test_time_ranges_find_their_place_by_the_index_in_a_long_journal() -> 
         await hl.enqueue("jobs", b"%d" % i + b"." * 60_000)
         await pass_time(hl, clock, 1)
     runner = hl._runner("jobs")
-    reader = runner.journal.reader()
+    reader = runner.loaded.journal.reader()
     assert len(reader.segments()) > 2
     for i in (0, 1, 17, 30, 59):
         at = round(moments[i].timestamp() * 1000)
@@ -160,7 +162,7 @@ async def test_a_start_that_was_reclaimed_is_refused_with_where_the_log_starts()
             await read(rig.hl, start=first - 1)
         assert next(row.offset for row in await read(rig.hl, start="earliest")) >= first
         assert await read(rig.hl, start=end) == []
-        await rig.hl.keep_replay("jobs", "mine", {0: 1})
+        await rig.hl.do(SaveCheckpoint("jobs", "mine", {0: 1}))
         with pytest.raises(heapline.BadRequest, match="begin another"):
             await read(rig.hl, checkpoint="mine")
 
@@ -199,17 +201,17 @@ async def test_filters_choose_by_priority_key_and_headers() -> None:
 
 
 async def test_a_rate_lets_so_many_a_second_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LOOK_MS", 0)  # looks at the clock in every step of the loop
+    monkeypatch.setattr(reader, "LOOK_MS", 0)  # looks at the clock in every step of the loop
     clock = HandClock()
     hl = await made(clock)
     await hl.enqueue_batch("jobs", [heapline.Outgoing(b"%d" % i) for i in range(50)])
     got: list[bytes] = []
 
-    async def reader() -> None:
+    async def read() -> None:
         async for row in hl.replay("jobs", rate=20):
             got.append(row.payload)
 
-    task = asyncio.ensure_future(reader())
+    task = asyncio.ensure_future(read())
     counts = []
     for _ in range(12):
         await settle()
@@ -225,7 +227,7 @@ async def test_a_rate_lets_so_many_a_second_go(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_checkpoint_goes_on_where_its_reader_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivering, "KEEP_ROWS", 5)
+    monkeypatch.setattr(replay_reader, "SAVE_ROWS", 5)
     hl = await made(HandClock(), partitions=2)
     for i in range(30):
         await hl.enqueue("jobs", b"%d" % i, key=str(i))
@@ -316,7 +318,7 @@ async def test_a_living_message_is_read_where_its_record_lies_by_now(
         for _ in range(2):
             await rig.hl.stats("jobs")
         await rig.hl.ack(await rig.hl.pop("jobs", 1))
-        journal, looks = rig.runner().journal, list[int]()
+        journal, looks = rig.runner().loaded.journal, list[int]()
         load = journal.load
 
         def moved_away(positions: Any) -> Records:
@@ -357,8 +359,8 @@ async def test_a_replay_that_lasts_keeps_its_part_of_the_journal_and_lets_go_of_
 async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         rig.io.hold.add("_save")
-        keeps = [asyncio.ensure_future(rig.hl.keep_replay("jobs", "c", {p: 5})) for p in (0, 1)]
-        gave_up = asyncio.ensure_future(rig.hl.keep_replay("jobs", "c", {0: 3}))
+        keeps = [asyncio.ensure_future(rig.hl.do(SaveCheckpoint("jobs", "c", {p: 5}))) for p in (0, 1)]
+        gave_up = asyncio.ensure_future(rig.hl.do(SaveCheckpoint("jobs", "c", {0: 3})))
         await settle()
         gave_up.cancel()
         await settle()
@@ -383,7 +385,7 @@ async def test_a_disk_that_is_full_is_told_as_such_when_a_place_is_kept() -> Non
     async with opened() as rig:
         rig.disk.inject("pwritev", errno.ENOSPC, path="replays")
         with pytest.raises(heapline.UnavailableError, match="No space left"):
-            await rig.hl.keep_replay("jobs", "c", {0: 0})
+            await rig.hl.do(SaveCheckpoint("jobs", "c", {0: 0}))
         rig.disk.inject("pwritev", errno.ENOSPC, path="replays")
         with pytest.raises(heapline.UnavailableError, match="No space left"):
             await rig.hl.start_replay("r", "jobs")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import heapline
+from heapline.contract.message import Outgoing
+from heapline.contract.stream import Fetched
 from heapline.engine import EmbeddedBroker
 from heapline.journal.journal import Journal
 from heapline.journal.records import BadRecord
-from heapline.model import Outgoing
-from heapline.streams import Fetched
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 SEGMENT = ".seg"
@@ -95,7 +95,7 @@ async def test_calls_of_groups_during_a_reload_are_told_to_retry_and_at_the_end_
             waiting = asyncio.ensure_future(fetch(rig.hl, wait=30.0))
             await settle()
         await rig.hl.close()
-        with pytest.raises(heapline.errors.Closed):
+        with pytest.raises(heapline.contract.errors.Closed):
             await waiting
 
 
@@ -137,7 +137,7 @@ async def test_a_row_whose_record_is_damaged_becomes_a_dead_letter_and_the_group
             await rig.hl.enqueue("jobs", b"%d" % i, delay=1)
         rig.clock.advance(2)
         await rig.hl.enqueue("jobs", b"after")
-        await until(lambda: rig.runner().topic.ready == 4)
+        await until(lambda: rig.runner().loaded.topic.ready == 4)
         await rig.reopen()
         load = Journal.load
 
@@ -147,7 +147,7 @@ async def test_a_row_whose_record_is_damaged_becomes_a_dead_letter_and_the_group
                 records.bad[at] = BadRecord(bad, "somewhere", 0, "its payload does not check")
             return records
 
-        bad = int(rig.runner().topic.partitions[0].eligible(4).ids[1])
+        bad = int(rig.runner().loaded.topic.partitions[0].eligible(4).ids[1])
         monkeypatch.setattr(Journal, "load", damaged)
         got = payloads(await fetch(rig.hl))
         assert len(got) == 3

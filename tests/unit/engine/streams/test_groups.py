@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from heapline.errors import BadRequest, DeliveryLost, GroupExists, GroupNotFound, MemberReplaced
-from heapline.model import Outgoing
-from heapline.streams import Fetched, StreamMessage
+from heapline.contract.errors import BadRequest, DeliveryLost, GroupExists, GroupNotFound, MemberReplaced
+from heapline.contract.message import Outgoing
+from heapline.contract.stream import Fetched, StreamMessage
 from heapline.testing import HandClock, MemoryBroker
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
@@ -65,7 +65,7 @@ async def test_what_fires_from_long_ago_is_delivered_together_with_what_is_not_w
         await hl.create_topic("jobs", **SMALL)
         await hl.create_group("jobs", "g")
         await hl.enqueue_batch("jobs", [Outgoing(b"old %d" % i, delay=10) for i in range(3)])
-        hl._runners["jobs"].journal.cache.clear()
+        hl._runners["jobs"].loaded.journal.cache.clear()
         clock.advance(10.5)
         _, got = await asyncio.gather(hl.enqueue_batch("jobs", [Outgoing(b"new")] * 3), fetch(hl, wait=5))
         for _ in range(5):

@@ -13,9 +13,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.errors import DeliveryLost, MemberReplaced
-from heapline.model import Outgoing
-from heapline.streams import Fetched
+from heapline.contract.errors import DeliveryLost, MemberReplaced
+from heapline.contract.message import Outgoing
+from heapline.contract.stream import Fetched
 from heapline.testing import HandClock, MemoryBroker
 
 PARTITIONS = 3
@@ -144,9 +144,9 @@ class World:
         if n % 3 == 0:
             await self.hl.snapshot("jobs")
         for runner in self.hl._all_runners():
-            runner._closed = True  # nothing more happens there, as after a kill
-            if runner._timer is not None:
-                runner._timer.cancel()
+            runner.is_closed = True  # nothing more happens there, as after a kill
+            if runner.turns._timer is not None:
+                runner.turns._timer.cancel()
         self.hl.abandon()
         self.hl = MemoryBroker(self.clock, disk=self.hl.disk)
         await self.hl.__aenter__()

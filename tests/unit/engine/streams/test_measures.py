@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from heapline.engine.latency import BOUNDS_MS, Latency
-from heapline.engine.measures import measure
+from heapline.core.latency import BOUNDS_MS, Latency
+from heapline.engine.metrics_source import measure
 from heapline.testing import HandClock
 from tests.unit.engine.streams.test_groups import ack, fetch, let_pass, world
 

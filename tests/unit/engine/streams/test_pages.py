@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heapline.engine.streams.pages import Page, read_page
-from heapline.model import Outgoing
+from heapline.contract.message import Outgoing
+from heapline.engine.groups.pages import Page, read_page
 from tests.unit.engine.rig import Rig, opened, settle
 
 
 def page(rig: Rig, start: int = 0, **limits: Any) -> Page:
     runner = rig.runner()
-    return read_page(runner.journal.reader(), runner.topic.layout, runner.journal.load, 0, start, **limits)
+    return read_page(
+        runner.loaded.journal.reader(), runner.loaded.topic.layout, runner.loaded.journal.load, 0, start, **limits
+    )
 
 
 def payloads(page: Page) -> list[bytes]:
@@ -23,7 +25,7 @@ def payloads(page: Page) -> list[bytes]:
 
 async def pass_time(rig: Rig, ms: int) -> None:
     rig.clock.advance(ms)
-    rig.runner()._plan_turn()
+    rig.runner().turns.plan()
     await settle()
 
 
@@ -36,7 +38,7 @@ async def test_a_page_holds_what_was_enqueued_without_delay_in_order() -> None:
         assert payloads(got) == [b"a", b"b", b"c" * 300]
         assert got.rows.offsets.tolist() == [0, 2, 4]
         assert got.priorities.tolist() == [7, 0, 0]
-        assert (got.start, got.end) == (0, rig.runner().topic.partitions[0].offset)
+        assert (got.start, got.end) == (0, rig.runner().loaded.topic.partitions[0].offset)
         assert got.keys is got.headers is got.fairness_keys is None
 
 
@@ -73,7 +75,7 @@ async def test_cancelled_and_purged_before_firing_have_no_row() -> None:
         await pass_time(rig, 2000)
         got = page(rig)
         assert payloads(got) == []
-        assert got.end == rig.runner().topic.partitions[0].offset, "a reader makes way over what is no row"
+        assert got.end == rig.runner().loaded.topic.partitions[0].offset, "a reader makes way over what is no row"
 
 
 async def test_a_delayed_message_made_ready_by_hand_stands_there_with_its_new_priority() -> None:
@@ -130,7 +132,7 @@ async def test_a_record_that_does_not_check_is_named_and_its_neighbours_are_serv
         runner = rig.runner()
         whole = page(rig)
         position = int(whole.rows.positions[1])
-        load = runner.journal.load
+        load = runner.loaded.journal.load
 
         def damaged(positions: Any) -> Any:
             records = load(positions)
@@ -138,7 +140,7 @@ async def test_a_record_that_does_not_check_is_named_and_its_neighbours_are_serv
             records.rows["id"][at] += 1
             return records
 
-        got = read_page(runner.journal.reader(), runner.topic.layout, damaged, 0, 0)
+        got = read_page(runner.loaded.journal.reader(), runner.loaded.topic.layout, damaged, 0, 0)
         assert list(got.bad) == [1]
         assert got.rows.ids.tolist() == whole.rows.ids.tolist()
         assert payloads(got)[0] == b"fired 0"
@@ -150,7 +152,7 @@ async def test_batches_share_the_columns_of_their_page(count: int) -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * count)
         got = page(rig)
-        batch = got.batch(None, "jobs", slice(0, count), np.ones(count, dtype=np.int64))
+        batch = got.batch(None, "jobs", 7, slice(0, count), np.ones(count, dtype=np.int64))
         assert len(batch) == count
         assert batch.offsets.base is not None or batch.offsets is got.rows.offsets
         assert [m.payload for m in batch.messages()] == [b"x"] * count

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heapline.contract.errors import HeaplineError
+from heapline.contract.message import Outgoing
+from heapline.contract.stream import Fetched
 from heapline.engine.topic import Topic
-from heapline.errors import HeaplineError
-from heapline.model import Outgoing
-from heapline.streams import Fetched
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.stream_rig import told
 
@@ -69,7 +69,7 @@ class Walk:
 
     async def reset(self) -> None:
         if self.random.random() < 0.3:
-            end = self.rig.runner().topic.partitions[0].offset
+            end = self.rig.runner().loaded.topic.partitions[0].offset
             to: Any = self.random.choice(("earliest", "latest", {0: self.random.randrange(end + 1)}))
             await self.rig.hl.reset_offsets("jobs", "g", to=to)
 
@@ -86,7 +86,7 @@ class Walk:
 
     async def grow(self) -> None:
         if self.random.random() < 0.1:
-            count = len(self.rig.runner().topic.partitions)
+            count = len(self.rig.runner().loaded.topic.partitions)
             await self.rig.hl.update_topic("jobs", partitions=min(4, count + 1))
 
     async def delete(self) -> None:
@@ -94,7 +94,7 @@ class Walk:
             await self.rig.hl.delete_group("jobs", "h")
 
     async def reschedule(self) -> None:
-        ids = [id for p in self.rig.runner().topic.partitions for id in p.waiting()[0].tolist()]
+        ids = [id for p in self.rig.runner().loaded.topic.partitions for id in p.waiting()[0].tolist()]
         if ids:
             delay = self.random.choice((0.0, 3.0))
             await self.rig.hl.reschedule("jobs", self.random.choice(ids), delay=delay)
@@ -106,7 +106,7 @@ class Walk:
 
 async def facts(rig: Rig) -> dict[str, Any]:
     """What later decisions rest on. How far the committed offset ran over what is no row does not matter."""
-    topic: Topic = rig.runner().topic
+    topic: Topic = rig.runner().loaded.topic
     streams = [(await told(rig.runner(), p.number)).offsets for p in topic.partitions]
     found: dict[str, Any] = {
         "totals": [count.total for count in topic.counts],

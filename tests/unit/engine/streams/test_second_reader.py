@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from heapline.config import GroupConfig
+from heapline.contract.config import GroupConfig
+from heapline.contract.errors import BadRequest, Closed, HeaplineError, ResourceExhausted, TopicReloading
+from heapline.contract.message import Outgoing
+from heapline.contract.stream import Fetched
 from heapline.core.events import GroupCreated
+from heapline.core.now import Now
 from heapline.engine import EmbeddedBroker
-from heapline.engine.measures import measure
-from heapline.engine.streams import admin
-from heapline.engine.streams.fetching import FetchCall
-from heapline.engine.streams.page_store import PageStore
-from heapline.engine.streams.pages import Page
-from heapline.errors import BadRequest, Closed, HeaplineError, ResourceExhausted, TopicReloading
-from heapline.model import Now, Outgoing
-from heapline.streams import Fetched
+from heapline.engine.groups import admin
+from heapline.engine.groups.fetch import FetchCall
+from heapline.engine.groups.page_store import PageStore
+from heapline.engine.groups.pages import Page
+from heapline.engine.metrics_source import measure
 from heapline.testing import MemoryBroker
 from tests.unit.engine.rig import Rig, opened, settle
 from tests.unit.engine.test_upkeep import churn, reclaim
@@ -116,7 +117,7 @@ async def test_units_are_forgotten_once_durable_though_nobody_fetches() -> None:
         await rig.hl.create_group("jobs", "g", observer=True)
         for _ in range(50):
             await rig.hl.enqueue("jobs", b"x")
-        tail = rig.runner().topic.tails[0]
+        tail = rig.runner().loaded.topic.tails[0]
         assert tail is not None
         assert len(tail._ends) < 5
 
@@ -141,7 +142,7 @@ async def test_a_member_that_is_gone_leaves_nothing_behind() -> None:
         for i in range(5):
             await fetch(rig.hl, f"m{i}")
             await rig.hl.group_leave("jobs", "g", f"m{i}", session="s")
-        assert not rig.runner().topic.groups.by_name["g"]._turns
+        assert not rig.runner().loaded.topic.groups.by_name["g"]._turns
         assert not rig.runner().streams._answering._told
 
 
@@ -151,7 +152,7 @@ async def test_there_are_at_most_so_many_members_as_one_event_can_name() -> None
         runner = rig.runner()
 
         def join(now: Any) -> None:
-            group = runner.topic.groups.by_name["g"]
+            group = runner.loaded.topic.groups.by_name["g"]
             group.members.leases = dict.fromkeys((f"{i:0256}" for i in range(5000)), now.steady + 10**6)
 
         await runner.call(join)
@@ -291,9 +292,9 @@ async def test_a_deletion_begins_at_partition_0_whatever_order_the_group_was_rea
     async with opened(topic={"partitions": 2}) as rig:
         runner = rig.runner()
         await rig.hl.create_group("jobs", "g")
-        group = runner.topic.groups.by_name["g"]
+        group = runner.loaded.topic.groups.by_name["g"]
         group.partitions = dict(reversed(group.partitions.items()))
-        assert [number for number, _ in runner.topic.groups.decide_delete("g", 0)] == [0, 1]
+        assert [number for number, _ in runner.loaded.topic.groups.decide_delete("g", 0)] == [0, 1]
 
 
 async def test_new_partitions_are_spread_over_members_though_a_crash_came_before_that_was_recorded() -> None:
@@ -312,14 +313,14 @@ async def test_a_group_is_made_in_one_unit() -> None:
         await fill(rig, 3)
         runner = rig.runner()
         units: set[int] = set()
-        emit = runner.topic.emit
+        emit = runner.loaded.topic.emit
 
         def spy(journal: Any, partition: Any, event: Any, now: Any) -> None:
             emit(journal, partition, event, now)
             if isinstance(event, GroupCreated):
                 units.add(journal.open_unit_number)
 
-        runner.topic.emit = spy  # type: ignore[method-assign]
+        runner.loaded.topic.emit = spy  # type: ignore[method-assign]
         for number in range(40):  # wherever in its segment it happens
             await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 900)] * 20)
             units.clear()
@@ -400,7 +401,7 @@ async def test_a_group_made_or_reset_while_a_segment_is_being_deleted_begins_beh
         rig.io.step()
         rig.io.hold = set()
         await reclaiming
-        first = rig.runner().topic.following.floors[0]
+        first = rig.runner().loaded.topic.following.floors[0]
         assert info.offsets[0].committed == place.committed > 0
         assert info.lag == place.lag
         assert first >= info.offsets[0].committed
@@ -415,12 +416,12 @@ async def test_what_a_segment_is_deleted_for_is_synced_before_it_is(policy: str)
         reclaiming = asyncio.ensure_future(rig.runner().upkeep.reclaim())
         await settle(200)
         assert rig.io.held
-        journal = rig.runner().journal
+        journal = rig.runner().loaded.journal
         assert journal.durable_unit == journal.written_unit
         after = Rig(rig.disk.crash())  # the unlink itself may come through
         await after.open()
         (place,) = await after.hl.group_offsets("jobs", "g")
-        assert place.committed >= rig.runner().topic.following.floors[0] > 0
+        assert place.committed >= rig.runner().loaded.topic.following.floors[0] > 0
         await after.hl.close()
         rig.io.step()
         rig.io.hold = set()
@@ -500,7 +501,7 @@ async def test_disk_that_does_not_read_while_the_log_is_asked_is_told_and_logged
             raise OSError("it clicks")
 
         with monkeypatch.context() as patched:
-            patched.setattr("heapline.engine.streams.reading.goes_on_at", broken)
+            patched.setattr("heapline.engine.groups.page_reader.goes_on_at", broken)
             with pytest.raises(TopicReloading):
                 await fetch(rig.hl, "a", wait=30.0)
         assert "it clicks" in caplog.text
@@ -526,7 +527,7 @@ async def test_group_below_the_logs_start_goes_on_there_and_that_is_logged(
         await rig.hl.create_group("jobs", "g", unused_after=3600.0)
         await churn(rig)
         rig.clock.advance(3601)
-        monkeypatch.setattr("heapline.engine.reclaiming.decide_move_on", lambda *_: [])
+        monkeypatch.setattr("heapline.engine.segment_reclaimer.decide_move_on", lambda *_: [])
         await reclaim(rig)
         start, _ = (await rig.hl.offsets("jobs"))[0]
         assert (await rig.hl.group_offsets("jobs", "g"))[0].committed < start

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from heapline import subscribing
-from heapline.broker import GroupBroker
-from heapline.broker import Subscription as Contract
-from heapline.engine.streams import admin
-from heapline.errors import BadRequest, DeliveryLost, MemberReplaced, ResourceExhausted, TopicReloading
-from heapline.model import Outgoing
-from heapline.settling import offsets_of
-from heapline.streams import StreamBatch
-from heapline.subscribing import Subscription
+from heapline.contract import subscription
+from heapline.contract.broker import Broker
+from heapline.contract.errors import BadRequest, DeliveryLost, MemberReplaced, ResourceExhausted, TopicReloading
+from heapline.contract.message import Outgoing
+from heapline.contract.settled_rows import offsets_of
+from heapline.contract.stream import StreamBatch
+from heapline.contract.subscription import Subscription
+from heapline.engine.groups import admin
 from heapline.testing import MemoryBroker
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
@@ -64,8 +63,8 @@ async def steps(count: int = 30) -> None:
 
 
 def test_the_embedded_broker_keeps_to_the_contract_of_groups() -> None:
-    broker: GroupBroker = MemoryBroker()
-    subscription: type[Contract] = Subscription
+    broker: Broker = MemoryBroker()
+    subscription: type[Subscription] = Subscription
     assert broker is not subscription
 
 
@@ -382,7 +381,7 @@ async def test_subscription_that_nobody_reads_stops_fetching() -> None:
 
 
 async def test_limit_that_keeps_a_member_or_group_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.core.group.MEMBERS_MAX", 1)
+    monkeypatch.setattr("heapline.core.groups.group.MEMBERS_MAX", 1)
     monkeypatch.setattr(admin, "GROUPS_MAX", 1)
     async with await world() as hl, hl.subscribe("jobs", group="g", member="m"), asyncio.timeout(5):
         for group, text in (("g", "members of group 'g'"), ("h", "groups of topic 'jobs'")):
@@ -404,5 +403,5 @@ async def test_nothing_is_kept_of_those_who_ack_and_are_no_members() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a subscription believes to be later than it is."""
     ahead = [0.0]
-    monkeypatch.setattr(subscribing, "_now", lambda: asyncio.get_running_loop().time() + ahead[0])
+    monkeypatch.setattr(subscription, "_now", lambda: asyncio.get_running_loop().time() + ahead[0])
     return ahead

@@ -6,9 +6,9 @@ import hashlib
 import hmac
 
 from heapline.server.auth.guard import DirectoryGuard
-from heapline.server.auth.store import AuthStore
+from heapline.server.auth.store import DirectoryStore
 from heapline.testing.clock import FakeClock
-from heapline.testing.disk import FakeDisk
+from tests.simulation.fake_disk import FakeDisk
 
 DIRECTORY = "/data"
 PASSWORD = "correct horse battery"
@@ -63,5 +63,5 @@ class Rig:
         return record.id, secret.reveal()
 
 
-def open_store(disk: FakeDisk) -> AuthStore:
-    return AuthStore(disk, DIRECTORY, FakeClock(), no_pause)
+def open_store(disk: FakeDisk) -> DirectoryStore:
+    return DirectoryStore(disk, DIRECTORY, FakeClock(), no_pause)

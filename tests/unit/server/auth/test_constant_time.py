@@ -6,9 +6,9 @@ import hmac
 
 import pytest
 
-from heapline.errors import ConfirmationNeeded, Unauthenticated
-from heapline.server.auth.confirm import Confirmations
-from heapline.server.auth.principal import LOCAL
+from heapline.contract.errors import ConfirmationNeeded, Unauthenticated
+from heapline.server.auth.principals import LOCAL
+from heapline.server.confirmation import Confirmations
 from heapline.testing.clock import FakeClock
 from tests.unit.server.auth.rig import Rig
 
@@ -43,7 +43,7 @@ async def test_known_key_is_compared_by_its_digest_in_constant_time(compared: li
 
 
 async def test_confirmation_is_compared_in_constant_time(compared: list[bool]) -> None:
-    confirmations = Confirmations(FakeClock())
+    confirmations = Confirmations(FakeClock(), b"secret")
     with pytest.raises(ConfirmationNeeded) as needed:
         confirmations.require(None, LOCAL, "Purge", "jobs")
     token = needed.value.token

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from heapline.errors import BadRequest, Unauthenticated
-from heapline.server.auth import Action, DirectoryGuard, read_admin_key
-from heapline.server.auth.hashing import Argon2id
-from heapline.server.auth.private import PrivateDisk
+from heapline.contract.errors import BadRequest, Unauthenticated
+from heapline.server.auth import DirectoryGuard, Right, read_admin_key
+from heapline.server.auth.passwords import Argon2id
+from heapline.server.auth.private_files import PrivateDisk
 from tests.unit.server.auth.rig import DIRECTORY, CountingHasher, Rig
 
 QUICK = Argon2id(memory_kib=8, passes=1)
@@ -32,7 +32,7 @@ def lax_umask() -> object:
 async def test_first_start_makes_an_admin_key_that_only_its_owner_may_read(tmp_path: Path) -> None:
     guard = DirectoryGuard(tmp_path, hasher=QUICK)
     principal = await guard.authenticate(read_admin_key(tmp_path).reveal())
-    for action in Action:
+    for action in Right:
         guard.check(principal, action, None)
     await guard.close()
     assert {path.name: mode(path) for path in tmp_path.iterdir()} == dict.fromkeys(
@@ -93,7 +93,7 @@ def test_admin_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="chmod 600"):
         read_admin_key(tmp_path)
     (tmp_path / "admin.key").unlink()
-    with pytest.raises(BadRequest, match="no file"):
+    with pytest.raises(BadRequest, match="does not exist"):
         read_admin_key(tmp_path)
 
 

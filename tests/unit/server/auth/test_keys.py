@@ -1,4 +1,4 @@
-"""API keys: recognised, revoked, and never worth an Argon2 too many."""
+"""API keys: recognized, revoked, and never worth an Argon2 too many."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import secrets
 
 import pytest
 
-from heapline.errors import BadRequest, CorruptionError, ResourceExhausted, Unauthenticated
+from heapline.contract.errors import BadRequest, CorruptionError, ResourceExhausted, Unauthenticated
 from heapline.server.auth import keys as keys_module
-from heapline.server.auth.principal import Action, Principal, parse_scope
+from heapline.server.auth.principals import Principal, Right, parse_scope
 from heapline.server.auth.store import FILE
 from tests.unit.server.auth.rig import DIRECTORY, Rig
 
@@ -24,7 +24,7 @@ async def refused(rig: Rig, credential: str | None) -> None:
         await rig.guard.authenticate(credential)
 
 
-async def test_key_is_recognised_bare_and_as_bearer() -> None:
+async def test_key_is_recognized_bare_and_as_bearer() -> None:
     rig = Rig()
     key_id, key = rig.key("orders/*:produce")
     expected = Principal(f"key:{key_id}", (parse_scope("orders/*:produce"),))
@@ -139,7 +139,7 @@ async def test_attack_with_ten_thousand_ids_keeps_memory_bounded(monkeypatch: py
         rig.clock.advance(1)
         await refused(rig, wrong(secrets.token_hex(8)))
     ring = rig.guard._ring
-    assert len(ring._refused) == 20
+    assert len(ring._rejected) == 20
     assert len(ring._prover._throttle._buckets) == 20
 
 
@@ -224,7 +224,7 @@ def test_revoking_again_or_by_the_whole_key_names_the_same_key() -> None:
     first = rig.guard.keys.revoke(key)
     rig.clock.advance(5)
     assert rig.guard.keys.revoke(f"key:{key_id}") == first
-    with pytest.raises(BadRequest, match="no key"):
+    with pytest.raises(BadRequest, match="does not exist"):
         rig.guard.keys.revoke("nothing")
 
 
@@ -307,7 +307,7 @@ async def test_scopes_of_a_key_decide_what_it_may_do() -> None:
     rig = Rig()
     _, key = rig.key("orders/*:produce", "jobs:consume")
     principal = await rig.guard.authenticate(key)
-    assert principal.may(Action.PRODUCE, "orders/new")
-    assert principal.may(Action.CONSUME, "jobs")
-    assert not principal.may(Action.CONSUME, "orders/new")
-    assert not principal.may(Action.ADMIN, "jobs")
+    assert principal.may(Right.PRODUCE, "orders/new")
+    assert principal.may(Right.CONSUME, "jobs")
+    assert not principal.may(Right.CONSUME, "orders/new")
+    assert not principal.may(Right.ADMIN, "jobs")

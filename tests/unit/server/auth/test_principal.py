@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.config import NAME
-from heapline.errors import BadRequest, PermissionDenied
-from heapline.server.auth import Action, Everybody, Principal, Scope, parse_scope
-from heapline.server.auth import principal as principals
+from heapline.contract.config import NAME
+from heapline.contract.errors import BadRequest, PermissionDenied
+from heapline.server.auth import NoAuthGuard, Principal, Right, Scope, parse_scope
+from heapline.server.auth import principals as principals
 
 NAMES = st.text("ab.-_9", min_size=1, max_size=6).filter(NAME.match)
 PATTERNS = st.text("ab.-_9*", min_size=1, max_size=6)
@@ -39,12 +39,12 @@ PATTERNS = st.text("ab.-_9*", min_size=1, max_size=6)
     ],
 )
 def test_pattern_covers(pattern: str, topic: str, covered: bool) -> None:
-    assert Scope(pattern, frozenset(Action)).covers(topic) is covered
+    assert Scope(pattern, frozenset(Right)).covers(topic) is covered
 
 
 @pytest.mark.parametrize(("pattern", "covered"), [("*", True), ("*/*", True), ("default/*", False), ("a*", False)])
 def test_only_a_scope_over_everything_covers_all_topics(pattern: str, covered: bool) -> None:
-    assert Scope(pattern, frozenset(Action)).covers(None) is covered
+    assert Scope(pattern, frozenset(Right)).covers(None) is covered
 
 
 def naive(pattern: str, text: str) -> bool:
@@ -57,15 +57,15 @@ def naive(pattern: str, text: str) -> bool:
 
 @given(PATTERNS, PATTERNS, NAMES, NAMES)
 def test_each_half_of_a_pattern_is_matched_with_its_half_of_the_name(ns: str, name: str, a: str, b: str) -> None:
-    assert Scope(f"{ns}/{name}", frozenset(Action)).covers(f"{a}/{b}") is (naive(ns, a) and naive(name, b))
+    assert Scope(f"{ns}/{name}", frozenset(Right)).covers(f"{a}/{b}") is (naive(ns, a) and naive(name, b))
 
 
 def test_pattern_of_many_stars_is_matched_quickly() -> None:
-    assert not Scope("*a" * 40 + "b", frozenset(Action)).covers("a" * 120)
+    assert not Scope("*a" * 40 + "b", frozenset(Right)).covers("a" * 120)
 
 
-@given(PATTERNS, st.sets(st.sampled_from(list(Action)), min_size=1))
-def test_scope_reads_as_it_is_written(pattern: str, actions: set[Action]) -> None:
+@given(PATTERNS, st.sets(st.sampled_from(list(Right)), min_size=1))
+def test_scope_reads_as_it_is_written(pattern: str, actions: set[Right]) -> None:
     scope = Scope(pattern, frozenset(actions))
     assert parse_scope(str(scope)) == scope
 
@@ -79,26 +79,26 @@ def test_malformed_scope_is_refused(text: str) -> None:
         parse_scope(text)
 
 
-@pytest.mark.parametrize("action", list(Action))
-def test_actions_do_not_include_one_another(action: Action) -> None:
+@pytest.mark.parametrize("action", list(Right))
+def test_actions_do_not_include_one_another(action: Right) -> None:
     principal = Principal("key:1", (Scope("*", frozenset({action})),))
-    assert [other for other in Action if principal.may(other, "jobs")] == [action]
+    assert [other for other in Right if principal.may(other, "jobs")] == [action]
 
 
 def test_permission_denied_names_who_what_and_where() -> None:
     principal = Principal("key:1", (parse_scope("orders/*:produce"),))
-    Everybody().check(principal, Action.PRODUCE, "orders/new")
+    NoAuthGuard().check(principal, Right.PRODUCE, "orders/new")
     with pytest.raises(PermissionDenied) as caught:
-        Everybody().check(principal, Action.CONSUME, "orders/new")
+        NoAuthGuard().check(principal, Right.CONSUME, "orders/new")
     assert caught.value.facts() == {"subject": "key:1", "action": "consume", "topic": "orders/new"}
     with pytest.raises(PermissionDenied, match="all topics"):
-        Everybody().check(principal, Action.PRODUCE, None)
+        NoAuthGuard().check(principal, Right.PRODUCE, None)
 
 
 async def test_everybody_lets_in_whoever_comes() -> None:
-    principal = await Everybody().authenticate(None)
-    Everybody().check(principal, Action.ADMIN, None)
-    assert Everybody().is_valid(principal)
+    principal = await NoAuthGuard().authenticate(None)
+    NoAuthGuard().check(principal, Right.ADMIN, None)
+    assert NoAuthGuard().is_valid(principal)
 
 
 def test_names_that_no_topic_can_have_are_not_remembered() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from heapline.errors import CorruptionError, ResourceExhausted, UnknownFormat
+from heapline.contract.errors import CorruptionError, ResourceExhausted, UnknownFormat
 from heapline.server.auth import store as store_module
 from heapline.server.auth.keys import Keys
-from heapline.server.auth.private import PrivateDisk
-from heapline.server.auth.store import FILE, LOCK_FILE, AuthStore
+from heapline.server.auth.private_files import PrivateDisk
+from heapline.server.auth.store import FILE, LOCK_FILE, DirectoryStore
 from heapline.testing.clock import FakeClock
-from heapline.testing.disk import FakeDisk, PowerCut
+from tests.simulation.fake_disk import FakeDisk, PowerCut
 from tests.unit.server.auth.rig import DIRECTORY, CountingHasher, Rig, new_disk, open_store
 
 SEEDS = 4
@@ -107,7 +107,7 @@ def test_two_writers_never_lose_each_others_change() -> None:
 def test_many_threads_on_a_real_directory_lose_nothing(tmp_path: Path) -> None:
     def work(name: str) -> None:
         # A disk and a store of its own, as another process would have; flock tells them apart by descriptor.
-        keys = Keys(AuthStore(PrivateDisk(), str(tmp_path), FakeClock()), CountingHasher())
+        keys = Keys(DirectoryStore(PrivateDisk(), str(tmp_path), FakeClock()), CountingHasher())
         for n in range(5):
             keys.create(f"{name}-{n}", ["*:consume"])
 
@@ -116,7 +116,7 @@ def test_many_threads_on_a_real_directory_lose_nothing(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    left = AuthStore(PrivateDisk(), str(tmp_path), FakeClock()).file
+    left = DirectoryStore(PrivateDisk(), str(tmp_path), FakeClock()).file
     assert sorted(record.name for record in left.keys.values()) == sorted(
         f"{a}-{b}" for a in range(4) for b in range(5)
     )
@@ -126,7 +126,7 @@ def test_writer_waits_for_the_lock_and_gives_up_with_an_error(monkeypatch: pytes
     monkeypatch.setattr(store_module, "LOCK_TRIES", 3)
     disk, pauses = new_disk(), []
     lock = disk.lock(f"{DIRECTORY}/{LOCK_FILE}")
-    store = AuthStore(disk, DIRECTORY, FakeClock(), pauses.append)
+    store = DirectoryStore(disk, DIRECTORY, FakeClock(), pauses.append)
     with pytest.raises(ResourceExhausted, match="another process holds"):
         Keys(store, CountingHasher()).create("a", ["*:consume"])
     assert len(pauses) == 3
@@ -137,7 +137,7 @@ def test_writer_waits_for_the_lock_and_gives_up_with_an_error(monkeypatch: pytes
 def test_store_follows_the_file_at_most_once_a_second() -> None:
     disk, clock = new_disk(), FakeClock()
     keys_of(disk).create("a", ["*:consume"])
-    store = AuthStore(disk, DIRECTORY, clock)
+    store = DirectoryStore(disk, DIRECTORY, clock)
     reads: list[str] = []
     disk.on_step = lambda operation, path: reads.append(path) if operation == "open" else None
     for _ in range(1000):

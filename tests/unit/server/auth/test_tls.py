@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 
 from heapline.clock import SystemClock
-from heapline.errors import BadRequest
+from heapline.contract.errors import BadRequest
 from heapline.server.auth.dev_certs import FILES, make_dev_certs
 from heapline.server.auth.tls import TlsFiles, client_context, load_pem, ssl_context
 
@@ -123,7 +123,7 @@ def test_key_that_others_can_read_is_refused(strangers: Path) -> None:
 
 
 def test_files_that_do_not_fit_together_are_told(certs: Path, strangers: Path) -> None:
-    with pytest.raises(BadRequest, match="cannot be used"):
+    with pytest.raises(BadRequest, match="cannot use the TLS files"):
         load_pem(TlsFiles(certificate=certs / "server.crt", key=strangers / "server.key"))
-    with pytest.raises(BadRequest, match="cannot be used"):
+    with pytest.raises(BadRequest, match="cannot use the TLS files"):
         load_pem(TlsFiles(certificate=certs / "absent.crt", key=certs / "server.key"))

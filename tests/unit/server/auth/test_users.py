@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.errors import BadRequest, ResourceExhausted, Unauthenticated
+from heapline.contract.errors import BadRequest, ResourceExhausted, Unauthenticated
 from heapline.server.auth import users as users_module
-from heapline.server.auth.principal import Principal, parse_scope
+from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import Secret
 from tests.unit.server.auth.rig import PASSWORD, Rig
 
@@ -216,7 +216,7 @@ def test_short_password_same_user_twice_and_no_scopes_are_refused() -> None:
         rig.guard.users.add("ADA@example.org", Secret(PASSWORD), ["*:admin"])
     with pytest.raises(BadRequest, match="scope"):
         rig.guard.users.add("b@example.org", Secret(PASSWORD), [])
-    with pytest.raises(BadRequest, match="no user"):
+    with pytest.raises(BadRequest, match="does not exist"):
         rig.guard.users.disable("b@example.org")
     assert [user.email for user in rig.guard.users.list()] == [EMAIL]
 

@@ -26,10 +26,19 @@ __all__ = ["DjangoStore", "enqueue", "enqueue_call"]
 
 
 def enqueue(
-    topic: str, payload: bytes, *, using: str | None = None, priority: int = 0, key: str | None = None,
-    delay: float | None = None, deliver_at: datetime | None = None, headers: Mapping[str, str] | None = None,
-    ttl: float | None = None, max_retries: int | None = None, fairness_key: str | None = None,
-) -> int:  # fmt: skip
+    topic: str,
+    payload: bytes,
+    *,
+    using: str | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    delay: float | None = None,
+    deliver_at: datetime | None = None,
+    headers: Mapping[str, str] | None = None,
+    ttl: float | None = None,
+    max_retries: int | None = None,
+    fairness_key: str | None = None,
+) -> int:
     """Write a message in the transaction that is open on this database, and return its row's id.
 
     `using` names the database if it is not the default one: the one that the rest of the transaction is on. A `delay`
@@ -38,9 +47,17 @@ def enqueue(
     from heapline.client.outbox.django.models import OutboxMessage
 
     row = new_row(
-        topic, payload, priority=priority, key=key, delay=delay, deliver_at=deliver_at, headers=headers, ttl=ttl,
-        max_retries=max_retries, fairness_key=fairness_key,
-    )  # fmt: skip
+        topic,
+        payload,
+        priority=priority,
+        key=key,
+        delay=delay,
+        deliver_at=deliver_at,
+        headers=headers,
+        ttl=ttl,
+        max_retries=max_retries,
+        fairness_key=fairness_key,
+    )
     return int(OutboxMessage.objects.using(using).create(**row).pk)
 
 

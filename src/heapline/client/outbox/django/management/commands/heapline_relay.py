@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from heapline.client.outbox.django.store import DjangoStore
-from heapline.client.outbox.serving import serve
-from heapline.errors import HeaplineError
+from heapline.client.outbox.relay_service import serve
+from heapline.contract.errors import HeaplineError
 
 
 class Command(BaseCommand):
@@ -27,10 +27,13 @@ class Command(BaseCommand):
         try:
             relayed = asyncio.run(
                 serve(
-                    DjangoStore(options["using"]), to=options["to"], data=options["data"],
-                    key_file=options["key_file"], once=options["once"],
+                    DjangoStore(options["using"]),
+                    to=options["to"],
+                    data=options["data"],
+                    key_file=options["key_file"],
+                    once=options["once"],
                 )
-            )  # fmt: skip
+            )
         except HeaplineError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
         self.stdout.write(f"{relayed} messages relayed")

@@ -1,0 +1,61 @@
+"""Await operations with a deadline and without losing a cancellation.
+
+Before Python 3.12, `asyncio.wait_for` forgets a cancellation that arrives together with the answer, and so do libraries
+that catch it. The cancelled task would run forever, and so would any task that waits for its end: a worker whose
+session was lost would never begin another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from heapline.assign.errors import ConnectionLost
+
+T = TypeVar("T")
+
+
+async def honor_cancellation(awaitable: Awaitable[T]) -> T:
+    """Await an operation of another library without losing a cancellation.
+
+    If this task was cancelled meanwhile, raise CancelledError, whatever the operation returned.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        return await awaitable
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+async def within(seconds: float, operation: Awaitable[T]) -> T:
+    """Run a store operation with a deadline. After the deadline its outcome is unknown."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await honor_cancellation(operation)
+    except TimeoutError:
+        raise ConnectionLost(f"no answer within {seconds:g} s") from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise ConnectionLost("the operation was cancelled internally") from None
+
+
+def is_cancelled() -> bool:
+    """Return whether this task itself is being cancelled.
+
+    Otherwise a CancelledError came from the awaited operation, such as a cancelled task or a closed connection, and
+    must not end this task silently.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, at most this many seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()

@@ -1,0 +1,281 @@
+"""`heapline keys`, `heapline users` and `heapline certs`: credentials of a data directory.
+
+Keys and users are changed in the directory itself, even while a server runs on it. The server notices a change within
+a second, and every change is written to the audit log. The secret of a key is printed once, alone on stdout, and is
+stored nowhere. A password is typed at the terminal or read from a file, because the shell's history and the process
+list show arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from heapline.cli.error_help import not_a_directory
+from heapline.cli.main import CommandGroup
+from heapline.cli.output import JsonOption, Output, bold, make_console, timestamp
+from heapline.cli.units import option
+from heapline.clock import SystemClock
+from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.server.audit import AuditLog
+from heapline.server.auth.dev_certs import make_dev_certs
+from heapline.server.auth.keys import Keys
+from heapline.server.auth.passwords import Argon2id
+from heapline.server.auth.private_files import PrivateDisk, refuse_readable_by_others
+from heapline.server.auth.secret import Secret
+from heapline.server.auth.store import DirectoryStore, UserRecord
+from heapline.server.auth.users import Users
+
+DATA = Path("data")
+SCOPE_HELP = "PATTERN:ACTIONS; repeatable. * matches any part of a name; actions are produce, consume, admin."
+DataOption = Annotated[Path, option("--data -d", "Data directory of the server.", envvar="HEAPLINE_DATA")]
+ScopeOption = Annotated[list[str], option("--scope -s", SCOPE_HELP)]
+EmailArgument = Annotated[str, typer.Argument(help="Email address of the user (case-insensitive).")]
+PasswordFileOption = Annotated[
+    Path | None, option("--password-file", "Read the password from this file (mode 0600), or from stdin with -.")
+]
+
+keys_app = CommandGroup(
+    """Create, list and revoke API keys. A key's scopes say which topics it may produce to, consume from or administer.
+
+    Example:  [cyan]heapline keys create --name billing --scope "orders/*:produce"[/cyan]
+
+    A server that runs on the same directory notices every change within a second.
+    """
+)
+users_app = CommandGroup(
+    """Manage users, who log in with email and password. A login returns a short-lived token.
+
+    Example:  [cyan]heapline users add ada@example.org --scope "*:admin"[/cyan]
+
+    Any change to a user revokes that user's tokens.
+    """
+)
+certs_app = CommandGroup(
+    """Create certificates for TLS and mTLS.
+
+    Example:  [cyan]heapline certs dev certs[/cyan]
+    """
+)
+
+
+class AuthFiles:
+    """The keys, users and audit log of a data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        clock, hasher = SystemClock(), Argon2id()
+        store = DirectoryStore(PrivateDisk(), str(directory), clock)
+        self.keys, self.users = Keys(store, hasher), Users(store, hasher)
+        self._audit = AuditLog(str(directory), clock)
+
+    @contextmanager
+    def audited(self, call: str, about: str = "") -> Iterator[Callable[[str], None]]:
+        """Write the outcome to the audit log. Yield a function that sets the key or user the call is about."""
+        names = [about]
+        outcome = "ok"
+        try:
+            yield names.append
+        except HeaplineError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._audit.write("local", call, about=names[-1], outcome=outcome)
+
+
+def open_auth(directory: Path) -> AuthFiles:
+    if not directory.is_dir():
+        raise BadRequest(f"{not_a_directory(directory)}; set --data to the server's data directory")
+    return AuthFiles(directory)
+
+
+def _fields(*names: str) -> Callable[[object], dict[str, object]]:
+    """Return a function that picks the fields of a record that --json prints; hashes are not among them."""
+    return lambda record: {name: getattr(record, name) for name in names}
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@keys_app.command("create")
+def create_key_command(
+    name: Annotated[str, option("--name -n", "Purpose of the key, shown in lists.")],
+    scope: ScopeOption,
+    data: DataOption = DATA,
+) -> None:
+    """Create a key and print its secret once. It cannot be printed again, because only its hash is stored.
+
+    Example:  [cyan]heapline keys create --name worker --scope "orders/*:consume" --scope "jobs:produce,consume"[/cyan]
+
+    Write it to a file:  [cyan](umask 077; heapline keys create -n worker -s "jobs:consume" > worker.key)[/cyan]
+    """
+    auth = open_auth(data)
+    with auth.audited("keys.create") as about:
+        record, secret = auth.keys.create(name, scope)
+        about(record.id)
+    make_console(stderr=True).print(f"created key {bold(record.id)}; its secret is shown only this time:")
+    typer.echo(secret.reveal())
+
+
+@keys_app.command("list")
+def list_keys_command(data: DataOption = DATA, as_json: JsonOption = False) -> None:
+    """List all keys, their scopes, and when each was last used (to the minute).
+
+    Example:  [cyan]heapline keys list --data data[/cyan]
+    """
+    Output(as_json).table(
+        open_auth(data).keys.list(),
+        ("id", "name", "scopes", "created", "last used", "state"),
+        lambda key: (
+            key.id,
+            escape(key.name),
+            "\n".join(key.scopes),
+            timestamp(key.created_at),
+            "never" if key.last_used_at is None else timestamp(key.last_used_at),
+            _state(key.revoked_at, "revoked"),
+        ),
+        title="API keys",
+        empty="there are no keys",
+        json=_fields("id", "name", "scopes", "created_at", "last_used_at", "revoked_at"),
+    )
+
+
+@keys_app.command("revoke")
+def revoke_key_command(
+    key_id: Annotated[str, typer.Argument(help="Id of the key, as `list` shows it.")], data: DataOption = DATA
+) -> None:
+    """Revoke a key permanently, and end its open streams. Revoking it again changes nothing.
+
+    Example:  [cyan]heapline keys revoke 9f86d081884c7d65[/cyan]
+    """
+    auth = open_auth(data)
+    with auth.audited("keys.revoke") as about:
+        record = auth.keys.revoke(key_id)
+        about(record.id)
+    make_console().print(f"revoked key {bold(record.id)} ({escape(record.name)})")
+
+
+# -- users -------------------------------------------------------------------------------------------------------------
+
+
+@users_app.command("add")
+def add_user_command(
+    email: EmailArgument, scope: ScopeOption, data: DataOption = DATA, password_file: PasswordFileOption = None
+) -> None:
+    """Add a user. Asks for the password.
+
+    Example:  [cyan]heapline users add ada@example.org --scope "orders/*:produce,consume"[/cyan]
+    """
+    password = _password(password_file, open_auth(data))
+    _change("users.add", data, email, lambda users: users.add(email, password, scope), "added user {}")
+
+
+@users_app.command("list")
+def list_users_command(data: DataOption = DATA, as_json: JsonOption = False) -> None:
+    """List all users with their scopes.
+
+    Example:  [cyan]heapline users list --data data[/cyan]
+    """
+    Output(as_json).table(
+        open_auth(data).users.list(),
+        ("email", "scopes", "created", "state"),
+        lambda user: (
+            escape(user.email),
+            "\n".join(user.scopes),
+            timestamp(user.created_at),
+            _state(user.disabled_at, "disabled"),
+        ),
+        title="Users",
+        empty="there are no users",
+        json=_fields("email", "scopes", "created_at", "disabled_at"),
+    )
+
+
+@users_app.command("disable")
+def disable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
+    """Disable a user, and revoke the user's tokens immediately.
+
+    Example:  [cyan]heapline users disable ada@example.org[/cyan]
+    """
+    _change("users.disable", data, email, lambda users: users.disable(email), "disabled user {}")
+
+
+@users_app.command("enable")
+def enable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
+    """Enable a disabled user.
+
+    Example:  [cyan]heapline users enable ada@example.org[/cyan]
+    """
+    _change("users.enable", data, email, lambda users: users.enable(email), "enabled user {}")
+
+
+@users_app.command("password")
+def password_command(email: EmailArgument, data: DataOption = DATA, password_file: PasswordFileOption = None) -> None:
+    """Change the password of a user. Asks for it.
+
+    Example:  [cyan]heapline users password ada@example.org[/cyan]
+    """
+    password = _password(password_file, open_auth(data))
+    _change("users.password", data, email, lambda users: users.set_password(email, password), "changed password of {}")
+
+
+@users_app.command("scopes")
+def scopes_command(email: EmailArgument, scope: ScopeOption, data: DataOption = DATA) -> None:
+    """Replace the scopes of a user.
+
+    Example:  [cyan]heapline users scopes ada@example.org --scope "orders/*:consume"[/cyan]
+    """
+    _change("users.scopes", data, email, lambda users: users.set_scopes(email, scope), "changed scopes of {}")
+
+
+def _change(call: str, data: Path, email: str, change: Callable[[Users], UserRecord], outcome: str) -> None:
+    auth = open_auth(data)
+    with auth.audited(call, email):
+        record = change(auth.users)
+    make_console().print(outcome.format(bold(record.email)))
+
+
+def _password(source: Path | None, auth: AuthFiles) -> Secret:
+    """Return the password. `auth` proves that the data directory exists before anybody types."""
+    if source is None:
+        return Secret(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    if str(source) == "-":
+        return Secret(sys.stdin.readline().rstrip("\r\n"))
+    refuse_readable_by_others(str(source))
+    try:
+        return Secret(source.read_text(encoding="utf-8").rstrip("\r\n"))
+    except UnicodeDecodeError:
+        raise BadRequest(f"{str(source)!r} is not text") from None
+
+
+def _state(ended_at: int | None, state: str) -> str:
+    return "[green]valid[/green]" if ended_at is None else f"[red]{state} {timestamp(ended_at)}[/red]"
+
+
+# -- certificates ------------------------------------------------------------------------------------------------------
+
+
+@certs_app.callback()
+def certs() -> None:
+    """Keep `dev` a subcommand, although it is the only one."""
+
+
+@certs_app.command("dev")
+def dev_command(
+    directory: Annotated[Path, typer.Argument(help="Target directory; created if it does not exist.")],
+    host: Annotated[list[str] | None, option("--host", "Additional name or address of the server; repeatable.")] = None,
+) -> None:
+    """Create a development CA, and a server and a client certificate signed by it (mode 0600, valid for a year).
+
+    Valid for localhost, 127.0.0.1 and ::1. The CA's own key is not stored, so it cannot sign more certificates.
+
+    Example:  [cyan]heapline certs dev certs --host queue.internal[/cyan]
+    """
+    console = make_console()
+    for path in make_dev_certs(directory, SystemClock().wall_ms(), host or ()):
+        console.print(escape(str(path)))

@@ -1,0 +1,216 @@
+"""`heapline journal verify|repair|dump|stats PATH`: check, inspect and repair the files of a data directory.
+
+Verify, dump and stats may run beside an engine that has the directory open. Repair takes the directory's lock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from heapline.cli.journal.check import (
+    CATALOG_ADVICE,
+    Finding,
+    Verdict,
+    plan_repair,
+    show_verdicts,
+    verdict_json,
+    verify_topic,
+)
+from heapline.cli.journal.contents import row_line, rows, show_stats, stats_json, topic_stats
+from heapline.cli.journal.topic_files import DataDirectory, TopicFiles, counting, find_topics, segment_sizes
+from heapline.cli.main import CommandGroup
+from heapline.cli.output import JsonOption, YesOption, json_line, make_console, print_json, progress_bar, some
+from heapline.cli.units import option
+from heapline.contract.errors import BadRequest
+from heapline.core.events import KIND_NAMES
+from heapline.journal import Disk, RealDisk, repair
+
+T = TypeVar("T")
+PathArgument = Annotated[
+    Path, typer.Argument(help="Data directory (all its topics), or the directory of one topic.", show_default=False)
+]
+TopicOption = Annotated[str | None, option("--topic -t", "Only this topic.")]
+
+app = CommandGroup(
+    """Check, inspect and repair the files of a data directory.
+
+    Example:  [cyan]heapline journal verify data[/cyan]
+
+    All commands except [bold]repair[/bold] only read, and may run while a server uses the directory.
+    """
+)
+
+
+@app.command("verify")
+def verify_command(
+    path: PathArgument,
+    topic: TopicOption = None,
+    as_json: JsonOption = False,
+    replay: Annotated[
+        bool, option("--replay/--no-replay", "Also rebuild each topic in memory, as opening it would do.")
+    ] = True,
+) -> None:
+    """Check every segment, unit, record, snapshot, index and watermark, and the catalog.
+
+    Exit code 1 if there is damage. Each finding names the file and the byte, and says what to do.
+
+    Example:  [cyan]heapline journal verify data --topic jobs[/cyan]
+    """
+    directory = find_topics(path, topic)
+    verdicts = _with_progress(directory, "checking", lambda disk, files, _: _verify(disk, directory, files, replay))
+    catalog: list[Finding] = []
+    if directory.catalog_damage:
+        catalog.append(Finding(directory.catalog_path, 0, directory.catalog_damage, CATALOG_ADVICE))
+    if as_json:
+        for finding in catalog:
+            print_json({"topic": None, "ok": False, "findings": [finding]})
+        for verdict in verdicts:
+            print_json(verdict_json(verdict))
+    else:
+        show_verdicts(make_console(), directory, catalog, verdicts)
+    if catalog or any(verdict.findings for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _verify(disk: Disk, directory: DataDirectory, files: TopicFiles, replay: bool) -> Verdict:
+    """Verify a topic. Verify it again if an engine opened the directory meanwhile and so changed the files."""
+    running = directory.is_open()
+    verdict = verify_topic(disk, files, running=running, replay=replay)
+    if verdict.findings and not running and directory.is_open():
+        verdict = verify_topic(disk, files, running=True, replay=replay)
+    return verdict
+
+
+@app.command("stats")
+def stats_command(path: PathArgument, topic: TopicOption = None, as_json: JsonOption = False) -> None:
+    """Show what the journals contain: segments, bytes, live share, events by kind, times, snapshots.
+
+    Example:  [cyan]heapline journal stats data --json[/cyan]
+    """
+    directory = find_topics(path, topic)
+    _check_catalog(directory)
+    console = make_console()
+    for stats in _with_progress(directory, "reading", lambda disk, files, run: topic_stats(disk, files, running=run)):
+        if as_json:
+            print_json(stats_json(stats))
+        else:
+            show_stats(console, stats)
+
+
+@app.command("dump")
+def dump_command(
+    path: PathArgument,
+    topic: TopicOption = None,
+    partition: Annotated[int | None, option("--partition", "Only this partition.", min=0)] = None,
+    start: Annotated[int, option("--start", "First offset.", min=0)] = 0,
+    end: Annotated[int | None, option("--end", "Offset to stop before.", min=0)] = None,
+    limit: Annotated[int | None, option("--limit", "Maximum number of rows.", min=1)] = None,
+    kind: Annotated[list[str] | None, option("--kind", "Only events of this kind; repeatable.")] = None,
+    as_json: JsonOption = False,
+    payloads: Annotated[bool, option("--payloads", "Include payloads, in base64.")] = False,
+) -> None:
+    """Print the events of a journal, one line per message and event: partition:offset, time, kind, message.
+
+    Example:  [cyan]heapline journal dump data --topic jobs --kind enqueued --limit 20[/cyan]
+    """
+    unknown = set(kind or ()) - set(KIND_NAMES.values())
+    if unknown:
+        raise BadRequest(f"unknown kind {some(sorted(unknown))}; use {', '.join(KIND_NAMES.values())}")
+    directory = find_topics(path, topic)
+    _check_catalog(directory)
+    if len(directory.topics) != 1:
+        names = some([files.topic for files in directory.topics], 20) or "no topics"
+        raise BadRequest(f"choose one topic with --topic; this directory contains {names}")
+    chosen = rows(
+        RealDisk(),
+        directory.topics[0],
+        running=directory.is_open(),
+        partition=partition,
+        start=start,
+        end=end,
+        kinds=frozenset(kind or ()),
+        payloads=payloads,
+    )
+    write, line = sys.stdout.write, json_line if as_json else row_line
+    try:
+        for row in islice(chosen, limit):
+            write(line(row) + "\n")
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of the pipe, such as head, has ended
+
+
+@app.command("repair")
+def repair_command(path: PathArgument, topic: TopicOption = None, yes: YesOption = False) -> None:
+    """Cut a damaged journal at its first damaged unit, so that the topic can be served again.
+
+    Shows first what would be lost, and asks. The cut part is copied to damaged/ in the topic's directory. A journal
+    that can be opened is never cut. Exit code 1 if a topic stays damaged.
+
+    Example:  [cyan]heapline journal repair data --topic jobs[/cyan]
+    """
+    directory = find_topics(path, topic)
+    console, disk = make_console(), RealDisk()
+    lock = disk.lock(directory.lock_path)
+    try:
+        _check_catalog(directory)
+        results = [_repair(console, disk, files, yes) for files in directory.topics]
+    finally:
+        lock.release()
+    if not all(results):
+        raise typer.Exit(1)
+
+
+def _repair(console: Console, disk: Disk, files: TopicFiles, yes: bool) -> bool:
+    """Return whether the topic is undamaged afterwards."""
+    plan = plan_repair(disk, files)
+    console.print(f"[bold]{escape(files.topic)}[/bold]")
+    if plan.report.ok:
+        console.print("  [green]no damage, nothing to repair[/green]")
+        return True
+    for damage in plan.report.damage[:10]:
+        console.print(f"  [red]{escape(damage.path)} at byte {damage.offset}: {escape(damage.detail)}[/red]")
+    if plan.refusal:
+        console.print(f"  [yellow]nothing was cut: {escape(plan.refusal)}[/yellow]")
+        return False
+    console.print(plan.table())
+    if not yes and not typer.confirm("  Cut the journal there?"):
+        console.print("  nothing was changed")
+        return False
+    report = repair(disk, files.folder)
+    if not report.repaired:
+        console.print(f"  [red]nothing was cut: {escape(report.refused)}[/red]")
+        return False
+    console.print(f"  [green]cut from unit {report.cut_from_unit} on[/green]; the cut part is in:")
+    for kept in report.set_aside:
+        console.print(f"    {escape(kept)}")
+    after = verify_topic(disk, files, running=False)
+    for finding in after.findings:
+        console.print(f"  [red]{escape(str(finding))}[/red]")
+    return not after.findings
+
+
+def _check_catalog(directory: DataDirectory) -> None:
+    if directory.catalog_damage and not directory.topics:
+        raise BadRequest(directory.catalog_damage)
+
+
+def _with_progress(directory: DataDirectory, verb: str, read: Callable[[Disk, TopicFiles, bool], T]) -> list[T]:
+    """Read each topic, with a progress bar over the bytes of all topics."""
+    disk = RealDisk()
+    total = sum(sum(segment_sizes(disk, files.folder).values()) for files in directory.topics)
+    running = directory.is_open()
+    results = []
+    with progress_bar(make_console(stderr=True), unit="bytes") as bar:
+        task = bar.add_task(verb, total=total)
+        for files in directory.topics:
+            bar.update(task, description=f"{verb} {files.topic}")
+            results.append(read(counting(disk, lambda n: bar.advance(task, n)), files, running))
+    return results

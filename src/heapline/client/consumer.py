@@ -1,0 +1,420 @@
+"""`async for message in consume(broker, "jobs")`: messages as they become ready, for as long as someone iterates.
+
+Over gRPC they arrive on a PopStream, from other brokers by pops that wait. Few are prefetched: a prefetched message is
+leased, so a more urgent one that is enqueued later waits behind it. Leases are extended while a message waits here and
+while it is processed: until it is acked, nacked, released or buried, or the program no longer holds it. On close,
+messages that were not started are returned immediately.
+
+If a connection breaks, messages that have arrived stay valid, and a new stream is opened, however long that takes.
+Errors that are not transient (a revoked key, a deleted topic) end the iteration.
+
+Several coroutines may iterate over one `Consumer`; each message goes to one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, TypeVar, overload
+
+from heapline.client.backoff import log, pauses
+from heapline.client.transports.transport import closed
+from heapline.contract.broker import Broker
+from heapline.contract.columns import unpack
+from heapline.contract.errors import BadRequest, HeaplineError, LeaseLost, PermissionDenied, UnavailableError
+from heapline.contract.leases import Pop
+from heapline.contract.message import Message
+
+M = TypeVar("M", bound=Message)
+PREFETCH = 1
+PREFETCH_MAX = 100_000
+POP_WAIT = 20.0  # seconds that one pop waits, for brokers without streams
+CLOSE_SECONDS = 2.0  # for messages that the server has already sent
+EXTEND_BATCH = 1000
+CROWD = 32  # coroutines that iterate or process, per prefetched message; with more of them prefetching does not help
+VISIBILITY = 30.0  # seconds, for a topic whose settings the caller may not read
+
+
+@overload
+def consume(
+    broker: Broker, topic: str, *, prefetch: int = PREFETCH, visibility: float | None = None, holder: str | None = None
+) -> Consumer[Message]: ...
+
+
+@overload
+def consume(
+    broker: Broker,
+    topic: str,
+    *,
+    prefetch: int = PREFETCH,
+    visibility: float | None = None,
+    holder: str | None = None,
+    bind: Callable[[Message], M],
+) -> Consumer[M]: ...
+
+
+def consume(
+    broker: Broker,
+    topic: str,
+    *,
+    prefetch: int = PREFETCH,
+    visibility: float | None = None,
+    holder: str | None = None,
+    bind: Callable[[Message], Any] | None = None,
+) -> Consumer[Any]:
+    """Consume the messages of a topic, from any broker.
+
+    `prefetch` counts messages that wait here beside those being processed. `visibility` is in seconds; it defaults to
+    the topic's setting, and leases are renewed automatically. Close the consumer to return prefetched messages
+    immediately: `async with consume(…) as messages`. `bind` replaces each message by an object that acts elsewhere.
+    """
+    if type(prefetch) is not int or not 0 <= prefetch <= PREFETCH_MAX:
+        raise BadRequest(f"prefetch must be an integer from 0 to {PREFETCH_MAX}, got {prefetch!r}")
+    return Consumer(Prefetcher(broker, Pop(topic, visibility=visibility, holder=holder), prefetch, bind))
+
+
+class Consumer(Generic[M]):
+    """Iterate over it. When the program no longer holds it, for example after a `break`, its prefetcher is closed."""
+
+    def __init__(self, prefetcher: Prefetcher) -> None:
+        self.prefetcher = prefetcher
+        weakref.finalize(self, prefetcher.abandon).atexit = False
+
+    def __aiter__(self) -> Consumer[M]:
+        return self
+
+    async def __anext__(self) -> M:
+        message = await self.prefetcher.next()
+        if message is None:
+            raise StopAsyncIteration
+        return message  # type: ignore[return-value]
+
+    @contextlib.asynccontextmanager
+    async def item(self) -> AsyncIterator[M]:
+        """The next message, for one block: `async with consumer.item() as message: …`.
+
+        Nacks the message if the block raises. Releases it if the block ends, or is cancelled, without having settled
+        it. Raises Closed when the consumer is closed.
+        """
+        message = await self.prefetcher.next()
+        if message is None:
+            raise closed("consumer")
+        try:
+            yield message  # type: ignore[misc]
+        except Exception as error:
+            with contextlib.suppress(HeaplineError):  # the block's error matters more; the lease ends by itself
+                await self.prefetcher.settle(message, failure=f"{type(error).__name__}: {error}"[:REASON_MAX])
+            raise
+        except BaseException:  # cancelled: the message did not fail
+            with contextlib.suppress(HeaplineError):
+                await self.prefetcher.settle(message)
+            raise
+        await self.prefetcher.settle(message)
+
+    async def __aenter__(self) -> Consumer[M]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Release messages that were not started, and end the iteration. Stop extending the others."""
+        await self.prefetcher.close()
+
+
+REASON_MAX = 1000  # characters of an error that a nack reports
+
+
+class _Lease:
+    """A message that waits here or is being processed. Held weakly, so the lease of a forgotten one expires."""
+
+    __slots__ = ("good_until", "message")
+
+    def __init__(self, message: Message, good_until: float) -> None:
+        self.message = weakref.ref(message)
+        self.good_until = good_until  # in the loop's time
+
+
+class Prefetcher:
+    """Fetches, keeps and extends messages. They act through it, so it learns when they are settled."""
+
+    def __init__(self, broker: Broker, pop: Pop, prefetch: int, bind: Callable[[Message], Any] | None = None) -> None:
+        self._broker, self._pop, self._prefetch, self._bind = broker, pop, prefetch, bind
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seconds = pop.visibility or VISIBILITY  # that a lease lasts
+        self._here: deque[Message] = deque()
+        self._leases: dict[int, _Lease] = {}
+        self._askers: deque[asyncio.Future[None]] = deque()
+        self._granted = 0  # messages that the server may send and has not sent yet
+        self._wanted = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._error: Exception | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending: asyncio.Task[None] | None = None
+
+    # -- handing out -----------------------------------------------------------------------------------------------
+
+    async def next(self) -> Message | None:
+        """Return the next message, or None when the consumer is closed."""
+        while not self._closing.is_set():
+            if self._loop is None:
+                self._begin()
+            message = self._take()
+            if message is not None:
+                return message
+            if self._error is not None:
+                raise copy.copy(self._error) if isinstance(self._error, HeaplineError) else self._error
+            await self._change()
+        return None
+
+    def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [asyncio.ensure_future(self._fetch()), asyncio.ensure_future(self._keep_extending())]
+
+    def _take(self) -> Message | None:
+        while self._here:
+            message = self._here.popleft()
+            self._wanted.set()
+            lease = self._lease_of(message)
+            if lease is not None and lease.good_until > self._now():
+                return message
+            self.done(message)  # its lease ended while it waited, so another consumer may have it
+        return None
+
+    def _lease_of(self, message: Message) -> _Lease | None:
+        """Return the lease of this very delivery: a message may have been lost and delivered here again."""
+        lease = self._leases.get(message.id)
+        return lease if lease is not None and lease.message() is message else None
+
+    async def _change(self) -> None:
+        """Wait until there may be a message or an error, or the consumer is closed."""
+        assert self._loop is not None
+        asker = self._loop.create_future()
+        self._askers.append(asker)
+        self._wanted.set()
+        try:
+            await asker
+        except asyncio.CancelledError:
+            if asker.done() and not asker.cancelled():
+                self._wake(1)  # it was woken for a message, which it leaves to another
+            else:
+                with contextlib.suppress(ValueError):  # _wake removes those that it wakes
+                    self._askers.remove(asker)
+            raise
+
+    def _wake(self, count: int) -> None:
+        while self._askers and count:
+            asker = self._askers.popleft()
+            if not asker.done():
+                asker.set_result(None)
+                count -= 1
+
+    def _now(self) -> float:
+        assert self._loop is not None
+        return self._loop.time()
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        tries, has_failed = pauses(), False
+        while not self._closing.is_set():
+            try:
+                if self._pop.visibility is None:
+                    self._seconds = await self._visibility_of_topic()
+                async for messages in self._messages():
+                    if has_failed:
+                        log.info("consumer reconnected", topic=self._pop.topic)
+                    tries, has_failed = pauses(), False
+                    self._arrived(messages)
+            except UnavailableError as error:
+                if not has_failed:
+                    log.warning("consumer disconnected; will retry", topic=self._pop.topic, error=str(error))
+                has_failed = True
+            except Exception as error:  # including a bug here: those who wait must not wait forever
+                self._error = error
+                break
+            self._granted = 0
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), next(tries))
+        self._wake(len(self._askers))
+
+    async def _visibility_of_topic(self) -> float:
+        try:
+            return (await self._broker.get_topic(self._pop.topic)).config.visibility_default
+        except PermissionDenied:
+            return VISIBILITY
+
+    def _messages(self) -> AsyncIterator[list[Message]]:
+        stream: Any = getattr(self._broker, "pop_stream", None)
+        if stream is None:
+            return self._by_pops()
+        found: AsyncIterator[list[Message]] = stream(
+            self._pop.topic, self._credits(), visibility=self._pop.visibility, holder=self._pop.holder
+        )
+        return found
+
+    async def _by_pops(self) -> AsyncIterator[list[Message]]:
+        pop = self._pop
+        async for count in self._credits():
+            popping = asyncio.ensure_future(
+                self._broker.pop(pop.topic, count, visibility=pop.visibility, wait=POP_WAIT, holder=pop.holder)
+            )
+            closing = asyncio.ensure_future(self._closing.wait())
+            try:
+                await asyncio.wait({popping, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if popping.done():
+                    yield popping.result()
+            finally:
+                closing.cancel()
+                popping.cancel()
+            self._granted = 0
+
+    async def _credits(self) -> AsyncIterator[int]:
+        while not self._closing.is_set():
+            self._wanted.clear()
+            count = self._ahead() + len(self._askers) - len(self._here) - self._granted
+            if count > 0:
+                self._granted += count
+                yield count
+            else:
+                await self._wanted.wait()
+
+    def _ahead(self) -> int:
+        """How many messages to fetch that no coroutine waits for.
+
+        None for many coroutines: a message that arrives before the others would be taken, acked and followed by the
+        next one in calls of its own, forever.
+        """
+        crowd = len(self._leases) + len(self._askers)
+        return self._prefetch if self._prefetch * CROWD >= crowd else 0
+
+    def _arrived(self, messages: list[Message]) -> None:
+        good_until = self._now() + self._seconds
+        if self._bind is not None:
+            messages = list(map(self._bind, messages))
+        for message in messages:
+            if self._bind is None:
+                message._broker = self  # type: ignore[assignment]
+            self._leases[message.id] = _Lease(message, good_until)
+        self._here.extend(messages)
+        self._granted -= len(messages)
+        self._wake(len(messages))
+
+    # -- extending -------------------------------------------------------------------------------------------------
+
+    async def _keep_extending(self) -> None:
+        """Renew each lease when a third of it has passed, so that two more tries remain if one fails."""
+        while True:
+            await asyncio.sleep(self._seconds / 6)
+            for id in [id for id, lease in self._leases.items() if lease.message() is None]:
+                del self._leases[id]
+            soon = self._now() + self._seconds * 2 / 3
+            due = [lease for lease in list(self._leases.values()) if lease.good_until <= soon]
+            for start in range(0, len(due), EXTEND_BATCH):
+                with contextlib.suppress(HeaplineError):  # they stay due
+                    await self._extend(due[start : start + EXTEND_BATCH])
+
+    async def _extend(self, leases: list[_Lease]) -> None:
+        messages = [m for lease in leases if (m := lease.message()) is not None and self._lease_of(m) is lease]
+        good_until = self._now() + self._seconds
+        lost: set[int] = set()
+        try:
+            async with asyncio.timeout(self._seconds / 3):
+                await self._broker.extend(messages, self._seconds)
+        except TimeoutError:
+            return
+        except LeaseLost as error:
+            lost = set(error.lost)
+        for message in messages:
+            lease = self._lease_of(message)
+            if message.id in lost:
+                self.done(message)
+            elif lease is not None:
+                lease.good_until = max(lease.good_until, good_until)
+
+    # -- calls of messages -----------------------------------------------------------------------------------------
+
+    def done(self, message: Message) -> None:
+        """Stop extending its lease."""
+        if self._lease_of(message) is not None:
+            del self._leases[message.id]
+
+    def settled(self, command: Any) -> None:
+        """Stop extending leases that this command, which was made through the broker, settles."""
+        if not self._leases:
+            return
+        for id, token in zip(unpack(command.leases.ids), unpack(command.leases.tokens), strict=True):
+            lease = self._leases.get(id)
+            message = None if lease is None else lease.message()
+            if message is not None and message.token == token and message.topic == command.topic:
+                del self._leases[id]
+
+    async def settle(self, message: Message, failure: str | None = None) -> None:
+        """Nack a message that failed, or release it, unless it is settled or lost."""
+        if self._lease_of(message) is None:
+            return
+        if failure is None:
+            await self.release(message)
+        else:
+            await self.nack(message, reason=failure)
+
+    async def ack(self, message: Message) -> None:
+        self.done(message)
+        await self._broker.ack(message)
+
+    async def nack(self, message: Message, *, backoff: float | None = None, reason: str | None = None) -> None:
+        self.done(message)
+        await self._broker.nack(message, backoff=backoff, reason=reason)
+
+    async def release(self, message: Message) -> None:
+        self.done(message)
+        await self._broker.release(message)
+
+    async def bury(self, message: Message, *, reason: str | None = None) -> None:
+        self.done(message)
+        await self._broker.bury(message, reason=reason)
+
+    async def extend(self, message: Message, seconds: float) -> None:
+        await self._broker.extend(message, seconds)
+        lease = self._lease_of(message)
+        if lease is not None:
+            lease.good_until = max(lease.good_until, self._now() + seconds)
+
+    # -- closing ---------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Close in the background: the program no longer holds the consumer, so it cannot wait for the end."""
+        if self._loop is not None and not self._closing.is_set() and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is being closed
+                self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.ensure_future(self.close())))
+
+    async def close(self) -> None:
+        """Close, even if the caller is cancelled meanwhile, so that no message stays leased."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            self._closing.set()  # its loop has ended, with everything that it held
+            return
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        self._closing.set()
+        self._wanted.set()
+        self._wake(len(self._askers))
+        if not self._tasks:
+            return
+        fetching, extending = self._tasks[:2]
+        await asyncio.wait({fetching}, timeout=CLOSE_SECONDS)  # messages already sent still arrive
+        for task in (fetching, extending):
+            task.cancel()
+        await asyncio.wait({fetching, extending})
+        unstarted = list(self._here)
+        self._here.clear()
+        self._leases.clear()
+        if unstarted:
+            with contextlib.suppress(HeaplineError):  # their leases end by themselves
+                await self._broker.release(unstarted)

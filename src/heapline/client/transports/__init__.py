@@ -1,0 +1,1 @@
+"""Brokers on other machines, over one connection each: one call here is one request there."""

@@ -1,0 +1,122 @@
+"""The base of transports: a broker that answers each command with one request over a connection.
+
+A transport repeats nothing and joins nothing; the wrappers do that. Three commands take more than one request: a call
+that destroys is repeated with the confirmation token of its refusal, because a program that calls `purge` has decided
+already; a batch over 16 MB that is not atomic is sent in pieces; and a pop that is cancelled returns its leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from heapline.client import message_rows
+from heapline.client.lease_return import LeaseReturn
+from heapline.contract.broker import Broker
+from heapline.contract.call import Command
+from heapline.contract.context import HERE, Context
+from heapline.contract.errors import Closed, ConfirmationNeeded
+from heapline.contract.groups import GroupFetch
+from heapline.contract.leases import Pop
+from heapline.contract.messages import EnqueueBatch, EnqueuedBatch
+
+R = TypeVar("R")
+BATCH_BYTES = 16 << 20  # of payloads in one request; larger batches that need not be atomic are sent in pieces
+
+
+class PopStream(msgspec.Struct, frozen=True):
+    """Messages as they become ready, one per credit. Ends when the credits end. Its items are `Leased`."""
+
+    start: Pop
+    credits: AsyncIterator[int]
+
+
+class RowStream(msgspec.Struct, frozen=True):
+    """Rows for a member of a group, one per credit. Its items are `FetchedRows`."""
+
+    open: GroupFetch
+    credits: AsyncIterator[int]
+
+
+class Transport(Broker):
+    """Use it with `async with`."""
+
+    def __init__(self) -> None:
+        self._name, self._pops = secrets.token_hex(8), count(1)
+        self._leases = LeaseReturn(self.do)
+
+    async def __aenter__(self) -> Self:
+        self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def open(self) -> None:
+        """Be ready for calls. Connects when the first call is made."""
+        raise NotImplementedError
+
+    async def _request(self, command: Command[R], context: Context) -> R:
+        """Make one request."""
+        raise NotImplementedError
+
+    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+        kind: Any = type(command)
+        if kind is EnqueueBatch:
+            return self._enqueue(command, context)  # type: ignore[arg-type,return-value]
+        if kind is Pop and command.request_id is None:  # type: ignore[attr-defined]
+            return self._pop(command, context)  # type: ignore[arg-type]
+        if kind.facts.destroys:
+            return self._confirm(command, context)
+        return self._request(command, context)
+
+    async def _confirm(self, command: Command[R], context: Context) -> R:
+        try:
+            return await self._request(command, context)
+        except ConfirmationNeeded as needed:
+            if context.confirmation is not None:
+                raise
+            context = replace(context, confirmation=needed.token)
+        return await self._request(command, context)
+
+    async def _enqueue(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
+        messages = command.messages
+        if command.atomic or len(messages) < 2 or message_rows.size(messages) <= BATCH_BYTES:
+            return await self._request(command, context)
+        half = len(messages) // 2
+        parts = message_rows.part(messages, 0, half), message_rows.part(messages, half, len(messages))
+        first = await self._enqueue(replace(command, messages=parts[0]), context)
+        return message_rows.join_results([first, await self._enqueue(replace(command, messages=parts[1]), context)])
+
+    async def _pop(self, command: Pop, context: Context) -> Any:
+        """Give the pop a request id, so that its leases can be found if it is cancelled."""
+        command = replace(command, request_id=f"{self._name}-{next(self._pops)}")
+        try:
+            return await self._request(command, context)
+        except asyncio.CancelledError:
+            self._leases.abandon(command)
+            raise
+
+
+def closed(what: str = "client") -> Closed:
+    """The error of a call on a client, or a part of one, that is closed."""
+    error = Closed()
+    advice = "; use it inside `with` or `async with`, or connect again" if what == "client" else ""
+    error.args = (f"this {what} is closed{advice}",)
+    return error
+
+
+def seconds_left(context: Context, default: float | None) -> float | None:
+    """Seconds until a context's deadline."""
+    if context.deadline is None:
+        return default
+    return max(0.0, context.deadline - asyncio.get_running_loop().time())

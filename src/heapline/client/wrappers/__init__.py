@@ -1,0 +1,1 @@
+"""Wrappers around a transport, each a `do` over another `do`: Coalescing, Idempotent, Traced, Retrying."""

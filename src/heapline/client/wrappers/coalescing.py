@@ -1,0 +1,153 @@
+"""Join single enqueues, small atomic batches and single acks of many coroutines into few calls.
+
+Each topic has one lane (lanes.py) per kind. A call with a deadline of its own is not joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from heapline.client import message_rows
+from heapline.client.backoff import IN_DOUBT, UNSENT, deadline_exceeded
+from heapline.client.wrappers.idempotent import Idempotent
+from heapline.client.wrappers.lanes import Batcher, Lane, Pacer, Pending, reject, resolve
+from heapline.contract.call import Command, Feed
+from heapline.contract.config import canonical_topic
+from heapline.contract.context import HERE, Context
+from heapline.contract.leases import Ack, LeaseKeys, Settled
+from heapline.contract.messages import Enqueue, EnqueueBatch, pack_messages
+from heapline.contract.results import enqueued
+
+R = TypeVar("R")
+JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a larger batch is sent alone
+Send = Callable[[list[Pending]], Awaitable[None]]
+Own = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class Coalescing:
+    """Needs an Idempotent below it: batches that were joined and refused are sent again under their numbers.
+
+    `own` runs a task in the background; `deadline` is in seconds.
+    """
+
+    def __init__(self, inner: Idempotent, own: Own, deadline: float) -> None:
+        self._inner, self._own, self._deadline = inner, own, deadline
+        self._loop = asyncio.get_running_loop()
+        self._pacers: defaultdict[str, Pacer] = defaultdict(Pacer)
+        self._lanes: dict[tuple[Any, str], Lane] = {}  # by command and topic, as callers spell it
+
+    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+        kind = type(command)
+        if context is HERE:
+            if kind is Enqueue:
+                if command.producer_id is None:  # type: ignore[attr-defined]
+                    return self._enqueue(command)
+            elif kind is EnqueueBatch:
+                if _can_join(command):
+                    return self._enqueue_batch(command)
+            elif kind is Ack and command.leases.ids.nbytes == 8:  # type: ignore[attr-defined]
+                return self._lane(Ack, command.topic).put(command.leases, self._until())  # type: ignore[attr-defined]
+        return self._inner.do(command, context)
+
+    def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
+        return self._inner.stream(feed, context)
+
+    def end(self, error: Exception) -> None:
+        """Send nothing more; waiting callers raise `error`."""
+        for lane in self._lanes.values():
+            lane.end(error)
+
+    def _until(self) -> float:
+        return self._loop.time() + self._deadline
+
+    def _enqueue(self, command: Any) -> asyncio.Future[Any]:
+        if command.headers:  # a copy, because the caller may change them while the call waits
+            command = replace(command, headers=dict(command.headers))
+        return self._lane(Enqueue, command.topic).put(command, self._until(), len(command.payload))
+
+    def _enqueue_batch(self, command: Any) -> asyncio.Future[Any]:
+        messages = command.messages
+        lane = self._lane(EnqueueBatch, command.topic)
+        return lane.put(messages, self._until(), message_rows.size(messages), len(messages))
+
+    # -- lanes -----------------------------------------------------------------------------------------------------
+
+    def _lane(self, kind: type[Any], topic: str) -> Lane:
+        lane = self._lanes.get((kind, topic))
+        if lane is None:
+            name = canonical_topic(topic)
+            lane = self._lanes.get((kind, name)) or self._new_lane(kind, name)
+            self._lanes[kind, name] = self._lanes[kind, topic] = lane
+        return lane
+
+    def _new_lane(self, kind: type[Any], topic: str) -> Lane:
+        def deadline_error(is_sent: bool) -> Exception:
+            rpc = "Ack" if kind is Ack else "EnqueueBatch"
+            return deadline_exceeded(rpc, self._deadline, IN_DOUBT if is_sent else UNSENT)
+
+        if kind is EnqueueBatch:
+            return Lane(Batcher(), self._send_batches(topic), self._own, deadline_error, width=2)
+        pacer = self._pacers[topic]
+        if kind is Enqueue:
+            return Lane(Batcher(), self._send_enqueues(topic), self._own, deadline_error, pacer=pacer)
+        # The result names lost leases by message, so two leases of one message go in different batches.
+        batcher = Batcher(distinct_by=lambda leases: bytes(leases.ids))
+        return Lane(batcher, self._send_acks(topic), self._own, deadline_error, pacer=pacer)
+
+    def _send_enqueues(self, topic: str) -> Send:
+        async def send(batch: list[Pending]) -> None:
+            messages = pack_messages([pending.call for pending in batch])
+            result = await self._inner.do(EnqueueBatch(topic, messages, False), _context(batch))
+            for pending, row in zip(batch, enqueued(result), strict=True):
+                if row.error is None:
+                    resolve(pending, row)
+                else:
+                    reject(pending, row.error)
+
+        return send
+
+    def _send_batches(self, topic: str) -> Send:
+        """All of several batches are enqueued, or, if that is refused, each by itself."""
+
+        async def send(batch: list[Pending]) -> None:
+            if len(batch) == 1:
+                resolve(batch[0], await self._inner.do(EnqueueBatch(topic, batch[0].call), _context(batch)))
+                return
+            results = await self._inner.enqueue_each(topic, [pending.call for pending in batch], _context(batch))
+            for pending, result in zip(batch, results, strict=True):
+                if isinstance(result, Exception):
+                    reject(pending, result)
+                else:
+                    resolve(pending, result)
+
+        return send
+
+    def _send_acks(self, topic: str) -> Send:
+        async def send(batch: list[Pending]) -> None:
+            ids = b"".join(pending.call.ids for pending in batch)
+            tokens = b"".join(pending.call.tokens for pending in batch)
+            leases = LeaseKeys(memoryview(ids), memoryview(tokens))
+            settled = await self._inner.do(Ack(topic, leases), _context(batch))
+            lost = set(settled.lost)
+            for pending, id in zip(batch, memoryview(ids).cast("q"), strict=True):
+                resolve(pending, Settled([id]) if id in lost else _ACKED)
+
+        return send
+
+
+_ACKED = Settled()
+
+
+def _can_join(command: Any) -> bool:
+    if not command.atomic or command.producer_id is not None:
+        return False
+    return 0 < len(command.messages) <= JOINED_MAX and message_rows.size(command.messages) <= JOINED_BYTES_MAX
+
+
+def _context(batch: list[Pending]) -> Context:
+    return Context(deadline=max([pending.until for pending in batch]))

@@ -1,0 +1,237 @@
+"""Number every enqueue under a producer of the client's own, so that a repeat is recognized and counts once.
+
+The producer's name is random, so its first epoch is used by no one else and begins with its first message; no call
+opens it. The server forgets it some time after its last message. Each number is used for one call, and is closed when
+that call ends, whatever its outcome. Messages that the caller numbers (`producer=…`) pass through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar, cast
+
+from msgspec.structs import replace
+
+from heapline.client import message_rows
+from heapline.client.backoff import pauses
+from heapline.client.transports.transport import BATCH_BYTES
+from heapline.contract.call import Command, Feed
+from heapline.contract.columns import pack
+from heapline.contract.config import PASSING, canonical_topic
+from heapline.contract.context import HERE, Context
+from heapline.contract.errors import (
+    ConflictError,
+    HeaplineError,
+    IdempotencyConflict,
+    RequestError,
+    ResourceExhausted,
+    StaleEpoch,
+    StaleSequence,
+)
+from heapline.contract.message import Enqueued
+from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages, pack_messages
+from heapline.contract.producer import Line, in_doubt
+from heapline.contract.results import enqueued
+
+R = TypeVar("R")
+EPOCH = 1
+
+
+class Idempotent:
+    """`deadline` is in seconds, for calls that have none."""
+
+    def __init__(self, inner: Any, deadline: float) -> None:
+        self._inner, self._deadline = inner, deadline
+        self._producers: dict[str, _Producer] = {}
+
+    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+        kind: Any = type(command)
+        if kind is EnqueueBatch and command.producer_id is None and command.messages.payloads:  # type: ignore[attr-defined]
+            return self._batch(command, context)  # type: ignore[arg-type,return-value]
+        if kind is Enqueue and command.producer_id is None:  # type: ignore[attr-defined]
+            return self._single(command, context)  # type: ignore[arg-type,return-value]
+        return self._inner.do(command, context)  # type: ignore[no-any-return]
+
+    def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
+        return self._inner.stream(feed, context)  # type: ignore[no-any-return]
+
+    def enqueue_each(
+        self, topic: str, batches: Sequence[NewMessages], context: Context
+    ) -> Awaitable[list[EnqueuedBatch | Exception]]:
+        """Enqueue batches in one call, each of them all or none, and return the outcome of each."""
+        return self._producer(topic).enqueue_each(batches, self._with_deadline(context))
+
+    def _batch(self, command: EnqueueBatch, context: Context) -> Awaitable[EnqueuedBatch]:
+        producer = self._producer(command.topic)
+        return producer.enqueue(command.messages, command.atomic, self._with_deadline(context))
+
+    async def _single(self, command: Enqueue, context: Context) -> Enqueued:
+        messages = pack_messages([command])  # type: ignore[list-item]  # it has the fields of an Outgoing
+        result = await self._producer(command.topic).enqueue(messages, False, self._with_deadline(context))
+        (row,) = enqueued(result)
+        if row.error is not None:
+            raise row.error
+        return row
+
+    def _with_deadline(self, context: Context) -> Context:
+        if context.deadline is not None:
+            return context
+        return replace(context, deadline=asyncio.get_running_loop().time() + self._deadline)
+
+    def _producer(self, topic: str) -> _Producer:
+        name = canonical_topic(topic)
+        if name not in self._producers:
+            self._producers[name] = _Producer(name, self._inner)
+        return self._producers[name]
+
+
+class _Producer:
+    """The client's numbers on one topic."""
+
+    def __init__(self, topic: str, inner: Any) -> None:
+        self._topic, self._inner = topic, inner
+        self._rename()
+
+    def _rename(self) -> None:
+        self._name = f"{PASSING}{secrets.token_hex(8)}"
+        self._line = Line(EPOCH)
+
+    async def enqueue(
+        self, messages: NewMessages, atomic: bool, context: Context, *, is_renamed: bool = False
+    ) -> EnqueuedBatch:
+        """Enqueue messages, and repeat until their outcome is known or the deadline has passed."""
+        count = len(messages)
+        if not atomic and count > 1 and message_rows.size(messages) > BATCH_BYTES:
+            half = count // 2
+            first = await self._enqueue_part(message_rows.part(messages, 0, half), context)
+            return message_rows.join_results(
+                [first, await self._enqueue_part(message_rows.part(messages, half, count), context)]
+            )
+        name, line = self._name, self._line
+        answered_below = line.answered_below
+        first_seq = line.take(count)
+        try:
+            command = self._numbered(messages, first_seq, atomic, answered_below)
+            result = await self._until_known(command, context)
+        except HeaplineError as error:
+            if is_renamed or error.repeated or not _is_taken(error, has_key=False):
+                raise
+            result = message_rows.failed(count, error)
+        finally:
+            line.answered(first_seq)
+        result = _without_own_duplicates(messages, result)
+        return result if is_renamed else await self._enqueue_taken(messages, result, atomic, context, name)
+
+    async def _enqueue_part(self, messages: NewMessages, context: Context) -> EnqueuedBatch:
+        """Enqueue a part of a batch. Its error belongs to its own rows, because other parts may have succeeded."""
+        try:
+            return await self.enqueue(messages, False, context)
+        except HeaplineError as error:
+            return message_rows.failed(len(messages), copy.copy(error))
+
+    async def enqueue_each(self, batches: Sequence[NewMessages], context: Context) -> list[EnqueuedBatch | Exception]:
+        """Enqueue batches in one call, each of them all or none. If the call is refused, send each by itself.
+
+        If the refused call was repeated, an earlier try may still be executed. Then each batch is sent under the
+        numbers that it has, so that none is duplicated and none gets the error of another.
+        """
+        line, sizes = self._line, list(map(len, batches))
+        answered_below = line.answered_below
+        first_seq = line.take(sum(sizes))
+        try:
+            messages = message_rows.join(batches)
+            command = self._numbered(messages, first_seq, True, answered_below)
+            result = _without_own_duplicates(messages, await self._until_known(command, context))
+            return list(message_rows.cut_result(result, sizes))
+        except (RequestError, ConflictError, ResourceExhausted) as error:
+            if not error.repeated:
+                return await _gather(self.enqueue(batch, True, context) for batch in batches)
+            starts = accumulate(sizes, initial=first_seq)
+            commands = [
+                replace(command, messages=_with_seqs(batch, start))
+                for batch, start in zip(batches, starts, strict=False)
+            ]
+            return await _gather(self._enqueue_again(c, context) for c in commands)
+        finally:
+            line.answered(first_seq)
+
+    async def _enqueue_again(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
+        return _without_own_duplicates(command.messages, await self._until_known(command, context))
+
+    def _numbered(self, messages: NewMessages, first_seq: int, atomic: bool, answered_below: int) -> EnqueueBatch:
+        return EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, self._name, EPOCH, answered_below)
+
+    async def _until_known(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
+        """Send a numbered batch until no row's outcome is in doubt. Errors say whether they may be of a repeat."""
+        assert context.deadline is not None
+        loop, is_repeated = asyncio.get_running_loop(), False
+        for pause in pauses():
+            try:
+                result: EnqueuedBatch = await self._inner.do(command, context)
+            except HeaplineError as error:
+                error.repeated = error.repeated or is_repeated
+                raise
+            if result.errors is None:
+                return result
+            if not any(in_doubt(e.error) for e in result.errors) or loop.time() + pause >= context.deadline:
+                for row in result.errors:
+                    row.error.repeated = row.error.repeated or is_repeated
+                return result
+            is_repeated = True
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable: pauses never end")
+
+    async def _enqueue_taken(
+        self, messages: NewMessages, result: EnqueuedBatch, atomic: bool, context: Context, name: str
+    ) -> EnqueuedBatch:
+        """Enqueue again, under a new name, rows whose numbers another process has used.
+
+        That process is a copy of this one, restored from an image. The rows were not enqueued if they were sent once.
+        """
+        if result.errors is None or any(e.error.repeated for e in result.errors):
+            return result
+        keys = messages.idempotency_keys
+        rows = [e.row for e in result.errors if _is_taken(e.error, keys is not None and keys[e.row] is not None)]
+        if not rows:
+            return result
+        if self._name == name:
+            self._rename()
+        again = await self.enqueue(message_rows.pick(messages, rows), atomic, context, is_renamed=True)
+        return message_rows.replace_results(result, rows, again)
+
+
+def _with_seqs(messages: NewMessages, first_seq: int) -> NewMessages:
+    return replace(messages, seqs=pack(range(first_seq, first_seq + len(messages))))
+
+
+def _without_own_duplicates(messages: NewMessages, result: EnqueuedBatch) -> EnqueuedBatch:
+    """Clear the mark of duplicates by number: an earlier try of this very call enqueued them.
+
+    A message with an idempotency key may be a duplicate of another call's, so it keeps the mark.
+    """
+    if result.duplicates is None:
+        return result
+    keys = messages.idempotency_keys
+    if keys is None:
+        return replace(result, duplicates=None)
+    kept = bytes(d and k is not None for d, k in zip(bytes(result.duplicates), keys, strict=True))
+    return replace(result, duplicates=memoryview(kept) if any(kept) else None)
+
+
+async def _gather(calls: Iterable[Awaitable[EnqueuedBatch]]) -> list[EnqueuedBatch | Exception]:
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException) and not isinstance(one, Exception):
+            raise one
+    return cast("list[EnqueuedBatch | Exception]", found)
+
+
+def _is_taken(error: Exception, has_key: bool) -> bool:
+    """Whether the error says that another process has used the number."""
+    if isinstance(error, IdempotencyConflict):
+        return error.identity.startswith("sequence ") and not has_key
+    return isinstance(error, StaleEpoch | StaleSequence)

@@ -1,0 +1,109 @@
+"""A span around each call, whose W3C trace context goes with the request.
+
+Only for programs that use OpenTelemetry: until a tracer provider is set, a call costs one lookup. Attributes are names
+and numbers, never payloads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from heapline.contract.call import Command, Feed
+from heapline.contract.columns import Columns
+from heapline.contract.context import HERE, Context
+from heapline.contract.ids import PARTITION_BITS, SEQUENCE_BITS, to_ulid
+
+R = TypeVar("R")
+
+
+class Traced:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+        found = _provider()
+        if found is None:
+            return self._inner.do(command, context)  # type: ignore[no-any-return]
+        return self._do(found, command, context)
+
+    async def _do(self, found: tuple[Any, Any], command: Command[R], context: Context) -> R:
+        api, provider = found
+        tracer = provider.get_tracer("heapline.client")
+        span = tracer.start_span(
+            f"client {type(command).facts.rpc}", kind=api.SpanKind.CLIENT, attributes=request_attributes(command)
+        )
+        try:
+            result: R = await self._inner.do(command, replace(context, trace=_traceparent(api, span)))
+            span.set_attributes(result_attributes(result))
+            return result
+        except BaseException as error:
+            span.set_status(api.Status(api.StatusCode.ERROR, type(error).__name__))  # its text may quote the request
+            raise
+        finally:
+            span.end()
+
+    def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
+        """A feed has no span of its own, because it may last for days. The caller's context goes with it."""
+        found = _provider()
+        if found is not None:
+            context = replace(context, trace=_traceparent(found[0], found[0].get_current_span()))
+        return self._inner.stream(feed, context)  # type: ignore[no-any-return]
+
+
+def request_attributes(command: Any) -> dict[str, Any]:
+    """Topic, count of messages, producer and first message id, as far as a command has them."""
+    attributes: dict[str, Any] = {}
+    if isinstance(topic := getattr(command, "topic", None), str):
+        attributes["topic"] = topic
+    if isinstance(producer := getattr(command, "producer_id", None), str):
+        attributes["producer_id"] = producer
+    if isinstance(columns := getattr(command, "messages", None), Columns):
+        attributes["messages"] = len(columns)
+    elif (leases := getattr(command, "leases", None)) is not None:
+        attributes["messages"] = len(leases)
+        attributes |= _first(leases.ids, None)
+    return attributes
+
+
+def result_attributes(result: Any) -> dict[str, Any]:
+    """Count of messages, first message id and its partition, as far as a result has them."""
+    suffix = getattr(result, "id_suffix", None)
+    if (ids := getattr(result, "ids", None)) is not None:
+        return _first(ids, suffix)
+    if isinstance(messages := getattr(result, "messages", None), Columns):
+        return {"messages": len(messages)} | _first(messages.ids, suffix)  # type: ignore[attr-defined]
+    if isinstance(id := getattr(result, "id", None), int):
+        return _of_id(id, suffix)
+    return {}
+
+
+def _first(ids: memoryview, suffix: int | None) -> dict[str, Any]:
+    return _of_id(ids.cast("B").cast("q")[0], suffix) if ids.nbytes else {}
+
+
+def _of_id(id: int, suffix: int | None) -> dict[str, Any]:
+    """The ULID of an id, or its digits if the topic's id suffix is not known, and its partition."""
+    if id <= 0:  # a row with an error
+        return {}
+    partition = id >> SEQUENCE_BITS & ((1 << PARTITION_BITS) - 1)
+    return {"message_id": str(id) if suffix is None else to_ulid(id, suffix), "partition": partition}
+
+
+def _traceparent(api: Any, span: Any) -> str | None:
+    found = span.get_span_context()
+    if not found.is_valid:
+        return None
+    return f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+
+
+def _provider() -> tuple[Any, Any] | None:
+    """OpenTelemetry's API and its tracer provider; None if this program does not trace."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    provider = api.get_tracer_provider()
+    return None if isinstance(provider, api.ProxyTracerProvider) else (api, provider)

@@ -1,0 +1,1 @@
+"""The contract: what every broker can do, and nothing about how."""

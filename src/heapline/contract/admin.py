@@ -1,0 +1,167 @@
+"""Administration: what a broker is and can do; API keys and users, which a server handles before its broker."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from heapline.contract.call import Access, Command, Repeat, Right, call
+from heapline.contract.errors import BadRequest
+
+EVERYWHERE = (Access(Right.ADMIN, ""),)
+Scopes = Annotated[list[str], Meta(min_length=1, max_length=100)]
+Password = Annotated[str, Meta(extra={"wanted": "secret a string"})]  # an error must not repeat it
+
+
+class Description(Struct, frozen=True, omit_defaults=True):
+    """What a broker is."""
+
+    broker: str  # "log", "sql", …
+    version: str
+    features: list[str]
+    settings: dict[str, Any] = {}
+
+
+@call(id=0x90, rpc="Describe", http="GET /v1/describe", route="system")
+class Describe(Command[Description]):
+    """Return the broker's features, settings and version."""
+
+
+class KeyInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An API key without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    last_used_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class KeyList(Struct, frozen=True):
+    keys: list[KeyInfo]
+
+
+class OneKey(Struct, frozen=True):
+    key: KeyInfo
+
+
+class NewKey(Struct, frozen=True):
+    key: KeyInfo
+    secret: Annotated[str, Meta(description="the whole key; it appears in this answer and nowhere else")]
+
+
+@call(id=0xA0, rpc="ListKeys", http="GET /v1/keys", needs=EVERYWHERE, feature="auth", route="system")
+class ListKeys(Command[KeyList]):
+    """List API keys."""
+
+
+@call(
+    id=0xA1,
+    rpc="CreateKey",
+    http="POST /v1/keys",
+    needs=EVERYWHERE,
+    repeat=Repeat.ONCE,
+    feature="auth",
+    route="system",
+    audit=("name",),
+    status=201,
+)
+class CreateKey(Command[NewKey]):
+    """Create an API key with at most the caller's own rights."""
+
+    name: str
+    scopes: Scopes
+
+
+@call(
+    id=0xA2,
+    rpc="RevokeKey",
+    http="DELETE /v1/keys/{key_id}",
+    needs=EVERYWHERE,
+    feature="auth",
+    route="system",
+    audit=("key_id",),
+)
+class RevokeKey(Command[OneKey]):
+    """Revoke an API key. Calls and streams that use it end."""
+
+    key_id: str
+
+
+class UserInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    email: str
+    scopes: list[str]
+    created_at: datetime
+    disabled_at: datetime | None = None
+
+
+class UserList(Struct, frozen=True):
+    users: list[UserInfo]
+
+
+class OneUser(Struct, frozen=True):
+    user: UserInfo
+
+
+@call(id=0xA3, rpc="ListUsers", http="GET /v1/users", needs=EVERYWHERE, feature="auth", route="system")
+class ListUsers(Command[UserList]):
+    """List users."""
+
+
+@call(
+    id=0xA4,
+    rpc="CreateUser",
+    http="POST /v1/users",
+    needs=EVERYWHERE,
+    repeat=Repeat.ONCE,
+    feature="auth",
+    route="system",
+    audit=("email",),
+    status=201,
+)
+class CreateUser(Command[OneUser]):
+    """Add a user with at most the caller's own rights."""
+
+    email: str
+    password: Password
+    scopes: Scopes
+
+
+@call(
+    id=0xA5,
+    rpc="UpdateUser",
+    http="PATCH /v1/users/{email}",
+    needs=EVERYWHERE,
+    feature="auth",
+    route="system",
+    audit=("email",),
+)
+class UpdateUser(Command[OneUser]):
+    """Change a user. Any change revokes that user's tokens."""
+
+    email: str
+    password: Password | None = None
+    scopes: Scopes | None = None
+    disabled: bool | None = None
+
+    def validate(self) -> None:
+        if self.password is None and self.scopes is None and self.disabled is None:
+            raise BadRequest("nothing to change; give password, scopes or disabled")
+
+
+@call(
+    id=0xA6,
+    rpc="DisableUser",
+    http="DELETE /v1/users/{email}",
+    needs=EVERYWHERE,
+    feature="auth",
+    route="system",
+    audit=("email",),
+)
+class DisableUser(Command[OneUser]):
+    """Disable a user. Their tokens and streams end."""
+
+    email: str

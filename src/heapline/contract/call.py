@@ -1,0 +1,126 @@
+"""Calls as values: every call is a frozen struct, registered with the facts that the rest of the system reads.
+
+A `Command` has one answer, a `Feed` has many. What a call needs to know about itself (its number and name on each
+interface, the right it requires, whether it may be repeated) is declared once, here, and never listed anywhere else.
+Checks on construction come from the fields' types and bounds (check.py); a check that needs a topic's settings belongs
+to the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args
+
+from msgspec import Struct
+
+from heapline.contract.check import compile_check
+
+R = TypeVar("R")
+K = TypeVar("K", bound="type[Call[Any]]")
+
+
+class Right(Enum):
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    ADMIN = "admin"
+
+
+class Repeat(Enum):
+    """Whether a client may send a call again when its answer was lost."""
+
+    SAFE = "safe"  # as often as needed; the last try counts
+    KEYED = "keyed"  # carries a sequence or request id, so it counts once
+    SETTLES = "settles"  # acts on a lease or a state; the client reconciles what a doubtful repeat reports
+    ONCE = "once"  # never again once it may have reached the server
+
+
+class Access(Struct, frozen=True):
+    """One right that a call needs."""
+
+    right: Right | None  # None: any right at all
+    on: str = "topic"  # the field that names the topic; "shares.topic" for each row of a list; "" for all topics
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """Everything that interfaces, gate, router and wrappers need to know about a call."""
+
+    id: int  # on the native wire; never reused
+    rpc: str  # on gRPC, in metrics, spans and the audit log
+    http: str | None = None  # "POST /v1/heaps/{topic}:pause"; fields that are not in the path are in body or query
+    needs: tuple[Access, ...] = ()
+    rows: Access | None = None  # rows of the answer without this right are left out
+    lookup: str | None = None  # rpc of the call whose answer, for the same arguments, has the fields named in `needs`
+    repeat: Repeat = Repeat.SAFE
+    feature: str = "queue"
+    route: Literal["topic", "batch", "schedule", "replay", "sink", "system", "all"] = "topic"  # who answers it
+    merge: Literal["pages", "sum"] | None = None  # how the answers of several shards become one; with route "all"
+    waits: bool = False  # may wait long for something to happen
+    leases: bool = False  # the answer grants leases, which must go back if nobody receives it
+    destroys: bool = False  # cannot be undone, so it needs a confirmation
+    audit: tuple[str, ...] | None = None  # the fields that its audit line shows; None: no line
+    status: int = 200  # of a successful HTTP response
+
+
+@dataclass_transform(frozen_default=True)
+class Call(Struct, Generic[R], frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    facts: ClassVar[Facts]
+    result: ClassVar[Any]
+    _check: ClassVar[Callable[[Any], None]]
+
+    def __post_init__(self) -> None:
+        self._check()
+
+
+class Command(Call[R], Generic[R]):
+    """A call with one answer."""
+
+
+class Feed(Call[R], Generic[R]):
+    """A call with many answers, within credits."""
+
+
+#: Every call by its number, and by its rpc name.
+CALLS: dict[int, type[Call[Any]]] = {}
+BY_RPC: dict[str, type[Call[Any]]] = {}
+
+
+def call(*, needs: Right | tuple[Access, ...] | None = None, **facts: Any) -> Callable[[K], K]:
+    """Register a call. `needs=Right.X` means that right on the command's topic."""
+    if isinstance(needs, Right):
+        needs = (Access(needs),)
+
+    def register(kind: K) -> K:
+        kind.facts = Facts(needs=needs or (), **facts)
+        kind.result = get_args(kind.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        kind._check = _check_later(kind)
+        if CALLS.setdefault(kind.facts.id, kind) is not kind or BY_RPC.setdefault(kind.facts.rpc, kind) is not kind:
+            raise TypeError(
+                f"{kind.__name__} has the id {kind.facts.id:#x} or the name {kind.facts.rpc} of another call"
+            )
+        return kind
+
+    return register
+
+
+def _check_later(kind: type[Call[Any]]) -> Callable[[Any], None]:
+    """Compile the check when the first command of its kind is made: at import it would cost 1 ms for each."""
+
+    def check(command: Any) -> None:
+        kind._check = compile_check(kind)
+        kind._check(command)
+
+    return check
+
+
+class Count(Struct, frozen=True):
+    """How many messages, rows or parts a call was about."""
+
+    count: int
+
+
+class Page(Struct, Generic[R], frozen=True, omit_defaults=True):
+    """A part of a list. `cursor` is opaque; pass it to the next call. It is absent on the last page."""
+
+    items: list[R]
+    cursor: str | None = None

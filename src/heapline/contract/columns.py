@@ -1,0 +1,133 @@
+"""Columns: how a batch of messages is held in a command or a result.
+
+A column of numbers is packed: a memoryview of little-endian numbers, one per row. A column of texts or payloads is a
+list, because msgspec creates its objects in C and no payload pins the chunk that it arrived in. A column that no row
+uses is absent.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import repeat, starmap
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from heapline.contract.errors import BadRequest
+
+assert sys.byteorder == "little", "packed columns are little-endian, and are read and written in place"
+
+NO_ROWS = memoryview(b"")
+INT64, FLOAT64, UINT8, UINT16 = "q", "d", "B", "H"
+
+
+class Packed(NamedTuple):
+    """How a column of numbers is packed."""
+
+    form: str  # of `array`
+    none: Any = None  # the number that stands for None
+
+
+class Columns(Struct, frozen=True, omit_defaults=True):
+    """Base of column structs. `row` is the struct of one message; `names` gives the row's field of each column."""
+
+    row: ClassVar[type[Any]]
+    packed: ClassVar[dict[str, Packed]]
+    names: ClassVar[dict[str, str]]
+    first: ClassVar[str]  # the column that every batch has
+
+    def __len__(self) -> int:
+        column = getattr(self, self.first)
+        return column.nbytes // 8 if self.first in self.packed else len(column)
+
+
+def pack(values: Iterable[Any], form: str = INT64) -> memoryview:
+    try:
+        return memoryview(array(form, values)).cast("B")
+    except (OverflowError, TypeError, ValueError) as error:
+        raise BadRequest(f"a column of numbers cannot be packed: {error}") from None
+
+
+def pack_one(value: int) -> memoryview:
+    """Pack a column of one integer; twice as fast as `pack`."""
+    return memoryview(value.to_bytes(8, "little", signed=True))
+
+
+def unpack(column: Any, form: str = INT64) -> list[Any]:
+    """Return a packed column as a list of Python numbers."""
+    if type(column) is not memoryview or column.format != "B":
+        column = memoryview(column).cast("B")
+    if form == INT64 and len(column) == 8:  # one row: half the time of a cast
+        return [int.from_bytes(column, "little", signed=True)]
+    return column.cast(form).tolist()  # type: ignore[no-any-return]
+
+
+class Plan(NamedTuple):
+    """One column. Made once per class, because msgspec resolves type hints each time it is asked for fields."""
+
+    name: str
+    field: str  # of the row
+    form: str | None  # of a packed column
+    size: int  # bytes per row of a packed column
+    none: Any  # the number that stands for None
+    is_required: bool
+    default: Any  # of the row's field
+
+
+@cache
+def plan(kind: type[Columns]) -> tuple[Plan, ...]:
+    defaults = {f.name: f.default for f in msgspec.structs.fields(kind.row)}
+    plans = []
+    for column in msgspec.structs.fields(kind):
+        form, none = kind.packed.get(column.name, (None, None))
+        size = array(form).itemsize if form else 1
+        field = kind.names[column.name]
+        plans.append(Plan(column.name, field, form, size, none, column.required, defaults.get(field)))
+    return tuple(plans)
+
+
+def check_lengths(columns: Columns, count: int) -> None:
+    """Raise BadRequest if a column has another length than the batch."""
+    for name, _, form, size, _, _, _ in plan(type(columns)):
+        column = getattr(columns, name)
+        if column is not None and (column.nbytes if type(column) is memoryview else len(column)) != count * size:
+            unit = "bytes" if form else "values"
+            have = memoryview(column).nbytes if form else len(column)
+            raise BadRequest(f"column {name} must have {count * size} {unit} for {count} rows, got {have}")
+
+
+def from_rows(kind: type[Columns], rows: Sequence[Any]) -> Any:
+    """Build columns from row structs. A column in which every row has its default is left out."""
+    columns: dict[str, Any] = {}
+    count = len(rows)
+    for name, field, form, _, none, is_required, default in plan(kind):
+        values = list(map(attrgetter(field), rows))
+        if not is_required and values.count(default) == count:
+            continue
+        if form is None:
+            columns[name] = values
+        else:
+            columns[name] = pack(values if none is None else [none if v is None else v for v in values], form)
+    return kind(**columns)
+
+
+def to_rows(columns: Columns) -> list[Any]:
+    """Build row structs: for JSON, for typed protobuf and for the facade."""
+    kind = type(columns)
+    values: dict[str, Any] = {}
+    for name, field, form, _, none, _, default in plan(kind):
+        column = getattr(columns, name)
+        if column is None:
+            values[field] = repeat(default)
+        elif form is None:
+            values[field] = column
+        else:
+            found = unpack(column, form)
+            values[field] = found if none is None else [None if v == none or v != v else v for v in found]
+    ordered = [values[field] for field in kind.row.__struct_fields__]
+    return list(starmap(kind.row, zip(*ordered, strict=False)))

@@ -1,0 +1,66 @@
+"""Dead letters of a topic: list, replay and delete them."""
+
+from __future__ import annotations
+
+from heapline.contract.call import Command, Count, Page, Repeat, Right, call
+from heapline.contract.errors import BadRequest
+from heapline.contract.fields import (
+    ANSWER_BYTES,
+    Cursor,
+    Limit,
+    MaxBytes,
+    MessageId,
+    Rate,
+    Topic,
+)
+from heapline.contract.message import DlqFilter, MessageInfo
+
+
+@call(id=0x30, rpc="DlqList", http="GET /v1/dlq", needs=Right.CONSUME)
+class ListDeadLetters(Command[Page[MessageInfo]]):
+    """List dead letters, oldest first, at most `limit` per page and about `max_bytes` of payloads."""
+
+    topic: Topic
+    limit: Limit = 100
+    cursor: Cursor | None = None
+    where: DlqFilter | None = None
+    max_bytes: MaxBytes = ANSWER_BYTES
+
+
+@call(id=0x31, rpc="DlqPeek", http="GET /v1/dlq:peek", needs=Right.CONSUME)
+class GetDeadLetter(Command[MessageInfo]):
+    """Return one dead letter. A message that is not dead raises MessageNotFound."""
+
+    topic: Topic
+    message_id: MessageId
+
+
+@call(id=0x32, rpc="DlqReplay", http="POST /v1/dlq:replay", needs=Right.ADMIN, repeat=Repeat.ONCE, audit=())
+class ReplayDeadLetters(Command[Count]):
+    """Make dead letters ready again with no attempts, at most `rate` per second, and return how many."""
+
+    topic: Topic
+    ids: list[MessageId] | None = None
+    where: DlqFilter | None = None
+    rate: Rate | None = None
+
+
+@call(
+    id=0x33,
+    rpc="DlqDelete",
+    http="POST /v1/dlq:delete",
+    needs=Right.ADMIN,
+    repeat=Repeat.ONCE,
+    destroys=True,
+    audit=(),
+)
+class DeleteDeadLetters(Command[Count]):
+    """Delete dead letters and return how many."""
+
+    topic: Topic
+    ids: list[MessageId] | None = None
+    where: DlqFilter | None = None
+
+    def validate(self) -> None:
+        if self.ids is None and self.where is None:
+            raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")

@@ -1,0 +1,423 @@
+"""Messages: enqueue them, read one by its id, cancel or reschedule it, look at what comes next."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Struct, msgpack
+
+from heapline.contract.call import Command, Page, Repeat, Right, call
+from heapline.contract.check import INSTANT_MAX, SECONDS_MAX, compile_check, instant_to_ms, shown
+from heapline.contract.columns import Columns, Packed, check_lengths, pack
+from heapline.contract.config import MAX_RETRIES_MAX
+from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.fields import (
+    ANSWER_BYTES,
+    INT64_MAX,
+    INT64_MIN,
+    KEY_BYTES_MAX,
+    Cursor,
+    Instant,
+    Key,
+    MaxBytes,
+    MessageId,
+    Natural,
+    Priority,
+    ProducerName,
+    Seconds,
+    Topic,
+)
+from heapline.contract.message import Enqueued, IdempotencyScope, MessageInfo, Outgoing
+
+NAN = float("nan")
+INSTANT_MS_MAX = instant_to_ms(INSTANT_MAX)
+HEADERS_BYTES_MAX = 32 << 10
+Ttl = Annotated[float, Meta(gt=0.0, le=SECONDS_MAX)]
+Retries = Annotated[int, Meta(ge=0, le=MAX_RETRIES_MAX)]
+Epoch = Annotated[int, Meta(ge=1, le=1 << 62)]
+AnsweredBelow = Annotated[int, Meta(ge=0, le=1 << 62)]
+Headers = Annotated[dict[str, str], Meta(extra={"wanted": "a mapping of str to str"})]
+SCOPES = ("window", "pending", "until_ack")  # numbered from 1 in a packed column
+_encode = msgpack.Encoder().encode
+
+
+def check_headers(headers: Any) -> None:
+    if not isinstance(headers, dict):
+        raise BadRequest(f"headers must be a mapping of str to str, got {shown(headers)}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise BadRequest(f"headers must be str to str, got {name!r}: {value!r}; write numbers as text")
+    try:
+        size = len(_encode(headers))
+    except UnicodeEncodeError:
+        raise BadRequest("headers cannot be encoded as UTF-8") from None
+    if size > HEADERS_BYTES_MAX:
+        raise BadRequest(f"headers must take at most {HEADERS_BYTES_MAX} bytes, got {size}")
+
+
+def check_times(delay: Any, deliver_at: Any) -> None:
+    if delay is not None and deliver_at is not None:
+        raise BadRequest("give delay or deliver_at, not both")
+
+
+class _Extras(Struct, frozen=True):
+    """The fields of a message besides its payload, as they are checked."""
+
+    priority: Priority = 0
+    key: Key | None = None
+    delay: Seconds | None = None
+    deliver_at: Instant | None = None
+    ttl: Ttl | None = None
+    max_retries: Retries | None = None
+    idempotency_key: Key | None = None
+    idempotency_scope: IdempotencyScope | None = None
+    seq: Natural | None = None
+    fairness_key: Key | None = None
+
+
+_check_extras: Any = None
+
+
+def check_payload(payload: Any) -> None:
+    if type(payload) is not bytes:
+        raise BadRequest(f"payload must be bytes, got {type(payload).__name__}; encode it first, for example as JSON")
+
+
+def check_message(message: Any) -> None:
+    """Raise BadRequest unless `message` is an Outgoing that could be enqueued to some topic."""
+    global _check_extras
+    if not isinstance(message, Outgoing):
+        raise BadRequest(f"a batch holds heapline.Outgoing(…), got {type(message).__name__}")
+    check_payload(message.payload)
+    if _check_extras is None:
+        _check_extras = compile_check(_Extras)
+    _check_extras(message)
+    if message.headers:
+        check_headers(_as_dict(message.headers))
+    check_times(message.delay, message.deliver_at)
+    if message.idempotency_scope is not None and message.idempotency_key is None:
+        raise BadRequest("idempotency_scope needs an idempotency_key")
+
+
+def _as_dict(headers: Any) -> Any:
+    try:
+        return dict(headers)
+    except (TypeError, ValueError):
+        return headers
+
+
+class NewMessages(Columns, frozen=True, forbid_unknown_fields=True):
+    """A batch to enqueue. A column that no message uses is absent."""
+
+    payloads: list[bytes]
+    priorities: memoryview | None = None  # int64
+    keys: list[str | None] | None = None
+    delays: memoryview | None = None  # float64 seconds, NaN for none
+    deliver_at_ms: memoryview | None = None  # int64 ms since 1970, 0 for none
+    headers: list[dict[str, str] | None] | None = None
+    ttls: memoryview | None = None  # float64 seconds, NaN for none
+    max_retries: memoryview | None = None  # int64, -1 for the topic's default
+    idempotency_keys: list[str | None] | None = None
+    idempotency_scopes: memoryview | None = None  # uint8: 0 none, 1 window, 2 pending, 3 until_ack
+    seqs: memoryview | None = None  # int64, -1 for none
+    fairness_keys: list[str | None] | None = None
+
+    row: ClassVar[type[Any]] = Outgoing
+    first: ClassVar[str] = "payloads"
+    packed: ClassVar[dict[str, Packed]] = {
+        "priorities": Packed("q"),
+        "delays": Packed("d", NAN),
+        "deliver_at_ms": Packed("q", 0),
+        "ttls": Packed("d", NAN),
+        "max_retries": Packed("q", -1),
+        "idempotency_scopes": Packed("B", 0),
+        "seqs": Packed("q", -1),
+    }
+    names: ClassVar[dict[str, str]] = {
+        "payloads": "payload",
+        "priorities": "priority",
+        "keys": "key",
+        "delays": "delay",
+        "deliver_at_ms": "deliver_at",
+        "headers": "headers",
+        "ttls": "ttl",
+        "max_retries": "max_retries",
+        "idempotency_keys": "idempotency_key",
+        "idempotency_scopes": "idempotency_scope",
+        "seqs": "seq",
+        "fairness_keys": "fairness_key",
+    }
+
+    def __post_init__(self) -> None:
+        if self.payloads and set(map(type, self.payloads)) != {bytes}:
+            raise BadRequest("payloads must be bytes; encode them first, for example as JSON")
+        check_lengths(self, len(self.payloads))
+        if self.is_plain and self.seqs is self.deliver_at_ms is self.idempotency_scopes is None:
+            return
+        for name in ("keys", "idempotency_keys", "fairness_keys"):
+            if getattr(self, name) is not None:
+                _check_texts(name, getattr(self, name), KEY_BYTES_MAX)
+        if self.delays is not None:
+            _check_numbers("delays", self.delays, "d", 0.0, SECONDS_MAX)
+        if self.ttls is not None:
+            _check_numbers("ttls", self.ttls, "d", 1e-9, SECONDS_MAX)
+        if self.deliver_at_ms is not None:
+            _check_numbers("deliver_at_ms", self.deliver_at_ms, "q", 0, INSTANT_MS_MAX)
+        if self.max_retries is not None:
+            _check_numbers("max_retries", self.max_retries, "q", -1, MAX_RETRIES_MAX)
+        if self.idempotency_scopes is not None:
+            _check_numbers("idempotency_scopes", self.idempotency_scopes, "B", 0, len(SCOPES))
+        if self.seqs is not None:
+            _check_numbers("seqs", self.seqs, "q", -1, INT64_MAX)
+        if self.headers is not None:
+            for headers in self.headers:
+                if headers is not None:
+                    check_headers(headers)
+        if self.delays is not None and self.deliver_at_ms is not None:
+            at = self.deliver_at_ms.cast("B").cast("q")
+            if any(d == d and a for d, a in zip(self.delays.cast("B").cast("d"), at, strict=True)):
+                check_times(1, 1)
+        if self.idempotency_scopes is not None:
+            keys = self.idempotency_keys or [None] * len(self.payloads)
+            if any(s and k is None for s, k in zip(bytes(self.idempotency_scopes), keys, strict=True)):
+                raise BadRequest("idempotency_scope needs an idempotency_key")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the messages have nothing but payload, priority and perhaps a time."""
+        return (
+            self.keys is None
+            and self.headers is None
+            and self.delays is None
+            and self.ttls is None
+            and self.max_retries is None
+            and self.idempotency_keys is None
+            and self.fairness_keys is None
+        )
+
+
+def _check_texts(name: str, column: list[str | None], limit: int) -> None:
+    for value in column:
+        if value is None:
+            continue
+        if type(value) is str and 0 < len(value) <= limit:
+            if value.isascii():
+                continue
+            with contextlib.suppress(UnicodeEncodeError):
+                if len(value.encode()) <= limit:
+                    continue
+        raise BadRequest(f"each of {name} must be a string of 1 to {limit} bytes or None, got {shown(value)}")
+
+
+def _check_numbers(name: str, column: memoryview, form: Any, low: float, high: float) -> None:
+    """NaN stands for None in a column of floats."""
+    for value in column.cast("B").cast(form):
+        if not low <= value <= high and value == value:
+            raise BadRequest(f"each of {name} must be from {low:g} to {high:g}, got {value}")
+
+
+def pack_messages(messages: Sequence[Outgoing]) -> NewMessages:
+    """Columns of checked messages. A column that no message uses is left out."""
+    payloads = [m.payload for m in messages]
+    priorities = pack([m.priority for m in messages])
+
+    def used(column: list[Any]) -> list[Any] | None:
+        return None if column.count(None) == len(column) else column
+
+    def numbers(column: list[Any], form: str, none: Any) -> memoryview | None:
+        return None if used(column) is None else pack([none if v is None else v for v in column], form)
+
+    at = [None if m.deliver_at is None else max(1, instant_to_ms(m.deliver_at)) for m in messages]
+    scopes = [None if m.idempotency_scope is None else SCOPES.index(m.idempotency_scope) + 1 for m in messages]
+    headers = [dict(m.headers) if m.headers else None for m in messages]
+    return NewMessages(
+        payloads,
+        priorities,
+        used([m.key for m in messages]),
+        numbers([m.delay for m in messages], "d", NAN),
+        numbers(at, "q", 0),
+        used(headers),
+        numbers([m.ttl for m in messages], "d", NAN),
+        numbers([m.max_retries for m in messages], "q", -1),
+        used([m.idempotency_key for m in messages]),
+        numbers(scopes, "B", 0),
+        numbers([m.seq for m in messages], "q", -1),
+        used([m.fairness_key for m in messages]),
+    )
+
+
+def check_messages(messages: Sequence[Any], atomic: bool) -> dict[int, HeaplineError]:
+    """Errors by row. The first one is raised if the batch is atomic."""
+    errors: dict[int, HeaplineError] = {}
+    for i, message in enumerate(messages):
+        try:
+            check_message(message)
+        except HeaplineError as error:
+            if atomic:
+                raise
+            errors[i] = error
+    return errors
+
+
+def pack_plain(messages: Sequence[Any]) -> NewMessages | None:
+    """Columns of messages that are valid and have nothing but payload and priority; None if some are not.
+
+    The common batch, checked by columns: a third of the time of checking each message.
+    """
+    if set(map(type, messages)) != {Outgoing} or any(
+        m.headers
+        or m.seq is not None
+        or m.delay is not None
+        or m.deliver_at is not None
+        or m.ttl is not None
+        or m.max_retries is not None
+        or m.idempotency_key is not None
+        or m.idempotency_scope is not None
+        or m.key is not None
+        or m.fairness_key is not None
+        for m in messages
+    ):
+        return None
+    payloads = [m.payload for m in messages]
+    priorities = [m.priority for m in messages]
+    if set(map(type, payloads)) != {bytes} or set(map(type, priorities)) != {int}:
+        return None
+    if min(priorities) < INT64_MIN or max(priorities) > INT64_MAX:
+        return None
+    return NewMessages(payloads, pack(priorities))
+
+
+class RowError(Struct, frozen=True):
+    """What was wrong with one row of a batch that is not atomic."""
+
+    row: int
+    error: HeaplineError
+
+
+class EnqueuedBatch(Struct, frozen=True, omit_defaults=True):
+    """The ids of a batch, by row. A row with an error has id 0."""
+
+    ids: memoryview  # int64
+    duplicates: memoryview | None = None  # one byte per row; absent if no row is a duplicate
+    errors: list[RowError] | None = None
+    id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+
+
+@call(id=0x10, rpc="Enqueue", http="POST /v1/enqueue", needs=Right.PRODUCE, repeat=Repeat.KEYED)
+class Enqueue(Command[Enqueued], gc=False):
+    """Enqueue one message. Answered when it is durable."""
+
+    topic: Topic
+    payload: bytes
+    priority: Priority = 0
+    key: Key | None = None
+    delay: Seconds | None = None
+    deliver_at: Instant | None = None
+    headers: Headers | None = None
+    ttl: Ttl | None = None
+    max_retries: Retries | None = None
+    idempotency_key: Key | None = None
+    idempotency_scope: IdempotencyScope | None = None
+    fairness_key: Key | None = None
+    producer_id: ProducerName | None = None
+    epoch: Epoch | None = None
+    seq: Natural | None = None
+    answered_below: AnsweredBelow | None = None
+
+    def validate(self) -> None:
+        check_payload(self.payload)
+        if self.headers:
+            check_headers(self.headers)
+        if self.delay is not None:
+            check_times(self.delay, self.deliver_at)
+        if self.idempotency_scope is not None and self.idempotency_key is None:
+            raise BadRequest("idempotency_scope needs an idempotency_key")
+        check_identity(self, self.seq is not None, self.seq is not None)
+
+
+def check_identity(command: Any, any_seq: bool, all_seqs: bool) -> None:
+    if command.producer_id is None:
+        if command.epoch is not None or command.answered_below is not None or any_seq:
+            raise BadRequest("epoch, seq and answered_below need a producer_id; or pass producer=heapline.Producer(…)")
+    elif not all_seqs:
+        raise BadRequest("with producer_id every message needs its seq")
+    elif command.epoch is None:
+        raise BadRequest("epoch must be an integer from 1 to 2^62, got None")
+
+
+@call(id=0x11, rpc="EnqueueBatch", http="POST /v1/enqueue:batch", needs=Right.PRODUCE, repeat=Repeat.KEYED)
+class EnqueueBatch(Command[EnqueuedBatch], gc=False):
+    """Enqueue messages, all or none. With `atomic` false each row has its own outcome."""
+
+    topic: Topic
+    messages: NewMessages
+    atomic: bool = True
+    producer_id: ProducerName | None = None
+    epoch: Epoch | None = None
+    answered_below: AnsweredBelow | None = None
+
+    def validate(self) -> None:
+        seqs = self.messages.seqs
+        if seqs is None and self.producer_id is None and self.epoch is None and self.answered_below is None:
+            return
+        numbered = None if seqs is None else min(memoryview(seqs).cast("B").cast("q"), default=0) >= 0
+        check_identity(self, numbered is not None, bool(numbered))
+
+
+@call(id=0x12, rpc="OpenProducer", http="POST /v1/producers:open", needs=Right.PRODUCE)
+class OpenProducer(Command["Opened"]):
+    """Begin a new epoch of a producer. Older epochs are rejected from then on."""
+
+    topic: Topic
+    producer_id: ProducerName
+
+
+class Opened(Struct, frozen=True):
+    epoch: int
+
+
+OpenProducer.result = Opened
+
+
+@call(id=0x13, rpc="Get", http="GET /v1/get", needs=Right.CONSUME)
+class GetMessage(Command[MessageInfo]):
+    """Return what is known of one message, whatever its state."""
+
+    topic: Topic
+    message_id: MessageId
+
+
+@call(id=0x14, rpc="Peek", http="GET /v1/peek", needs=Right.CONSUME)
+class Peek(Command[Page[MessageInfo]]):
+    """Return the next messages without leasing them."""
+
+    topic: Topic
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    cursor: Cursor | None = None
+    max_bytes: MaxBytes = ANSWER_BYTES
+
+
+@call(id=0x15, rpc="Cancel", http="POST /v1/cancel", needs=Right.PRODUCE)
+class Cancel(Command[None]):
+    """Remove a message that waits."""
+
+    topic: Topic
+    message_id: MessageId
+
+
+@call(id=0x16, rpc="Reschedule", http="POST /v1/reschedule", needs=Right.PRODUCE)
+class Reschedule(Command[None]):
+    """Change when or how urgently a waiting message is served. What is not given stays."""
+
+    topic: Topic
+    message_id: MessageId
+    delay: Seconds | None = None
+    deliver_at: Instant | None = None
+    priority: Priority | None = None
+
+    def validate(self) -> None:
+        check_times(self.delay, self.deliver_at)
+        if self.delay is None and self.deliver_at is None and self.priority is None:
+            raise BadRequest("nothing to change; give delay, deliver_at or priority")

@@ -1,0 +1,75 @@
+"""What a payload says, by its content type: JSON or MessagePack, read into the type that the reader names.
+
+Types are those of msgspec (dataclasses, structs, TypedDict, datetime, UUID, Enum, Decimal, containers of them), and
+pydantic's models where the program itself uses pydantic. Never pickle: reading a payload runs nobody's code.
+Errors say where a payload does not fit, and never what stands there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from heapline.contract.errors import BadRequest
+
+JSON = "application/json"
+CONTENT_TYPE = "content-type"
+MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `|$)", re.DOTALL)  # msgspec tells the value that it refuses
+
+
+def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
+    """The payload as a `kind`; without a content type it is taken for JSON.
+
+    >>> decode(b'{"a": "2026-01-01"}', None)
+    {'a': '2026-01-01'}
+    """
+    media = (content_type or JSON).partition(";")[0].strip().lower()
+    try:
+        if media == JSON or media.endswith("+json"):
+            return msgspec.json.decode(payload, type=kind, dec_hook=read_foreign)
+        if media in MSGPACK:
+            return msgspec.msgpack.decode(payload, type=kind, dec_hook=read_foreign)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the payload does not fit: {without_values(error)}") from None
+    raise BadRequest(f"the payload is {media!r}, which only you can read: take it from m.payload")
+
+
+def without_values(error: Exception) -> str:
+    """msgspec's words, less what stands in the payload."""
+    return _VALUE.sub(r"\1\2", str(error))
+
+
+def write_foreign(value: Any) -> Any:
+    """For msgspec: a value of a type that it does not know itself."""
+    if is_pydantic(type(value)):
+        return msgspec.Raw(value.model_dump_json(by_alias=True, round_trip=True).encode())
+    raise TypeError(
+        f"cannot encode {type(value).__qualname__} as JSON; use a dataclass, a msgspec.Struct, a pydantic model, "
+        "or plain values"
+    )
+
+
+def read_foreign(kind: Any, value: Any) -> Any:
+    """For msgspec: the way back. What is raised here it tells as its own, with the place."""
+    if not is_pydantic(kind):
+        raise TypeError(f"no way to read a {getattr(kind, '__qualname__', kind)} is known")
+    # Once more as JSON: a strict model takes a date from a JSON string, but not from a Python one.
+    text = msgspec.json.encode(value)
+    try:
+        return kind.model_validate_json(text)
+    except ValueError as error:
+        raise ValueError(_pydantic_words(error)) from None
+
+
+def is_pydantic(kind: Any) -> bool:
+    """Asked of the class itself, so that pydantic need not be imported, nor be there."""
+    return isinstance(kind, type) and hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump_json")
+
+
+def _pydantic_words(error: Any) -> str:
+    """Where and what kind: pydantic's own messages may hold the input."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{p['type']} at {'.'.join(map(str, p['loc'])) or 'the top'}" for p in problems[:5])

@@ -1,0 +1,170 @@
+"""Replays: read a topic's past messages again, or enqueue them into a topic."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from heapline.contract.call import Access, Command, Feed, Page, Right, call
+from heapline.contract.check import fail
+from heapline.contract.errors import BadRequest
+from heapline.contract.fields import (
+    CheckpointName,
+    Cursor,
+    Instant,
+    Limit,
+    Partition,
+    Priority,
+    Rate,
+    ReplayName,
+    Seconds,
+    Topic,
+)
+from heapline.contract.groups import EARLIEST, PartitionBatch, Position
+from heapline.contract.messages import check_headers
+from heapline.contract.stream import ReplayFilter, ReplayInfo
+
+REPLAY = "replay"
+Mode = Literal["all", "fast"]
+
+
+class ReplayStep(Struct, frozen=True, omit_defaults=True):
+    """Some rows in order, and the offset after them in each partition. The first step has no rows."""
+
+    topic: str
+    positions: dict[int, int]
+    ends: dict[int, int]
+    batches: list[PartitionBatch] = []
+    id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+
+
+def check_partitions(partitions: list[int] | None) -> None:
+    if partitions is not None and not partitions:
+        raise BadRequest("partitions is empty; omit it for all of them")
+
+
+def check_where(where: ReplayFilter | None) -> None:
+    if where is not None and where.headers:
+        check_headers(where.headers)
+
+
+@call(id=0x60, rpc="Replay", http="POST /v1/replays:read", needs=Right.CONSUME, feature=REPLAY)
+class Replay(Feed[ReplayStep]):
+    """Read the stream from `start` to `end`, which is what is durable when it begins.
+
+    mode="fast" reads only the last state of each message, and only messages that still exist. With `checkpoint` it
+    continues where SaveCheckpoint left off.
+    """
+
+    topic: Topic
+    start: Position = EARLIEST
+    end: Position | None = None
+    partitions: list[Partition] | None = None
+    mode: Mode = "all"
+    where: ReplayFilter | None = None
+    rate: Rate | None = None
+    checkpoint: CheckpointName | None = None
+
+    def validate(self) -> None:
+        check_partitions(self.partitions)
+        check_where(self.where)
+
+
+@call(id=0x61, rpc="KeepReplay", http="POST /v1/replays:keep", needs=Right.CONSUME, feature=REPLAY)
+class SaveCheckpoint(Command[None]):
+    """Save how far a reader is: all rows below these offsets are done."""
+
+    topic: Topic
+    checkpoint: CheckpointName
+    positions: dict[int, int]
+
+    def validate(self) -> None:
+        for partition, offset in self.positions.items():
+            if type(partition) is not int or type(offset) is not int or partition < 0 or not 0 <= offset <= 1 << 62:
+                fail("positions", "{partition: offset}", self.positions)
+
+
+@call(
+    id=0x62,
+    rpc="StartReplay",
+    http="POST /v1/replays",
+    needs=(Access(Right.ADMIN), Access(Right.PRODUCE, "target")),
+    feature=REPLAY,
+    audit=("name", "target"),
+)
+class StartReplay(Command[ReplayInfo]):
+    """Enqueue a stream's messages into a topic, each exactly once, across restarts.
+
+    Starting it again with the same arguments returns the replay that runs.
+    """
+
+    name: ReplayName
+    topic: Topic
+    into: Topic | None = None
+    start: Position = EARLIEST
+    end: Position | None = None
+    partitions: list[Partition] | None = None
+    mode: Mode = "all"
+    where: ReplayFilter | None = None
+    rate: Rate | None = None
+    priority: Priority | None = None
+    delay: Seconds | None = None
+    deliver_at: Instant | None = None
+    keep_due: bool = False
+
+    def validate(self) -> None:
+        check_partitions(self.partitions)
+        check_where(self.where)
+        if (self.delay is not None) + (self.deliver_at is not None) + self.keep_due > 1:
+            raise BadRequest("give one of delay, deliver_at and keep_due")
+
+    @property
+    def target(self) -> str:
+        return self.topic if self.into is None else self.into
+
+
+@call(
+    id=0x63,
+    rpc="GetReplay",
+    http="GET /v1/replays/{name}",
+    rows=Access(Right.CONSUME, "source"),
+    feature=REPLAY,
+    route="replay",
+)
+class GetReplay(Command[ReplayInfo]):
+    """Return how far a replay is."""
+
+    name: ReplayName
+
+
+@call(
+    id=0x64,
+    rpc="ListReplays",
+    http="GET /v1/replays",
+    rows=Access(Right.CONSUME, "source"),
+    feature=REPLAY,
+    route="all",
+    merge="pages",
+)
+class ListReplays(Command[Page[ReplayInfo]]):
+    """List the replays that run, and those that ended recently."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 1000
+
+
+@call(
+    id=0x65,
+    rpc="CancelReplay",
+    http="POST /v1/replays/{name}:cancel",
+    needs=(Access(Right.ADMIN, "source"),),
+    lookup="GetReplay",
+    feature=REPLAY,
+    route="replay",
+    audit=("name",),
+)
+class CancelReplay(Command[ReplayInfo]):
+    """Stop a replay. What it has enqueued stays."""
+
+    name: ReplayName

@@ -1,0 +1,135 @@
+"""Topics: create, change, list and delete them; pause, purge, throttle; their statistics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from heapline.contract.call import Access, Command, Count, Page, Repeat, Right, call
+from heapline.contract.config import TopicConfig
+from heapline.contract.fields import PAGE_MAX, Cursor, Instant, Partition, Reason, Topic
+from heapline.contract.message import TopicInfo, TopicStats
+
+ADMIN = Right.ADMIN
+
+
+def _settings_of(kind: type[msgspec.Struct], name: str) -> Any:
+    """A struct of the same fields, all of which may be left out."""
+    fields = [(f.name, f.type | UnsetType, UNSET) for f in msgspec.structs.fields(kind)]
+    made = msgspec.defstruct(
+        name, fields, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, module=__name__
+    )
+    made.__doc__ = f"The fields of {kind.__name__} that are given."
+    return made
+
+
+#: Settings of a topic as a caller gives them. What is left out has its default, or keeps its value.
+TopicSettings = _settings_of(TopicConfig, "TopicSettings")
+
+
+@call(id=0x01, rpc="MakeHeap", http="POST /v1/heaps", needs=ADMIN, audit=(), status=201)
+class CreateTopic(Command[TopicInfo]):
+    """Create a topic. Creating it again with equal settings changes nothing; with other settings raises TopicExists."""
+
+    topic: Topic
+    config: TopicSettings = TopicSettings()  # type: ignore[valid-type]
+
+
+@call(id=0x02, rpc="UpdateHeapConfig", http="PATCH /v1/heaps/{topic}", needs=ADMIN, audit=())
+class UpdateTopic(Command[TopicInfo]):
+    """Change settings of a topic. Settings that are not given keep their value."""
+
+    topic: Topic
+    config: TopicSettings = TopicSettings()  # type: ignore[valid-type]
+
+
+@call(
+    id=0x03,
+    rpc="DeleteHeap",
+    http="DELETE /v1/heaps/{topic}",
+    needs=ADMIN,
+    repeat=Repeat.ONCE,
+    destroys=True,
+    audit=(),
+)
+class DeleteTopic(Command[None]):
+    """Delete a topic with all its messages."""
+
+    topic: Topic
+
+
+@call(id=0x08, rpc="ListHeaps", http="GET /v1/heaps", rows=Access(None, "name"), route="all", merge="pages")
+class ListTopics(Command[Page[TopicInfo]]):
+    """List the topics on which the caller has any right, by name."""
+
+    cursor: Cursor | None = None
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 1000
+
+
+@call(id=0x09, rpc="GetHeap", http="GET /v1/heaps/{topic}", needs=(Access(None),))
+class GetTopic(Command[TopicInfo]):
+    """Return a topic's settings."""
+
+    topic: Topic
+
+
+@call(id=0x04, rpc="Stats", http="GET /v1/stats", needs=Right.CONSUME)
+class Stats(Command[TopicStats]):
+    """Return the statistics of a topic."""
+
+    topic: Topic
+
+
+@call(id=0x05, rpc="Pause", http="POST /v1/heaps/{topic}:pause", needs=ADMIN, audit=("until",))
+class PauseTopic(Command[None]):
+    """Stop delivery, and only delivery, indefinitely or until a time."""
+
+    topic: Topic
+    until: Instant | None = None
+
+
+@call(id=0x06, rpc="Resume", http="POST /v1/heaps/{topic}:resume", needs=ADMIN, audit=())
+class ResumeTopic(Command[None]):
+    """Start delivery again."""
+
+    topic: Topic
+
+
+@call(
+    id=0x07,
+    rpc="Purge",
+    http="POST /v1/heaps/{topic}:purge",
+    needs=ADMIN,
+    repeat=Repeat.ONCE,
+    destroys=True,
+    audit=(),
+)
+class Purge(Command[Count]):
+    """Remove every message that is ready or delayed, and return how many. Leased messages stay."""
+
+    topic: Topic
+
+
+@call(
+    id=0x0A,
+    rpc="SetPartitionThrottled",
+    http="POST /v1/heaps/{topic}:throttle",
+    needs=ADMIN,
+    audit=("partition", "throttled"),
+)
+class SetPartitionThrottled(Command[None]):
+    """Leave a partition out of pops, or take it in again. Survives a restart; its messages wait."""
+
+    topic: Topic
+    partition: Partition
+    throttled: bool
+    reason: Reason | None = None
+
+
+@call(id=0x0B, rpc="Snapshot", http="POST /v1/heaps/{topic}:snapshot", needs=ADMIN, audit=(), feature="log")
+class Snapshot(Command[None]):
+    """Write a snapshot now, so that the next start reads less of the journal."""
+
+    topic: Topic

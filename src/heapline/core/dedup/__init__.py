@@ -1,0 +1,1 @@
+"""Recognize repeated enqueues, by producer sequence or by idempotency key."""

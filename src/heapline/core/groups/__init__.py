@@ -1,0 +1,1 @@
+"""Consumer groups: members, offsets, and the stream of rows that they read."""

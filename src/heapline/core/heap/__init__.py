@@ -1,0 +1,1 @@
+"""The ordered set of ready messages, as sorted runs of columns."""

@@ -1,0 +1,1 @@
+"""Choose the best message across partitions, with a bound on its rank."""

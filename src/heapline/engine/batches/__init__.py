@@ -1,0 +1,1 @@
+"""Prepared batches: parts that become visible together."""

@@ -1,0 +1,1 @@
+"""Consumer groups: pages of stream rows, and the groups that receive them."""

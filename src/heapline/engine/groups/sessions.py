@@ -1,0 +1,71 @@
+"""Track which session owns each group member's name: the most recent subscriber.
+
+Kept in memory only. After the log is reopened, the first session under a name is the current one. A replaced session is
+remembered for a while, so that it gets an error and does not take the name back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from heapline.contract.errors import GroupNotFound, MemberReplaced
+
+_REPLACED_MAX = 64  # replaced sessions remembered per name
+_ENDED_MAX = 4096  # sessions remembered after their group was deleted
+
+
+class Sessions:
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._current: dict[tuple[str, str], str] = {}
+        self._replaced: dict[tuple[str, str], deque[str]] = {}
+        self._ended: dict[tuple[str, str], None] = {}  # (group, session), oldest first
+
+    def enter(self, group: str, member: str, session: str) -> bool:
+        """Register a session. Return True if it replaces another session under the same name."""
+        name = (group, member)
+        current = self._current.get(name)
+        if current == session:
+            return False
+        self._refuse_replaced(name, session)
+        self._current[name] = session
+        if current is None:
+            return False
+        self._replaced.setdefault(name, deque(maxlen=_REPLACED_MAX)).append(current)
+        return True
+
+    def is_current(self, group: str, member: str, session: str) -> bool:
+        """Return whether the session still owns the member's name: it has not left and was not replaced."""
+        return self._current.get((group, member)) == session
+
+    def check(self, group: str, member: str, session: str, is_member: bool) -> None:
+        """Check the session of a call that does not create one. A session of a non-member is not remembered."""
+        name = (group, member)
+        current = self._current.get(name)
+        if current is not None and current != session:
+            raise MemberReplaced(self._topic, group, member)
+        self._refuse_replaced(name, session)
+        if is_member:
+            self._current[name] = session
+
+    def _refuse_replaced(self, name: tuple[str, str], session: str) -> None:
+        if name in self._replaced and session in self._replaced[name]:
+            raise MemberReplaced(self._topic, *name)
+
+    def check_ended(self, group: str, session: str) -> None:
+        """Raise GroupNotFound if the group was deleted, so that a subscription does not recreate it."""
+        if (group, session) in self._ended:
+            raise GroupNotFound(self._topic, group)
+
+    def leave(self, group: str, member: str) -> None:
+        """Forget the member. The next session under its name replaces no one."""
+        self._current.pop((group, member), None)
+        self._replaced.pop((group, member), None)
+
+    def end_group(self, group: str) -> None:
+        for name in [name for name in self._current if name[0] == group]:
+            self._ended[group, self._current.pop(name)] = None
+        for name in [name for name in self._replaced if name[0] == group]:
+            del self._replaced[name]
+        while len(self._ended) > _ENDED_MAX:
+            del self._ended[next(iter(self._ended))]

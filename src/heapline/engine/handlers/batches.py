@@ -1,0 +1,73 @@
+"""Handlers of prepared batches and sinks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from heapline.contract import batches
+from heapline.contract.call import Count, Page
+from heapline.contract.context import Context
+from heapline.contract.message import BatchInfo, SinkInfo
+from heapline.contract.results import pack_enqueued
+from heapline.engine.columns import Columns
+from heapline.engine.handlers.messages import identity_of
+from heapline.engine.handlers.table import handles, page_by_name
+
+if TYPE_CHECKING:
+    from heapline.engine.broker import EmbeddedBroker
+
+
+@handles(batches.PrepareBatch)
+async def prepare_batch(broker: EmbeddedBroker, command: batches.PrepareBatch, context: Context) -> batches.Prepared:
+    runners = [broker.runner(share.topic) for share in command.shares]
+    shares = {}
+    for runner, share in zip(runners, command.shares, strict=True):
+        columns = shares[runner] = Columns.of_batch(share.messages)
+        columns.check(runner.loaded.topic.config, runner.name, atomic=True)
+    identity = identity_of(command)
+    quietly = command.without_results and identity is None
+    quietly = quietly and all(columns.tokens is None and columns.count for columns in shares.values())
+    answers = await broker.batches.prepare(command.batch_id, command.part, shares, identity, quietly=quietly)
+    if command.without_results:
+        return batches.Prepared()
+    return batches.Prepared(
+        [batches.PreparedShare(r.name, pack_enqueued(answers[r], r.loaded.topic.id_suffix)) for r in runners]
+    )
+
+
+@handles(batches.CommitBatch)
+async def commit_batch(broker: EmbeddedBroker, command: batches.CommitBatch, context: Context) -> Count:
+    broker.check_open()
+    version = -1 if command.version is None else command.version
+    return Count(await broker.batches.commit(command.batch_id, command.parts, command.sink or "", version))
+
+
+@handles(batches.AbortBatch)
+async def abort_batch(broker: EmbeddedBroker, command: batches.AbortBatch, context: Context) -> Count:
+    broker.check_open()
+    return Count(await broker.batches.abort(command.batch_id))
+
+
+@handles(batches.ForgetBatch)
+async def forget_batch(broker: EmbeddedBroker, command: batches.ForgetBatch, context: Context) -> None:
+    broker.batches.nobody_repeats(command.batch_id)
+
+
+@handles(batches.ListBatches)
+async def list_batches(broker: EmbeddedBroker, command: batches.ListBatches, context: Context) -> Page[BatchInfo]:
+    broker.check_open()
+    infos = sorted(await broker.batches.listed(), key=lambda info: info.batch_id)
+    return page_by_name(infos, command.cursor, command.limit, "batch_id")
+
+
+@handles(batches.ListSinks)
+async def list_sinks(broker: EmbeddedBroker, command: batches.ListSinks, context: Context) -> Page[SinkInfo]:
+    broker.check_open()
+    infos = sorted(await broker.batches.sinks(), key=lambda info: info.name)
+    return page_by_name(infos, command.cursor, command.limit)
+
+
+@handles(batches.ForgetSink)
+async def forget_sink(broker: EmbeddedBroker, command: batches.ForgetSink, context: Context) -> batches.Known:
+    broker.check_open()
+    return batches.Known(await broker.batches.forget_sink(command.name))

@@ -1,0 +1,516 @@
+"""The topics of a data directory: open and close it; create, change and delete topics.
+
+Durability: a topic's folder is complete before the catalog names it, and the catalog no longer names it before the
+folder is deleted. So a crash in between leaves at most a folder that the next open deletes. A growth is in the topic's
+journal before it is in the catalog (growth.py). One process at a time locks the directory. Calls on the messages of a
+topic are in handlers/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import secrets
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+import numpy as np
+
+from heapline.clock import Clock, SystemClock
+from heapline.contract.config import (
+    DEFAULT_NAMESPACE,
+    FIXED_FIELDS,
+    REOPENING_FIELDS,
+    BrokerConfig,
+    TopicConfig,
+    make_config,
+    parse_topic,
+)
+from heapline.contract.errors import (
+    BadRequest,
+    Closed,
+    CorruptionError,
+    HeaplineError,
+    JournalCorrupt,
+    StorageFull,
+    TopicExists,
+    TopicNotFound,
+)  # fmt: skip
+from heapline.contract.ids import SUFFIX_BITS
+from heapline.contract.message import TopicInfo
+from heapline.core.ids import unix_ms_of
+from heapline.core.partition import Draw
+from heapline.engine.batches import decisions
+from heapline.engine.batches.coordinator import BatchCoordinator
+from heapline.engine.catalog import Catalog, Entry
+from heapline.engine.growth import change, check_growth, grow
+from heapline.engine.io import Io, ThreadIo
+from heapline.engine.loader import Loader
+from heapline.engine.replays.manager import ReplayJobs
+from heapline.engine.runner import InstallHook, TopicRunner
+from heapline.engine.schedules import store as schedules
+from heapline.engine.schedules.scheduler import Scheduler
+from heapline.journal.disk import Disk, RealDisk, is_no_space
+from heapline.journal.records import CacheBudget
+from heapline.journal.spares import SparePool
+from heapline.logs import Log
+
+log = Log("heapline.engine")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between attempts to load a topic that cannot be read
+_SYSTEM = (decisions.NAMESPACE, decisions.NAME)
+_SCHEDULES = (schedules.NAMESPACE, schedules.NAME)
+
+
+def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Finish a change of the catalog even if its caller is cancelled, and make the next change wait: the thread would
+    not stop, and two concurrent writes of the catalog would lose a topic."""
+
+    @functools.wraps(method)
+    async def shielded(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.shield(asyncio.ensure_future(method(*args, **kwargs)))
+
+    return shielded
+
+
+class TopicKeeper:
+    def __init__(
+        self, path: str, *, config: BrokerConfig | None = None, disk: Disk | None = None, io: Io | None = None,
+        clock: Clock | None = None, draw: Draw | None = None, draw_id_suffix: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        self._path = path
+        self._config = config or BrokerConfig()
+        self._disk: Disk = disk or RealDisk()
+        self._io: Io | None = io
+        self._clock: Clock = clock or SystemClock()
+        self._draw: Draw = draw or np.random.default_rng().random
+        self._draw_id_suffix = draw_id_suffix or partial(secrets.randbits, SUFFIX_BITS)  # once per topic
+        self._runners: dict[str, TopicRunner] = {}
+        self._refused: dict[str, CorruptionError] = {}
+        self._budget = CacheBudget(self._config.cache_bytes)
+        self._pools: dict[int, SparePool] = {}
+        self._catalog: Catalog | None = None
+        self._lock: Any = None
+        self._admin = asyncio.Lock()
+        self._system: TopicRunner | None = None  # the system journal, which users cannot name
+        self._batches = BatchCoordinator(
+            decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
+            serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
+        )  # fmt: skip
+        self._schedules = Scheduler(
+            schedules.ScheduleStore(self._make_schedules), topic=self._runner, wall_ms=self._clock.wall_ms
+        )
+        self._replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self._runner)
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The data directory."""
+        return self._path
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    # -- lifecycle -------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _start(self) -> None:
+        if self._io is None:
+            self._io = ThreadIo()
+        self._catalog = await self._io.run(self._open_directory)
+        entries = dict(self._catalog.entries)
+        system = entries.pop(_SYSTEM, None)
+        if system is not None:
+            await self._open_system(system)  # first: the others apply its decisions
+        kept = entries.pop(_SCHEDULES, None)
+        if kept is not None:
+            await self._open_schedules(kept)
+        loads = [self._load(entry) for entry in entries.values()]
+        ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is released
+        for error in filter(None, ends):
+            raise error
+        for entry in list(self._catalog.entries.values()):
+            await self._line_up(entry)
+        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self._schedules.start()
+        self._replays.open()
+
+    # -- the system journal ----------------------------------------------------------------------------------------
+
+    async def _open_system(self, entry: Entry) -> None:
+        """Open the system journal. If it is corrupt, batches cannot be decided; everything else works."""
+        loader = self._loader(entry)
+        try:
+            self._system = runner = await self._start_runner(loader)
+            await self._batches.decisions.open(runner)
+        except CorruptionError as error:
+            log.error("system journal damaged: batches cannot be decided", error=str(error))
+            if self._system is None:
+                self._batches.decisions.refusal = error
+        except OSError as error:
+            if is_no_space(error):
+                raise
+            log.error("system journal unreadable: batches cannot be decided", error=str(error))
+            if self._system is None:  # otherwise it is read again on the next call
+                self._batches.decisions.refusal = _unreadable(loader, error)
+
+    @_to_its_end
+    async def _make_system(self) -> TopicRunner:
+        async with self._admin:
+            if self._system is None:
+                self._system = await self._make_own(_SYSTEM, decisions.CONFIG)
+            return self._system
+
+    async def _make_own(self, place: tuple[str, str], config: TopicConfig) -> TopicRunner:
+        """Create and load an internal topic."""
+        entry = self._catalog_or_fail().entries.get(place)  # it may have been created, but not loaded
+        if entry is None:
+            entry = await self._on_disk(self._make_topic, *place, config)
+        return await self._start_runner(self._loader(entry))
+
+    async def _open_schedules(self, entry: Entry) -> None:
+        """Open the schedules' journal. If it is corrupt, only schedules do not work: they cannot fire or change."""
+        loader = self._loader(entry)
+        try:
+            self._schedules.store.runner = await self._start_runner(loader)
+        except (CorruptionError, OSError) as error:
+            if isinstance(error, OSError) and is_no_space(error):
+                raise
+            log.error("journal of the schedules cannot be opened: they do not fire", error=str(error))
+            damage = error if isinstance(error, CorruptionError) else _unreadable(loader, error)
+            self._schedules.store.refusal = damage
+
+    @_to_its_end
+    async def _make_schedules(self) -> TopicRunner:
+        async with self._admin:
+            store = self._schedules.store
+            if store.runner is None:
+                store.runner = await self._make_own(_SCHEDULES, schedules.CONFIG)
+            return store.runner
+
+    def _why_missing(self) -> HeaplineError | None:
+        """Return why some topics are not served, or None. A transient reason comes first."""
+        for runner in self._runners.values():
+            if runner.failure is not None:
+                return runner.failure.with_traceback(None)
+        return next(iter(self._refused.values()), None)
+
+    def _open_directory(self) -> Catalog:
+        self._make_directory()
+        self._lock = self._disk.lock(f"{self._path}/LOCK")
+        catalog = Catalog(self._disk, self._path)
+        catalog.make()
+        self._sweep(catalog)
+        return catalog
+
+    def _make_directory(self) -> None:
+        """Create the directory durably: if its parent lost it in a power cut, every topic would be lost."""
+        made, path = [], os.path.abspath(self._path)
+        while not self._disk.exists(path):
+            made.append(path)
+            path = os.path.dirname(path)
+        self._disk.mkdir(self._path)
+        for path in reversed(made):
+            self._disk.fsync_dir(os.path.dirname(path))
+
+    def _sweep(self, catalog: Catalog) -> None:
+        """Delete folders of topics that were deleted, or whose creation did not finish.
+
+        A folder that is newer than the catalog is kept: the catalog may be an old one that an operator restored.
+        """
+        kept = {entry.folder for entry in catalog.entries.values()}
+        top = f"{self._path}/topics"
+        if not self._disk.exists(top):
+            return
+        for namespace in self._disk.listdir(top):
+            for folder in self._disk.listdir(f"{top}/{namespace}"):
+                incarnation = folder.removesuffix(".new").rpartition(".")[2]
+                known = incarnation.isdigit() and int(incarnation) < catalog.next_incarnation
+                if known and f"topics/{namespace}/{folder}" not in kept:
+                    self._disk.remove_tree(f"{top}/{namespace}/{folder}")
+
+    async def _load(self, entry: Entry) -> None:
+        loader = self._loader(entry)
+        try:
+            runner = await self._start_runner(loader, self._batches.catch_up)
+        except CorruptionError as error:
+            log.error("topic refused", topic=entry.topic, error=str(error))
+            self._refused[entry.topic] = error
+        except OSError as error:
+            if is_no_space(error):
+                raise
+            # One unreadable topic must not prevent the others from opening.
+            log.error("topic refused", topic=entry.topic, error=str(error))
+            self._refused[entry.topic] = _unreadable(loader, error)
+        else:
+            self._runners[entry.topic] = runner
+
+    async def _line_up(self, entry: Entry) -> Entry:
+        """Update the catalog from the journal if a growth was not recorded in it (see growth.py). If that fails, serve
+        nevertheless: the next change or open retries it."""
+        wanted = self._settings(entry)
+        if wanted is entry.config:
+            return entry
+        try:
+            return await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
+        except OSError as error:
+            log.warning("catalog is behind a growth", topic=entry.topic, error=str(error))
+            return entry
+
+    def _settings(self, entry: Entry) -> TopicConfig:
+        """Return the topic's settings: the catalog's, unless the topic has grown and the catalog is not updated yet."""
+        runner = self._runners.get(entry.topic)
+        if runner is not None and runner.is_serving and runner.loaded.topic.config.partitions > entry.config.partitions:
+            return runner.loaded.topic.config
+        return entry.config
+
+    async def _start_runner(self, loader: Loader, on_install: InstallHook | None = None) -> TopicRunner:
+        """Load a topic. A failed read is retried before the topic is refused."""
+        io = self._io_or_fail()
+        for pause in LOAD_PAUSES:
+            try:
+                return await TopicRunner.open(loader, io, self._clock, self._config, on_install)
+            except OSError as error:
+                if is_no_space(error):
+                    raise
+                log.warning("load failed", topic=loader.name, error=str(error), retry_in=pause)
+            await asyncio.sleep(pause)
+        return await TopicRunner.open(loader, io, self._clock, self._config, on_install)
+
+    def _loader(self, entry: Entry) -> Loader:
+        return Loader(
+            self._disk, f"{self._path}/{entry.folder}", entry.topic, entry.incarnation, entry.config,
+            id_suffix=entry.id_suffix, floor_ms=entry.floor_ms, clock=self._clock, draw=self._draw,
+            spares=self._pool(entry.config.segment_bytes), budget=self._budget,
+        )  # fmt: skip
+
+    def _pool(self, segment_bytes: int) -> SparePool | None:
+        """Return the spare segments, shared by the topics whose segments are no larger."""
+        if not self._config.spare_segment_bytes:
+            return None
+        size = max(segment_bytes, self._config.spare_segment_bytes)
+        if size not in self._pools:
+            self._pools[size] = SparePool(self._disk, f"{self._path}/spare/{size}", size)
+        return self._pools[size]
+
+    def _io_or_fail(self) -> Io:
+        if self._io is None or self._closed:
+            raise Closed
+        return self._io
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._replays.close()
+            await self._close_topics()
+        finally:
+            # A thread does not stop when its caller is cancelled: the directory is released after the last thread ends.
+            if self._io is not None:
+                self._io.close()
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    def _all_runners(self) -> list[TopicRunner]:
+        own = (self._system, self._schedules.store.runner)
+        return [*self._runners.values(), *(runner for runner in own if runner is not None)]
+
+    async def _close_topics(self) -> None:
+        await self._schedules.close()
+        for runner in self._all_runners():
+            if runner.is_serving and runner.loaded.journal.written_unit > runner.loaded.snapshot_unit:
+                try:
+                    await runner.upkeep.snapshot()
+                except Exception as error:  # the journal is enough
+                    log.warning("no snapshot on close", topic=runner.name, error=repr(error))
+        await asyncio.gather(*(runner.close() for runner in self._all_runners()))
+        async with self._admin:  # a topic may be being created
+            await asyncio.gather(*(runner.close() for runner in self._all_runners()))
+        await self._batches.close()
+
+    def _runner(self, topic: str) -> TopicRunner:
+        if self._closed or self._catalog is None:
+            raise Closed
+        runner = self._runners.get(topic)
+        if runner is None:
+            namespace, name = parse_topic(topic)
+            short = name if namespace == DEFAULT_NAMESPACE else f"{namespace}/{name}"
+            runner = self._runners.get(short)
+            if runner is None:
+                if short in self._refused:
+                    raise self._refused[short]
+                raise TopicNotFound(topic)
+        return runner
+
+    # -- topics ----------------------------------------------------------------------------------------------------
+
+    def _entry(self, topic: str) -> Entry:
+        namespace, name = parse_topic(topic)
+        entry = self._catalog_or_fail().entries.get((namespace, name))
+        if entry is None:
+            raise TopicNotFound(topic)
+        return entry
+
+    def _catalog_or_fail(self) -> Catalog:
+        if self._catalog is None or self._closed:
+            raise Closed
+        return self._catalog
+
+    @_to_its_end
+    async def make_topic(self, topic: str, settings: dict[str, Any]) -> TopicInfo:
+        namespace, name = parse_topic(topic)
+        wanted = make_config(settings)
+        async with self._admin:
+            catalog = self._catalog_or_fail()
+            entry = catalog.entries.get((namespace, name))
+            if entry is not None:
+                entry = await self._line_up(entry)
+                differing = [f for f in TopicConfig.__struct_fields__ if getattr(wanted, f) != getattr(entry.config, f)]
+                if differing:
+                    raise TopicExists(topic, differing)
+                if entry.topic not in self._runners and entry.topic not in self._refused:
+                    await self._load(entry)  # it was created, but could not be loaded then
+                return _info(entry)
+            # The folder first, then the catalog: the next open deletes a folder that the catalog does not name.
+            entry = await self._on_disk(self._make_topic, namespace, name, wanted)
+            await self._load(entry)
+            return _info(entry)
+
+    def _make_topic(self, namespace: str, name: str, config: TopicConfig) -> Entry:
+        catalog = self._catalog_or_fail()
+        entry = catalog.planned(namespace, name, config, self._draw_id_suffix())
+        folder = f"{self._path}/topics/{namespace}"
+        self._disk.mkdir(folder)
+        self._disk.fsync_dir(f"{self._path}/topics")
+        self._disk.fsync_dir(self._path)
+        self._disk.remove_tree(f"{self._path}/{entry.folder}")
+        try:
+            self._loader(entry).create()
+            catalog.add(entry)
+            return entry
+        except OSError:
+            with contextlib.suppress(OSError):  # the next open deletes the rest
+                self._disk.remove_tree(f"{self._path}/{entry.folder}.new")
+                self._disk.remove_tree(f"{self._path}/{entry.folder}")
+            raise
+
+    async def _on_disk(self, work: Callable[..., T], *args: Any) -> T:
+        """Run work on the directory in a thread. A full disk raises StorageFull."""
+        try:
+            return await self._io_or_fail().run(work, *args)
+        except OSError as error:
+            if is_no_space(error):
+                raise StorageFull from error
+            raise
+
+    @_to_its_end
+    async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicInfo:
+        runner = self._runner(topic)
+        async with self._admin:
+            entry = self._entry(topic)
+            runner.check()  # a reloading topic may turn out to have grown
+            wanted = make_config(settings, self._settings(entry))
+            fixed = [f for f in FIXED_FIELDS if getattr(wanted, f) != getattr(entry.config, f)]
+            if fixed:
+                raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
+            check_growth(self._settings(entry).partitions, wanted.partitions)
+            before = entry.config
+            grows = wanted.partitions > before.partitions
+            if grows:  # the journal first: see growth.py
+                await grow(runner, wanted)
+            else:
+                entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
+                runner.loader.config = wanted
+                await runner.call(partial(change, runner, wanted))
+            if any(getattr(wanted, f) != getattr(before, f) for f in REOPENING_FIELDS):
+                await runner.reopen()
+            if grows:
+                entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
+            return _info(entry)
+
+    def topic_infos(self) -> list[TopicInfo]:
+        entries = self._catalog_or_fail().entries.values()
+        users = (e for e in entries if e.namespace != decisions.NAMESPACE)
+        return sorted((_info(e) for e in users), key=lambda info: info.name)
+
+    def topic_info(self, topic: str) -> TopicInfo:
+        return _info(self._entry(topic))
+
+    def check_open(self) -> None:
+        self._catalog_or_fail()
+
+    def runner(self, topic: str) -> TopicRunner:
+        return self._runner(topic)
+
+    @property
+    def batches(self) -> BatchCoordinator:
+        return self._batches
+
+    @property
+    def schedules(self) -> Scheduler:
+        return self._schedules
+
+    @property
+    def replays(self) -> ReplayJobs:
+        return self._replays
+
+    async def fire_schedules(self) -> None:
+        """Fire everything due by now and wait for it; for clocks that are moved manually."""
+        self._catalog_or_fail()
+        await self._schedules.fire_due()
+
+    @_to_its_end
+    async def remove_topic(self, topic: str) -> None:
+        io = self._io_or_fail()
+        async with self._admin:
+            entry = self._entry(topic)
+            runner = self._runners.pop(entry.topic, None)
+            last_ms = 0
+            if runner is not None:
+                await runner.close(TopicNotFound(topic))
+                last_ms = max(unix_ms_of(p.ids.last) for p in runner.loaded.topic.partitions)
+            # Once the catalog does not name it, the topic is deleted. Its folder is removed now or at the next open.
+            try:
+                await self._on_disk(self._catalog_or_fail().remove, entry, last_ms)
+            except (OSError, StorageFull):
+                await self._load(entry)
+                raise
+            self._refused.pop(entry.topic, None)
+            try:
+                await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
+            except OSError as error:
+                log.warning("folder left for the next open", topic=entry.topic, error=str(error))
+
+
+def _unreadable(loader: Loader, error: OSError) -> JournalCorrupt:
+    path = str(error.filename or loader.directory)
+    return JournalCorrupt(path, 0, f"it cannot be read ({error.strerror or error})")
+
+
+def _info(entry: Entry) -> TopicInfo:
+    return TopicInfo(name=entry.topic, incarnation=entry.incarnation, config=entry.config, id_suffix=entry.id_suffix)

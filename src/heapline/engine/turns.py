@@ -1,0 +1,273 @@
+"""The turns of one topic: collect the waiting calls, decide them together, and plan the next turn.
+
+A *turn* handles all calls since the last one, in this order: enqueues, acks and other calls on leases, administrative
+calls, timeouts and timers, and then pops, so that a pop sees all of it. Each decision is applied immediately and its
+events join the open unit; answers wait for the committer. Waiting calls outlive a reload: the next turn decides them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from heapline.contract.errors import HeaplineError, ResourceExhausted, StorageFull, TopicReloading
+from heapline.contract.leases import Leased, Settled
+from heapline.core.events import Resumed
+from heapline.core.now import Now
+from heapline.engine.calls import EnqueueCall
+from heapline.engine.committer import give, refuse
+from heapline.engine.delivery import PopCall
+from heapline.engine.timers import INF, QUANTUM_ROWS
+from heapline.logs import Log
+
+if TYPE_CHECKING:
+    from heapline.engine.runner import TopicRunner
+
+log = Log("heapline.engine")
+SETTLED = Settled()  # no lease was lost
+
+MAINTAIN_ROWS = 65536
+MAINTAIN_FIRED = 4  # rows merged per fired row while more are due: each new row is merged about three times
+WALL_CHECK_MS = 1000  # how often to check wall time while something waits for it: it may jump
+
+AckCall = tuple[list[int], list[int], asyncio.Future[Any]]  # ids, tokens
+
+
+class Turns:
+    def __init__(self, runner: TopicRunner) -> None:
+        self._runner = runner
+        self._loop = asyncio.get_running_loop()
+        # Calls that wait for the next turn:
+        self.enqueues: list[EnqueueCall] = []
+        self.acks: list[AckCall] = []
+        self.calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]] = []
+        self.pops: deque[PopCall] = deque()
+        self._taken: list[PopCall] = []  # pops of the turn in progress
+        self._is_planned = False
+        self._steps, self._has_waited = 0, False  # state of collecting calls for the next turn
+        self._timer: asyncio.TimerHandle | None = None
+
+    def plan(self) -> None:
+        """Schedule a turn, because a call arrived or something became due."""
+        if not self._is_planned and not self._runner.is_closed:
+            self._is_planned = True
+            self._loop.call_soon(self._run)
+
+    def stop(self) -> None:
+        """Plan no turn without a call."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def refuse_all(self, error: HeaplineError) -> None:
+        """Refuse all waiting calls."""
+        for call in self.enqueues:
+            refuse(call.future, error)
+        for pop in self.pops:
+            refuse(pop.future, error)
+        for _, waiting in self.calls:
+            if waiting is not None:
+                refuse(waiting, error)
+        for _, _, future in self.acks:
+            refuse(future, error)
+        self.acks.clear()
+        self.enqueues.clear()
+        self.pops.clear()
+        self.calls.clear()
+
+    # -- one turn --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._is_planned = False
+        runner = self._runner
+        if runner.failure is not None or runner.is_closed or runner.is_suspended:
+            return
+        if runner.config.gather_steps and self._gathers():
+            return
+        now = runner.steady.now()
+        enqueues, self.enqueues = self.enqueues, []
+        acks, self.acks = self.acks, []
+        calls, self.calls = self.calls, []
+        self._taken = []
+        try:
+            self._decide(enqueues, acks, calls, now)
+        except Exception as error:
+            # A bug, or a log that rejects a decision: the in-memory state can no longer be trusted.
+            log.exception("a turn failed", topic=runner.name)
+            runner.poison(error)
+            reason = TopicReloading(runner.name, repr(error))
+            runner.streams.refuse_taken(reason)
+            futures = [call.future for call in enqueues] + [future for _, _, future in acks]
+            futures += [pop.future for pop in self._taken] + [future for _, future in calls if future is not None]
+            for future in futures:
+                refuse(future, reason)
+            return
+        self._plan_wake(now)
+
+    def _decide(
+        self,
+        enqueues: list[EnqueueCall],
+        acks: list[AckCall],
+        calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]],
+        now: Now,
+    ) -> None:
+        runner, loaded = self._runner, self._runner.loaded
+        if enqueues:
+            self._admit(enqueues, now)
+        if acks:
+            self._ack_all(acks, now)
+        for run, _ in calls:
+            run(now)
+        if enqueues or acks or calls:
+            loaded.firing.note_asking(now)
+        fired = self._tick(now)
+        if self.pops:
+            self._serve(now)
+        if loaded.topic.groups or runner.streams.asked:
+            runner.streams.turn(now)
+        if loaded.topic.config.min_freshness:
+            loaded.delivery.heads.refresh(now.steady)  # head ages count from now, whether or not a caller pops
+        loaded.committer.pump()
+        self._maintain(now, fired)
+
+    def _gathers(self) -> bool:
+        """Return whether to delay the turn so that more calls join it. While the disk is busy this delays no answer,
+        because the decisions of this turn are written afterwards anyway. The delay is limited to one write."""
+        committer = self._runner.loaded.committer
+        if committer.is_writing and not self._has_waited:
+            self._has_waited = True
+            committer.when_free(self.plan)
+            return True
+        self._steps += 1
+        if self._steps < self._runner.config.gather_steps:
+            self.plan()
+            return True
+        self._steps, self._has_waited = 0, False
+        return False
+
+    def _admit(self, calls: list[EnqueueCall], now: Now) -> None:
+        loaded = self._runner.loaded
+        if not loaded.journal.can_grow:
+            for call in calls:
+                refuse(call.future, StorageFull())
+            loaded.committer.prepare_soon()
+            return
+        answers = loaded.admission.admit(calls, now)
+
+        def answer() -> None:
+            for future, result in answers:
+                if isinstance(result, Exception):
+                    refuse(future, result)
+                else:
+                    give(future, result)
+
+        loaded.committer.answer(answer, [future for future, _ in answers])
+
+    def _ack_all(self, acks: list[AckCall], now: Now) -> None:
+        """Apply all acks of a turn together: one event per partition."""
+        ids, tokens, _ = acks[0]
+        if len(acks) > 1:
+            ids = [id for ack in acks for id in ack[0]]
+            tokens = [token for ack in acks for token in ack[1]]
+            if len(set(ids)) < len(ids):  # two calls ack one message, and may hold different leases
+                for ack in acks:
+                    self._ack_all([ack], now)
+                return
+        loaded = self._runner.loaded
+        lost: list[int] = []
+        for partition, part_ids, part_tokens in loaded.topic.by_partition(ids, tokens):
+            lost += loaded.emit_decision(partition, partition.decide_ack(part_ids, part_tokens), now)
+        missing = set(lost)
+
+        def answer() -> None:
+            for ack_ids, _, future in acks:
+                give(future, Settled([id for id in ack_ids if id in missing]) if missing else SETTLED)
+
+        loaded.committer.answer(answer, [future for _, _, future in acks])
+
+    def _tick(self, now: Now) -> int:
+        """Handle due timers and timeouts in slices. Return the number of rows."""
+        loaded, counters = self._runner.loaded, self._runner.counters
+        topic, firing = loaded.topic, loaded.firing
+        if topic.paused_until is not None and now.wall >= topic.paused_until:
+            loaded.emit(topic.partitions[0], Resumed(), now)
+        wake = firing.wakes.next()
+        if wake <= now.steady:
+            counters.late.add((now.steady - wake) / 1000)
+        if not firing.is_due(now):
+            return 0
+        unit, wanted = loaded.journal.open_unit_number, sum([pop.max_messages for pop in self.pops])
+        allowance = firing.allowance(now, unit, loaded.committer.is_writing, wanted)
+        return firing.fire(now, allowance, loaded.emit)
+
+    def _serve(self, now: Now) -> None:
+        loaded = self._runner.loaded
+        calls = [call for call in self.pops if not call.future.done()]
+        self.pops.clear()
+        self._taken = calls
+        served = loaded.delivery.serve(calls, now)
+        if served:
+            for call in served:
+                call.began = call.began or perf_counter()
+            self._runner.handover.read(served)
+        got = set(map(id, served))
+        for call in calls:
+            if id(call) in got or call.future.done():  # served, or refused by a limit
+                continue
+            if call.waits:
+                call.began = 0.0
+                self.pops.append(call)
+            else:
+                loaded.committer.answer(partial(self._give_nothing, call), (call.future,))
+
+    def _give_nothing(self, call: PopCall) -> None:
+        topic = self._runner.loaded.topic
+        limit = topic.config.max_inflight
+        if limit and topic.leased >= limit and topic.ready and not topic.paused:
+            refuse(call.future, ResourceExhausted(f"max_inflight of topic {topic.name!r}", limit))
+        else:
+            give(call.future, Leased(topic.name))
+
+    def _maintain(self, now: Now, fired: int) -> None:
+        """Maintain the partitions that this turn changed, with a small budget while many rows fire."""
+        loaded, budget = self._runner.loaded, MAINTAIN_ROWS
+        if loaded.firing.wakes.line:
+            budget = min(budget, MAINTAIN_FIRED * (fired + QUANTUM_ROWS))
+        for number in loaded.topic.changed:
+            loaded.topic.partitions[number].maintain(now, budget)
+
+    # -- the next turn ---------------------------------------------------------------------------------------------
+
+    def _plan_wake(self, now: Now) -> None:
+        """Plan the next turn without a call: when something becomes due, or when more due rows can fire."""
+        loaded = self._runner.loaded
+        topic, wakes = loaded.topic, loaded.firing.wakes
+        for number in topic.changed:
+            partition = topic.partitions[number]
+            wait = partition.next_wake_in(now)
+            if wait is not None and (len(partition.calendar) or len(partition.ttls_wall)):
+                wait = min(wait, WALL_CHECK_MS)
+            wakes.plan(number, INF if wait is None else now.steady + wait)
+        topic.changed.clear()
+        if wakes.line:
+            if loaded.committer.is_writing:
+                loaded.committer.when_free(self.plan)
+            else:
+                self.plan()
+        wake = wakes.next()
+        if topic.paused_until is not None:
+            wake = min(wake, now.steady + min(WALL_CHECK_MS, max(0, topic.paused_until - now.wall)))
+        if topic.groups:
+            wake = min(wake, self._runner.streams.next_wake(now))
+        if self.pops and (room_in := loaded.delivery.next_room_in(now)) is not None:
+            wake = min(wake, now.steady + room_in)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake != INF:
+            delay = max(0.0, wake - now.steady) / 1000
+            self._timer = self._loop.call_later(delay, self.plan)

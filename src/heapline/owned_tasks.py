@@ -1,0 +1,56 @@
+"""Background tasks with an owner, which waits for them or cancels them when it closes.
+
+asyncio keeps only weak references to tasks, so a task without an owner can be collected while it runs. An owner keeps a
+reference until the task ends, and retrieves its exception. A task that should report its errors must do so itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class OwnedTasks:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(list(self._tasks))
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that this owner keeps until it ends."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def run_to_completion(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` and return its result. If the caller is cancelled, the work continues, owned."""
+        return await asyncio.shield(self.spawn(work))
+
+    async def join(self, seconds: float | None = None) -> None:
+        """Wait until all tasks have ended, or for `seconds`. Without a limit, tasks that start meanwhile count too."""
+        while self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+            if seconds is not None:
+                return
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended. The calling task, if owned, is left running."""
+        current = asyncio.current_task()
+        others = [task for task in self._tasks if task is not current]
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller that would have received it may have been cancelled

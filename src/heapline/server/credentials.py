@@ -1,0 +1,87 @@
+"""End streams and waiting calls when their credential is revoked or expires.
+
+A change to keys or users in this process calls `check`, which ends the affected calls immediately. Changes by other
+processes (`heapline keys revoke` next to the server) and expired tokens are noticed by `watch`, within two seconds:
+half a second here and at most one in the store. Each principal is checked once, however many calls it has open, so idle
+streams cost almost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from heapline.contract.errors import Unauthenticated
+from heapline.logs import Log
+from heapline.server.auth.principals import Guard, Principal
+
+log = Log("heapline.server")
+CHECK_EVERY = 0.5  # seconds
+ENDED = "the credential of this call is no longer valid; connect again with another one"
+
+
+class Credentials:
+    """The open calls that depend on a credential."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._open: set[WhileValid] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def hold(self, principal: Principal) -> WhileValid:
+        """`with credentials.hold(principal): …` raises Unauthenticated in the block when the credential ends."""
+        return WhileValid(self._open, principal)
+
+    def check(self) -> None:
+        is_valid: dict[int, bool] = {}
+        for held in list(self._open):
+            who = id(held.principal)
+            if who not in is_valid:
+                is_valid[who] = self._guard.is_valid(held.principal)
+            if not is_valid[who]:
+                held.end()
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY)
+            try:
+                if self._open:
+                    self.check()
+            except Exception:  # a failed check must not stop the checks that follow
+                log.exception("credentials of open streams not checked; will retry")
+
+
+class WhileValid:
+    """Ends its block as `asyncio.timeout` does: cancels the task, and recognizes its own cancellation."""
+
+    def __init__(self, among: set[WhileValid], principal: Principal) -> None:
+        self._among, self.principal = among, principal
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._ended = False
+
+    def end(self) -> None:
+        if self._task is not None and not self._ended:
+            self._ended = True
+            self._task.cancel()
+
+    def __enter__(self) -> WhileValid:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "used inside a task"
+        self._cancelling = self._task.cancelling()
+        self._among.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._among.discard(self)
+        assert self._task is not None
+        if not self._ended or self._task.uncancel() > self._cancelling:
+            return
+        # Even if the block has just finished: its result must not reach a caller without a valid credential.
+        if error is None or isinstance(error, asyncio.CancelledError):
+            raise Unauthenticated(ENDED) from None

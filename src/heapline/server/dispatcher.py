@@ -1,0 +1,162 @@
+"""The dispatcher: runs commands for every interface, on the server's own handlers or on the broker.
+
+It knows no command by name. Keys and users are commands that the server handles itself; all others go to the broker.
+A call that waits ends when the server stops, when its credential ends, or when its client is gone. Leases that were
+granted for an answer that nobody receives are returned, unless the command has a `request_id`: then the caller that
+repeats it may already have the same leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from heapline.contract.broker import Broker
+from heapline.contract.call import BY_RPC, Command, Count, Feed, Page
+from heapline.contract.context import Context
+from heapline.contract.errors import HeaplineError, ReplayNotFound
+from heapline.contract.leases import LeaseKeys, Release
+from heapline.contract.stream import ReplayInfo
+from heapline.contract.topics import GetTopic
+from heapline.server.gate import Gate, Request, Stopping
+from heapline.server.limits import bounded
+
+Handler = Callable[[Any, Request], Awaitable[Any]]
+#: The error for a single result that the caller may not see: the same as if it did not exist.
+HIDDEN: dict[type, Callable[[Any], HeaplineError]] = {ReplayInfo: lambda replay: ReplayNotFound(replay.name)}
+
+
+class Dispatcher:
+    def __init__(self, broker: Broker, own: Mapping[type[Command[Any]], Handler], gate: Gate) -> None:
+        self.broker, self.gate = broker, gate
+        self._own = own
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._returns: set[asyncio.Future[Any]] = set()
+
+    async def run(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Any:
+        """Admit a command, run it and return its result."""
+        facts, gate = type(command).facts, self.gate
+        about = await self._look_up(command, request) if facts.lookup else None
+        gate.admit(request, command, about)
+        if facts.destroys:
+            await self._confirm(command, request, confirmation)
+        result = await (self._wait(command, request) if request.waits else self._execute(command, request))
+        if facts.audit is not None and isinstance(result, Count):
+            request.count = result.count
+        return result
+
+    async def step(self, command: Command[Any], request: Request) -> Any:
+        """Run one more command of a request that was admitted before, such as one of a stream."""
+        self.gate.check(request, command)
+        return await self._execute(command, request)
+
+    async def feed(self, feed: Feed[Any], request: Request, send: Callable[[Any], Awaitable[None]]) -> None:
+        """Admit a feed and send its items, until it ends, the server stops or the credential ends."""
+        self.gate.admit(request, feed)
+        with self.gate.credentials.hold(request.caller):
+            items = self.broker.stream(feed, request.context())
+            async with contextlib.aclosing(items):  # type: ignore[type-var]
+                async for item in items:
+                    if self.gate.stopping.is_set():
+                        raise Stopping
+                    await send(item)
+
+    def stop_waiting(self) -> None:
+        """End the calls that only wait, because the server stops."""
+        for task in list(self._waiting):
+            task.cancel()
+
+    # -- how a command runs ----------------------------------------------------------------------------------------
+
+    def _execute(self, command: Command[Any], request: Request) -> Awaitable[Any]:
+        rows = type(command).facts.rows
+        if rows is not None and not self.gate.sees_all(request, rows):
+            return self._visible(command, request)
+        return self._do(bounded(command), request)
+
+    def _do(self, command: Command[Any], request: Request) -> Awaitable[Any]:
+        handler = self._own.get(type(command))
+        if handler is not None:
+            return handler(command, request)
+        return self.broker.do(command, request.context())
+
+    async def _wait(self, command: Command[Any], request: Request) -> Any:
+        task: asyncio.Future[Any] = asyncio.ensure_future(self._execute(command, request))
+        self._waiting.add(task)
+        try:
+            with self.gate.credentials.hold(request.caller):
+                return await task
+        except BaseException as error:
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                self.return_leases(command, task.result(), request)  # granted, but the caller is gone
+            elif isinstance(error, asyncio.CancelledError) and not _is_cancelled():
+                raise Stopping from None  # it was stop_waiting that cancelled the task
+            raise
+        finally:
+            self._waiting.discard(task)
+
+    async def _look_up(self, command: Any, request: Request) -> Any:
+        """Return the answer of the call that says what this one is about. The caller must be able to see it."""
+        kind = BY_RPC[type(command).facts.lookup]
+        asked: Any = kind(**{name: getattr(command, name) for name in kind.__struct_fields__})
+        access = kind.facts.rows
+        found = await self._do(asked, request)
+        if access is not None and not self.gate.visible(request, [found], access):
+            raise HIDDEN[type(found)](found)
+        return found
+
+    async def _visible(self, command: Any, request: Request) -> Any:
+        """Run a command whose answer has rows that the caller may not see, and leave those out."""
+        facts = type(command).facts
+        access, rpc = facts.rows, facts.rpc
+        if getattr(command, "cursor", None):
+            command = msgspec.structs.replace(command, cursor=self.gate.unseal(command.cursor, request, rpc))
+        while True:
+            result = await self._do(command, request)
+            if not isinstance(result, Page):
+                if not self.gate.visible(request, [result], access):
+                    raise HIDDEN[type(result)](result)
+                return result
+            items = self.gate.visible(request, result.items, access)
+            if items or result.cursor is None:
+                return Page(items, None if result.cursor is None else self.gate.seal(result.cursor, request, rpc))
+            await asyncio.sleep(0)  # all rows of the page are hidden: let other requests run
+            command = msgspec.structs.replace(command, cursor=result.cursor)
+
+    async def _confirm(self, command: Any, request: Request, token: str | None) -> None:
+        if not token and hasattr(command, "topic"):
+            await self.broker.do(GetTopic(command.topic), request.context())  # nothing to confirm if it does not exist
+        self.gate.confirm(request, command, token)
+
+    # -- leases that nobody receives -------------------------------------------------------------------------------
+
+    def return_leases(self, command: Command[Any], result: Any, request: Request) -> None:
+        """Return the leases that a result grants, because its caller will not receive it."""
+        messages = getattr(result, "messages", None)
+        if not type(command).facts.leases or messages is None or getattr(command, "request_id", None) is not None:
+            return
+        self.release(result.topic, LeaseKeys(messages.ids, messages.tokens), request.context())
+
+    def release(self, topic: str, keys: LeaseKeys, context: Context) -> None:
+        try:
+            task = asyncio.ensure_future(self.broker.do(Release(topic, keys), context))
+        except HeaplineError:  # the topic was deleted, and its leases with it
+            return
+        self._returns.add(task)  # it outlives the request
+        task.add_done_callback(self._returned)
+
+    def _returned(self, task: asyncio.Future[Any]) -> None:
+        self._returns.discard(task)
+        if not task.cancelled():
+            task.exception()  # if the broker is closing, the leases expire on their own
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())

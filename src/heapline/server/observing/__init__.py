@@ -1,1 +1,0 @@
-"""Watching a server: metrics, traces, logs. Nothing here changes what the server does."""

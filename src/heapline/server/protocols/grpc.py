@@ -1,0 +1,248 @@
+"""The gRPC interface: every call of the contract as a method, and the streams that carry many commands.
+
+Methods are derived from the contract and the proto's descriptors (wire/protobuf.py). A request is read and parsed only
+after its sender is authenticated: 64 MB from an unauthenticated client can become 3 GB of messages. Heapline's errors
+become gRPC codes with their data in a trailer. Of any other error the client learns only that there was one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from heapline.contract.call import BY_RPC
+from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated
+from heapline.logs import Log
+from heapline.server.dispatcher import Dispatcher
+from heapline.server.gate import Request, correlation_id
+from heapline.server.protocols.enqueue_stream import enqueue_stream
+from heapline.server.protocols.pop_stream import PopStream
+from heapline.server.protocols.subscribe_stream import Subscriptions
+from heapline.wire import error_codes
+from heapline.wire.descriptors import METHODS, Method
+from heapline.wire.protobuf import request_of, response_of, wants_columns
+
+log = Log("heapline.server")
+CORRELATION = "x-correlation-id"
+CONFIRMATION = "x-confirmation"
+TEXT_MAX = 1000  # characters of a status: it travels in a header
+FIRST_MESSAGE_SECONDS = 2.0
+FIRST_MESSAGES_AT_ONCE = 8
+KNOWN_MAX = 10_000
+_first_messages = 0  # of rejected streams that are being read
+
+
+class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The methods of the service.
+
+    gRPC calls a unary handler when it has the complete request, which is up to 64 MB of memory for anyone who sends
+    one. So a client that is not known yet is served as if the method took a stream: gRPC then buffers no more than its
+    window until the handler reads. Streams cost more, so clients that were admitted recently are served as unary
+    calls. The credential is checked in both cases, so the set of known clients may be wrong; it holds hashes only.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, subscriptions: Subscriptions) -> None:
+        self._dispatcher, self._gate = dispatcher, dispatcher.gate
+        self._subscriptions = subscriptions
+        self._known: set[int] = set()
+        handlers = {name: self._handler(method) for name, method in METHODS.items()}
+        self._short = {m.path: _register(m, m.streams_in, handlers[name]) for name, m in METHODS.items()}
+        self._careful = {m.path: _register(m, True, handlers[name]) for name, m in METHODS.items()}
+
+    def service(self, handler_call_details: Any) -> Any:
+        is_known = hash(_credential(handler_call_details.invocation_metadata)) in self._known
+        return (self._short if is_known else self._careful).get(handler_call_details.method)
+
+    def _admitted(self, headers: dict[str, str]) -> None:
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known.add(hash(_credential(headers.items())))
+
+    def _rejected(self, headers: dict[str, str]) -> None:
+        self._known.discard(hash(_credential(headers.items())))
+
+    # -- the kinds of methods --------------------------------------------------------------------------------------
+
+    def _handler(self, method: Method) -> Callable[..., Any]:
+        if method.streams_in:
+            return self._stream(method)
+        return self._feed(method) if method.streams_out else self._unary(method)
+
+    def _request(self, method: Method, headers: dict[str, str], context: Any) -> Request:
+        remaining = context.time_remaining()
+        return Request(
+            self._gate,
+            "grpc",
+            method.name,
+            headers,
+            is_stream=method.streams_out,
+            peer=context.peer,
+            deadline=None if remaining is None else asyncio.get_running_loop().time() + remaining,
+        )
+
+    def _unary(self, method: Method) -> Callable[..., Any]:
+        kind: Any = BY_RPC[method.name]
+
+        async def handle(data: Any, context: Any) -> Any:
+            headers = _headers(context)
+            try:
+                async with self._request(method, headers, context) as request:
+                    message = await _read(method, data, request)
+                    command = request_of(kind).unpack(message)
+                    result = await self._dispatcher.run(command, request, headers.get(CONFIRMATION))
+                    answer = response_of(kind).pack(result, wants_columns(message))
+                if type(data) is not bytes:
+                    self._admitted(headers)
+                return answer
+            except Exception as error:
+                if isinstance(error, Unauthenticated):
+                    self._rejected(headers)
+                await _abort(context, error, method.name, headers[CORRELATION])
+
+        return handle
+
+    def _feed(self, method: Method) -> Callable[..., Any]:
+        kind: Any = BY_RPC[method.name]
+
+        async def handle(data: Any, context: Any) -> None:
+            headers = _headers(context)
+            try:
+                async with self._request(method, headers, context) as request:
+                    message = await _read(method, data, request)
+                    feed, codec, as_columns = (
+                        request_of(kind).unpack(message),
+                        response_of(kind),
+                        wants_columns(message),
+                    )
+                    self._admitted(headers)
+                    await self._dispatcher.feed(feed, request, lambda item: context.write(codec.pack(item, as_columns)))
+            except Exception as error:
+                await _abort(context, error, method.name, headers[CORRELATION])
+
+        return handle
+
+    def _stream(self, method: Method) -> Callable[..., Any]:
+        async def handle(data: Any, context: Any) -> None:
+            is_admitted, headers = False, _headers(context)
+            try:
+                async with self._request(method, headers, context) as request:
+                    self._gate.admit(request)
+                    is_admitted = True
+                    self._admitted(headers)
+                    with self._gate.credentials.hold(request.caller):
+                        answers = self._answers(method, _parse_all(method, data), request, context)
+                        async with contextlib.aclosing(answers):  # type: ignore[type-var]
+                            async for answer in answers:
+                                await context.write(answer)
+            except Exception as error:
+                if not is_admitted:
+                    await _read_first(data)
+                await _abort(context, error, method.name, headers[CORRELATION])
+
+        return handle
+
+    def _answers(
+        self, method: Method, messages: AsyncIterator[Any], request: Request, context: Any
+    ) -> AsyncIterator[Any]:
+        if method.name == "EnqueueStream":
+            return enqueue_stream(self._dispatcher, request, messages)
+        if method.name == "PopStream":
+            return PopStream(self._dispatcher, request, context.done).run(messages)
+        assert method.name == "Subscribe"
+        return self._subscriptions.open(self._dispatcher, request).run(messages)
+
+
+def _register(method: Method, streams_in: bool, handle: Callable[..., Any]) -> Any:
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    # No request deserializer: gRPC would send the parser's messages to unauthenticated clients.
+    return kinds[streams_in, method.streams_out](handle, response_serializer=_serialize)
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def _credential(headers: Any) -> tuple[Any, ...]:
+    return tuple(value for name, value in headers or () if name in ("authorization", "x-api-key"))
+
+
+def _headers(context: Any) -> dict[str, str]:
+    """Return the headers with a correlation id.
+
+    A client that sends one receives it back. Others receive one only with an error, so that good calls stay short.
+    """
+    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+    given, headers[CORRELATION] = CORRELATION in headers, correlation_id(headers.get(CORRELATION))
+    if given:
+        context.set_trailing_metadata(((CORRELATION, headers[CORRELATION]),))
+    return headers
+
+
+async def _read(method: Method, data: Any, request: Request) -> Any:
+    """Return the message of a unary request, which arrives as bytes or as a stream of one."""
+    if type(data) is not bytes:
+        data = await anext(data, None)
+        if data is None:
+            raise BadRequest("the call has no request message")
+        request.check_credential()  # a client may take long to send it
+    return _parse(method, data)
+
+
+def _parse(method: Method, data: bytes) -> Any:
+    try:
+        return method.request.FromString(data)
+    except DecodeError:
+        raise BadRequest(f"cannot decode the request as {method.request.DESCRIPTOR.full_name}") from None
+
+
+async def _parse_all(method: Method, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in stream:
+        yield _parse(method, data)
+
+
+async def _read_first(messages: Any) -> None:
+    """Read the first message of a rejected stream, without parsing it.
+
+    If the rejection cuts off a client's write, the client's gRPC reports a broken stream instead of our status. Not
+    done for many streams at a time.
+    """
+    global _first_messages
+    if _first_messages >= FIRST_MESSAGES_AT_ONCE:
+        return
+    _first_messages += 1
+    try:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+                await anext(messages, None)
+    finally:
+        _first_messages -= 1
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+async def _abort(context: Any, error: Exception, method: str, correlation_id: str) -> None:
+    """End the call with the status of an error."""
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | asyncio.InvalidStateError):
+        raise error  # from gRPC: the call has already ended
+    if isinstance(error, HeaplineError):
+        code = getattr(grpc.StatusCode, error_codes.codes_of(type(error)).grpc)
+        text = error_codes.describe(error)["text"][:TEXT_MAX]
+        trailers = ((error_codes.METADATA, error_codes.to_metadata(error)), (CORRELATION, correlation_id))
+        await context.abort(code, text, trailers)
+    log.exception("call failed", method=method, correlation_id=correlation_id)
+    await context.abort(grpc.StatusCode.INTERNAL, error_codes.INTERNAL_TEXT, ((CORRELATION, correlation_id),))

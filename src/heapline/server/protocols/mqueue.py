@@ -1,0 +1,218 @@
+"""MQueue's API at the root of the HTTP port: `POST /enqueue`, `GET /dequeue`, `POST /ack`, `POST /nack`.
+
+Names and shapes are the original's (docs/mqueue.md says what differs). What the original leaves open is decided here:
+
+*Callers* are users with a JWT, or API keys; `produce` and `consume` on `namespace/topic`, as on all interfaces.
+
+*Topics* have no call of their own. An enqueue creates those that do not exist, with default settings, by the right to
+produce; `MQueueRules` limits how many, or turns it off. A dequeue from a topic that does not exist finds nothing,
+because its producer may not have started yet. If enqueues do not create topics, an unknown topic is an error: 404.
+
+*An enqueue* is atomic, even over several topics (atomic_enqueue.py). Its items are checked before a topic is created. A
+request that is sent again because its answer was lost is enqueued twice, unless its items have an `idempotency_key`.
+
+*Leases.* A dequeue leases to the holder `mqueue:<subject>`. An ack or nack looks up the message's lease and uses its
+token, if the caller's subject holds it; otherwise 409, and nothing changes. There is no race: a lease that ends
+meanwhile takes its token with it. The holder is stored with the lease, so a restart changes nothing. Workers that share
+a subject share their leases; a `lease_token` tells them apart, and is required in addition to the subject.
+
+*A repeated ack* gets 409 without a token, because it cannot be told from an ack of a message that another worker did;
+with its `lease_token` it succeeds as long as the engine remembers it.
+
+*Rates* are counted after the caller is authenticated and before anything is done, so a rejected call changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+
+from heapline.clock import Clock, SystemClock
+from heapline.contract.broker import Broker
+from heapline.contract.check import build
+from heapline.contract.columns import pack
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import BadRequest, LeaseLost, PayloadTooLarge, TopicExists, TopicNotFound
+from heapline.contract.leases import Ack, GetLease, LeaseKeys, Nack, Pop
+from heapline.contract.message import Enqueued, Outgoing
+from heapline.contract.messages import EnqueueBatch, check_messages, pack_messages
+from heapline.contract.topics import CreateTopic, ListTopics
+from heapline.logs import Log
+from heapline.server.dispatcher import Dispatcher
+from heapline.server.gate import Request
+from heapline.server.protocols import mqueue_shapes as shapes
+from heapline.server.protocols.atomic_enqueue import AtomicEnqueue
+from heapline.server.protocols.exchange import Exchange, read_json
+from heapline.server.protocols.http import Page
+from heapline.server.protocols.mqueue_limits import MQueueRules, NamespaceRates
+
+Shares = dict[str, list[Outgoing]]
+INTERFACE = "mqueue"
+ATOMIC_BYTES_MAX = 15 << 20  # of the messages for one new topic: a broker writes about as much at once
+MESSAGE_BYTES = 200  # of a message besides its payload, generously
+NO_STORE = {"cache-control": "no-store"}  # a cache must not answer a GET that leases
+log = Log("heapline.server")
+
+
+class MQueue:
+    def __init__(self, dispatcher: Dispatcher, rules: MQueueRules, clock: Clock | None = None) -> None:
+        rules.validate()
+        self._dispatcher, self.rules = dispatcher, rules
+        self._broker: Broker = dispatcher.broker
+        self._atomic = AtomicEnqueue(self._broker)
+        self._rates = NamespaceRates(rules, (clock or SystemClock()).boot_ms)
+        self._creating = asyncio.Lock()  # two at a time could exceed the limit
+
+    def routes(self) -> dict[tuple[str, str], Page]:
+        return {
+            ("POST", "/enqueue"): self.enqueue,
+            ("GET", "/dequeue"): self.dequeue,
+            ("POST", "/ack"): self.ack,
+            ("POST", "/nack"): self.nack,
+        }
+
+    def _request(self, rpc: str, exchange: Exchange) -> Request:
+        return Request(self._dispatcher.gate, INTERFACE, rpc, exchange.headers)
+
+    async def _body(self, kind: Any, exchange: Exchange, request: Request) -> Any:
+        data = await exchange.body()
+        request.check_credential()  # a client may take long to send it
+        return read_json(kind, data)
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, exchange: Exchange) -> None:
+        async with self._request("EnqueueBatch", exchange) as request:
+            items = await self._body(list[shapes.Item], exchange, request)
+            if not items:
+                raise BadRequest("nothing to enqueue; send an array of items")
+            names: dict[tuple[str, str], str] = {}
+            shares: Shares = {}
+            for item in items:
+                place = (item.namespace, item.topic)
+                if place not in names:
+                    shares[names.setdefault(place, shapes.topic_of(*place))] = []
+                shares[names[place]].append(item.outgoing())
+            self._admit(shares, request)
+            results = {topic: iter(found) for topic, found in (await self._enqueue(shares, request)).items()}
+            ids = [next(results[names[item.namespace, item.topic]]).id for item in items]
+        await exchange.respond(msgspec.json.encode(ids))
+
+    def _admit(self, shares: Shares, request: Request) -> None:
+        gate = self._dispatcher.gate
+        for messages in shares.values():
+            check_messages(messages, atomic=True)
+        first, *others = [EnqueueBatch(topic, pack_messages(messages)) for topic, messages in shares.items()]
+        for command in others:
+            gate.check(request, command)
+        gate.admit(request, first)
+        self._rates.take({shapes.namespace_of(topic) for topic in shares})
+
+    async def _enqueue(self, shares: Shares, request: Request) -> dict[str, list[Enqueued]]:
+        try:
+            return await self._atomic.enqueue(shares, request.context())
+        except TopicNotFound:
+            if not self.rules.creates_topics:
+                raise
+        await self._create_topics(shares, request)
+        return await self._atomic.enqueue(shares, request.context())
+
+    async def _create_topics(self, shares: Shares, request: Request) -> None:
+        async with self._creating:
+            existing = await self._topics()
+            for topic, messages in shares.items():
+                _check_sizes(topic, messages, existing.get(topic) or TopicConfig())
+            new = [topic for topic in shares if topic not in existing]
+            self.rules.check_room(map(shapes.namespace_of, new), map(shapes.namespace_of, existing))
+            for topic in new:
+                with contextlib.suppress(TopicExists):  # created by another caller, with other settings
+                    await self._broker.do(CreateTopic(topic), request.context())
+                log.info("topic created by an enqueue", topic=topic, subject=request.caller.subject)
+
+    async def _topics(self) -> dict[str, TopicConfig]:
+        """Return the settings of all topics, whether the caller may see them or not: they count towards the limits."""
+        found: dict[str, TopicConfig] = {}
+        cursor: str | None = None
+        while True:
+            page = await self._broker.do(ListTopics(cursor))
+            found |= {info.name: info.config for info in page.items}
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    async def dequeue(self, exchange: Exchange) -> None:
+        async with self._request("Pop", exchange) as request:
+            wanted = build(shapes.Dequeue, exchange.query(), lax=True)
+            name = shapes.topic_of(wanted.namespace, wanted.topic)
+            command = Pop(name, wanted.limit, holder=holder_of(request), request_id=wanted.request_id)
+            self._dispatcher.gate.check(request, command)
+            self._rates.take([wanted.namespace])
+            try:
+                leased = await self._dispatcher.run(command, request)
+            except TopicNotFound:
+                if not self.rules.creates_topics:
+                    raise
+                leased = None
+            found = [] if leased is None or leased.messages is None else shapes.delivered(leased.messages)
+        await exchange.respond(msgspec.json.encode(found), headers=NO_STORE)
+
+    async def ack(self, exchange: Exchange) -> None:
+        async with self._request("Ack", exchange) as request:
+            wanted = await self._body(shapes.Ack, exchange, request)
+            name, keys = await self._own_lease(wanted, request)
+            settled = await self._dispatcher.step(Ack(name, keys), request)
+            if settled.lost:
+                raise LeaseLost(settled.lost, name)
+        await exchange.respond(b"{}")
+
+    async def nack(self, exchange: Exchange) -> None:
+        async with self._request("Nack", exchange) as request:
+            wanted = await self._body(shapes.Nack, exchange, request)
+            name, keys = await self._own_lease(wanted, request)
+            reason = (wanted.error or "")[: shapes.ERROR_CHARACTERS_MAX] or None
+            settled = await self._dispatcher.step(Nack(name, keys, reason=reason), request)
+            if settled.lost:
+                raise LeaseLost(settled.lost, name)
+        await exchange.respond(b"{}")
+
+    async def _own_lease(self, wanted: Any, request: Request) -> tuple[str, LeaseKeys]:
+        """Admit the request, and return the lease that an ack or nack is about if the caller holds it."""
+        name = shapes.topic_of(wanted.namespace, wanted.topic)
+        id = shapes.whole(wanted.id)
+        token = None if wanted.lease_token is None else shapes.whole(wanted.lease_token, "lease_token")
+        lookup = GetLease(name, id)
+        self._dispatcher.gate.admit(request, lookup)
+        self._rates.take([wanted.namespace])
+        try:
+            lease = await self._broker.do(lookup)  # as the server itself: the holder is not the caller's subject
+        except TopicNotFound:
+            raise LeaseLost([id], name) from None
+        if lease.token is None and token is not None:
+            return name, _keys(id, token)  # perhaps acked before: the engine remembers tokens for a while
+        if lease.token is None or lease.holder != holder_of(request) or token not in (None, lease.token):
+            raise LeaseLost([id], name)
+        return name, _keys(id, lease.token)
+
+
+def _check_sizes(topic: str, messages: list[Outgoing], config: TopicConfig) -> None:
+    """Raise if a topic with these settings would reject the messages: it is not created for them then."""
+    limit, size = config.max_payload_bytes, 0
+    for message in messages:
+        size += len(message.payload) + MESSAGE_BYTES
+        if len(message.payload) > limit:
+            raise PayloadTooLarge(len(message.payload), limit, topic)
+    if size > ATOMIC_BYTES_MAX:
+        raise BadRequest(f"{size} bytes for topic {topic!r} are over the {ATOMIC_BYTES_MAX} of one request; split it")
+
+
+def _keys(id: int, token: int) -> LeaseKeys:
+    return LeaseKeys(pack((id,)), pack((token,)))
+
+
+def holder_of(request: Request) -> str:
+    return f"{INTERFACE}:{request.caller.subject}"

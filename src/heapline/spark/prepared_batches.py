@@ -1,0 +1,254 @@
+"""Write rows as messages of a prepared batch: what a task does, and how the driver commits it.
+
+*A task* prepares its rows as parts that belong to its own attempt. *The driver* commits, in one step, exactly the parts
+of the attempts that succeeded according to Spark; the same step drops all other parts. A stream, or a write with
+txnAppId, commits as a version of a sink, and the broker remembers the last version of a sink forever. So a batch that
+Spark repeats, under any attempts, changes nothing. A task that finds its batch already committed sends no more rows.
+
+Nothing here knows Spark's classes; sink.py adapts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heapline.client.transports.blocking_grpc import BlockingGrpc, Started
+from heapline.contract.batches import AbortBatch, CommitBatch, PrepareBatch, Prepared, Share
+from heapline.contract.errors import BadRequest, BatchDecided, UnknownPart
+from heapline.contract.fields import NAME_BYTES_MAX
+from heapline.contract.topics import ListTopics
+from heapline.spark.bad_records import BadFile, add_bad_rows, publish
+from heapline.spark.enqueue_rows import Shares, TopicLimits, validate
+from heapline.spark.target import calls_of
+from heapline.spark.write_options import WriteOptions
+
+WINDOW = 3  # prepares in flight per task
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The unit of a commit, and the sink and version that it is committed as, if any."""
+
+    id: str
+    sink: str | None = None
+    version: int | None = None
+
+
+def stream_batch(query_id: str | None, batch_id: str | int | None) -> Batch:
+    if not query_id or batch_id is None:
+        raise BadRequest(
+            "Spark does not report which query and batch this is, so it cannot be written exactly once; write it with "
+            "foreachBatch and the options txnAppId and txnVersion"
+        )
+    return Batch(f"spark.{query_id}.{batch_id}", f"query:{query_id}", int(batch_id))
+
+
+def write_batch(txn: tuple[str, int] | None, topic: str | None = None) -> Batch:
+    """Return the batch of a batch write to `topic`; None if each row names its topic."""
+    if txn is None:
+        return Batch(f"spark.{secrets.token_hex(16)}")
+    app, version = txn
+    sink = txn_sink(app, topic)
+    return Batch(f"spark.txn.{hashlib.sha256(sink.encode()).hexdigest()[:40]}.{version}", sink, version)
+
+
+def txn_sink(app: str, topic: str | None) -> str:
+    """Return the name of the sink for writes under a txnAppId to one topic.
+
+    As with Delta tables, each topic has its own versions, so a foreachBatch can write to several topics under one name.
+    A topic cannot be named "*", and its name cannot contain "@" or "#".
+
+    >>> txn_sink("nightly-load", "orders"), txn_sink("nightly-load", None)
+    ('txn:nightly-load@orders', 'txn:nightly-load@*')
+    """
+    name = f"txn:{app}@{topic or '*'}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:40]
+    candidates = (name, f"txn:{app}@#{digest}", f"txn:#{digest}")
+    return next(candidate for candidate in candidates if len(candidate.encode()) <= NAME_BYTES_MAX)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The parts that a task has prepared."""
+
+    batch: Batch
+    prefix: str
+    parts: int
+    rows: int
+    bad: BadFile | None = None
+
+    def names(self) -> list[str]:
+        return [part_name(self.prefix, number) for number in range(self.parts)]
+
+
+def part_name(prefix: str, number: int) -> str:
+    return f"{prefix}.{number}"
+
+
+# -- in a task ---------------------------------------------------------------------------------------------------------
+
+
+def write(options: WriteOptions, batch: Batch, batches: Iterable[Any], partition: int, attempt: int) -> Written:
+    """Prepare the rows of a task. On return they are durable, and not yet visible."""
+    calls = calls_of(options.target)
+    task = _WriteTask(options, batch, calls, PartSender(calls, batch.id, partition, attempt))
+    try:
+        for rows in batches:
+            task.add(rows)
+            if task.is_over:
+                break
+        return task.finish()
+    except BaseException:
+        task.cancel()
+        raise
+    finally:
+        calls.close()
+
+
+class _WriteTask:
+    def __init__(self, options: WriteOptions, batch: Batch, calls: BlockingGrpc, sender: PartSender) -> None:
+        self._options, self._batch, self._sender = options, batch, sender
+        self._topics = _TopicCache(calls)
+        self._bad: BadFile | None = None
+        self._rows = self._seen = 0
+        self._decided = False  # the batch was committed before, and Spark repeats it
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more rows need to be read.
+
+        Bad rows are collected again even for a committed batch: the driver that committed it may have been killed
+        before it published their files.
+        """
+        return self._decided and self._options.bad_records is None
+
+    def add(self, rows: Any) -> None:
+        valid, bad = validate(rows, self._options.topic, self._topics)
+        if bad:
+            where = self._options.bad_records
+            self._bad = add_bad_rows(self._bad, where, self._batch.id, self._sender.prefix, rows, bad, self._seen)
+        self._seen += rows.num_rows
+        for count, shares in () if self._decided else valid.parts():
+            try:
+                self._sender.send(shares)
+            except BatchDecided:
+                self._decided = True
+                break
+            self._rows += count
+
+    def finish(self) -> Written:
+        with contextlib.suppress(BatchDecided):
+            self._sender.finish()
+        bad = None if self._bad is None else self._bad.closed()
+        return Written(self._batch, self._sender.prefix, self._sender.parts, self._rows, bad)
+
+    def cancel(self) -> None:
+        self._sender.cancel()
+        if self._bad is not None:
+            self._bad.discard()
+
+
+class PartSender:
+    """Prepares the parts of one task attempt, a few at a time, so that server and task work in parallel.
+
+    The name of a part is unique to its attempt, and a prepare can be repeated, so a call whose response was lost is
+    sent again. The server drops parts that are never committed after its batch_timeout.
+    """
+
+    def __init__(self, calls: BlockingGrpc, batch_id: str, partition: int, attempt: int) -> None:
+        self._calls, self._batch_id = calls, batch_id
+        self.prefix = f"{partition}.{attempt}.{secrets.token_hex(6)}"
+        self._in_flight: deque[Started[Prepared]] = deque()
+        self.parts = 0
+
+    def send(self, shares: Shares) -> None:
+        """Start sending a part. Raises the error of an earlier part, if one failed."""
+        command = PrepareBatch(
+            self._batch_id,
+            part_name(self.prefix, self.parts),
+            [Share(topic, messages) for topic, messages in shares],
+            without_results=True,
+        )
+        self.parts += 1
+        while len(self._in_flight) >= WINDOW:
+            self._wait()
+        self._in_flight.append(self._calls.begin(command))
+
+    def _wait(self) -> None:
+        self._in_flight.popleft().result()  # retries until it succeeds or raises the server's error
+
+    def finish(self) -> None:
+        """Wait until all parts are durable."""
+        while self._in_flight:
+            self._wait()
+
+    def cancel(self) -> None:
+        for started in self._in_flight:
+            started.cancel()
+        self._in_flight.clear()
+
+
+class _TopicCache:
+    """The limits of topics, fetched when a topic first occurs."""
+
+    def __init__(self, calls: BlockingGrpc) -> None:
+        self._calls = calls
+        self._known: dict[str, TopicLimits] = {}
+        self._requested: set[str] = set()
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, TopicLimits]:
+        if not self._requested.issuperset(names):
+            self._requested.update(names)
+            infos = self._calls.every(ListTopics())
+            self._known |= {info.name: TopicLimits.of(info) for info in infos if info.name in self._requested}
+        return self._known
+
+
+# -- on the driver -----------------------------------------------------------------------------------------------------
+
+
+def commit(options: WriteOptions, batch: Batch, written: Sequence[Written]) -> int:
+    """Commit the batch and return how many messages it has."""
+    parts = [name for each in written for name in each.names()]
+    calls = calls_of(options.target)
+    try:
+        command = CommitBatch(batch.id, parts, batch.sink, batch.version)
+        count: int = calls.do(command).count
+    except UnknownPart as error:
+        raise PartsDropped(error.batch_id, error.part) from None
+    finally:
+        calls.close()
+    publish(options.bad_records, batch.id, [each.bad for each in written if each.bad is not None])
+    return count
+
+
+def abort(options: WriteOptions, batch: Batch, written: Sequence[Written]) -> None:
+    """Drop the prepared parts. Parts that a task prepares later are dropped by the next commit or the timeout."""
+    for each in written:
+        if each.bad is not None:
+            each.bad.discard()
+    calls = calls_of(options.target)
+    try:
+        calls.do(AbortBatch(batch.id))
+    except BatchDecided:
+        pass  # it was committed already
+    finally:
+        calls.close()
+
+
+class PartsDropped(UnknownPart):
+    """Prepared parts no longer exist at commit."""
+
+    def __init__(self, batch_id: str, part: str) -> None:
+        super().__init__(batch_id, part)
+        self.args = (
+            f"nothing was committed: part {part!r} of batch {batch_id!r} was prepared but no longer exists. Either the "
+            "batch was aborted elsewhere, or the commit came later than the server's batch_timeout (default: one day) "
+            "after the last part. Write the batch again; if batches take this long, increase batch_timeout",
+        )

@@ -1,0 +1,1 @@
+"""The views of the format `heapline` as Arrow batches."""

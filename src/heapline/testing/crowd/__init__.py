@@ -1,1 +1,0 @@
-"""The simulator of a crowd: many real managers in virtual time, on a store and in processes that misbehave."""

@@ -1,0 +1,659 @@
+"""JSON forms of commands and results: twins of the structs, derived from their types, that people can read and write.
+
+    columns                     a list of rows
+    id of a message (int)       `message_id`, a ULID, and `id`, digits; JavaScript rounds numbers over 2^53
+    token of a lease            `lease_token`, digits
+    payload                     one of `payload` (base64), `payload_text` and `payload_json`
+    enqueued_ms, deadline_ms    `enqueued_at`, `deadline`, as RFC 3339
+    rows of partitions          {"0": [17, 18]}
+    position in a log           "earliest", "latest", an offset, {"0": 1200}, or a time
+    batches of a stream         `rows`, each with its `partition`
+    error                       {"error", "text", "facts"}
+
+A struct without any of these is its own form.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import cache, cached_property
+from itertools import groupby
+from operator import attrgetter
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
+
+from heapline.contract.call import Call
+from heapline.contract.columns import Columns, pack, unpack
+from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.fields import INT64_MAX
+from heapline.contract.groups import (
+    PartitionBatch,
+    PartitionRows,
+    Position,
+    StreamRow,
+    StreamRows,
+    pack_offsets,
+    place_of,
+    position,
+    unpack_offsets,
+)
+from heapline.contract.ids import parse_id, suffix_of, to_ulid
+from heapline.contract.leases import Extended, LeaseKeys, Settled
+from heapline.contract.message import EPOCH, DlqFilter, Enqueued, LogEvent, LogFrame, Outgoing, TopicInfo, from_ms
+from heapline.contract.messages import EnqueuedBatch
+from heapline.contract.results import enqueued, pack_enqueued
+from heapline.contract.schedules import ScheduleInfo
+from heapline.contract.stream import GroupInfo
+from heapline.contract.topics import TopicSettings
+from heapline.wire import error_codes
+from heapline.wire.rows import MAY_NAME_FILES, columns_of, rows_of
+
+PayloadAs = Literal["base64", "text", "json"]
+Ulid = Annotated[
+    str, Meta(max_length=64, description="the message's id, a ULID", examples=["01JGXV0Z000000000000000000"])
+]
+Digits = Annotated[str, Meta(max_length=64, description="the same id as digits of an integer")]
+AnyId = Annotated[str, Meta(max_length=64, description="the message's id, a ULID or digits")]
+Token = Annotated[str, Meta(max_length=64, description="the lease's token, as the pop returned it", examples=["42"])]
+Base64 = Annotated[bytes | UnsetType, Meta(description="any bytes, in base64", examples=["aGVsbG8="])]
+Text = Annotated[str | UnsetType, Meta(description="text, stored as UTF-8", examples=["hello"])]
+Json = Annotated[Raw | UnsetType, Meta(description="any JSON, stored as it is written", examples=[{"order": 7}])]
+Place = Annotated[
+    str | int | dict[str, int],
+    Meta(
+        description='"earliest", "latest", a time (RFC 3339), an offset of each partition, or {partition: offset}',
+        examples=["earliest", "2030-01-31T12:00:00Z", {"0": 1200}],
+    ),
+]
+Rows = Annotated[
+    dict[str, list[int]],
+    Meta(description="offsets of rows, by the number of their partition", examples=[{"0": [17, 18]}]),
+]
+ONE_PAYLOAD = "give exactly one of payload (base64), payload_text and payload_json"
+_MS = timedelta(milliseconds=1)
+_WIDE = ("i8", "u8")  # numpy types whose numbers JavaScript rounds
+#: Structs whose fields are among those of the command that has them.
+INLINE: dict[Any, tuple[str, ...]] = {TopicSettings: ("POST", "PATCH"), DlqFilter: ("GET",)}
+#: Properties that answers show as well.
+COMPUTED: dict[Any, tuple[tuple[str, Any], ...]] = {
+    ScheduleInfo: (("state", str),),
+    GroupInfo: (("lag", int),),
+}
+
+
+class JsonOptions(Struct, frozen=True, kw_only=True):
+    """Options of the HTTP interface, which are not fields of a command."""
+
+    payload_as: PayloadAs = "base64"
+    tell_lost: bool = False
+    force: bool = False
+    confirmation: str | None = None
+    id_suffix: int = 0  # of the topic whose result is written; not an option of a request
+
+
+PLAIN = JsonOptions()
+
+
+class ErrorResponse(Struct, frozen=True, kw_only=True):
+    """An error."""
+
+    error: Annotated[str, Meta(description="class of the error", examples=["TopicNotFound"])]
+    text: Annotated[str, Meta(description="what happened, and what to do")]
+    facts: Annotated[dict[str, Any], Meta(description="data of the error", examples=[{"topic": "jobs"}])] = {}
+
+
+def error_response(error: Any) -> ErrorResponse:
+    """Describe an error; ids are digits."""
+    described = error_codes.describe(error)
+    facts = described["facts"]
+    if "lost" in facts:
+        facts = facts | {"lost": list(map(str, facts["lost"]))}
+    return ErrorResponse(error=described["error"], text=described["text"], facts=facts)
+
+
+def read_error(response: ErrorResponse, code: str = "UNKNOWN") -> HeaplineError:
+    """Return the error that was described; `code` is the gRPC name for a class that this version does not know."""
+    facts = response.facts
+    if isinstance(facts.get("lost"), list):
+        facts = facts | {"lost": [int(id) for id in facts["lost"]]}
+    return error_codes.rebuild({"error": response.error, "facts": facts, "text": response.text}, code)
+
+
+class Form:
+    """The JSON form of a struct: a type that msgspec encodes and decodes, and the way there and back."""
+
+    def __init__(self, kind: Any, parts: dict[str, Part], twin: Any, computed: tuple[str, ...] = ()) -> None:
+        self.kind, self.parts, self.twin, self.computed = kind, parts, twin, computed
+        self.has_payload = any(part.has_payload for part in parts.values())
+
+    @cached_property
+    def write(self) -> Callable[..., Any]:
+        """Return the twin of a struct; called with the struct and the options."""
+        if self.twin is self.kind:
+            return lambda value, options=PLAIN: value
+        return self._compiled["write"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def read(self) -> Callable[[Any], Any]:
+        """Return the struct of a twin."""
+        if self.twin is self.kind:
+            return lambda twin: twin
+        return self._compiled["read"]  # type: ignore[no-any-return]
+
+    def read_with(self, twin: Any, given: dict[str, Any]) -> Any:
+        """Return the struct of a twin and of fields that are not in it."""
+        return self._compiled["read_with"](twin, given)
+
+    @cached_property
+    def _compiled(self) -> dict[str, Any]:
+        """Compiled, because rows of a batch pass through here one by one."""
+        names: dict[str, Any] = {"kind": self.kind, "twin": self.twin, "PLAIN": PLAIN}
+        writes, reads = [f"{name}=v.{name}" for name in self.computed], []
+        for i, (name, part) in enumerate(self.parts.items()):
+            names[f"w{i}"], names[f"r{i}"] = part.write, part.read
+            reads.append(f"{name}=t.{name}" if part.is_same else f"{name}=r{i}(t)")
+            if part.is_same:
+                writes.append(f"{name}=v.{name}")
+            elif callable(part.write):
+                writes.append(f"**w{i}(v.{name}, o)")
+            else:
+                names |= {f"w{i}_{other}": write for other, write in part.write.items()}
+                writes += [f"{other}=w{i}_{other}(v.{name}, o)" for other in part.write]
+        names["replace"] = replace
+        suffix = "\n if v.id_suffix: o = replace(o, id_suffix=v.id_suffix)" if "id_suffix" in self.parts else ""
+        exec(f"def write(v, o=PLAIN):{suffix}\n return twin({', '.join(writes)})", names)
+        exec(f"def read(t): return kind({', '.join(reads)})", names)
+        exec(f"def read_with(t, given): return kind({', '.join([*reads, '**given'])})", names)
+        return names
+
+
+class Part(NamedTuple):
+    """One field of a struct, as the fields that its JSON form has for it."""
+
+    fields: list[Any]  # as defstruct takes them
+    write: Any  # (value, options) -> the values of these fields by name; or such a function per field, which is faster
+    read: Callable[[Any], Any]
+    has_payload: bool = False
+    is_same: bool = False  # has the same name and type in JSON
+
+
+class Conversion(NamedTuple):
+    """A type, the type that it has in JSON, and the way there and back."""
+
+    type: Any
+    write: Callable[[Any, JsonOptions], Any]
+    read: Callable[[Any], Any]
+    has_payload: bool = False
+
+
+@cache
+def request_form(kind: type[Call[Any]], method: str, outside: tuple[str, ...], options: tuple[str, ...]) -> Form:
+    """Return the form of a command. `outside` are fields in the path; `options` are added to the others."""
+    parts: dict[str, Part] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name not in outside:
+            parts[field.name] = _request_part(field, method)
+    extra = [f for f in _fields_of(JsonOptions) if f[0] in options]
+    twin = _define(kind, [f for part in parts.values() for f in part.fields] + extra, is_request=True)
+    return Form(kind, parts, twin)
+
+
+@cache
+def result_form(kind: Any) -> Form:
+    """Return the form of a result."""
+    return _form(kind, False)
+
+
+def to_json(value: Any, payload_as: PayloadAs = "base64") -> Any:
+    """Return a result as the HTTP interface writes it, for msgspec to encode."""
+    kind: Any = type(value)
+    return result_form(kind).write(value, JsonOptions(payload_as=payload_as))
+
+
+@cache
+def message_form() -> Form:
+    """Return the form of a message to enqueue, as a line of a file has it."""
+    return _form(Outgoing, True)
+
+
+@cache
+def _form(kind: Any, is_request: bool, /) -> Form:
+    parts = {field.name: _part(kind, field, is_request) for field in msgspec.structs.fields(kind)}
+    computed = () if is_request else COMPUTED.get(kind, ())
+    if all(part.is_same for part in parts.values()) and not computed and not get_args(kind):
+        return Form(kind, parts, kind)
+    fields = [field for part in parts.values() for field in part.fields]
+    fields += [(name, hint | UnsetType, UNSET) for name, hint in computed]
+    return Form(kind, parts, _define(kind, fields, is_request), tuple(name for name, _ in computed))
+
+
+def _define(kind: Any, fields: list[Any], is_request: bool) -> Any:
+    plain = get_origin(kind) or kind
+    name = "".join(argument.__name__ for argument in get_args(kind)) + plain.__name__  # MessageInfoPage
+    if not is_request:
+        fields = [_always_written(*field) for field in fields]
+    twin = msgspec.defstruct(
+        name, fields, kw_only=True, omit_defaults=True, forbid_unknown_fields=is_request, module=__name__
+    )
+    twin.__doc__ = plain.__doc__
+    return twin
+
+
+def _always_written(name: str, hint: Any, default: Any = NODEFAULT) -> Any:
+    """Numbers and flags appear in answers even if they have their default, which a factory hides from msgspec."""
+    if default is NODEFAULT:
+        return (name, hint)
+    return (name, hint, msgspec.field(default_factory=lambda: default) if isinstance(default, int | float) else default)
+
+
+def _fields_of(kind: Any) -> list[Any]:
+    return [(f.name, f.type, _default(f)) for f in msgspec.structs.fields(kind)]
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default is not NODEFAULT else msgspec.field(default_factory=field.default_factory)
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+def _request_part(field: Any, method: str) -> Part:
+    inner = next((k for k, methods in INLINE.items() if _mentions(field.type, k) and method in methods), None)
+    return _part(None, field, is_request=True) if inner is None else _inline(field, inner)
+
+
+def _mentions(hint: Any, kind: Any) -> bool:
+    return hint is kind or kind in get_args(hint)
+
+
+def _inline(field: Any, kind: Any) -> Part:
+    """The fields of a struct among those of the command."""
+    form = _form(kind, True)
+    names = [name for part in form.parts.values() for name, *_ in part.fields]
+
+    def write(value: Any, options: JsonOptions) -> dict[str, Any]:
+        return {} if value is None else {n: getattr(form.write(value, options), n) for n in names}
+
+    def read(twin: Any) -> Any:
+        found = {name: part.read(twin) for name, part in form.parts.items()}
+        found = {name: value for name, value in found.items() if value is not UNSET and value is not None}
+        return kind(**found) if found else field.default
+
+    return Part([f for part in form.parts.values() for f in part.fields], write, read)
+
+
+def _part(owner: Any, field: Any, is_request: bool) -> Part:
+    name, hint = field.name, field.type
+    plain = _plain(hint)
+    if name == "payload" and plain is bytes:
+        return _payload_part(field, is_request)
+    if name == "id" and plain is int:
+        return _id_part(is_request)
+    if name == "id_suffix":
+        return _suffix_part(owner)
+    if name == "token" and plain is int:
+        return _renamed("lease_token", Conversion(Token, lambda v, _: str(v), _read_token), field)
+    if name in ("enqueued_ms", "deadline_ms") and plain is int:
+        return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], _INSTANT_MS, field)
+    if name == "lost" and owner in (Settled, Extended):
+        return _renamed(name, Conversion(list[Digits], lambda v, _: list(map(str, v)), _read_ids), field)
+    if name == "deadline_ms" and owner is Extended:
+        return _renamed("deadlines", _DEADLINES, field)
+    if name == "batches" and get_args(hint) == (PartitionBatch,):
+        return _batches_part()
+    if plain is LeaseKeys:
+        return _leases_part()
+    if (owner, name) in MAY_NAME_FILES:
+        return _renamed(name, Conversion(str, lambda v, _: error_codes.without_paths(v), lambda v: v), field)
+    if name == "columns" and owner is LogEvent:
+        return _renamed(name, Conversion(dict[str, Any], lambda v, _: _log_out(v), _log_in), field)
+    conversion = conversion_of(hint, is_request)
+    if conversion is not None and not is_request and isinstance(plain, type) and issubclass(plain, Columns):
+        write = conversion.write  # no messages are an empty list
+        return Part(
+            [(name, conversion.type)],
+            {name: lambda v, o: [] if v is None else write(v, o)},
+            lambda t: conversion.read(getattr(t, name)) if getattr(t, name) or field.required else field.default,
+            conversion.has_payload,
+        )
+    if conversion is not None:
+        return _renamed(name, conversion, field)
+    return Part(
+        [(name, hint) if field.required else (name, hint, _default(field))],
+        lambda value, _: {name: value},
+        lambda twin: getattr(twin, name),
+        is_same=True,
+    )
+
+
+def _renamed(name: str, conversion: Conversion, field: Any) -> Part:
+    """A field of another type, and perhaps another name."""
+    write, read = conversion.write, conversion.read
+    if field.required:
+        value = attrgetter(name)
+        return Part([(name, conversion.type)], {name: write}, lambda t: read(value(t)), conversion.has_payload)
+
+    def write_given(value: Any, options: JsonOptions) -> dict[str, Any]:
+        is_absent = value is None or value is UNSET or value is field.default
+        return {} if is_absent else {name: write(value, options)}
+
+    def read_given(twin: Any) -> Any:
+        value = getattr(twin, name)
+        return _absent(field) if value is UNSET or value is None else read(value)
+
+    nullable = conversion.type | UnsetType if field.default is UNSET else conversion.type | UnsetType | None
+    return Part([(name, nullable, UNSET)], write_given, read_given, conversion.has_payload)
+
+
+def _absent(field: Any) -> Any:
+    """Return the value of a field that was not given."""
+    if field.default_factory is not NODEFAULT:
+        return field.default_factory()
+    return None if field.required else UNSET if field.default is NODEFAULT else field.default
+
+
+def _payload_part(field: Any, is_request: bool) -> Part:
+    def write(payload: Any, options: JsonOptions) -> dict[str, Any]:
+        return {} if payload is None else show_payload(payload, options.payload_as)
+
+    def read(twin: Any) -> Any:
+        payload, text, raw = twin.payload, twin.payload_text, twin.payload_json
+        count = (payload is not UNSET) + (text is not UNSET) + (raw is not UNSET)
+        if count > 1 or (is_request and field.required and not count):
+            raise BadRequest(ONE_PAYLOAD)
+        if payload is not UNSET:
+            return payload
+        if text is not UNSET:
+            return text.encode()
+        return _raw_json(raw) if count else _absent(field)
+
+    fields: list[Any] = [("payload", Base64, UNSET), ("payload_text", Text, UNSET), ("payload_json", Json, UNSET)]
+    return Part(fields, write, read, has_payload=True)
+
+
+def _raw_json(raw: Any) -> bytes:
+    content = bytes(raw)
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("payload_json is not UTF-8") from None
+    return content
+
+
+def show_payload(payload: bytes, payload_as: PayloadAs) -> dict[str, Any]:
+    """Return a payload as the caller wants to see it, or in base64 if it is not text or JSON."""
+    if payload_as == "base64":
+        return {"payload": payload}
+    try:
+        text = payload.decode()
+        if payload_as == "text":
+            return {"payload_text": text}
+        msgspec.json.decode(payload)
+    except (ValueError, RecursionError):
+        return {"payload": payload}
+    return {"payload_json": Raw(payload)}
+
+
+def _id_part(is_request: bool) -> Part:
+    if is_request:
+        return Part([("message_id", AnyId)], {"message_id": lambda v, _: str(v)}, lambda t: parse_id(t.message_id)[0])
+    return Part(
+        [("message_id", Ulid), ("id", Digits)],
+        {"message_id": lambda v, o: to_ulid(v, o.id_suffix), "id": lambda v, _: str(v)},
+        lambda t: int(t.id),
+    )
+
+
+def _suffix_part(owner: Any) -> Part:
+    """The topic's part of ULIDs: visible in them, and as digits where a result may have none."""
+    if owner in (TopicInfo, LogFrame):
+        fields: list[Any] = [("id_suffix", Annotated[str, Meta(description="end of the topic's ULIDs, digits")], "0")]
+        return Part(fields, {"id_suffix": lambda v, _: str(v)}, lambda t: int(t.id_suffix))
+    return Part([], lambda _, __: {}, _suffix_in)
+
+
+def _suffix_in(twin: Any) -> int:
+    rows = getattr(twin, "messages", None) or getattr(twin, "rows", None) or [twin]
+    return suffix_of(getattr(rows[0], "message_id", None))
+
+
+def _read_token(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= INT64_MAX:
+        return int(text)
+    raise BadRequest(f"lease_token must be the one that a pop returned with the message, got {text[:40]!r}")
+
+
+def _read_ids(ids: list[str]) -> list[int]:
+    return [int(id) for id in ids]
+
+
+def _leases_part() -> Part:
+    """One lease (`message_id` and `lease_token`), or many (`leases`)."""
+    row: Any = LeaseKeys.row
+    form = _form(row, True)
+
+    def write(keys: Any, options: JsonOptions) -> dict[str, Any]:
+        return {"leases": [form.write(row, options) for row in rows_of(keys)]}
+
+    def read(twin: Any) -> Any:
+        is_one = twin.message_id is not UNSET and twin.lease_token is not UNSET
+        is_none = twin.message_id is UNSET and twin.lease_token is UNSET
+        if is_one == is_none or is_one == (twin.leases is not UNSET):
+            raise BadRequest("give message_id and lease_token, or a list of such pairs in leases")
+        return columns_of(LeaseKeys, [form.read(row) for row in ([twin] if is_one else twin.leases)])
+
+    many: Any = Annotated[GenericAlias(list, (form.twin,)), Meta(max_length=1_000_000)]
+    fields = [("message_id", AnyId | UnsetType, UNSET), ("lease_token", Token | UnsetType, UNSET)]
+    return Part([*fields, ("leases", many | UnsetType, UNSET)], write, read)
+
+
+@cache
+def _stream_message() -> Any:
+    rows = [(f.name, f.type) if f.required else (f.name, f.type, f.default) for f in msgspec.structs.fields(StreamRow)]
+    kind = msgspec.defstruct("StreamMessage", [("partition", int), *rows], module=__name__)
+    kind.__doc__ = "One row of a stream."
+    return kind
+
+
+def _batches_part() -> Part:
+    """Batches of a stream as rows that have their partition."""
+    kind = _stream_message()
+    form = _form(kind, False)
+
+    def write(batches: list[PartitionBatch], options: JsonOptions) -> dict[str, Any]:
+        found = []
+        for batch in batches:
+            for row in rows_of(batch.rows):
+                found.append(form.write(kind(batch.partition, *msgspec.structs.astuple(row)), options))
+        return {"rows": found}
+
+    def read(twin: Any) -> Any:
+        found = [msgspec.structs.astuple(form.read(row)) for row in twin.rows]
+        return [
+            PartitionBatch(partition, columns_of(StreamRows, [StreamRow(*row[1:]) for row in run]))
+            for partition, run in groupby(found, key=lambda row: row[0])
+        ]
+
+    return Part([("rows", GenericAlias(list, (form.twin,)))], write, read, has_payload=True)
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without bounds, None and UNSET."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        rest = [a for a in get_args(hint) if a not in (NoneType, UnsetType)]
+        if len(rest) == 1:
+            return _plain(rest[0])
+    return hint
+
+
+def conversion_of(hint: Any, is_request: bool) -> Conversion | None:
+    """Return how a type is written in JSON, or None if msgspec writes it well."""
+    plain = _plain(hint)
+    origin, arguments = get_origin(plain), get_args(plain)
+    if plain is Position:
+        return Conversion(Place, lambda v, _: _place_out(v), _place_in)
+    if plain is EnqueuedBatch:
+        return _ENQUEUED_ROWS
+    if origin in (list, Sequence):
+        return _ROWS if arguments[0] is PartitionRows else _list_conversion(arguments[0], is_request)
+    if origin is dict and is_request and arguments[0] is int:
+        kind = GenericAlias(dict, (str, arguments[1]))
+        return Conversion(kind, lambda v, _: {str(k): x for k, x in v.items()}, _int_keys)
+    if isinstance(plain, type) and issubclass(plain, Exception):
+        return Conversion(ErrorResponse, lambda v, _: error_response(v), read_error)
+    if isinstance(plain, type) and issubclass(plain, Columns):
+        return _columns_conversion(plain, is_request)
+    if isinstance(origin or plain, type) and issubclass(origin or plain, Struct):
+        form = _form(plain, is_request)
+        if form.twin is not plain:
+            return Conversion(form.twin, form.write, form.read, form.has_payload)
+    return None
+
+
+def _list_conversion(item: Any, is_request: bool) -> Conversion | None:
+    inner = conversion_of(item, is_request)
+    if inner is None:
+        return None
+    return Conversion(
+        GenericAlias(list, (inner.type,)),
+        lambda v, o: [inner.write(x, o) for x in v],
+        lambda v: [inner.read(x) for x in v],
+        inner.has_payload,
+    )
+
+
+def _columns_conversion(kind: Any, is_request: bool) -> Conversion:
+    form = _form(kind.row, is_request)
+    return Conversion(
+        GenericAlias(list, (form.twin,)),
+        lambda v, o: [form.write(row, o) for row in rows_of(v)],
+        lambda v: columns_of(kind, [form.read(row) for row in v]),
+        form.has_payload,
+    )
+
+
+class EnqueuedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The id of one message of a batch, or its error if the batch is not atomic."""
+
+    message_id: Ulid | None = None
+    id: Digits | None = None
+    duplicate: bool = False
+    error: ErrorResponse | None = None
+
+
+def _enqueued_out(row: Enqueued) -> EnqueuedRow:
+    if row.error is not None:
+        return EnqueuedRow(error=error_response(row.error))
+    return EnqueuedRow(message_id=row.message_id, id=str(row.id), duplicate=row.duplicate)
+
+
+def _enqueued_in(row: EnqueuedRow) -> Enqueued:
+    if row.error is not None:
+        return Enqueued(0, error=read_error(row.error))
+    return Enqueued(int(row.id or 0), row.duplicate)
+
+
+_ENQUEUED_ROWS = Conversion(
+    list[EnqueuedRow],
+    lambda v, _: [_enqueued_out(row) for row in enqueued(v)],
+    lambda v: pack_enqueued(
+        [_enqueued_in(row) for row in v], next((suffix_of(r.message_id) for r in v if r.message_id), 0)
+    ),
+)
+_ROWS = Conversion(Rows, lambda v, _: _rows_out(v), lambda v: _rows_in(v))
+_INSTANT_MS = Conversion(datetime, lambda ms, _: from_ms(ms), lambda instant: (instant - EPOCH) // _MS)
+_DEADLINES = Conversion(
+    list[datetime | None],
+    lambda packed, _: [None if ms < 0 else from_ms(ms) for ms in unpack(packed)],
+    lambda found: pack([-1 if instant is None else (instant - EPOCH) // _MS for instant in found]),
+)
+
+
+def _int_keys(found: dict[str, Any]) -> dict[int, Any]:
+    for key in found:
+        if not (key.isascii() and key.isdigit() and len(key) <= 19):
+            raise BadRequest(f"a partition must be a number, got {key[:20]!r}")
+    return {int(key): value for key, value in found.items()}
+
+
+def _rows_out(rows: list[PartitionRows]) -> dict[str, list[int]]:
+    return {str(partition): offsets for partition, offsets in unpack_offsets(rows).items()}
+
+
+def _rows_in(rows: dict[str, list[int]]) -> list[PartitionRows]:
+    return pack_offsets(_int_keys(rows))
+
+
+def _place_out(where: Position) -> Any:
+    place = place_of(where)
+    return {str(p): offset for p, offset in place.items()} if isinstance(place, dict) else place
+
+
+def _place_in(place: Any) -> Position:
+    if isinstance(place, dict):
+        return position("a position", _int_keys(place))
+    if isinstance(place, str) and place not in ("earliest", "latest"):
+        try:
+            return Position(at=msgspec.convert(place, datetime))
+        except msgspec.ValidationError:
+            pass
+        if place.isascii() and place.isdigit() and len(place) <= 19:  # in a query
+            place = int(place)
+    return position("a position", place)
+
+
+# -- columns of the log ------------------------------------------------------------------------------------------------
+
+
+def _log_out(value: Any) -> Any:
+    """Mark what JSON lacks: arrays, bytes, tuples, and columns inside columns. Wide numbers are digits."""
+    return {name: _log_value_out(inner) for name, inner in value.items()}
+
+
+def _log_value_out(value: Any) -> Any:
+    if hasattr(value, "dtype"):
+        if not value.shape:
+            return value.item()
+        dtype, values = value.dtype.str[1:], value.tolist()
+        return {"dtype": dtype, "values": list(map(str, values)) if dtype in _WIDE else values}
+    if isinstance(value, dict):
+        return {"columns": _log_out(value)}
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, tuple):
+        return {"tuple": [_log_value_out(inner) for inner in value]}
+    if isinstance(value, list):
+        return [_log_value_out(inner) for inner in value]
+    return msgspec.to_builtins(value)
+
+
+def _log_in(columns: dict[str, Any]) -> dict[str, Any]:
+    return {name: _log_value_in(value) for name, value in columns.items()}
+
+
+def _log_value_in(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_log_value_in(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if "dtype" in value:
+        import numpy as np
+
+        values = map(int, value["values"]) if value["dtype"] in _WIDE else value["values"]
+        return np.array(list(values), dtype=value["dtype"])
+    if "columns" in value:
+        return _log_in(value["columns"])
+    if "base64" in value:
+        return base64.b64decode(value["base64"])
+    return tuple(_log_value_in(inner) for inner in value["tuple"])

@@ -1,0 +1,56 @@
+"""A real server process whose wall clock is set by a test, while it runs.
+
+    python -m tests.integration.shifted_clock_server serve --data DIR --grpc-port 0 --http-port 0 --offset FILE
+
+The file holds milliseconds by which the wall is ahead of the system's (behind, if negative); it is read whenever the
+wall is looked at. Boot time is the system's own: setting a clock does not change how fast time passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from heapline.clock import SystemClock
+
+
+class ShiftedClock(SystemClock):
+    def __init__(self, offset: Path) -> None:
+        self._offset = offset
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + int(self._offset.read_text(encoding="ascii"))
+
+    def shift(self, ms: int) -> None:
+        """Set the wall, for every process that reads this file."""
+        fresh = self._offset.with_suffix(".new")
+        fresh.write_text(str(ms), encoding="ascii")
+        fresh.replace(self._offset)  # nobody reads half a number
+
+
+def main() -> None:
+    from heapline.cli.serve import make_broker
+    from heapline.server.server import make_guard, serve
+    from heapline.server.settings import read_settings
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["serve"])
+    for flag, kind in (("--data", Path), ("--grpc-port", int), ("--http-port", int), ("--offset", Path)):
+        parser.add_argument(flag, type=kind, required=True)
+    flags = vars(parser.parse_args())
+    del flags["command"]
+    clock = ShiftedClock(flags.pop("offset"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = read_settings(None, **flags)
+    asyncio.run(serve(settings, make_guard(settings, clock), make_broker(settings, clock), _say))
+
+
+def _say(server: Any) -> None:
+    print(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

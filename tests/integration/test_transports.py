@@ -1,0 +1,108 @@
+"""Transports against a real server: connections that break, vanish or were never made, and calls that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heapline.client.target import ClientTls
+from heapline.client.transports import grpc as grpc_transport
+from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.http import HttpBroker
+from heapline.client.transports.transport import PopStream
+from heapline.contract.errors import BadRequest, Closed, UnavailableError
+from heapline.contract.leases import Pop
+from tests.integration.cuttable import answered, fill
+from tests.integration.http_rig import HttpRig
+from tests.integration.proxy import Proxy
+from tests.integration.server_rig import Rig, until
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path) as rig:
+        await rig.broker.create_topic("jobs", **rig.small)
+        yield rig
+
+
+async def test_grpc_transport_detects_a_server_that_vanished_silently(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE_MS", 1500)
+    async with Proxy(rig.target) as proxy, GrpcBroker(proxy.target) as client:
+        popping = asyncio.ensure_future(client.pop("jobs", wait=60.0))
+
+        async def waits() -> bool:
+            return bool(rig.server.dispatcher._waiting)
+
+        await until(waits)
+        proxy.vanish()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(popping, 20)
+
+
+async def test_pop_cancelled_with_its_answer_on_the_wire_returns_the_messages(rig: Rig) -> None:
+    await fill(rig, 3)
+    async with Proxy(rig.target) as proxy, GrpcBroker(proxy.target) as client:
+        await client.stats("jobs")  # it is connected
+        proxy.hold()
+        popping = asyncio.ensure_future(client.pop("jobs", 2, wait=60.0))
+
+        async def leased() -> bool:
+            return await rig.leased() == 2
+
+        await until(leased)
+        await answered(proxy)
+        popping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await popping
+        proxy.flow()
+
+        async def all_back() -> bool:
+            stats = await rig.behind.stats("jobs")
+            return (stats.ready, stats.leased) == (3, 0)
+
+        await until(all_back)
+
+
+async def test_credits_that_fail_end_a_pop_stream_with_their_error(rig: Rig) -> None:
+    async def credits() -> AsyncIterator[int]:
+        yield 1
+        raise LookupError("no more credits")
+
+    async with GrpcBroker(rig.target) as client:
+        stream: Any = client.stream(PopStream(Pop("jobs"), credits()))
+        with pytest.raises(LookupError, match="no more credits"):
+            await asyncio.wait_for(anext(stream), 20)
+
+    async def ended() -> bool:
+        return not rig.server.gate.requests_open
+
+    await until(ended)
+
+
+async def test_server_that_does_not_exist_is_unavailable() -> None:
+    async with GrpcBroker("127.0.0.1:1") as nowhere:
+        with pytest.raises(UnavailableError):
+            await nowhere.list_topics()
+    with pytest.raises(Closed):
+        await nowhere.list_topics()
+
+
+async def test_http_transport_reports_a_stopped_server_as_unavailable(tmp_path: Path) -> None:
+    async with HttpRig(tmp_path) as rig:
+        await rig.heap()
+        async with HttpBroker(rig.url) as broker:
+            assert (await broker.stats("jobs")).ready == 0
+            await rig.server.stop()
+            with pytest.raises(UnavailableError):
+                await broker.stats("jobs")
+
+
+def test_tls_files_for_a_plain_target_are_rejected() -> None:
+    with pytest.raises(BadRequest, match="heaplines://q:1"):
+        GrpcBroker("heapline://q:1", tls=ClientTls())

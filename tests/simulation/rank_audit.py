@@ -1,0 +1,222 @@
+"""Recomputes from the log of a topic how good every leased message was: its rank among all that were eligible.
+
+The log of each partition is in order; over partitions, spine sequences order what makes messages eligible and what
+leases them. Where an event carries no sequence (a nack without back-off, a cancellation) its place among the others of
+its unit is not known, and doubt acquits: a message is only counted while it was *certainly* eligible. So a rank found
+here is never too high, and one above `k` is a broken promise.
+
+Leases with one sequence are one step: the messages of a selection, handed out in the order of their keys.
+Rank is 1 + the number of certainly eligible messages that are strictly better and not of the same step; messages of
+partitions that are throttled do not count. A message enqueued before the log's beginning is not known, and not counted.
+Where fairness keys take turns only better priorities count; where leases per key are limited (now: a limit that was
+lifted is not known), messages that have a key may be held back at any moment, and do not count.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from heapline.contract.broker import Broker
+from heapline.contract.config import TopicConfig
+from heapline.contract.message import LogEvent, LogFrame
+from heapline.core.ids import partition_of
+from heapline.core.partition import ordering_of
+from heapline.core.record import FLAG_FAIRNESS
+
+#: Events after which a message is no longer waiting, without a sequence that tells when.
+_LEAVE = {"cancelled", "expired", "dead_lettered", "acked", "dead_deleted"}
+#: Events that may make messages eligible, and the column that is 0 for those which they do (None = all).
+_DUES = {"fired": None, "released": None, "enqueued": "due", "nacked": "dues", "lease_expired": "dues",
+         "replayed": "dues"}  # fmt: skip
+Key = tuple[int, int]  # (what rank counts, id)
+
+
+class Ranked(NamedTuple):
+    id: int
+    rank: int
+    seq: int
+
+
+class RankAudit:
+    """Feed it the frames of whole units, in order."""
+
+    def __init__(
+        self, config: TopicConfig, rank_key: Callable[[int], int] | None = None, unknown: Iterable[int] = ()
+    ) -> None:
+        """`rank_key`: of a heap key, the part that rank counts; then only a better one counts, not an older id.
+        `unknown`: partitions whose log does not go back to their beginning; they may be throttled."""
+        self._ordering = ordering_of(config)
+        if rank_key is None and self._ordering.has_turns:
+            rank_key = self._ordering.rank_key
+        self._rank_key = rank_key or int
+        self._is_limited = config.max_inflight_per_key > 0
+        self._held_back: set[int] = set()  # those that a limit may hold back
+        self.steps: dict[int, list[int]] = {}  # sequence -> all that was leased under it, if that is known beforehand
+        self._later: set[int] = set()  # prepared with a time to wait for
+        self._older_is_better = rank_key is None
+        self._keys: dict[int, Key] = {}
+        self._ready: list[Key] = []  # sorted: certainly eligible
+        self._throttled = set(unknown)
+        self.ranked: list[Ranked] = []
+
+    def unit(self, frames: Iterable[LogFrame]) -> None:
+        """The frames of one unit, one a partition."""
+        frames = list(frames)
+        for frame in frames:
+            for event in frame.events:
+                self._learn_keys(event)
+        self._judge(frames)
+        for frame in frames:
+            for event in frame.events:
+                self._settle(frame.partition, event)
+
+    def _learn_keys(self, event: LogEvent) -> None:
+        if event.kind not in ("enqueued", "batch_prepared"):
+            return
+        columns = event.columns if event.kind == "enqueued" else event.columns["messages"]
+        ids = columns["ids"]
+        if not len(ids):
+            return
+        keys = self._ordering.keys(columns["priority"], columns["enqueued_at"])
+        if self._ordering.has_turns:
+            keys = self._ordering.with_turns(keys, columns["turn"])
+        for id, key in zip(ids.tolist(), keys.tolist(), strict=True):
+            self._keys[id] = (self._rank_key(key), id)
+        if event.kind == "batch_prepared":
+            self._later.update(ids[columns["due"] != 0].tolist())
+        if self._is_limited:
+            self._held_back.update(ids[(columns["flags"] & FLAG_FAIRNESS) != 0].tolist())
+
+    # -- while the unit lasts --------------------------------------------------------------------------------------
+
+    def _judge(self, frames: list[LogFrame]) -> None:
+        unsure, closed = _doubtful(frames)
+        closed |= self._throttled
+        ready = [key for key in self._ready if key[1] not in unsure and partition_of(key[1]) not in closed]
+        steps: list[tuple[int, bool, list[int]]] = []  # (sequence, is a lease, ids)
+        for frame in frames:
+            for event in frame.events:
+                steps += self._steps(event)
+        steps.sort(key=lambda step: step[:2])
+        at = 0
+        while at < len(steps):
+            seq, leases, ids = steps[at]
+            at += 1
+            if not leases:
+                for id in ids:
+                    if self._counts(id) and id not in unsure and partition_of(id) not in closed:
+                        insort(ready, self._keys[id])
+                continue
+            ids = list(ids)
+            while at < len(steps) and steps[at][:2] == (seq, True):
+                ids += steps[at][2]
+                at += 1
+            self._rank(ids, seq, ready)
+
+    def _counts(self, id: int) -> bool:
+        return id in self._keys and id not in self._held_back
+
+    def _steps(self, event: LogEvent) -> list[tuple[int, bool, list[int]]]:
+        columns: dict[str, Any] = event.columns
+        if event.kind == "leased":
+            return [(columns["seq"], True, columns["ids"].tolist())]
+        if event.kind in ("enqueued", "fired", "released", "replayed", "batch_committed"):
+            ids = self._waiting_at_once(event)
+            return [(columns["seq"], False, ids)] if ids else []
+        return []
+
+    def _waiting_at_once(self, event: LogEvent) -> list[int]:
+        """Messages that this event makes eligible, whether or not it says when."""
+        if event.kind == "batch_committed" and "ids" in event.columns:
+            return [id for id in event.columns["ids"].tolist() if id not in self._later]
+        if event.kind not in _DUES or "ids" not in event.columns:
+            return []
+        ids = event.columns["ids"]
+        due = _DUES[event.kind]
+        found: list[int] = (ids if due is None else ids[event.columns[due] == 0]).tolist()
+        return found
+
+    def _rank(self, ids: list[int], seq: int, ready: list[Key]) -> None:
+        known = [self._keys[id] for id in ids if id in self._keys]
+        # A selection may lie in two units, if the first one was full.
+        gone = [self._keys[id] for id in self.steps.get(seq, ()) if id in self._keys]
+        for key in {*known, *gone}:
+            place = bisect_left(ready, key)
+            if place < len(ready) and ready[place] == key:
+                del ready[place]
+        for value, id in known:
+            better = bisect_left(ready, (value, id if self._older_is_better else -1))
+            self.ranked.append(Ranked(id, 1 + better, seq))
+
+    # -- when it has ended -----------------------------------------------------------------------------------------
+
+    def _settle(self, partition: int, event: LogEvent) -> None:
+        """The state after the unit: a partition's own events are in order."""
+        columns = event.columns
+        kind = event.kind
+        if kind == "throttled":
+            (self._throttled.add if columns["throttled"] else self._throttled.discard)(partition)
+        elif kind == "purged":
+            self._ready = [key for key in self._ready if partition_of(key[1]) != partition]
+        elif kind == "rescheduled":
+            for id, key, due in zip(*(columns[n].tolist() for n in ("ids", "keys", "dues")), strict=True):
+                self._drop(id)
+                if self._is_limited and id not in self._keys:
+                    self._held_back.add(id)  # from before the log's beginning: whose it is, is not known
+                self._keys[id] = (self._rank_key(key), id)
+                if not due:
+                    self._add(id)
+        elif kind == "leased" or kind in _LEAVE:
+            if kind == "leased":
+                self._throttled.discard(partition)
+            for id in columns["ids"].tolist():
+                self._drop(id)
+                if kind in _LEAVE and kind != "dead_lettered":
+                    self._keys.pop(id, None)
+        else:
+            for id in self._waiting_at_once(event):
+                self._add(id)
+
+    def _add(self, id: int) -> None:
+        if self._counts(id):
+            self._drop(id)
+            insort(self._ready, self._keys[id])
+
+    def _drop(self, id: int) -> None:
+        key = self._keys.get(id)
+        if key is not None:
+            place = bisect_left(self._ready, key)
+            if place < len(self._ready) and self._ready[place] == key:
+                del self._ready[place]
+
+
+def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
+    """Messages, and partitions, of which it is not certain what they were while this unit gathered."""
+    unsure: set[int] = set()
+    closed: set[int] = set()
+    for frame in frames:
+        for event in frame.events:
+            if event.kind in ("purged", "throttled"):
+                closed.add(frame.partition)
+            elif event.kind in _LEAVE or event.kind in ("nacked", "lease_expired", "rescheduled"):
+                unsure.update(event.columns["ids"].tolist())
+    return unsure, closed
+
+
+async def ranks(broker: Broker, topic: str, rank_key: Callable[[int], int] | None = None) -> list[Ranked]:
+    """The rank of every lease that the topic's log still tells of."""
+    (info,) = [info for info in await broker.list_topics() if info.name == topic]
+    units: dict[int, list[LogFrame]] = {}
+    offsets = await broker.offsets(topic)
+    audit = RankAudit(info.config, rank_key, [partition for partition, (start, _) in offsets.items() if start])
+    for partition, (start, _) in offsets.items():
+        async for frame in broker.read_log(topic, partition, start):
+            units.setdefault(frame.unit, []).append(frame)
+    for frames in units.values():
+        for event in (event for frame in frames for event in frame.events if event.kind == "leased"):
+            audit.steps.setdefault(event.columns["seq"], []).extend(event.columns["ids"].tolist())
+    for _, frames in sorted(units.items()):
+        audit.unit(frames)
+    return audit.ranked

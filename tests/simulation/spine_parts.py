@@ -1,0 +1,85 @@
+"""The partitions of the spine's small world: a local queue that survives crashes, and a publisher that does not.
+
+They know nothing of the network, of other partitions or of what the oracle makes of their leases.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+
+from heapline.core.spine.messages import Place, ToSpine
+from heapline.core.spine.publisher import Durable, Publisher
+
+RESEND_MS = 10
+
+Judge = Callable[["SimPartition", Place], None]
+
+
+class SimQueue:
+    """The local queue of one partition; what it holds survives crashes, as replay of a journal would bring it back."""
+
+    def __init__(self, on_lease: Callable[[Place], None]) -> None:
+        self.ready: list[Place] = []
+        self.leased: set[Place] = set()
+        self.gone: set[Place] = set()
+        self._on_lease = on_lease
+
+    def head(self) -> Place | None:
+        return self.ready[0] if self.ready else None
+
+    def count_better_than(self, place: Place) -> int:
+        return bisect_left(self.ready, place)
+
+    def lease(self, n: int, limit: Place) -> Sequence[Place]:
+        places = self.ready[: min(n, bisect_right(self.ready, limit))]
+        for place in places:
+            self._on_lease(place)
+            self.ready.remove(place)
+            self.leased.add(place)
+        return places
+
+    def add(self, places: Sequence[Place]) -> None:
+        for place in places:
+            self.leased.discard(place)
+            insort(self.ready, place)
+
+
+class SimPartition:
+    """A partition that can crash: what its queue holds and what its publisher calls durable is all that is left."""
+
+    def __init__(self, number: int, publisher_class: type[Publisher], judge: Judge) -> None:
+        self.number, self._publisher_class = number, publisher_class
+        self.queue = SimQueue(lambda place: judge(self, place))
+        self.publisher = publisher_class(self.queue, Durable(), resend_ms=RESEND_MS)
+        self.is_up = True
+        self.enqueued: set[Place] = set()
+        self.sync()
+
+    def enqueue(self, place: Place, now: int) -> None:
+        self.enqueued.add(place)
+        self.publisher.offer([place], now)
+
+    def sync(self) -> list[ToSpine]:
+        """Everything so far is on disk; what may be sent now."""
+        queue = self.queue
+        self._disk = (queue.ready[:], set(queue.leased), set(queue.gone), self.publisher.durable)
+        outbox = self.publisher.outbox[:]
+        self.publisher.outbox.clear()
+        return outbox
+
+    def crash(self) -> None:
+        ready, leased, gone, self._durable = self._disk
+        self.queue.ready, self.queue.leased, self.queue.gone = ready[:], set(leased), set(gone)
+        self.publisher.outbox.clear()
+        self.is_up = False
+
+    def restart(self, now: int) -> None:
+        """The new boot is on disk before anything is said. Producers repeat the enqueues that were not answered."""
+        self.publisher = self._publisher_class(self.queue, self._durable, resend_ms=RESEND_MS)
+        self.is_up = True
+        self.sync()
+        self.publisher.tick(now)
+        self.publisher.offer(
+            sorted(self.enqueued.difference(self.queue.ready, self.queue.leased, self.queue.gone)), now
+        )

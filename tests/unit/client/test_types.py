@@ -1,0 +1,79 @@
+"""Type checkers know every method of a broker: `mypy --strict` rejects unknown names and wrong arguments."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import heapline
+
+ROOT = Path(heapline.__file__).parents[2]
+PROGRAM = """
+import heapline
+from heapline.contract.sync_broker import SyncMessage
+
+async def good(hl: heapline.Broker) -> None:
+    result = await hl.enqueue("jobs", b"x", priority=5)
+    result.message_id.lower()
+    for message in await hl.pop("jobs", 10, wait=1.0):
+        await message.ack()
+    (await hl.stats("jobs")).ready + await hl.purge("jobs")
+
+def good_sync() -> None:
+    with heapline.connect_sync("localhost:7400") as hl:
+        hl.enqueue("jobs", b"x", priority=5).message_id.lower()
+        for message in hl.pop("jobs", 10, wait=1.0):
+            message.ack()
+        for message in hl.consume("jobs"):
+            message.ack()
+        with hl.consume("jobs").item() as item:
+            found: SyncMessage = item
+        hl.within(2).stats("jobs").ready + hl.purge("jobs")
+    with heapline.open_sync("data") as local:
+        local.pause_topic("jobs")
+
+async def good_client() -> None:
+    async with heapline.connect("localhost:7400") as hl:
+        await hl.within(2).enqueue("jobs", b"x")
+        async with hl.consume("jobs").item() as item:
+            await item.nack(backoff=3.0)
+
+async def bad(hl: heapline.Broker) -> None:
+    await hl.nosuch()  # bad
+    await hl.enqueue("jobs", "text")  # bad
+    await hl.pop("jobs", timeout=3)  # bad
+    await hl.purge()  # bad
+    await hl.stats("jobs", 1)  # bad
+    (await hl.stats("jobs")).nosuch  # bad
+
+def bad_sync() -> None:
+    with heapline.connect_sync("localhost:7400") as hl:
+        hl.nosuch()  # bad
+        hl.enqueue("jobs", "text")  # bad
+        hl.pop("jobs", timeout=3)  # bad
+        hl.within(2).nosuch()  # bad
+        hl.pop("jobs")[0].nosuch()  # bad
+    with heapline.open_sync("data") as local:
+        local.nosuch()  # bad
+        local.pause_topic(5)  # bad
+"""
+
+
+def test_mypy_accepts_what_a_broker_has_and_rejects_what_it_has_not(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir",
+         str(ROOT / ".mypy_cache"), "--follow-imports", "silent", str(tmp_path / "program.py")],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    rejected = {int(n) for n in re.findall(r"program\.py:(\d+): error", done.stdout)}
+    assert rejected == {n for n, line in enumerate(PROGRAM.split("\n"), 1) if "# bad" in line}, done.stdout
+
+
+def test_dir_and_help_show_the_methods_of_a_client() -> None:
+    for client in (heapline.connect("localhost:7400"), heapline.connect_sync("localhost:7400")):
+        assert {"enqueue", "pop", "ack", "stats", "create_schedule", "within", "consume"} <= set(dir(client))
+        assert "Enqueue one message" in (client.enqueue.__doc__ or "")

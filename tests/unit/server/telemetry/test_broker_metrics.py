@@ -1,0 +1,84 @@
+"""Rows of metrics: series are bounded however many topics there are, and nothing is lost by that."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from heapline.core.latency import Latency
+from heapline.engine.metrics_source import GroupMeasures, Measures, PartitionMeasures, TopicMeasures
+from heapline.server.telemetry.broker_metrics import (
+    _TOTALS,
+    GROUPS_MAX,
+    OTHER,
+    PARTITIONS_MAX,
+    Rows,
+    Value,
+    WalBytes,
+    add_topics,
+)
+from heapline.server.telemetry.metrics import expose
+
+TOTALS = [*_TOTALS.values(), "bytes_written"]
+
+
+def topic(
+    name: str, partitions: int = 1, *, ready: int = 1, age_ms: int = 0, written: int = 10, groups: int = 0
+) -> TopicMeasures:
+    latency = Latency()
+    latency.add(0.0015)
+    return TopicMeasures(
+        name, True, False,
+        [PartitionMeasures(n, ready, 0, 2, 0, 0, False, age_ms, 5) for n in range(partitions)],
+        dict.fromkeys(TOTALS, written), dict.fromkeys(("enqueue", "pop", "commit", "late", "fired"), latency.tally()),
+        100, 1000, 1 << 20, 1, 64, 0, [GroupMeasures(f"g{n}", 5, 2, 1, 0) for n in range(groups)],
+    )  # fmt: skip
+
+
+def rows_of(*topics: TopicMeasures, topics_max: int = 200) -> dict[str, dict[tuple[str, ...], Value]]:
+    rows = Rows()
+    add_topics(rows, Measures(list(topics), None, 0), topics_max)
+    return rows.by_name
+
+
+def test_topics_beyond_the_limit_are_summed_under_other() -> None:
+    told = rows_of(*(topic(f"t{i}", age_ms=1000 * i) for i in range(5)), topics_max=2)
+    assert told["inflight"] == {("t0",): 2, ("t1",): 2, (OTHER,): 6}
+    assert told["backlog"] == {("t0", "0"): 1, ("t1", "0"): 1, (OTHER, OTHER): 3}
+    assert told["enqueued_total"][OTHER,] == 30
+    assert sum(told["enqueue_latency_ms"][OTHER,].counts) == 3  # type: ignore[union-attr]
+    assert told["oldest_ready_age_seconds"][OTHER, OTHER] == 4  # the oldest of all, not a sum
+    assert told["topics"] == {(): 5}
+
+
+def test_partitions_beyond_the_limit_are_told_together() -> None:
+    told = rows_of(topic("wide", PARTITIONS_MAX + 7, ready=3))["backlog"]
+    assert len(told) == PARTITIONS_MAX + 1
+    assert told["wide", OTHER] == 21
+
+
+def test_groups_beyond_the_limit_are_told_together() -> None:
+    told = rows_of(topic("followed", groups=GROUPS_MAX + 3))["group_lag"]
+    assert len(told) == GROUPS_MAX + 1
+    assert (told["followed", "g0"], told["followed", OTHER]) == (5, 15)
+
+
+def test_written_bytes_never_fall() -> None:
+    wal = WalBytes()
+    assert wal.total([topic("a", written=10), topic("b", written=5)]) == 15
+    assert wal.total([topic("a", written=12)]) == 17  # b was deleted
+    assert wal.total([topic("a", written=12), topic("b", written=1)]) == 18  # and made again
+    assert wal.total([topic("a", written=3)]) == 21  # a too, between two looks
+
+
+def test_exposition_has_each_value_once_and_more_series_than_opentelemetry_allows_by_default() -> None:
+    rows = Rows()
+    add_topics(rows, Measures([topic(f"t{i}", 26) for i in range(100)], None, 0))
+    families = {f.name: f for f in text_string_to_metric_families(expose(rows).decode())}
+    backlog = families["backlog"].samples
+    assert len(backlog) == 2600
+    assert len({tuple(sorted(s.labels.items())) for s in backlog}) == 2600
+    assert {tuple(sorted(s.labels)) for s in backlog} == {("partition", "topic")}
+    buckets = {s.labels["le"]: s.value for s in families["enqueue_latency_ms"].samples
+               if s.name.endswith("_bucket") and s.labels["topic"] == "t7"}  # fmt: skip
+    assert buckets["1.0"] == 0
+    assert buckets["2.0"] == buckets["+Inf"] == 1

@@ -1,0 +1,113 @@
+"""Observers of calls: each call counted once however it ends, and nothing breaks if it ends in a strange place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from heapline.contract.errors import HeaplineError, LeaseLost, Unauthenticated
+from heapline.contract.leases import Pop
+from heapline.engine.timed_disk import TimedDisk
+from heapline.server.auth.principals import NoAuthGuard
+from heapline.server.gate import Gate, Request
+from heapline.server.telemetry.broker_metrics import Rows
+from heapline.server.telemetry.call_counts import CallCounts
+from heapline.server.telemetry.logs import CurrentRequest, current_request
+from heapline.server.telemetry.traces import Traces
+
+
+def told(counts: CallCounts) -> dict[str, Any]:
+    rows = Rows()
+    counts.add_to(rows)
+    return rows.by_name
+
+
+async def test_calls_are_counted_by_how_they_end() -> None:
+    counts = CallCounts()
+    gate = Gate(NoAuthGuard(), [counts])
+    for error in (None, LeaseLost([1], "jobs"), RuntimeError("bug"), asyncio.CancelledError()):
+        with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
+            async with Request(gate, "grpc", "Ack", {}):
+                assert told(counts)["calls_open"]["grpc", "Ack"] == 1
+                if error is not None:
+                    raise error
+    ended = told(counts)["calls_total"]
+    assert ended == {("grpc", "Ack", code): 1 for code in ("OK", "FAILED_PRECONDITION", "INTERNAL", "CANCELLED")}
+    assert told(counts)["calls_open"]["grpc", "Ack"] == 0
+    assert sum(told(counts)["call_duration_ms"]["grpc", "Ack"].counts) == 4
+
+
+async def test_caller_who_is_not_let_in_is_counted_too() -> None:
+    class Nobody(NoAuthGuard):
+        async def authenticate(self, credential: str | None) -> Any:
+            raise Unauthenticated("no")
+
+    counts = CallCounts()
+    with pytest.raises(HeaplineError):
+        async with Request(Gate(Nobody(), [counts]), "http", "Stats", {}):
+            pass
+    assert told(counts)["calls_total"] == {("http", "Stats", "UNAUTHENTICATED"): 1, ("http", "Stats", "OK"): 0}
+    assert told(counts)["calls_open"]["http", "Stats"] == 0
+
+
+async def test_stream_counts_as_open_and_its_length_is_no_duration() -> None:
+    counts = CallCounts(["PopStream"])
+    assert told(counts)["streams_open"]["grpc", "PopStream"] == 0
+    async with Request(Gate(NoAuthGuard(), [counts]), "grpc", "PopStream", {}, is_stream=True):
+        assert told(counts)["streams_open"]["grpc", "PopStream"] == 1
+    assert told(counts)["streams_open"]["grpc", "PopStream"] == 0
+    assert "call_duration_ms" not in told(counts)
+
+
+async def test_call_that_waited_is_counted_and_its_duration_is_not() -> None:
+    counts = CallCounts()
+    gate = Gate(NoAuthGuard(), [counts])
+    for wait in (0.0, 5.0):
+        async with Request(gate, "grpc", "Pop", {}) as request:
+            gate.admit(request, Pop("jobs", wait=wait))
+    assert told(counts)["calls_total"]["grpc", "Pop", "OK"] == 2
+    assert sum(told(counts)["call_duration_ms"]["grpc", "Pop"].counts) == 1
+
+
+async def test_call_that_ends_in_another_context_than_it_began_is_ended_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    request = Request(Gate(NoAuthGuard(), [CurrentRequest(), Traces(provider)]), "http", "Pop", {})
+    began = contextvars.copy_context()
+    began.run(_begin, request)
+    request._end(None)  # here, where it did not begin
+    assert [span.name for span in exporter.get_finished_spans()] == ["server Pop"]
+    assert began.run(current_request) is None
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert not caplog.records
+
+
+def _begin(request: Request) -> None:
+    for observer in request.gate.observers:
+        observer.begin(request)
+    assert current_request() is request
+
+
+def test_timed_disk_counts_each_sync_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    disk = TimedDisk()
+    path = str(tmp_path / "file")
+    file = disk.create(path)
+    file.pwritev([b"abc"], 0)
+    file.fdatasync()
+    file.close()
+    disk.write_file_atomic(str(tmp_path / "other"), b"x")
+    assert sum(disk.tally().counts) == 2
+    again = disk.open(path)
+    assert again.pread(10, 0) == b"abc"
+    again.close()

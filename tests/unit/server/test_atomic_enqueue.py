@@ -1,0 +1,136 @@
+"""Several topics' messages go in whole or not at all, and what is left of one that failed stands in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import Any
+
+import msgspec
+import pytest
+
+import heapline
+from heapline.contract.batches import AbortBatch, ForgetBatch
+from heapline.contract.context import HERE
+from heapline.contract.message import Outgoing
+from heapline.server.protocols.atomic_enqueue import PREFIX, AtomicEnqueue
+from tests.unit.engine.rig import Rig, opened, settle, until
+
+
+def shares(payload: bytes = b"x", key: str | None = None) -> dict[str, list[Outgoing]]:
+    return {name: [Outgoing(payload, idempotency_key=key)] for name in ("jobs", "other")}
+
+
+async def ready(rig: Rig) -> tuple[int, int]:
+    return (await rig.hl.stats("jobs")).ready, (await rig.hl.stats("other")).ready
+
+
+async def serving(rig: Rig) -> None:
+    await until(lambda: all(rig.runner(name).is_serving for name in ("jobs", "other")))
+
+
+async def test_a_batch_that_is_refused_leaves_nothing_behind() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        batches = AtomicEnqueue(rig.hl)
+        await rig.hl.enqueue("other", b"first", idempotency_key="k")
+        with pytest.raises(heapline.IdempotencyConflict):
+            await batches.enqueue(shares(b"another", "k"))
+        with pytest.raises(heapline.TopicNotFound):
+            await batches.enqueue({"jobs": [Outgoing(b"x")], "nowhere": [Outgoing(b"x")]})
+        assert await rig.hl.list_batches() == []
+        assert await ready(rig) == (0, 1)
+
+
+@pytest.mark.parametrize("path", ["/jobs.", "/other.", "/batches."])
+async def test_after_a_failed_write_the_retry_with_the_same_keys_makes_one_message_a_topic(path: str) -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        batches = AtomicEnqueue(rig.hl)
+        await batches.enqueue(shares(b"before"))
+        rig.disk.inject("pwritev", errno.EIO, path=path)
+        with pytest.raises(heapline.UnavailableError):
+            await batches.enqueue(shares(b"x", "k"))
+        await serving(rig)
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    answers = await batches.enqueue(shares(b"x", "k"))
+                    break
+                except heapline.TopicReloading:
+                    await asyncio.sleep(0.01)
+        assert await batches.enqueue(shares(b"x", "k")) == {
+            name: [msgspec.structs.replace(e, duplicate=True) for e in told] for name, told in answers.items()
+        }
+        assert await ready(rig) == (2, 2)
+        assert {b.state for b in await rig.hl.list_batches()} == {"committed"}
+
+
+async def test_what_a_killed_run_had_prepared_is_dropped_by_the_next() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        await rig.hl.prepare_batch(f"{PREFIX}earlier:1", "all", shares(b"x", "k"))
+        await rig.hl.prepare_batch("somebody's", "all", shares(b"y"))
+        await rig.reopen()
+        with pytest.raises(heapline.BatchInDoubt):
+            await rig.hl.enqueue("jobs", b"x", idempotency_key="k")
+        await AtomicEnqueue(rig.hl).enqueue({"jobs": [Outgoing(b"x", idempotency_key="k")]})
+        assert [b.batch_id for b in await rig.hl.list_batches()] == ["somebody's"]
+        assert await ready(rig) == (1, 0)
+
+
+async def test_what_was_cancelled_before_its_commit_is_dropped_by_the_next() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        batches = AtomicEnqueue(rig.hl)
+        await batches.enqueue(shares(b"before"))
+        rig.io.hold = {"commit"}
+        call = asyncio.ensure_future(batches.enqueue(shares(b"x", "k")))
+        await settle()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        rig.io.release()
+        await settle()
+        await batches.enqueue(shares(b"x", "k"))
+        assert await ready(rig) == (2, 2)
+
+
+async def test_a_batch_that_cannot_be_dropped_now_is_dropped_later_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        batches = AtomicEnqueue(rig.hl)
+        await rig.hl.enqueue("other", b"first", idempotency_key="k")
+        do = rig.hl.do
+
+        def away(command: Any, context: Any = HERE) -> Any:
+            if isinstance(command, AbortBatch):
+                raise heapline.TopicReloading("jobs", "it is away")
+            return do(command, context)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.hl, "do", away)
+            with pytest.raises(heapline.IdempotencyConflict):  # what the caller is told is what was wrong
+                await batches.enqueue(shares(b"another", "k"))
+            await batches.enqueue({"jobs": [Outgoing(b"x")]})
+        left = len(await rig.hl.list_batches())
+        await batches.enqueue({"jobs": [Outgoing(b"x")]})
+        assert (left, await rig.hl.list_batches()) == (1, [])
+
+
+async def test_decisions_that_nobody_repeats_go_once_they_are_carried_out_and_others_stay() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        batches = AtomicEnqueue(rig.hl)
+        for _ in range(3):
+            await batches.enqueue(shares())
+        await rig.hl.prepare_batch("b", "p", shares())
+        await rig.hl.commit_batch("b", ["p"])
+        await rig.hl.do(ForgetBatch("unknown"))
+        await rig.hl._batches.forget_old(3600)
+        assert [b.batch_id for b in await rig.hl.list_batches()] == ["b"]
+        await rig.reopen()
+        assert [b.batch_id for b in await rig.hl.list_batches()] == ["b"]
+        assert await ready(rig) == (4, 4)

@@ -1,0 +1,112 @@
+"""The audit log holds who, what, where and how it ended; and no secret, whatever it is fed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heapline.server.audit import AuditLog
+from heapline.server.auth import redact
+from heapline.server.auth.secret import new_key
+from heapline.testing.clock import FakeClock
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_line_says_who_what_where_when_and_how_it_ended(tmp_path: Path) -> None:
+    clock = FakeClock()
+    AuditLog(str(tmp_path), clock).write(
+        "key:0011", "purge", topic="jobs", outcome="PermissionDenied", count=3, correlation_id="c-1"
+    )
+    assert lines(tmp_path / "audit.jsonl") == [
+        {
+            "at": clock.wall_ms(), "who": "key:0011", "call": "purge", "topic": "jobs", "about": "",
+            "outcome": "PermissionDenied", "count": 3, "correlation_id": "c-1",
+        }
+    ]  # fmt: skip
+    assert stat.S_IMODE((tmp_path / "audit.jsonl").stat().st_mode) == 0o600
+
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2lnbmF0dXJl"
+
+
+def test_secrets_fed_to_every_field_are_not_in_the_file(tmp_path: Path) -> None:
+    audit = AuditLog(str(tmp_path), FakeClock())
+    key_id, key = new_key()
+    pem = "-----BEGIN PRIVATE KEY-----\nMIGHAgEA\n-----END PRIVATE KEY-----"
+    for secret in (key.reveal(), f"Bearer {key.reveal()}", JWT, f"Bearer {JWT}", "Basic YWRhOnB3", pem):
+        for text in (secret, f"x {secret} y", "x" * 250 + " " + secret):
+            audit.write(text, text, topic=text, about=text, outcome=text, correlation_id=text)
+    written = (tmp_path / "audit.jsonl").read_text(encoding="utf-8")
+    secret_part = key.reveal().split("_", 2)[2]
+    for hidden in (secret_part, secret_part[:6], "c2lnbmF0dXJl", "eyJzdWIi", "YWRhOnB3", "MIGHAgEA"):
+        assert hidden not in written
+    assert key_id in written  # the public part may stand there, and helps
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_key_is_taken_out_of_any_surroundings(before: str, after: str) -> None:
+    key = new_key()[1].reveal()
+    assert key.split("_", 2)[2][:20] not in redact(f"{before}{key}{after}")
+
+
+def test_line_breaks_from_outside_make_no_second_line(tmp_path: Path) -> None:
+    audit = AuditLog(str(tmp_path), FakeClock())
+    audit.write("key:1", "pop", topic='a\n{"who":"local"}', correlation_id="b\r\n\u2028c" + "d" * 10_000)
+    assert (tmp_path / "audit.jsonl").read_bytes().count(b"\n") == 1
+    assert (tmp_path / "audit.jsonl").stat().st_size < 1000
+
+
+def test_file_is_turned_over_by_size_and_so_many_are_kept(tmp_path: Path) -> None:
+    audit = AuditLog(str(tmp_path), FakeClock(), bytes_max=500, kept=2)
+    for n in range(40):
+        audit.write("local", "call", count=n)
+    files = [tmp_path / name for name in ("audit.jsonl.2", "audit.jsonl.1", "audit.jsonl")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in files)
+    counts = [line["count"] for path in files for line in lines(path)]
+    assert counts == list(range(counts[0], 40))
+    assert all(path.stat().st_size < 700 for path in files)
+    assert audit.lost == 0
+
+
+def test_writers_side_by_side_lose_no_line(tmp_path: Path) -> None:
+    def work(name: str) -> None:
+        audit = AuditLog(str(tmp_path), FakeClock(), bytes_max=2000, kept=1000)
+        for n in range(50):
+            audit.write(name, "call", count=n)
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    written = [(line["who"], line["count"]) for path in tmp_path.iterdir() for line in lines(path)]
+    assert sorted(written) == sorted((str(a), b) for a in range(4) for b in range(50))
+
+
+def test_line_that_cannot_be_written_is_counted_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = AuditLog(str(tmp_path / "absent"), FakeClock())
+    audit.write("key:1", "purge", topic="secret-topic")
+    assert audit.lost == 1
+    assert "audit line not written" in caplog.text
+    assert "secret-topic" not in caplog.text
+
+
+def test_audit_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("")
+    os.symlink(tmp_path / "elsewhere", tmp_path / "audit.jsonl")
+    audit = AuditLog(str(tmp_path), FakeClock())
+    audit.write("key:1", "purge")
+    assert (audit.lost, (tmp_path / "elsewhere").read_text()) == (1, "")

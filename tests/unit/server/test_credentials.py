@@ -1,0 +1,89 @@
+"""What lasts ends with its credential, and with nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from heapline.contract.errors import Unauthenticated
+from heapline.server.auth.principals import LOCAL, NoAuthGuard, Principal
+from heapline.server.credentials import Credentials
+
+
+class Some(NoAuthGuard):
+    def __init__(self) -> None:
+        self.out: set[str] = set()
+        self.asked = 0
+
+    def is_valid(self, principal: Principal) -> bool:
+        self.asked += 1
+        return principal.subject not in self.out
+
+
+async def forever(lasting: Credentials, principal: Principal = LOCAL) -> None:
+    with lasting.hold(principal):
+        await asyncio.Event().wait()
+
+
+async def test_only_the_calls_of_the_one_who_is_out_are_ended() -> None:
+    guard = Some()
+    lasting, other = Credentials(guard), Principal("key:other", ())
+    mine = [asyncio.create_task(forever(lasting)) for _ in range(100)]
+    stays = asyncio.create_task(forever(lasting, other))
+    await asyncio.sleep(0)
+    guard.out.add("local")
+    lasting.check()
+    assert guard.asked == 2  # once a principal, not once a call
+    told = await asyncio.gather(*mine, return_exceptions=True)
+    assert {type(t) for t in told} == {Unauthenticated}
+    assert len(lasting) == 1
+    assert not stays.done()
+    stays.cancel()
+
+
+async def test_cancellation_by_somebody_else_stays_a_cancellation() -> None:
+    lasting = Credentials(Some())
+    task = asyncio.create_task(forever(lasting))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(lasting) == 0
+
+
+async def test_result_that_came_at_the_same_moment_is_given_to_nobody() -> None:
+    guard = Some()
+    lasting = Credentials(guard)
+
+    async def stubborn() -> str:
+        with lasting.hold(LOCAL):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return "a message"
+        raise AssertionError
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    guard.out.add("local")
+    lasting.check()
+    with pytest.raises(Unauthenticated):
+        await task
+
+
+async def test_task_can_go_on_after_its_block_was_ended() -> None:
+    guard = Some()
+    lasting = Credentials(guard)
+
+    async def work() -> str:
+        with pytest.raises(Unauthenticated):
+            await forever(lasting)
+        await asyncio.sleep(0)
+        return "told"
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    guard.out.add("local")
+    lasting.check()
+    assert await task == "told"

@@ -1,0 +1,86 @@
+"""Background tasks end with their owner, and none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from heapline.owned_tasks import OwnedTasks
+
+
+async def test_spawned_task_survives_garbage_collection() -> None:
+    tasks, go, done = OwnedTasks(), asyncio.Event(), []
+
+    async def work() -> None:
+        await go.wait()
+        done.append(1)
+
+    tasks.spawn(work())
+    await asyncio.sleep(0)
+    gc.collect()
+    go.set()
+    await tasks.join()
+    assert done == [1]
+    assert len(tasks) == 0
+
+
+async def test_cancelled_caller_does_not_stop_run_to_completion() -> None:
+    tasks, go, done = OwnedTasks(), asyncio.Event(), []
+
+    async def work() -> int:
+        await go.wait()
+        done.append(1)
+        return 7
+
+    caller = asyncio.ensure_future(tasks.run_to_completion(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert len(tasks) == 1
+    go.set()
+    await tasks.join()
+    assert done == [1]
+    assert await tasks.run_to_completion(work()) == 7
+
+
+async def test_run_to_completion_raises_the_error_of_its_work() -> None:
+    async def work() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await OwnedTasks().run_to_completion(work())
+
+
+async def test_cancel_waits_until_every_other_task_has_ended() -> None:
+    tasks, ended = OwnedTasks(), []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async def closer() -> None:
+        await tasks.cancel()
+        ended.append("closer")
+
+    tasks.spawn(work("a"))
+    tasks.spawn(work("b"))
+    await asyncio.sleep(0)
+    await tasks.spawn(closer())
+    assert sorted(ended[:2]) == ["a", "b"]
+    assert ended[2] == "closer"
+    await asyncio.sleep(0)
+    assert len(tasks) == 0
+
+
+async def test_join_with_a_timeout_leaves_slow_tasks_running() -> None:
+    tasks = OwnedTasks()
+    slow = tasks.spawn(asyncio.Event().wait())
+    await tasks.join(seconds=0.01)
+    assert not slow.done()
+    await tasks.cancel()

@@ -1,0 +1,40 @@
+"""Values that msgspec does not know survive msgpack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heapline.contract.columns import pack
+from heapline.contract.errors import LeaseLost
+from heapline.contract.groups import FetchedRows, PartitionBatch, StreamRows
+from heapline.contract.leases import Ack, LeaseKeys
+from heapline.contract.messages import EnqueuedBatch, RowError
+from heapline.contract.stream import Payloads
+from heapline.wire.codec import decode, encode
+from tests.unit.wire.calls import same
+
+
+def test_error_of_a_row_survives() -> None:
+    batch = EnqueuedBatch(pack([1, 0]), errors=[RowError(1, LeaseLost([5], "jobs"))])
+    assert same(decode(encode(batch), EnqueuedBatch), batch)
+
+
+def test_payloads_that_share_a_buffer_become_a_list() -> None:
+    payloads: Any = Payloads(memoryview(b"abcde"), np.array([0, 3]), np.array([3, 5]))
+    rows = StreamRows(pack([1, 2]), pack([4, 5]), payloads, pack([0, 0]), pack([1, 1], "B"), pack([0, 0]))
+    again = decode(encode(FetchedRows("jobs", 1, [0], [PartitionBatch(0, rows)])), FetchedRows)
+    assert again.batches[0].rows.payloads == [b"abc", b"de"]
+
+
+def test_columns_are_binary_fields() -> None:
+    command = Ack("jobs", LeaseKeys(pack([1]), pack([2])))
+    assert same(decode(encode(command), Ack), command)
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}])
+def test_unknown_value_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match="cannot encode object"):
+        encode(value)

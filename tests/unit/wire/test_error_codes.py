@@ -1,0 +1,109 @@
+"""Every error crosses the wire and is rebuilt as the same class."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import grpc
+import pytest
+
+from heapline.contract import errors
+from heapline.contract.errors import HeaplineError
+from heapline.wire import error_codes
+
+EXAMPLES = {"str": "x", "int": 7, "list[int]": [1, 1 << 62], "list[str]": ["a", "é"]}
+
+
+def example(kind: type[HeaplineError]) -> HeaplineError:
+    if kind.__init__ is Exception.__init__ or "__init__" not in vars(kind):
+        return kind("something")
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    values: list[Any] = [EXAMPLES[p.annotation] for p in parameters]
+    return kind(*values)
+
+
+@pytest.mark.parametrize("kind", error_codes.tree(), ids=lambda kind: kind.__name__)
+def test_error_is_rebuilt_with_its_class_facts_and_text(kind: type[HeaplineError]) -> None:
+    error = example(kind)
+    again = error_codes.from_metadata(error_codes.to_metadata(error), error_codes.codes_of(kind).grpc, str(error))
+    assert type(again) is kind
+    assert again.facts() == error.facts()
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("kind", error_codes.tree(), ids=lambda kind: kind.__name__)
+def test_error_has_a_canonical_code_and_an_http_status(kind: type[HeaplineError]) -> None:
+    grpc_code, http = error_codes.codes_of(kind)
+    assert hasattr(grpc.StatusCode, grpc_code)
+    assert 400 <= http < 600
+    assert grpc_code not in ("OK", "INTERNAL"), "INTERNAL is for exceptions that are not Heapline's own"
+
+
+def test_tree_has_every_class_of_errors_py() -> None:
+    named = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeaplineError)}
+    assert set(error_codes.tree()) == named
+
+
+def test_classes_have_the_documented_codes() -> None:
+    wanted = {
+        errors.BadRequest: "INVALID_ARGUMENT", errors.LeaseLost: "FAILED_PRECONDITION", errors.BatchInDoubt: "ABORTED",
+        errors.TopicNotFound: "NOT_FOUND", errors.Unauthenticated: "UNAUTHENTICATED", errors.Closed: "UNAVAILABLE",
+        errors.PermissionDenied: "PERMISSION_DENIED", errors.ResourceExhausted: "RESOURCE_EXHAUSTED",
+        errors.TopicReloading: "UNAVAILABLE", errors.JournalCorrupt: "DATA_LOSS",
+        errors.DeadlineExceeded: "DEADLINE_EXCEEDED", errors.Unsupported: "UNIMPLEMENTED",
+    }  # fmt: skip
+    assert {kind: error_codes.codes_of(kind).grpc for kind in wanted} == wanted
+
+
+def test_unsupported_call_is_501_on_http() -> None:
+    assert error_codes.codes_of(errors.Unsupported).http == 501
+    assert type(error_codes.of_code("UNIMPLEMENTED", "no such method")) is errors.Unsupported
+
+
+def test_long_list_of_lost_leases_is_cut_to_fit_metadata() -> None:
+    error = errors.LeaseLost([(1 << 62) + i for i in range(10_000)], "jobs")
+    data = error_codes.to_metadata(error)
+    assert len(data) <= 4096
+    again = error_codes.from_metadata(data, "FAILED_PRECONDITION", "")
+    assert isinstance(again, errors.LeaseLost)
+    assert again.lost == error.lost[: error_codes.LIST_MAX]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[]", b"{}", b'{"error": "Newer", "text": "t"}', b'{"error": "LeaseLost", "facts": {}}',
+             b'{"error": "LeaseLost", "facts": 3}', b'{"error": 3}'],
+)  # fmt: skip
+def test_unknown_details_fall_back_to_the_class_of_the_code(data: bytes) -> None:
+    assert type(error_codes.from_metadata(data, "ABORTED", "t")) is errors.ConflictError
+
+
+def test_subclass_from_elsewhere_is_described_as_its_ancestor() -> None:
+    class Local(errors.UnavailableError):
+        pass
+
+    assert error_codes.describe(Local("later"))["error"] == "UnavailableError"
+
+
+def test_every_branch_can_be_raised_and_printed() -> None:
+    for code in [*error_codes.BRANCHES, "SOMETHING"]:
+        error = error_codes.of_code(code, "text")
+        assert str(error) == "text"
+        error.facts()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.JournalCorrupt("/srv/data/topics/default/jobs.1/00000001.seg", 4096, "cut"),
+        errors.RecordCorrupt("jobs", "01J", "/srv/data/00000001.seg", 7),
+        errors.TopicReloading("jobs", "[Errno 5] Input/output error: '/srv/data/00000001.seg'"),
+        errors.UnknownFormat("/srv/data/catalog", 9),
+    ],
+)
+def test_paths_of_the_server_are_not_described(error: HeaplineError) -> None:
+    described = error_codes.describe(error)
+    assert "/srv" not in json.dumps(described)
+    assert type(error_codes.rebuild(described)) is type(error)
+    assert "00000001.seg" in described["text"] or "catalog" in described["text"]
