@@ -121,7 +121,7 @@ class ConnectedBroker(Broker):
     def _connect(self, endpoint: str) -> GrpcBroker:
         # A starting server writes its key just before it listens. A server on a new directory has another key.
         self._credential = self._find_credential() or self._credential
-        transport = GrpcBroker(endpoint, credential=self._credential, tls=self._tls)
+        transport = GrpcBroker(endpoint, credential=self._credential, tls=self._tls, session=True)
         transport.open()
         return transport
 

@@ -1,15 +1,19 @@
-"""msgspec hooks for the values of the contract that msgspec does not know: errors, shared payload buffers, arrays.
+"""Calls and results in msgpack, and msgspec hooks for values that msgspec does not know.
 
-Shared by every wire that msgspec encodes. An error is {"error": class, "facts": {…}, "text": …}.
+These are errors, payloads that share a buffer, and arrays. An error is {"error": class, "facts": {…}, "text": …}.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from threading import Lock
 from typing import Any
 
 import msgspec
 
-from heapline.contract.errors import HeaplineError
+from heapline.contract import check
+from heapline.contract.call import Call
+from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.stream import Payloads
 from heapline.wire import error_codes
 
@@ -43,3 +47,23 @@ def decode(data: Any, kind: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
+_building = Lock()  # msgspec crashes if threads build the same decoder at the same time
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    with _building:
+        return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
+
+
+def decode_call(data: bytes, kind: type[Call[Any]]) -> Any:
+    """Decode a call. Raise the same BadRequest as its constructor if a field is not valid."""
+    try:
+        return check.read(kind, lambda: msgspec.msgpack.decode(data), lambda: _decoder(kind).decode(data))
+    except msgspec.DecodeError:
+        raise BadRequest(f"cannot decode the request as {kind.__name__}") from None
+
+
+def decode_result(data: bytes, kind: type[Call[Any]]) -> Any:
+    """Decode the result of a call. Fields that are not known are ignored."""
+    return _decoder(kind.result).decode(data)

@@ -42,7 +42,7 @@ from heapline.wire.rows import MAY_NAME_FILES, columns_of, rows_of
 #: Fields of the proto that are not fields of a command: options of this interface.
 EXTRAS = {name: {"as_columns"} for name in ("PopRequest", "GroupFetchRequest", "ReplayRequest")}
 #: Methods of the service that are not calls of their own: they stream EnqueueBatch, Pop, and GroupFetch with its acks.
-STREAMS = frozenset({"EnqueueStream", "PopStream", "Subscribe"})
+STREAMS = frozenset({"EnqueueStream", "PopStream", "Session", "Subscribe"})
 _MICROSECOND = timedelta(microseconds=1)
 
 

@@ -1,4 +1,4 @@
-"""A broker over one gRPC channel: each command is one unary call, with batches as columns."""
+"""A broker over one gRPC channel: each command is one unary call, or all of them share a session (session.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import grpc
 
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.transports.grpc_status import StreamStatus, heapline_error
+from heapline.client.transports.session import Session
 from heapline.client.transports.transport import PopStream, RowStream, Transport, closed, seconds_left
 from heapline.contract.call import Command, Feed
 from heapline.contract.context import HERE, Context
@@ -48,6 +49,7 @@ class GrpcBroker(Transport):
         credential: str | None = None,
         timeout: float | None = None,
         tls: ClientTls | None = None,
+        session: bool = False,
     ) -> None:
         super().__init__()
         self._address, self._tls = parse_target(target, tls)
@@ -56,6 +58,7 @@ class GrpcBroker(Transport):
         self._timeout = timeout
         self._channel: Any = None
         self._stubs: dict[Any, Any] = {}
+        self._session = Session(lambda: self._stub("Session")(metadata=self._metadata)) if session else None
 
     def open(self) -> None:
         keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
@@ -68,6 +71,8 @@ class GrpcBroker(Transport):
 
     async def close(self) -> None:
         await self._leases.close()
+        if self._session is not None:
+            await self._session.close()
         channel, self._channel = self._channel, None
         self._stubs.clear()  # an error that a caller keeps has our frames, which must not keep the connection
         if channel is not None:
@@ -77,8 +82,13 @@ class GrpcBroker(Transport):
 
     async def _request(self, command: Command[R], context: Context) -> R:
         kind: Any = type(command)
-        stub = self._stub(kind.facts.rpc)
         timeout = seconds_left(context, self._timeout)
+        if self._session is not None:
+            try:
+                return await self._session.call(command, _headers(context), timeout)  # type: ignore[no-any-return]
+            except Unauthenticated as refusal:
+                raise self._error(refusal) from None
+        stub = self._stub(kind.facts.rpc)
         try:
             message = await stub(request_of(kind).pack(command), metadata=self._metadata_of(context), timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -107,12 +117,8 @@ class GrpcBroker(Transport):
         return stub
 
     def _metadata_of(self, context: Context) -> Any:
-        metadata = self._metadata
-        if context.trace is not None:
-            metadata = (*metadata, ("traceparent", context.trace))
-        if context.confirmation is not None:
-            metadata = (*metadata, ("x-confirmation", context.confirmation))
-        return metadata
+        headers = _headers(context)
+        return self._metadata if headers is None else (*self._metadata, *headers.items())
 
     def _error(self, error: HeaplineError) -> HeaplineError:
         if isinstance(error, Unauthenticated) and not self._has_credential:
@@ -189,6 +195,13 @@ class GrpcBroker(Transport):
             raise self._error(await status.error(error)) from None
         finally:
             call.cancel()
+
+
+def _headers(context: Context) -> dict[str, str] | None:
+    if context.trace is None and context.confirmation is None:
+        return None
+    headers = {"traceparent": context.trace, "x-confirmation": context.confirmation}
+    return {name: value for name, value in headers.items() if value is not None}
 
 
 async def _send(call: Any, requests: AsyncIterable[Any]) -> None:

@@ -22,6 +22,7 @@ from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, correlation_id
 from heapline.server.protocols.enqueue_stream import enqueue_stream
 from heapline.server.protocols.pop_stream import PopStream
+from heapline.server.protocols.session import Session
 from heapline.server.protocols.subscribe_stream import Subscriptions
 from heapline.wire import error_codes
 from heapline.wire.descriptors import METHODS, Method
@@ -153,6 +154,8 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return enqueue_stream(self._dispatcher, request, messages)
         if method.name == "PopStream":
             return PopStream(self._dispatcher, request, context.done).run(messages)
+        if method.name == "Session":
+            return Session(self._dispatcher, request).run(messages)
         assert method.name == "Subscribe"
         return self._subscriptions.open(self._dispatcher, request).run(messages)
 
