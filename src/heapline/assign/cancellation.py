@@ -54,8 +54,8 @@ def is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most this many seconds."""
+async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for an event, at most this many seconds, or forever if None."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, seconds)):
+        async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):
             await event.wait()

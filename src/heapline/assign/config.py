@@ -94,6 +94,9 @@ class AssignmentConfig:
         _between("min_rebalance_threshold", self.min_rebalance_threshold, 0.0, 1.0)
 
 
+SECTIONS: dict[str, type[AssignmentConfig | RetryConfig]] = {"assignment": AssignmentConfig, "retry": RetryConfig}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """All settings of a worker pool.
@@ -142,7 +145,7 @@ class Config:
                 f"worker_id_ttl={self.worker_id_ttl:g} must not be less than heartbeat_ttl={self.heartbeat_ttl:g}: "
                 "an id becomes free only after its worker's lease has ended"
             )
-        for name, kind in (("assignment", AssignmentConfig), ("retry", RetryConfig)):
+        for name, kind in SECTIONS.items():
             if not isinstance(getattr(self, name), kind):
                 raise BadConfig(f"{name} must be {kind.__name__}(…); use Config.from_dict for plain values")
 
@@ -162,7 +165,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         given = _known(cls, "config", values)
-        for name, kind in (("assignment", AssignmentConfig), ("retry", RetryConfig)):
+        for name, kind in SECTIONS.items():
             if name in given and not isinstance(given[name], kind):
                 given[name] = kind(**_known(kind, name, given[name]))
         return cls(**given)

@@ -21,20 +21,23 @@ class AssignError(HeaplineError):
     """Base class of all errors that `heapline.assign` raises on purpose."""
 
 
-class BadConfig(AssignError, RequestError, ValueError):
+class _Detailed(HeaplineError):
+    """An error whose one field is a text; `text` is its message."""
+
     fields = ("detail",)
+    text = "{}"
 
     def __init__(self, detail: str) -> None:
         self.detail = detail
-        super().__init__(detail)
+        super().__init__(self.text.format(detail))
 
 
-class BadPartition(AssignError, RequestError, ValueError):
-    fields = ("detail",)
+class BadConfig(_Detailed, AssignError, RequestError, ValueError):
+    pass
 
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        super().__init__(detail)
+
+class BadPartition(_Detailed, AssignError, RequestError, ValueError):
+    pass
 
 
 class BadStrategy(AssignError, RequestError, ValueError):
@@ -59,23 +62,15 @@ class StableIDExhausted(AssignError, UnavailableError):
         )
 
 
-class ConnectionLost(AssignError, UnavailableError):
-    fields = ("detail",)
-
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        super().__init__(
-            f"the key-value store does not answer ({detail}); will retry; a worker that cannot renew "
-            "its lease stops its partitions"
-        )
+class ConnectionLost(_Detailed, AssignError, UnavailableError):
+    text = (
+        "the key-value store does not answer ({}); will retry; a worker that cannot renew its lease stops its "
+        "partitions"
+    )
 
 
-class ElectionFailed(AssignError, UnavailableError):
-    fields = ("detail",)
-
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        super().__init__(f"no leader was elected ({detail}); will retry; current assignments stay in force")
+class ElectionFailed(_Detailed, AssignError, UnavailableError):
+    text = "no leader was elected ({}); will retry; current assignments stay in force"
 
 
 class StartupTimeout(AssignError, UnavailableError, TimeoutError):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heapline.assign.cancellation import is_cancelled
+from heapline.assign.cancellation import is_cancelled, wait_for_event
 from heapline.assign.config import RetryConfig
 from heapline.assign.member import Change
 from heapline.assign.partitions import Partition
@@ -74,9 +74,9 @@ class HookRunner:
             change, wait = next_change()
             if change is None:
                 failures = 0
-                await self._sleep(wait)
+                await wait_for_event(self._wakeup, wait)
                 continue
-            error = await self._call_assignment_hook(change)
+            error = await _call(self._hooks.on_assignment_changed, change.added, change.removed)
             if error is None:
                 failures = 0
                 finished(change)
@@ -93,47 +93,33 @@ class HookRunner:
         """Wait between two tries. News (a lease that ends, a stop) shortens the wait, but not below 50 ms."""
         await asyncio.sleep(min(seconds, 0.05))
         self._wakeup.clear()
-        await self._sleep(max(0.0, seconds - 0.05))
-
-    async def _sleep(self, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wakeup.wait()
-        except TimeoutError:
-            pass
-
-    async def _call_assignment_hook(self, change: Change) -> Exception | None:
-        if self._hooks.on_assignment_changed is None:
-            return None
-        try:
-            await _call(self._hooks.on_assignment_changed, change.added, change.removed)
-        except Exception as error:
-            return error
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            return RuntimeError("the hook was cancelled internally")
-        return None
+        await wait_for_event(self._wakeup, seconds - 0.05)
 
     async def _deliver_notices(self) -> None:
         while self._notices:
             hook, args = self._notices.popleft()
-            try:
-                await _call(hook, *args)
-            except Exception as error:
+            if (error := await _call(hook, *args)) is not None:
                 log.warning("assign.hook_failed", error=type(error).__name__, detail=str(error))
-            except asyncio.CancelledError:
-                if is_cancelled():
-                    raise
-                log.warning("assign.hook_failed", error="CancelledError", detail="")
 
 
-async def _call(hook: Callable[..., Any], *args: Any) -> None:
-    # A plain function may block, and heartbeats must not wait for it.
-    answer = hook(*args) if _is_async(hook) else await asyncio.to_thread(hook, *args)
-    if inspect.isawaitable(answer):
-        await answer
+async def _call(hook: Callable[..., Any] | None, *args: Any) -> Exception | None:
+    """Call a hook, if there is one. Return its error instead of raising it."""
+    if hook is None:
+        return None
+    try:
+        # A plain function may block, and heartbeats must not wait for it.
+        answer = hook(*args) if is_async(hook) else await asyncio.to_thread(hook, *args)
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception as error:
+        return error
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        return RuntimeError("the hook was cancelled internally")
+    return None
 
 
-def _is_async(hook: Any) -> bool:
+def is_async(hook: Any) -> bool:
+    """Return whether a function, or an object with `__call__`, is a coroutine function."""
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004

@@ -14,9 +14,9 @@ been applied, or may still be.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -90,12 +90,6 @@ class KV(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Stored:
-    entry: Entry
-    ends_at: float | None
-
-
 class MemoryKV:
     """A store in memory: for tests, for worker pools in one process, and as the model for other stores.
 
@@ -113,7 +107,7 @@ class MemoryKV:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._stored: dict[str, _Stored] = {}
+        self._stored: dict[str, tuple[Entry, float]] = {}  # key: its entry, and when it expires
         self._revision = 0
         self._watchers: set[tuple[str, asyncio.Queue[Entry | None]]] = set()
 
@@ -154,18 +148,16 @@ class MemoryKV:
             raise Conflict(key)
 
     def _find(self, key: str) -> Entry | None:
-        stored = self._stored.get(key)
-        if stored is None:
-            return None
-        if stored.ends_at is not None and self._clock() >= stored.ends_at:
+        entry, ends_at = self._stored.get(key, (None, math.inf))
+        if self._clock() >= ends_at:
             del self._stored[key]
             return None
-        return stored.entry
+        return entry
 
     def _write(self, key: str, value: bytes, ttl: float | None) -> int:
         self._revision += 1
         entry = Entry(key, bytes(value), self._revision)
-        self._stored[key] = _Stored(entry, None if ttl is None else self._clock() + ttl)
+        self._stored[key] = (entry, math.inf if ttl is None else self._clock() + ttl)
         self._notify(key, entry)
         return self._revision
 

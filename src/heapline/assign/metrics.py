@@ -6,7 +6,7 @@ A collector is called from the event loop and must not wait. Nothing is decided 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -166,32 +166,26 @@ def _instruments_of(registry: CollectorRegistry | None) -> dict[str, Any]:
         return _instruments[registry]
 
 
+def _number(prefix: str, help: str) -> Any:
+    """Return a field of `Health`: it starts at 0 and is exported as <prefix>_<name>."""
+    return field(default=0, metadata={"prefix": prefix, "help": help})
+
+
+GAUGE, COUNTER = "parti_subscriptions", "parti_subscription"
+
+
 @dataclass(slots=True)
 class Health:
     """The state of a subscription helper in numbers."""
 
-    wanted: int = 0  # partitions that should have a subscription
-    active: int = 0  # subscriptions that deliver
-    failing: int = 0  # subscriptions suspended until the next reconciliation
-    retries: int = 0  # failed attempts to subscribe
-    repaired: int = 0  # subscriptions that a reconciliation restarted
-    delivered: int = 0  # messages passed to a handler
-    handler_failures: int = 0  # handler calls that raised
-    returned: int = 0  # messages returned because their partition was no longer held
-
-
-GAUGES = {
-    "wanted": "Partitions that should have a subscription.",
-    "active": "Subscriptions that deliver.",
-    "failing": "Subscriptions suspended until the next reconciliation.",
-}
-COUNTERS = {
-    "retries": "Failed attempts to subscribe.",
-    "repaired": "Subscriptions that a reconciliation restarted.",
-    "delivered": "Messages passed to a handler.",
-    "handler_failures": "Handler calls that raised.",
-    "returned": "Messages returned because their partition was no longer held.",
-}
+    wanted: int = _number(GAUGE, "Partitions that should have a subscription.")
+    active: int = _number(GAUGE, "Subscriptions that deliver.")
+    failing: int = _number(GAUGE, "Subscriptions suspended until the next reconciliation.")
+    retries: int = _number(COUNTER, "Failed attempts to subscribe.")
+    repaired: int = _number(COUNTER, "Subscriptions that a reconciliation restarted.")
+    delivered: int = _number(COUNTER, "Messages passed to a handler.")
+    handler_failures: int = _number(COUNTER, "Handler calls that raised.")
+    returned: int = _number(COUNTER, "Messages returned because their partition was no longer held.")
 
 
 class HealthCollector:
@@ -207,11 +201,9 @@ class HealthCollector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         health = self._health()
-        for name, help in GAUGES.items():
-            gauge = GaugeMetricFamily(f"parti_subscriptions_{name}", help, labels=["manager"])
-            gauge.add_metric([self._manager], getattr(health, name))
-            yield gauge
-        for name, help in COUNTERS.items():
-            counter = CounterMetricFamily(f"parti_subscription_{name}", help, labels=["manager"])
-            counter.add_metric([self._manager], getattr(health, name))
-            yield counter
+        for each in fields(Health):
+            prefix, help = each.metadata["prefix"], each.metadata["help"]
+            kind = GaugeMetricFamily if prefix == GAUGE else CounterMetricFamily
+            family = kind(f"{prefix}_{each.name}", help, labels=["manager"])
+            family.add_metric([self._manager], getattr(health, each.name))
+            yield family

@@ -76,21 +76,9 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(EMERGENCY, STABLE, "the assignment is written, or it no longer leads"),
     Transition(EMERGENCY, SCALING, "the assignment is written, and a planned change waits"),
     # -- cut off, or paused for too long
-    Transition(ELECTION, CLAIMING_ID, LOST),
-    Transition(WAITING, CLAIMING_ID, LOST),
-    Transition(STABLE, CLAIMING_ID, LOST),
-    Transition(SCALING, CLAIMING_ID, LOST),
-    Transition(REBALANCING, CLAIMING_ID, LOST),
-    Transition(EMERGENCY, CLAIMING_ID, LOST),
+    *(Transition(state, CLAIMING_ID, LOST) for state in State if ELECTION <= state <= EMERGENCY),
     # -- the end
-    Transition(INIT, SHUTDOWN, STOP),
-    Transition(CLAIMING_ID, SHUTDOWN, FAILED),
-    Transition(ELECTION, SHUTDOWN, FAILED),
-    Transition(WAITING, SHUTDOWN, FAILED),
-    Transition(STABLE, SHUTDOWN, STOP),
-    Transition(SCALING, SHUTDOWN, FAILED),
-    Transition(REBALANCING, SHUTDOWN, FAILED),
-    Transition(EMERGENCY, SHUTDOWN, FAILED),
+    *(Transition(state, SHUTDOWN, STOP if state in (INIT, STABLE) else FAILED) for state in State if state < SHUTDOWN),
     Transition(SHUTDOWN, None, "its id and leadership are released"),
 )
 
@@ -118,7 +106,7 @@ def mermaid() -> str:
 def page() -> str:
     """Return the text of docs/assign-states.md."""
     meanings = [f"| {state.name} | {state.value} | {MEANINGS[state]} |" for state in State]
-    rows = [f"| {_shown(t.before)} | {_shown(t.after)} | {t.when} |" for t in TRANSITIONS]
+    rows = [f"| {_name(t.before, '–')} | {_name(t.after, '–')} | {t.when} |" for t in TRANSITIONS]
     return "\n".join(
         (
             "# The states of a worker",
@@ -140,12 +128,8 @@ def page() -> str:
     )
 
 
-def _name(state: State | None) -> str:
-    return "[*]" if state is None else state.name
-
-
-def _shown(state: State | None) -> str:
-    return "–" if state is None else state.name
+def _name(state: State | None, none: str = "[*]") -> str:
+    return none if state is None else state.name
 
 
 if __name__ == "__main__":

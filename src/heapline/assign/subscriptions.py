@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -26,19 +26,20 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from heapline.assign.cancellation import honor_cancellation
+from heapline.assign.cancellation import honor_cancellation, wait_for_event
 from heapline.assign.config import Duration, RetryConfig
-from heapline.assign.errors import BadConfig
+from heapline.assign.errors import BadConfig, ConnectionLost
+from heapline.assign.hooks import is_async
 from heapline.assign.metrics import Health, HealthCollector
 from heapline.assign.nats_bucket import require_nats
 from heapline.assign.partitions import Partition
-from heapline.assign.pull_consumer import PullConsumer
 from heapline.contract.errors import HeaplineError
 from heapline.logs import Log
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
     from prometheus_client import CollectorRegistry
 
 
@@ -48,6 +49,10 @@ Handler = Callable[[Partition, "Msg"], Awaitable[object]]
 INVALID_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 HOLD_CHECK_INTERVAL = 0.05  # seconds between checks whether a partition is held again
+EXPIRES = 10.0  # seconds that a request waits at the server
+GRACE = 2.0  # additional seconds before silence means that the request is lost
+#: Statuses of a request that ended unfilled without an error: the server's 404 and 408.
+EMPTY = ("404", "408")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +138,7 @@ class SubscriptionHelper:
         self, added: Iterable[Partition], removed: Iterable[Partition], handler: Handler
     ) -> None:
         """Release removed partitions and subscribe to added ones. Safe to repeat."""
-        if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004
-        ):
+        if not is_async(handler):
             raise BadConfig("a handler must be an async function: async def handle(partition, message)")
         async with self._changing:
             await self._drop(removed)
@@ -240,12 +243,8 @@ class _Subscription:
                 self.is_active = False
 
     async def _pause(self, failures: int) -> None:
-        if self.is_failing:
-            await self._restart_wanted.wait()
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.retry.delay(failures - 1)):
-                await self._restart_wanted.wait()
+        delay = None if self.is_failing else self._config.retry.delay(failures - 1)
+        await wait_for_event(self._restart_wanted, delay)
 
     async def _run_until_restart(self, work: Awaitable[None]) -> None:
         """Work until a reconciliation requests a restart."""
@@ -315,3 +314,62 @@ class _Subscription:
         nats = require_nats()
         with contextlib.suppress(nats.errors.Error, OSError, HeaplineError):
             await honor_cancellation(acknowledgment)
+
+
+class PullConsumer:
+    """Pulls messages of one JetStream consumer in small batches without losing any.
+
+    The client's own `fetch` loses messages that have arrived when it is cancelled; the next holder then gets them only
+    after `ack_wait`. Here they stay in a queue, and `close` returns them to the caller.
+    """
+
+    def __init__(self, client: Client, stream: str, consumer: str, batch: int) -> None:
+        self._client, self._batch = client, batch
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        self._inbox = client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._outstanding = 0  # messages that the server may still send for the last request
+
+    async def open(self) -> None:
+        async def on_message(message: Msg) -> None:
+            self._arrived.put_nowait(message)
+
+        self._subscription = await honor_cancellation(self._client.subscribe(self._inbox, cb=on_message))
+
+    async def next(self) -> Msg:
+        """Wait for the next message. Raise ConnectionLost if the consumer does not answer any more."""
+        while True:
+            if self._outstanding == 0 and self._arrived.empty():
+                await self._request()
+            try:
+                async with asyncio.timeout(EXPIRES + GRACE):
+                    message = await self._arrived.get()
+            except TimeoutError:
+                raise ConnectionLost("the consumer does not answer") from None
+            if message.reply and not _status(message):
+                self._outstanding = max(0, self._outstanding - 1)
+                return message
+            self._outstanding = 0
+            if _status(message) not in EMPTY:
+                raise ConnectionLost(f"the consumer ended with status {_status(message)}")
+
+    async def _request(self) -> None:
+        request = {"batch": self._batch, "expires": int(EXPIRES * 1e9)}
+        await honor_cancellation(self._client.publish(self._subject, json.dumps(request).encode(), reply=self._inbox))
+        self._outstanding = self._batch
+
+    async def close(self) -> list[Msg]:
+        """Stop requesting. Return the messages that arrived and were not handed out."""
+        if self._subscription is not None and not self._client.is_closed:
+            await self._subscription.unsubscribe()
+        left = []
+        while not self._arrived.empty():
+            message = self._arrived.get_nowait()
+            if message.reply and not _status(message):
+                left.append(message)
+        return left
+
+
+def _status(message: Msg) -> str:
+    return (message.headers or {}).get("Status", "")
