@@ -27,9 +27,8 @@ seconds, whatever the clock shows.
 """
 
 from heapline.testing.assertions import assert_enqueued
-from heapline.testing.clock import FakeClock
+from heapline.testing.clock import FakeClock, HandClock
 from heapline.testing.drainer import Done, drain, drain_sync
-from heapline.testing.hand_clock import HandClock
 from heapline.testing.memory import MemoryBroker, SyncMemoryBroker, memory_broker, memory_broker_sync
 from heapline.testing.memory_disk import MemoryDisk
 

@@ -17,10 +17,16 @@ WAITING = ("ready", "delayed")
 
 
 def assert_enqueued(
-    broker: MemoryBroker | SyncMemoryBroker, topic: str, payload: Any = ANY, *, priority: int = ANY,
-    key: str | None = ANY, headers: Mapping[str, str] = ANY, count: int | None = None,
+    broker: MemoryBroker | SyncMemoryBroker,
+    topic: str,
+    payload: Any = ANY,
+    *,
+    priority: int = ANY,
+    key: str | None = ANY,
+    headers: Mapping[str, str] = ANY,
+    count: int | None = None,
     match: Callable[[MessageInfo], Any] | None = None,
-) -> list[MessageInfo]:  # fmt: skip
+) -> list[MessageInfo]:
     """Return the waiting messages (ready or delayed) of a topic that match all arguments; fail if there are none.
 
     `payload` is compared directly if it is bytes, and as JSON otherwise. `headers` must be present; others may be too.
@@ -38,11 +44,11 @@ def assert_enqueued(
     namespace, name = parse_topic(topic)
     full = name if namespace == DEFAULT_NAMESPACE else f"{namespace}/{name}"
     if full not in known:
-        raise AssertionError(f"there is no topic {topic!r}; there are: {', '.join(known) or 'none at all'}")
+        raise AssertionError(f"topic {topic!r} does not exist; existing topics: {', '.join(known) or 'none'}")
     waiting = [info for info in broker.standing(topic) if info.state in WAITING]
     wanted = {"payload": payload, "priority": priority, "key": key, "headers": headers}
     wanted = {field: value for field, value in wanted.items() if value is not ANY}
-    found = [info for info in waiting if all(_fits(info, f, v) for f, v in wanted.items())]
+    found = [info for info in waiting if all(_matches(info, f, v) for f, v in wanted.items())]
     if match is not None:
         found = [info for info in found if match(info)]
     if (len(found) == count) if count is not None else found:
@@ -50,7 +56,7 @@ def assert_enqueued(
     raise AssertionError(_failure(topic, wanted, match, count, len(found), waiting))
 
 
-def _fits(info: MessageInfo, field: str, wanted: Any) -> bool:
+def _matches(info: MessageInfo, field: str, wanted: Any) -> bool:
     if field == "headers":
         return all(info.headers.get(name) == value for name, value in wanted.items())
     if field != "payload" or isinstance(wanted, bytes):
@@ -62,22 +68,26 @@ def _fits(info: MessageInfo, field: str, wanted: Any) -> bool:
 
 
 def _failure(
-    topic: str, wanted: dict[str, Any], match: Callable[..., Any] | None, count: int | None, found: int,
+    topic: str,
+    wanted: dict[str, Any],
+    match: Callable[..., Any] | None,
+    count: int | None,
+    found: int,
     waiting: list[MessageInfo],
-) -> str:  # fmt: skip
-    asked = [f"{field}={value!r}" for field, value in wanted.items()]
-    asked += [f"match={getattr(match, '__name__', match)}"] if match is not None else []
-    fitting = f" with {', '.join(asked)}" if asked else ""
+) -> str:
+    conditions = [f"{field}={value!r}" for field, value in wanted.items()]
+    conditions += [f"match={getattr(match, '__name__', match)}"] if match is not None else []
+    described = f" with {', '.join(conditions)}" if conditions else ""
     if count is None:
-        said = f"no message{fitting} was enqueued in {topic!r}"
+        summary = f"no message{described} was enqueued in {topic!r}"
     else:
-        said = f"{count} wanted, but {found} found: messages{fitting} in {topic!r}"
+        summary = f"expected {count} messages{described} in {topic!r}, found {found}"
     if not waiting:
-        return f"{said}; nothing waits there"
+        return f"{summary}; no message waits there"
     lines = [_line(info) for info in waiting[:SHOWN_MAX]]
     if len(waiting) > SHOWN_MAX:
         lines.append(f"and {len(waiting) - SHOWN_MAX} more")
-    return "\n  ".join([f"{said}; what waits there ({len(waiting)}):", *lines])
+    return "\n  ".join([f"{summary}; {len(waiting)} waiting:", *lines])
 
 
 def _line(info: MessageInfo) -> str:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from heapline.contract.broker import Broker
 from heapline.contract.errors import LeaseLost, TopicNotFound
 from heapline.engine.sync import SyncBroker
+from heapline.testing.memory import run_in_one_step
 
 LIMIT = 1000  # messages; more in one test usually mean a handler that enqueues its own input
 REASON_CHARACTERS = 500
-_TOO_MANY = "{} messages were handled and more is due: does a handler feed itself? (limit=…)"
+_TOO_MANY = "{} messages were handled and more is due: does a handler enqueue its own input? (limit=…)"
 
 Outcome = Literal["ack", "nack", "bury"]
 OnError = Literal["raise", "answer"]
@@ -41,7 +42,7 @@ class _Work:
     def __init__(self, work: Any, topics: Sequence[str]) -> None:
         self._app = work if hasattr(work, "find") and hasattr(work, "topics") else None
         if self._app is None and not callable(work):
-            raise TypeError(f"drain takes a function of a message, or an app, not {work!r}")
+            raise TypeError(f"drain needs a function of a message, or an app, not {work!r}")
         self._function = work
         self.topics = list(topics) or (list(self._app.topics()) if self._app is not None else [])
 
@@ -51,7 +52,7 @@ class _Work:
             return self._function(message)
         task = self._app.find(message)
         if task is None:
-            raise LookupError(f"no task of the app is meant by a message of {message.topic!r}")
+            raise LookupError(f"no task of the app matches a message of {message.topic!r}")
         return _through_layers(self._app.layers, task, message)
 
     def failed(self, message: Any, error: Exception) -> tuple[Done, dict[str, Any]]:
@@ -96,55 +97,44 @@ async def drain(broker: Broker, work: Any, *topics: str, limit: int = LIMIT, on_
     >>> asyncio.run(scenario())
     [4]
     """
-    todo, done = _Work(work, topics), list[Done]()
-    while True:
-        before = len(done)
-        for topic in todo.topics or [info.name for info in await broker.list_topics()]:
-            try:
-                leased = await broker.pop(topic)
-            except TopicNotFound:  # an app's topic that nothing was enqueued to yet
-                continue
-            for message in leased:
-                if len(done) >= limit:
-                    await broker.release(message)
-                    raise AssertionError(_TOO_MANY.format(limit))
-                try:
-                    result = todo.call(message)
-                    end = Done(topic, message.payload, "ack", await result if inspect.isawaitable(result) else result)
-                    answer: dict[str, Any] = {}
-                except Exception as error:
-                    end, answer = todo.failed(message, error)
-                with contextlib.suppress(LeaseLost):  # the handler has settled the message itself
-                    await getattr(broker, end.outcome)(message, **answer)
-                done.append(end)
-                if end.error is not None and on_error == "raise":
-                    raise end.error
-        if len(done) == before:
-            return done
+    return await _drain(broker, work, topics, limit, on_error, _awaited)
 
 
 def drain_sync(
     broker: SyncBroker, work: Any, *topics: str, limit: int = LIMIT, on_error: OnError = "raise"
 ) -> list[Done]:
     """`drain` for a blocking broker. Handlers are called outside any event loop; async ones get their own loop."""
-    todo, done = _Work(work, topics), list[Done]()
+    return run_in_one_step(_drain(broker, work, topics, limit, on_error, _finished))
+
+
+async def _drain(
+    broker: Any,
+    work: Any,
+    topics: Sequence[str],
+    limit: int,
+    on_error: OnError,
+    result_of: Callable[[Any], Awaitable[Any]],
+) -> list[Done]:
+    """Drain a broker of either kind. `result_of` returns what a call on it, or on a handler, results in."""
+    handlers, done = _Work(work, topics), list[Done]()
     while True:
         before = len(done)
-        for topic in todo.topics or [info.name for info in broker.list_topics()]:
+        for topic in handlers.topics or [info.name for info in await result_of(broker.list_topics())]:
             try:
-                leased = broker.pop(topic)
-            except TopicNotFound:
+                leased = await result_of(broker.pop(topic))
+            except TopicNotFound:  # an app's topic that nothing was enqueued to yet
                 continue
             for message in leased:
                 if len(done) >= limit:
-                    message.release()
+                    await result_of(broker.release(message))
                     raise AssertionError(_TOO_MANY.format(limit))
+                arguments: dict[str, Any] = {}
                 try:
-                    end, answer = Done(topic, message.payload, "ack", _finished(todo.call(message))), dict[str, Any]()
+                    end = Done(topic, message.payload, "ack", await result_of(handlers.call(message)))
                 except Exception as error:
-                    end, answer = todo.failed(message, error)
-                with contextlib.suppress(LeaseLost):
-                    getattr(broker, end.outcome)(message, **answer)
+                    end, arguments = handlers.failed(message, error)
+                with contextlib.suppress(LeaseLost):  # the handler has settled the message itself
+                    await result_of(getattr(broker, end.outcome)(message, **arguments))
                 done.append(end)
                 if end.error is not None and on_error == "raise":
                     raise end.error
@@ -152,8 +142,10 @@ def drain_sync(
             return done
 
 
-def _finished(result: Any) -> Any:
-    async def wait() -> Any:
-        return await result
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
 
-    return asyncio.run(wait()) if inspect.isawaitable(result) else result
+
+async def _finished(result: Any) -> Any:
+    """Return a result without waiting: an awaitable runs in an event loop of its own."""
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result

@@ -12,19 +12,22 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import numpy as np
+
 from heapline.clock import Clock
 from heapline.contract.config import BrokerConfig, make_broker_config
 from heapline.contract.errors import Closed
 from heapline.contract.message import MessageInfo
+from heapline.core.ids import partition_of
+from heapline.engine import message_info
 from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.catalog import Catalog
 from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.store import NAME, NAMESPACE
 from heapline.engine.sync import SyncBroker
-from heapline.testing.hand_clock import HandClock
+from heapline.testing.clock import HandClock
 from heapline.testing.memory_disk import MemoryDisk
-from heapline.testing.topic_contents import standing
 
 T = TypeVar("T")
 PATH = "/memory"
@@ -72,7 +75,7 @@ class MemoryBroker(EmbeddedBroker):
 
     def standing(self, topic: str) -> list[MessageInfo]:
         """Return all messages of a topic, in any state, oldest first. Reads without a turn, so needs no await."""
-        return standing(self._runner(topic))
+        return _live_messages(self._runner(topic))
 
     def topic_names(self) -> list[str]:
         return sorted(self._runners)
@@ -119,16 +122,16 @@ class MemoryBroker(EmbeddedBroker):
             if not self._opens_itself:
                 return
         elif not self._home.is_closed():
-            raise RuntimeError("this broker serves in another event loop, which still runs: make one for each loop")
+            raise RuntimeError("this broker serves another event loop that still runs; create one broker per loop")
         elif self._system is not None:  # decisions are read in turns, which need a loop
-            raise RuntimeError("after a commit_batch call hl.abandon() and go on with a MemoryBroker(disk=hl.disk)")
+            raise RuntimeError("after commit_batch, call hl.abandon() and continue with MemoryBroker(disk=hl.disk)")
         else:
             self._lock.release()
             self._reset(self._config, self._clock)
         self._home = loop
-        _at_once(self._open_at_once())
+        run_in_one_step(self._open_without_tasks())
 
-    async def _open_at_once(self) -> None:
+    async def _open_without_tasks(self) -> None:
         """Do the work of `_start` without tasks."""
         self._catalog = self._open_directory()
         entries = dict(self._catalog.entries)
@@ -151,14 +154,40 @@ class MemoryBroker(EmbeddedBroker):
         return super()._catalog_or_fail()
 
 
-def _at_once(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end in this step: with an in-memory disk it never waits."""
+def _live_messages(runner: TopicRunner) -> list[MessageInfo]:
+    """Return all live messages, oldest first, read from the engine's own tables without a turn.
+
+    It blocks while it reads each live record. Messages of uncommitted batches are not included.
+    """
+    topic = runner.loaded.topic
+    packed = [topic.layout.pack(segment, topic.live.places(segment), 0) for segment in topic.live.segments()]
+    positions = np.concatenate(packed) if packed else np.zeros(0, dtype=np.int64)
+    if not len(positions):
+        return []
+    records, missing = runner.loaded.journal.cached(positions)
+    if len(missing):
+        records.fill(missing, runner.loaded.journal.load(positions[missing]))
+    infos: list[MessageInfo] = []
+    for i in range(len(positions)):
+        if i in records.bad:
+            continue
+        record = message_info.Record(records, i)
+        partition = topic.partitions[int(partition_of(record.id))]
+        row = partition.find(record.id)
+        if row is not None:
+            infos.append(message_info.living(topic, partition, record.id, row, record))
+    return sorted(infos, key=lambda info: info.id)
+
+
+def run_in_one_step(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits to its end, and return its result. Needs no event loop."""
     try:
         work.send(None)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        result: T = end.value
+        return result
     work.close()
-    raise AssertionError("the opening of a broker in memory waits for something")
+    raise AssertionError(f"{work!r} must not wait")
 
 
 class SyncMemoryBroker(SyncBroker):

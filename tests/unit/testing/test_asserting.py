@@ -48,7 +48,7 @@ def test_failure_shows_what_is_there_instead(hl: SyncMemoryBroker) -> None:
     with pytest.raises(AssertionError) as failure:
         assert_enqueued(hl, "mail", {"to": "bob"}, priority=5)
     assert str(failure.value).splitlines() == [
-        "no message with payload={'to': 'bob'}, priority=5 was enqueued in 'mail'; what waits there (3):",
+        "no message with payload={'to': 'bob'}, priority=5 was enqueued in 'mail'; 3 waiting:",
         """  ready: payload=b'{"to": "ada"}', priority=5, key='k', headers={'a': '1', 'b': '2'}""",
         "  delayed: payload=b'plain', priority=0, due 2026-01-01 00:01:00",
         "  ready: payload=b'plain', priority=0",
@@ -56,7 +56,7 @@ def test_failure_shows_what_is_there_instead(hl: SyncMemoryBroker) -> None:
 
 
 def test_wrong_count_says_both_numbers(hl: SyncMemoryBroker) -> None:
-    with pytest.raises(AssertionError, match=re.escape("1 wanted, but 2 found: messages with payload=b'plain'")):
+    with pytest.raises(AssertionError, match=re.escape("expected 1 messages with payload=b'plain' in 'mail', found 2")):
         assert_enqueued(hl, "mail", b"plain", count=1)
 
 
@@ -69,7 +69,7 @@ def test_long_lists_and_payloads_are_cut(hl: SyncMemoryBroker) -> None:
 
 
 def test_missing_topic_is_named_with_those_that_there_are(hl: SyncMemoryBroker) -> None:
-    with pytest.raises(AssertionError, match="there is no topic 'post'; there are: mail"):
+    with pytest.raises(AssertionError, match="topic 'post' does not exist; existing topics: mail"):
         assert_enqueued(hl, "post", count=0)
     hl.create_topic("eu/mail")
     hl.enqueue("eu/mail", b"x")

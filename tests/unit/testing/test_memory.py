@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import heapline
-from heapline.testing.hand_clock import HandClock
+from heapline.testing.clock import HandClock
 from heapline.testing.memory import MemoryBroker, SyncMemoryBroker, memory_broker, memory_broker_sync
 from heapline.testing.memory_disk import MemoryDisk
 
@@ -66,7 +66,7 @@ def test_broker_goes_on_in_the_next_loop_when_the_last_is_gone() -> None:
         assert await hl.commit_batch("b", ["p"]) == 1
 
     async def fourth() -> None:
-        with pytest.raises(RuntimeError, match="go on with a MemoryBroker"):
+        with pytest.raises(RuntimeError, match="continue with MemoryBroker"):
             await hl.pop("more")
         hl.abandon()
         async with MemoryBroker(clock, disk=hl.disk) as again:
@@ -83,7 +83,7 @@ async def test_broker_refuses_a_second_loop_while_the_first_runs() -> None:
         await hl.create_topic("jobs")
 
         async def elsewhere() -> None:
-            with pytest.raises(RuntimeError, match="make one for each loop"):
+            with pytest.raises(RuntimeError, match="create one broker per loop"):
                 await hl.enqueue("jobs", b"x")
 
         await asyncio.to_thread(asyncio.run, elsewhere())
