@@ -150,7 +150,7 @@ def needed_for(name: str) -> Right:
     return right
 
 
-#: Calls that need a second right: see test_replay_faces.py and test_schedule_rights.py.
+#: Calls that need a second right: see test_replay_interfaces.py and test_schedule_rights.py.
 ALSO = {"StartReplay": ",produce", "CreateSchedule": ",produce"}
 #: Calls without one right of their own: they filter their rows, look up what they are about, or need any right.
 UNSCOPED = {"ListHeaps", "GetHeap", "ListSchedules", "ListReplays", "GetReplay", "CancelReplay", "Describe"}

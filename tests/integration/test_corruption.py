@@ -27,8 +27,8 @@ from heapline.engine import snapshot_state
 from heapline.engine.catalog import Catalog
 from heapline.journal.recovery import Scan
 from heapline.journal.segment import segment_path
+from tests.integration.directory_digest import Filler, FixedClock, broker, digest
 from tests.integration.ram import RamDisk
-from tests.integration.whole import Filler, FixedClock, broker, digest
 
 TOPIC, OTHER = "jobs", "other"
 FOLDER = f"/data/topics/default/{TOPIC}.1"

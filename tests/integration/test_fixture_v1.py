@@ -27,7 +27,7 @@ from heapline.engine import EmbeddedBroker
 from heapline.journal import RealDisk
 from heapline.journal.reader import LogReader
 from tests.fixtures.make_v1 import groups_of, log_of
-from tests.integration.whole import STILL, FixedClock, digest
+from tests.integration.directory_digest import STILL, FixedClock, digest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ("v1",)

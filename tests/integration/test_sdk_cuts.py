@@ -293,7 +293,7 @@ async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
         "enqueue", "enqueue_batch", "pop", "ack", "extend", "nack", "release", "bury", "cancel", "reschedule", "get",
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
         "group_dead_replay", "group_dead_delete",
-        "group_ack", "group_nack", "subscribe",  # test_group_faces.py
+        "group_ack", "group_nack", "subscribe",  # test_group_interfaces.py
         "delete_schedule", "replay", "forget_sink",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}

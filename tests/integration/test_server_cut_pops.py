@@ -13,7 +13,7 @@ from heapline.contract.errors import UnavailableError
 from heapline.contract.leases import Pop
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
-from tests.integration.cuttable import Cuttable, answered, fill
+from tests.integration.cuttable_client import Cuttable, answered, fill
 from tests.integration.proxy import Proxy
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Requests, Rig, pop_start, until

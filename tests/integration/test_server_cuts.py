@@ -17,7 +17,7 @@ from heapline.contract.leases import Pop
 from heapline.contract.message import Enqueued, Outgoing
 from heapline.contract.messages import EnqueueBatch, pack_messages
 from heapline.wire.protobuf import request_of, response_of
-from tests.integration.cuttable import Cuttable, answered, fill
+from tests.integration.cuttable_client import Cuttable, answered, fill
 from tests.integration.proxy import Proxy
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Requests, Rig, pop_start, until

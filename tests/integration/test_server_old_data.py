@@ -18,10 +18,10 @@ from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.server import Server
 from heapline.server.settings import ServerSettings
 from tests.fixtures.make_v1 import log_of
+from tests.integration.directory_digest import STILL, FixedClock, digest
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 from tests.integration.test_fixture_v1 import FIXTURES, VERSIONS
-from tests.integration.whole import STILL, FixedClock, digest
 
 SETTINGS = ServerSettings(grpc_port=0, http_port=0)
 

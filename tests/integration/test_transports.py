@@ -16,7 +16,7 @@ from heapline.client.transports.http import HttpBroker
 from heapline.client.transports.transport import PopStream
 from heapline.contract.errors import BadRequest, Closed, UnavailableError
 from heapline.contract.leases import Pop
-from tests.integration.cuttable import answered, fill
+from tests.integration.cuttable_client import answered, fill
 from tests.integration.http_rig import HttpRig
 from tests.integration.proxy import Proxy
 from tests.integration.server_rig import Rig, until

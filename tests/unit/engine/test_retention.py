@@ -11,7 +11,7 @@ from heapline.contract.message import Outgoing
 from heapline.engine.metrics_source import measure
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.stream_rig import told
-from tests.unit.engine.test_upkeep import BULK, churn, reclaim
+from tests.unit.engine.test_maintenance import BULK, churn, reclaim
 
 DAY = 86400.0
 

@@ -21,7 +21,7 @@ from heapline.spark.topic_log import TopicRef
 from heapline.spark.views.events import EventBatches
 from heapline.spark.views.messages import UnitRecords
 from tests.unit.engine.rig import Rig, opened, settle
-from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.engine.test_maintenance import churn, reclaim
 from tests.unit.spark.log_rig import rows
 
 GROUPS = {kind for kind in KIND_NAMES.values() if kind.startswith("group")}

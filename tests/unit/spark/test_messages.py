@@ -16,7 +16,7 @@ from heapline.contract.ids import to_ulid
 from heapline.contract.message import Outgoing, from_ms
 from heapline.journal.log_start import log_start_path
 from tests.unit.engine.rig import Rig, opened
-from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.engine.test_maintenance import churn, reclaim
 from tests.unit.spark.log_rig import planned, read_work, rows, table, values
 
 TEXT = st.text(min_size=1, max_size=12).filter(lambda t: t.encode("utf-8", "ignore") == t.encode("utf-8", "replace"))

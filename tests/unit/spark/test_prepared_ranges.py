@@ -18,7 +18,7 @@ from heapline.journal.log_start import log_start_path, read_log_start
 from heapline.journal.reader_lease import ReaderLease, write_lease
 from heapline.spark.topic_log import DataLost
 from tests.unit.engine.rig import Rig, opened
-from tests.unit.engine.test_upkeep import BULK, churn, reclaim
+from tests.unit.engine.test_maintenance import BULK, churn, reclaim
 from tests.unit.spark.log_rig import planned, read_work, release, rows, source_of
 
 

@@ -15,7 +15,7 @@ from heapline.contract.message import Outgoing
 from heapline.spark.directory import DirectorySource
 from heapline.spark.topic_log import DataLost, share_out
 from tests.unit.engine.rig import PATH, Rig, opened
-from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.engine.test_maintenance import churn, reclaim
 from tests.unit.spark.log_rig import planned, read_work, release, rows, source_of, table
 
 NUMBERS = itertools.count()

@@ -17,7 +17,7 @@ from heapline.spark.schema import arrow_schema
 from heapline.spark.topic_log import DataLost
 from heapline.spark.views.state import StateTask, pack, plan_state, read_state, unpack
 from tests.unit.engine.rig import PATH, Rig, opened
-from tests.unit.engine.test_upkeep import churn, long_lived, reclaim
+from tests.unit.engine.test_maintenance import churn, long_lived, reclaim
 from tests.unit.spark.log_rig import release, source_of
 
 

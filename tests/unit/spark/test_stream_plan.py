@@ -15,7 +15,7 @@ from heapline.spark.options import parse_options
 from heapline.spark.read_plan import StreamPlan
 from heapline.spark.topic_log import DataLost
 from tests.unit.engine.rig import PATH, Rig, opened
-from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.engine.test_maintenance import churn, reclaim
 from tests.unit.spark.log_rig import read_work, source_of
 
 Told = dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 
 import heapline
 from heapline.contract.payload_codec import decode
-from tests.unit.test_model import message
+from tests.unit.test_public_types import message
 
 
 @dataclass

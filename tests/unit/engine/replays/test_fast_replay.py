@@ -10,7 +10,7 @@ import heapline
 from heapline.contract.stream import StreamMessage
 from heapline.engine.replays import scan
 from heapline.testing import HandClock, MemoryBroker
-from tests.unit.engine.replays.test_jobs import ended
+from tests.unit.engine.replays.test_replay_jobs import ended
 
 TOPIC = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10, "partitions": 2, "max_retries_default": 1}
 

@@ -21,7 +21,7 @@ from heapline.engine.groups.pages import Page
 from heapline.engine.metrics_source import measure
 from heapline.testing import MemoryBroker
 from tests.unit.engine.rig import Rig, opened, settle
-from tests.unit.engine.test_upkeep import churn, reclaim
+from tests.unit.engine.test_maintenance import churn, reclaim
 
 MANY = 40_000
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.guarded_rig import GuardedRig
-from tests.integration.test_strangers import Raw
+from tests.integration.test_unauthenticated_clients import Raw
 from tests.unit.engine.rig import until
 
 ALL = "*:produce,consume,admin"

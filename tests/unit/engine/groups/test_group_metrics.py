@@ -7,7 +7,7 @@ import numpy as np
 from heapline.core.latency import BOUNDS_MS, Latency
 from heapline.engine.metrics_source import measure
 from heapline.testing import HandClock
-from tests.unit.engine.streams.test_groups import ack, fetch, let_pass, world
+from tests.unit.engine.groups.test_groups import ack, fetch, let_pass, world
 
 
 def test_many_at_once_are_counted_as_one_by_one() -> None:
