@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.unit.engine import held_io
 from tests.unit.engine.rig import opened, settle
 
 
@@ -115,3 +116,46 @@ async def test_ack_that_is_cancelled_is_recorded_all_the_same() -> None:
         rig.io.release()
         assert (await rig.hl.get("jobs", m.id)).state == "acked"
         await m.ack()  # repeated, for its answer was lost
+
+
+def test_cancelled_pop_does_not_take_back_leases_that_were_handed_to_its_repetition() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        await hl.enqueue("jobs", b"x")
+        await held_io.spin()
+        rig.io.hold = {"commit"}
+        first = asyncio.ensure_future(hl.pop("jobs", request_id="r"))
+        await held_io.spin()
+        first.cancel()
+        await held_io.spin()
+        second = asyncio.ensure_future(hl.pop("jobs", request_id="r"))
+        await held_io.spin()
+        rig.io.let_go()
+        (message,) = await second
+        await held_io.spin()
+        assert await hl.pop("jobs") == []
+        await message.ack()
+
+    held_io.play(scene)
+
+
+def test_cancelled_create_topic_does_not_drop_another_topic_from_the_catalog() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        rig.io.hold, rig.io.answers_held = {"_make_topic"}, False
+        making = asyncio.ensure_future(hl.create_topic("a", **held_io.SMALL))
+        await held_io.spin()
+        making.cancel()
+        await held_io.spin()
+        other = asyncio.ensure_future(hl.create_topic("b", **held_io.SMALL))
+        await held_io.spin()
+        assert not other.done()  # it waits until the thread of the first has ended
+        rig.io.let_go()
+        await other
+        await hl.enqueue("a", b"x")
+        await hl.enqueue("b", b"x")
+        await hl.close()
+        again = await rig.broker().__aenter__()
+        assert [info.name for info in await again.list_topics()] == ["a", "b", "jobs"]
+
+    held_io.play(scene)

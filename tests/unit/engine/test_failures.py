@@ -9,6 +9,7 @@ import pytest
 
 import heapline
 from heapline.contract.message import Outgoing
+from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 SEGMENT = ".seg"
@@ -219,3 +220,69 @@ async def test_close_while_a_failed_write_is_not_yet_told_of_ends_in_order() -> 
         await closing
         with pytest.raises(heapline.TopicReloading):
             await asked
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_reload_does_not_move_the_time_that_leases_run_on(jump: float) -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        await hl.enqueue("jobs", b"x")
+        await hl.pop("jobs", visibility=600)
+        rig.clock.advance(60)
+        before = hl._runners["jobs"].steady.now().steady
+        rig.clock.jump_wall(jump)
+        rig.disk.inject("fdatasync", path=".seg")
+        with pytest.raises(heapline.TopicReloading):
+            await hl.enqueue("jobs", b"y", delay=1e6)
+        await asyncio.sleep(5)
+        assert hl._runners["jobs"].steady.now().steady == before + 5000
+        assert await hl.pop("jobs") == []
+
+    held_io.play(scene)
+
+
+def test_pop_in_a_turn_that_fails_is_refused_rather_than_forgotten() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        await hl.enqueue("jobs", b"x")
+        await held_io.spin()
+        rig.disk.inject("fdatasync", path=".seg")
+        rig.io.hold, rig.io.answers_held = {"commit"}, True
+        enqueueing = asyncio.ensure_future(hl.enqueue("jobs", b"y"))
+        await held_io.spin()
+        popping = asyncio.ensure_future(hl.pop("jobs"))
+        await held_io.spin()
+        rig.io.let_go()
+        await asyncio.wait([popping, enqueueing], timeout=5)
+        for call in (popping, enqueueing):
+            assert isinstance(call.exception(), heapline.TopicReloading)
+        await asyncio.sleep(1)
+        assert len(await hl.pop("jobs")) == 1
+
+    held_io.play(scene)
+
+
+def test_wait_ends_when_the_only_message_turns_out_to_be_damaged() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened({"cache_bytes": 0})
+        await hl.enqueue("jobs", bytes(2000))
+        await hl.enqueue("jobs", b"drives the first from memory", delay=1e6)
+        rig.disk.damage(hl._runners["jobs"].loader.directory + "/0000000001.seg", 3, "garbage")
+        async with asyncio.timeout(60):
+            assert await hl.pop("jobs", wait=2) == []
+
+    held_io.play(scene)
+
+
+def test_too_many_open_files_make_no_dead_letters() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened({"cache_bytes": 0})
+        await hl.enqueue_batch("jobs", [Outgoing(bytes(2000))] * 10)
+        await hl.enqueue("jobs", b"drives the others from memory", delay=1e6)
+        rig.disk.inject("open", errno.EMFILE, path=".seg")
+        with pytest.raises(heapline.TopicReloading):
+            await hl.pop("jobs", 10)
+        stats = await hl.stats("jobs")
+        assert (stats.ready, stats.dead, stats.leased) == (10, 0, 0)
+
+    held_io.play(scene)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 import heapline
+from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, until
 
 
@@ -100,3 +102,54 @@ async def test_unknown_policy_is_refused() -> None:
     async with opened() as rig:
         with pytest.raises(heapline.BadRequest):
             await rig.hl.update_topic("jobs", fsync="sometimes")
+
+
+@pytest.mark.parametrize("policy", ["os", "interval"])
+def test_snapshot_under_a_relaxed_policy_is_never_ahead_of_its_journal(policy: str) -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened(fsync=policy, fsync_interval=50.0)
+        for i in range(20):
+            await hl.enqueue("jobs", bytes(1000), priority=i)
+        await hl.snapshot("jobs")
+        for seed in range(10):
+            after = await rig.broker(rig.disk.crash(random.Random(seed))).__aenter__()
+            assert (await after.stats("jobs")).ready == 20
+
+    held_io.play(scene)
+
+
+def test_syncing_at_intervals_goes_on_after_a_failed_sync() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened(fsync="interval", fsync_interval=0.05)
+        await hl.enqueue("jobs", b"x")
+        rig.disk.inject("fdatasync", path=".seg")
+        await asyncio.sleep(2)
+        await hl.enqueue("jobs", b"y")
+        await asyncio.sleep(1)
+        journal = hl._runners["jobs"].loaded.journal
+        assert hl._runners["jobs"].counters.reloads == 1
+        assert journal.durable_unit == journal.written_unit
+
+    held_io.play(scene)
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+def test_topic_serves_on_when_reopening_it_for_new_settings(how: str) -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        if how == "fails":
+            rig.disk.inject("open", path=".seg")
+            await hl.update_topic("jobs", fsync="os")
+        else:
+            rig.io.hold = {"load"}
+            updating = asyncio.ensure_future(hl.update_topic("jobs", fsync="os"))
+            await held_io.spin()
+            updating.cancel()
+            await held_io.spin()
+            rig.io.let_go()
+        await asyncio.sleep(1)
+        async with asyncio.timeout(5):
+            await hl.enqueue("jobs", b"x")
+        assert hl._runners["jobs"].loaded.journal._policy == "os"
+
+    held_io.play(scene)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import heapline
 from heapline.contract.message import Outgoing, from_ms
 from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
+from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 BULK = b"x" * 50_000
@@ -356,3 +358,30 @@ async def test_log_below_its_start_is_refused_and_from_0_on_begins_where_it_star
             _ = [frame async for frame in rig.hl.read_log("jobs", start=1)]
         frames = [frame async for frame in rig.hl.read_log("jobs")]
         assert frames[0].offset == start
+
+
+def test_segment_is_not_deleted_before_the_acks_that_emptied_it_are_durable() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        for i in range(3):
+            await hl.enqueue("jobs", bytes(400_000), priority=i)
+        held = await hl.pop("jobs", 3)
+        for _ in range(3):
+            await hl.enqueue("jobs", b"later", delay=1e6)
+            await hl.snapshot("jobs")
+        rig.io.hold = {"commit"}
+        acking = asyncio.ensure_future(hl.ack(held))
+        await held_io.spin()
+        reclaiming = asyncio.ensure_future(hl._runners["jobs"].upkeep.reclaim())
+        await held_io.spin()
+        after = rig.disk.crash(random.Random(5))
+        assert not acking.done()
+        rig.io.let_go()
+        await asyncio.gather(acking, reclaiming)
+        assert hl._runners["jobs"].upkeep.segments_reclaimed_total == 1
+        rig.clock.advance(3600)
+        again = await rig.broker(after).__aenter__()
+        await asyncio.sleep(5)
+        assert sorted(len(m.payload) for m in await again.pop("jobs", 3)) == [400_000] * 3
+
+    held_io.play(scene)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import heapline
 from heapline.contract.message import from_ms
 from heapline.engine import EmbeddedBroker
 from heapline.engine.snapshot_state import STATE_VERSION, freeze, thaw
+from tests.unit.engine import held_io
 from tests.unit.engine.rig import PATH, Rig, opened
 
 CHILD = """
@@ -278,3 +280,39 @@ async def test_reboot_of_the_machine_between_two_lives_changes_nothing() -> None
         rig.clock.advance(500)
         await hl.stats("jobs")
         assert (await hl.get("jobs", late)).state == "ready"
+
+
+def test_nothing_touches_the_directory_after_its_lock_was_released() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        rig.disk.inject("fdatasync", path=".seg")
+        rig.io.hold = {"load"}
+        with pytest.raises(heapline.TopicReloading):
+            await hl.enqueue("jobs", b"x")
+        await held_io.spin()
+        closing = asyncio.ensure_future(hl.close())
+        await held_io.spin()
+        assert not closing.done()
+        assert rig.disk._locks
+        rig.io.let_go()
+        await closing
+        assert not rig.disk._locks
+
+    held_io.play(scene)
+
+
+def test_closing_one_topic_leaves_the_shared_budget_alone_while_another_uses_it() -> None:
+    """Files are closed in a thread; what is in memory is given up by the event loop alone."""
+
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        await hl.enqueue("jobs", bytes(1000))
+        journal = hl._runners["jobs"].loaded.journal
+        thread = threading.Thread(target=journal.close)
+        thread.start()
+        thread.join()
+        assert hl._budget.used_bytes > 1000
+        await hl._runners["jobs"].close()
+        assert hl._budget.used_bytes == 0
+
+    held_io.play(scene)

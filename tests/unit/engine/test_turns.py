@@ -12,6 +12,7 @@ import heapline
 from heapline.contract.message import Outgoing
 from heapline.engine.calls import EnqueueCall, Identity, check_batch_bytes
 from heapline.engine.columns import Columns
+from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, settle
 
 
@@ -248,3 +249,25 @@ def _is_let_in(messages: list[Outgoing], config: heapline.TopicConfig) -> bool:
     except heapline.BadRequest:
         return False
     return True
+
+
+def test_extend_tells_the_deadline_that_it_made_durable() -> None:
+    async def scene(rig: held_io.Rig) -> None:
+        hl = await rig.opened()
+        await hl.enqueue("jobs", b"x")
+        (message,) = await hl.pop("jobs", visibility=30)
+        now = hl._runners["jobs"].steady.now().steady
+        await held_io.spin()
+        rig.io.hold, rig.io.answers_held = {"commit"}, True
+        first = asyncio.ensure_future(hl.extend(message, 60))
+        await held_io.spin()
+        second = asyncio.ensure_future(hl.extend(message, 6000))
+        await held_io.spin()
+        rig.disk.inject("fdatasync", path=".seg")
+        rig.io.let_go()
+        await first
+        with pytest.raises(heapline.TopicReloading):
+            await second
+        assert message._deadline_ms == now + 60_000
+
+    held_io.play(scene)

@@ -1,0 +1,126 @@
+"""Fetches that end, wait or overlap: no row is lost, given twice, or given to a member that left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from heapline.contract.errors import Closed
+from heapline.contract.message import Outgoing
+from tests.unit.engine.groups.group_calls import fetch, fill, payloads
+from tests.unit.engine.rig import opened, settle
+
+
+@pytest.mark.parametrize("wait", [0.0, 30.0])
+async def test_a_fetch_whose_page_is_being_read_hears_when_the_broker_closes(wait: float) -> None:
+    async with opened() as rig:
+        await fill(rig, 2000)
+        await fetch(rig.hl, max_messages=0)
+        await rig.reopen()
+        rig.io.hold = {"read"}
+        waiting = asyncio.ensure_future(fetch(rig.hl, wait=wait))
+        await settle()
+        assert rig.io.held
+        assert not waiting.done()
+        closing = asyncio.ensure_future(rig.hl.close())
+        await settle()
+        rig.io.release()
+        await closing
+        await settle()
+        assert waiting.done()
+        assert isinstance(waiting.exception(), Closed)
+        await rig.open()
+
+
+async def test_a_member_that_left_is_not_brought_back_by_its_fetch_whose_page_was_being_read() -> None:
+    async with opened() as rig:
+        await fill(rig, 2000)
+        await fetch(rig.hl, max_messages=0)
+        await rig.reopen()
+        rig.io.hold = {"read"}
+        waiting = asyncio.ensure_future(fetch(rig.hl, wait=30.0))
+        await settle()
+        assert rig.io.held
+        assert not waiting.done()
+        await rig.hl.group_leave("jobs", "g", "a", session="s")
+        rig.io.release()
+        assert (await waiting).batches == []
+        assert (await rig.hl.get_group("jobs", "g")).members == {}
+
+
+async def test_rows_that_a_member_was_to_get_when_it_left_are_not_given_to_it_too() -> None:
+    async with opened() as rig:
+        await fetch(rig.hl)
+        await rig.hl.enqueue("jobs", b"x")
+        await fetch(rig.hl)
+        rig.io.hold = {"commit"}
+        enqueued = asyncio.ensure_future(rig.hl.enqueue("jobs", b"y"))
+        await settle()
+        waiting = asyncio.ensure_future(fetch(rig.hl))
+        await settle()
+        left = asyncio.ensure_future(rig.hl.group_leave("jobs", "g", "a", session="s"))
+        other = asyncio.ensure_future(fetch(rig.hl, "b", session="t"))
+        await settle()
+        rig.io.release()
+        await asyncio.gather(enqueued, left)
+        assert payloads(await waiting) == []
+        assert payloads(await other) == [b"x", b"y"]
+
+
+async def test_a_fetch_gets_no_more_than_it_asks_for_of_what_an_earlier_one_left() -> None:
+    async with opened() as rig:
+        await fetch(rig.hl)
+        rig.io.hold = {"commit"}
+        enqueued = asyncio.ensure_future(rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(5)]))
+        await settle()
+        waiting = asyncio.ensure_future(fetch(rig.hl))
+        await settle()
+        waiting.cancel()
+        await settle()
+        rig.io.release()
+        await enqueued
+        assert payloads(await fetch(rig.hl, max_messages=2)) == [b"0", b"1"]
+        assert payloads(await fetch(rig.hl, max_messages=2)) == [b"2", b"3"]
+        assert payloads(await fetch(rig.hl)) == [b"4"]
+
+
+async def test_a_partition_whose_page_is_on_disk_is_not_passed_over_while_another_has_rows() -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        for _ in range(4):
+            await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 100, key=str(i)) for i in range(2000)])
+        await fetch(rig.hl, max_messages=0)
+        await rig.reopen()
+        await fetch(rig.hl, max_messages=1)
+        await fetch(rig.hl, max_messages=1)
+        rig.runner().streams._reading._pages.drop_below(1, 1 << 62)  # as when memory is short
+        seen = [batch.partition for _ in range(8) for batch in (await fetch(rig.hl, max_messages=10)).batches]
+        assert set(seen) == {0, 1}
+
+
+async def test_a_member_whose_fetch_came_in_time_is_not_taken_for_dead_after_a_long_stall() -> None:
+    async with opened() as rig:
+        first = await fetch(rig.hl)
+        rig.clock.advance(31)
+        again = await fetch(rig.hl)
+        assert again.generation == first.generation
+
+
+async def test_rows_that_timed_out_while_the_disk_stood_still_are_given_to_one_member_only() -> None:
+    async with opened() as rig:
+        await rig.hl.create_group("jobs", "g", ack_timeout=5.0, member_lease=60.0)
+        await fetch(rig.hl)
+        rig.io.hold = {"commit"}
+        enqueued = asyncio.ensure_future(rig.hl.enqueue("jobs", b"x"))
+        waiting = asyncio.ensure_future(fetch(rig.hl))
+        await settle()
+        rig.clock.advance(6)
+        beat = asyncio.ensure_future(fetch(rig.hl, "b", max_messages=0))
+        await settle()
+        assert not waiting.done()
+        rig.io.release()
+        await asyncio.gather(enqueued, beat)
+        assert payloads(await waiting) == []  # its time was over before it came
+        rig.clock.advance(60)
+        got = [payloads(await fetch(rig.hl, member)) for member in "ab"]
+        assert sorted(map(len, got)) == [0, 1]
