@@ -68,7 +68,7 @@ async def test_topic_that_exists_is_refused(server: Process, tmp_path: Path) -> 
         assert (await hl.stats("jobs")).ready == 1
 
 
-async def test_bench_that_is_interrupted_deletes_its_topic(server: Process, tmp_path: Path) -> None:
+async def test_interrupted_bench_deletes_its_topic(server: Process, tmp_path: Path) -> None:
     async with connect(server, tmp_path) as hl:  # type: ignore[attr-defined]
         bench = await start(server, tmp_path, "--seconds", "60")
         async with asyncio.timeout(PATIENCE):

@@ -54,7 +54,7 @@ def test_demo_keeps_its_directory_if_asked(tmp_path: Path) -> None:
     assert verdict.exit_code == 0, verdict.output
 
 
-def test_demo_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
+def test_demo_refuses_a_non_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("do not touch")
     done = run_demo("--dir", str(tmp_path), tmp=tmp_path)
     assert done.returncode == 2

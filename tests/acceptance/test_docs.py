@@ -239,7 +239,7 @@ def follow(text: str, directory: Path, known: set[str] | None = None) -> list[st
         return reader.follow("page.md", blocks_of(text), known or set())
 
 
-def test_blocks_are_told_apart() -> None:
+def test_blocks_are_parsed_with_language_file_and_reason() -> None:
     text = "a\n```python\nx = 1\n```\n<!-- not run: asks -->\n```python\ny\n```\n```sh\nz\n```\n```python a.py\n```\n"
     assert blocks_of(text) == [
         Block("python", None, "x = 1\n", 3, None), Block("python", None, "y\n", 7, "asks"),
@@ -291,7 +291,7 @@ def test_shell_that_fails_or_says_something_else_fails_the_walk(tmp_path: Path) 
         follow("```sh\necho 1\n```\n```text\n2\n```\n", other)
 
 
-def test_block_with_a_command_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+def test_block_with_a_missing_command_is_skipped(tmp_path: Path) -> None:
     text = "```sh\nheapline serve\n```\n```text\nno\n```\n```sh\ntouch after\n```\n"
     assert follow(text, tmp_path) == ["serve"]
     assert (tmp_path / "after").exists()

@@ -131,13 +131,13 @@ def test_wrong_key_names_its_file(server: Process, tmp_path: Path) -> None:
     assert "nothing" not in said
 
 
-def test_missing_key_says_where_it_was_looked_for(server: Process, tmp_path: Path) -> None:
+def test_missing_key_error_lists_the_searched_places(server: Process, tmp_path: Path) -> None:
     said = failed("topic", "list", "--to", server.target, home=tmp_path)
     assert "needs an API key, and none was found" in said
     assert "'data/admin.key' cannot be read" in said
 
 
-def test_server_that_is_not_running_says_how_to_start_one(tmp_path: Path) -> None:
+def test_error_for_a_stopped_server_says_how_to_start_one(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         to = f"127.0.0.1:{taken.getsockname()[1]}"

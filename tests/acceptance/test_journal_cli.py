@@ -206,7 +206,7 @@ def test_repair_lists_messages_that_will_be_lost(data: Path) -> None:
         assert hl.pop("jobs", 100) == []
 
 
-def test_repair_asks_first(damaged: Path) -> None:
+def test_repair_asks_for_confirmation(damaged: Path) -> None:
     before = segment(damaged).read_bytes()
     result = cli("repair", str(damaged), "--topic", "jobs", answer="n\n")
     assert result.exit_code == 1

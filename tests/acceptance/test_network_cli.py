@@ -208,7 +208,7 @@ def test_key_decides_what_a_command_may_do(home: Home, topic: str) -> None:
     assert secret.stdout.strip() not in refused
 
 
-def test_command_without_a_valid_key_says_where_it_looked_for_one(home: Home, tmp_path: Path) -> None:
+def test_command_without_a_valid_key_lists_the_searched_places(home: Home, tmp_path: Path) -> None:
     said = home("topic", "list", code=1, HEAPLINE_DATA=str(tmp_path)).stderr
     assert "needs an API key, and none was found" in said
     assert f"{str(tmp_path / 'admin.key')!r} cannot be read" in said

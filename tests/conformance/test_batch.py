@@ -68,7 +68,7 @@ async def test_atomic_batch_with_a_conflict_leaves_nothing_behind(topic: MakeTop
     assert not any(r.duplicate for r in results), "a refused batch is not remembered"
 
 
-async def test_batch_that_is_not_atomic_gives_each_result_its_own_error(jobs: Broker) -> None:
+async def test_non_atomic_batch_gives_each_result_its_own_error(jobs: Broker) -> None:
     await jobs.enqueue("jobs", b"first", idempotency_key="k")
     batch = [
         Outgoing(b"a"),
@@ -113,9 +113,7 @@ async def test_conflict_within_one_batch_refuses_it(jobs: Broker, bare_log: None
     assert await picture(jobs) == before
 
 
-async def test_atomic_batch_too_large_to_be_written_at_once_is_refused_by_name(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_atomic_batch_too_large_for_one_write_is_rejected_by_name(topic: MakeTopic, broker: Broker) -> None:
     await topic()
     batch = [Outgoing(b"x" * 60_000)] * 300
     with pytest.raises(heapline.BadRequest, match="atomic=False"):
@@ -134,9 +132,7 @@ async def test_batch_over_max_backlog_is_refused_whole_if_atomic(topic: MakeTopi
     assert (await broker.stats("jobs")).ready == 0
 
 
-async def test_batch_over_max_backlog_goes_in_as_far_as_there_is_room_if_not_atomic(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_non_atomic_batch_over_max_backlog_is_accepted_up_to_the_limit(topic: MakeTopic, broker: Broker) -> None:
     await topic(max_backlog=3, partitions=2)
     await broker.enqueue("jobs", b"0")
     for keys in (False, True):

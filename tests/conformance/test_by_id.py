@@ -16,7 +16,7 @@ from tests.conformance.worlds import World, drain, picture, put, take
 # -- get ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_get_tells_all_that_is_known(world: World, jobs: Broker) -> None:
+async def test_get_returns_every_field_of_a_message(world: World, jobs: Broker) -> None:
     r = await jobs.enqueue("jobs", b"body", priority=4, key="k", headers={"a": "b"}, ttl=60, delay=10)
     info = await jobs.get("jobs", r.id)
     assert (info.id, info.message_id, info.topic, info.partition) == (r.id, r.message_id, "jobs", 0)
@@ -58,7 +58,7 @@ async def test_get_follows_a_message_through_its_states(world: World, jobs: Brok
 
 
 @pytest.mark.parametrize("end", ["acked", "cancelled", "expired", "purged", "dropped", "deleted"])
-async def test_get_of_a_gone_message_tells_how_it_went(world: World, topic: MakeTopic, end: str) -> None:
+async def test_get_of_a_removed_message_returns_how_it_ended(world: World, topic: MakeTopic, end: str) -> None:
     hl = world.broker
     await topic(dlq=end != "dropped")
     (id,) = await put(hl, 1, ttl=1)
@@ -105,7 +105,7 @@ BAD_IDS = ["", "xyz", "0" * 25, "U" * 26, "7ZZZZZZZZZZZZZZZZZZZZZZZZZ", -1, 1 <<
 
 
 @pytest.mark.parametrize("id", BAD_IDS, ids=str)
-async def test_something_that_is_no_id_is_refused_by_every_call(jobs: Broker, id: Any) -> None:
+async def test_malformed_id_is_rejected_by_every_call(jobs: Broker, id: Any) -> None:
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: jobs.get("jobs", id), lambda: jobs.cancel("jobs", id), lambda: jobs.reschedule("jobs", id, delay=1),
         lambda: jobs.dlq_replay("jobs", [id]), lambda: jobs.dlq_delete("jobs", [id]),
@@ -115,7 +115,7 @@ async def test_something_that_is_no_id_is_refused_by_every_call(jobs: Broker, id
             await call()
 
 
-async def test_get_of_a_message_that_is_out_shows_current_priority_and_payload(jobs: Broker) -> None:
+async def test_get_of_a_leased_message_shows_current_priority_and_payload(jobs: Broker) -> None:
     (id,) = await put(jobs, 5)
     await jobs.reschedule("jobs", id, priority=2)
     await take(jobs)
@@ -142,7 +142,7 @@ async def test_peek_shows_the_next_messages_in_order_and_changes_nothing(
     assert await drain(broker) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_peek_gives_ten_unless_told(jobs: Broker) -> None:
+async def test_peek_returns_ten_messages_by_default(jobs: Broker) -> None:
     await put(jobs, *range(15))
     assert len(await jobs.peek("jobs")) == 10
 

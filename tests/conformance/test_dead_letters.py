@@ -25,7 +25,7 @@ async def bury(hl: Broker, *priorities: int, reason: str | None = "bad", **optio
     return ids
 
 
-async def test_list_tells_all_about_a_dead_letter(world: World, jobs: Broker) -> None:
+async def test_list_returns_every_field_of_a_dead_letter(world: World, jobs: Broker) -> None:
     (id,) = await bury(jobs, 7, key="k", headers={"a": "b"})
     (dead,) = await jobs.dlq_list("jobs")
     assert (dead.id, dead.state, dead.priority, dead.payload, dead.key, dead.headers, dead.attempts, dead.reason) == (
@@ -98,7 +98,7 @@ async def test_replay_restarts_the_ttl(world: World, jobs: Broker) -> None:
     assert (await jobs.get("jobs", id)).state == "expired"
 
 
-async def test_replay_asks_no_dedup(jobs: Broker) -> None:
+async def test_replay_of_a_dead_letter_skips_dedup(jobs: Broker) -> None:
     first = await jobs.enqueue("jobs", b"x", idempotency_key="k", producer_id="p", epoch=1, seq=1)
     await (await take(jobs)).bury()
     await jobs.dlq_replay("jobs")
@@ -206,7 +206,7 @@ async def test_bad_rate_is_refused(jobs: Broker, rate: Any) -> None:
 
 
 @pytest.mark.parametrize("ids", [5, "01ARZ3NDEKTSV4RRFFQ69G5FAV", b"x"])
-async def test_ids_that_are_no_list_are_refused(jobs: Broker, ids: Any) -> None:
+async def test_ids_must_be_a_list(jobs: Broker, ids: Any) -> None:
     for call in (jobs.dlq_replay, jobs.dlq_delete):
         with pytest.raises(heapline.BadRequest):
             await call("jobs", ids)
@@ -223,7 +223,7 @@ async def test_deleted_dead_letters_are_gone(jobs: Broker) -> None:
     assert [dead.id for dead in await jobs.dlq_list("jobs")] == [ids[2]]
 
 
-async def test_delete_wants_to_be_told_which(jobs: Broker) -> None:
+async def test_delete_requires_ids_or_a_filter(jobs: Broker) -> None:
     await bury(jobs, 1, 2)
     with pytest.raises(heapline.BadRequest, match="say which"):
         await jobs.dlq_delete("jobs")

@@ -32,7 +32,7 @@ async def test_duplicate_gets_the_first_id_and_is_not_enqueued(
     assert (await broker.stats("jobs")).duplicates_total == 1
 
 
-async def test_many_at_once_with_one_key_make_one_message(jobs: Broker) -> None:
+async def test_concurrent_enqueues_with_one_key_create_one_message(jobs: Broker) -> None:
     results = await asyncio.gather(*(jobs.enqueue("jobs", b"x", idempotency_key="k") for _ in range(20)))
     assert len({r.id for r in results}) == 1
     assert sorted(r.duplicate for r in results) == [False] + [True] * 19
@@ -138,7 +138,7 @@ async def test_producer_numbers_messages_and_nothing_is_doubled(topic: MakeTopic
     assert sorted(await drain(broker)) == [b"a", b"b", b"c"]
 
 
-async def test_first_uses_of_a_producer_at_once_share_one_epoch(jobs: Broker) -> None:
+async def test_concurrent_first_uses_of_a_producer_share_one_epoch(jobs: Broker) -> None:
     producer = heapline.Producer("p1")
     await asyncio.gather(*(jobs.enqueue("jobs", b"%d" % i, producer=producer) for i in range(20)))
     assert (await jobs.stats("jobs")).ready == 20

@@ -52,7 +52,7 @@ async def test_neighbours_keep_their_own_keys_and_headers(jobs: Broker) -> None:
     assert found == [(b"0", None, {}), (b"1", "k1", {}), (b"2", None, {"h": "2"}), (b"3", None, {})]
 
 
-async def test_largest_message_that_is_allowed_comes_back(world: World, topic: MakeTopic) -> None:
+async def test_largest_allowed_message_is_delivered(world: World, topic: MakeTopic) -> None:
     config = (await topic("jobs", max_payload_bytes=world.small["segment_bytes"] // 2)).config
     payload = bytes(range(256)) * (config.max_payload_bytes // 256)
     key, headers = "k" * 4096, {"h": "v" * 32_000}
@@ -81,12 +81,12 @@ async def test_priority_may_be_any_kind_of_int(jobs: Broker) -> None:
     assert (m.payload, m.priority) == (b"high", 1)
 
 
-async def test_delay_of_zero_is_ready_at_once(jobs: Broker) -> None:
+async def test_delay_of_zero_is_ready_immediately(jobs: Broker) -> None:
     r = await jobs.enqueue("jobs", b"x", delay=0)
     assert (await jobs.get("jobs", r.id)).state == "ready"
 
 
-async def test_deliver_at_in_the_past_is_ready_at_once(world: World, jobs: Broker) -> None:
+async def test_deliver_at_in_the_past_is_ready_immediately(world: World, jobs: Broker) -> None:
     r = await jobs.enqueue("jobs", b"x", deliver_at=world.now() - timedelta(days=1))
     assert (await jobs.get("jobs", r.id)).state == "ready"
 
@@ -165,7 +165,7 @@ async def test_bad_message_refuses_its_whole_atomic_batch(jobs: Broker, case: st
     assert await picture(jobs) == before
 
 
-async def test_naive_datetime_is_told_how_to_do_better(jobs: Broker) -> None:
+async def test_naive_datetime_error_says_how_to_fix_it(jobs: Broker) -> None:
     with pytest.raises(heapline.BadRequest, match="time zone"):
         await jobs.enqueue("jobs", b"x", deliver_at=NAIVE)
 

@@ -70,7 +70,7 @@ async def test_messages_without_fairness_key_count_as_one_key(topic: MakeTopic, 
     assert sorted((await drain(broker))[:4]) == [b"a0", b"a1", b"none0", b"none1"]
 
 
-async def test_turns_go_on_after_a_restart(world: World, topic: MakeTopic) -> None:
+async def test_turns_continue_after_a_restart(world: World, topic: MakeTopic) -> None:
     await topic(fairness="keys", partitions=2)
     for memory in ("snapshot", "journal"):
         await fill(world.broker, *many("a", 50))
@@ -82,9 +82,7 @@ async def test_turns_go_on_after_a_restart(world: World, topic: MakeTopic) -> No
         await hl.purge("jobs")
 
 
-async def test_key_that_is_given_a_priority_waits_behind_its_own_messages_there(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_rescheduled_message_waits_behind_others_of_its_key(topic: MakeTopic, broker: Broker) -> None:
     await topic(fairness="keys")
     await fill(broker, *many("a", 2), priority=1)
     await fill(broker, *many("b", 3), priority=1)
@@ -119,7 +117,7 @@ async def test_what_a_key_has_planned_for_later_does_not_stand_before_what_it_se
     assert served == {"a": 20, "b": 20}
 
 
-async def test_fairness_key_is_told_with_the_message(world: World, topic: MakeTopic) -> None:
+async def test_delivered_message_carries_its_fairness_key(world: World, topic: MakeTopic) -> None:
     await topic(fairness="keys", partitions=4)
     options = {"key": "k", "fairness_key": "tenant ß", "headers": {"h": "1"}}
     one = await world.broker.enqueue("jobs", b"x", **options)  # type: ignore[arg-type]
@@ -132,7 +130,7 @@ async def test_fairness_key_is_told_with_the_message(world: World, topic: MakeTo
     assert seen == {b"x": ("tenant ß", "k", {"h": "1"}), b"y": (None, None, {"h": "2"})}
 
 
-async def test_messages_of_a_fairness_key_lie_in_one_partition(topic: MakeTopic, broker: Broker) -> None:
+async def test_messages_of_a_fairness_key_are_in_one_partition(topic: MakeTopic, broker: Broker) -> None:
     await topic(fairness="keys", partitions=8)
     for i in range(10):
         await fill(broker, ("tenant", b"x"), key=f"k{i}")
@@ -266,7 +264,7 @@ async def test_every_end_of_a_lease_frees_its_slot(world: World, topic: MakeTopi
     assert following.payload == (b"a0" if end == "release" else b"a1")
 
 
-async def test_cancelling_the_message_that_was_next_lets_the_one_behind_it_go(topic: MakeTopic, broker: Broker) -> None:
+async def test_cancelling_the_next_message_unblocks_the_one_behind_it(topic: MakeTopic, broker: Broker) -> None:
     await topic(fairness="keys", max_inflight_per_key=1)
     ids = await fill(broker, *many("a", 4))
     (held,) = await broker.pop("jobs", 4)
@@ -343,7 +341,7 @@ async def test_purge_takes_blocked_messages_too(topic: MakeTopic, broker: Broker
     assert (await broker.stats("jobs")).ready == 0
 
 
-async def test_blocked_message_can_be_looked_up_and_cancelled(topic: MakeTopic, broker: Broker) -> None:
+async def test_blocked_message_can_be_read_and_cancelled(topic: MakeTopic, broker: Broker) -> None:
     await topic(fairness="keys", max_inflight_per_key=1)
     ids = await fill(broker, *many("a", 3))
     await broker.pop("jobs", 3)
@@ -371,7 +369,7 @@ async def test_rate_hands_out_so_many_a_second_best_first(world: World, topic: M
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_rate_changes_while_pops_go_on(world: World, topic: MakeTopic) -> None:
+async def test_rate_can_change_during_pops(world: World, topic: MakeTopic) -> None:
     await topic(max_pops_per_second=10)
     hl = world.broker
     await put(hl, *range(100))
@@ -421,7 +419,7 @@ async def _first_of(broker: Broker, count: int) -> list[str | None]:
     return [m.fairness_key for m in await broker.pop("jobs", count)]
 
 
-async def test_a_herd_of_delayed_messages_does_not_bury_those_that_come_when_it_is_due(
+async def test_due_burst_does_not_starve_messages_enqueued_at_that_time(
     world: World, topic: MakeTopic, fake_time: None
 ) -> None:
     await topic(fairness="keys", partitions=2)
@@ -432,9 +430,7 @@ async def test_a_herd_of_delayed_messages_does_not_bury_those_that_come_when_it_
     assert (await _first_of(world.broker, 12)).count("small") == 5
 
 
-async def test_a_batch_that_was_prepared_long_ago_does_not_bury_those_that_come_when_it_is_committed(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_committing_an_old_batch_does_not_starve_new_messages(topic: MakeTopic, broker: Broker) -> None:
     await topic(fairness="keys", partitions=2)
     await broker.prepare_batch("b", "p", [Outgoing(b"", fairness_key="bulk") for _ in range(50)], topic="jobs")
     await _let_time_pass(broker)
@@ -456,7 +452,7 @@ async def test_dead_letters_that_come_back_do_not_bury_others(world: World, topi
     assert (await _first_of(broker, 12)).count("small") == 5
 
 
-async def test_a_message_that_is_tried_again_keeps_its_turn(world: World, topic: MakeTopic, fake_time: None) -> None:
+async def test_message_retried_after_a_backoff_keeps_its_turn(world: World, topic: MakeTopic, fake_time: None) -> None:
     await topic(fairness="keys")
     await world.broker.enqueue_batch("jobs", [Outgoing(b"%d" % i, fairness_key="a") for i in range(5)])
     (first,) = await world.broker.pop("jobs")

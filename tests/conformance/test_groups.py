@@ -175,7 +175,7 @@ async def test_lag_is_0_when_all_is_done_and_counts_what_falls_due(world: World,
     assert await lag(jobs) == 0
 
 
-async def test_ack_of_what_is_done_is_no_error(jobs: Any) -> None:
+async def test_acking_an_acked_row_succeeds(jobs: Any) -> None:
     await put(jobs, 1, 2)
     found = await all_rows(jobs, 2)
     await ack(jobs, found)
@@ -183,7 +183,7 @@ async def test_ack_of_what_is_done_is_no_error(jobs: Any) -> None:
     assert await lag(jobs) == 0
 
 
-async def test_rows_that_are_not_held_are_told_after_all_others_were_acked(world: World, jobs: Any) -> None:
+async def test_ack_reports_unheld_rows_after_acking_the_others(world: World, jobs: Any) -> None:
     await jobs.create_group("jobs", "g", ack_timeout=5.0, member_lease=300.0)
     await put(jobs, 1, 2)
     (a,) = await rows(jobs, max_messages=1)
@@ -204,7 +204,7 @@ QUICK: dict[str, Any] = {"backoff": {"base": 1.0, "factor": 1.0, "jitter": 0.0},
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_nacked_row_comes_again_after_the_backoff_and_others_go_on(world: World, jobs: Any) -> None:
+async def test_nacked_row_is_redelivered_after_backoff_without_blocking_others(world: World, jobs: Any) -> None:
     await jobs.create_group("jobs", "g", member_lease=600.0, **QUICK)
     await put(jobs, 1, 2)
     a, b = await all_rows(jobs, 2)
@@ -221,7 +221,7 @@ async def test_nacked_row_comes_again_after_the_backoff_and_others_go_on(world: 
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_row_that_is_not_acked_in_time_comes_again(world: World, jobs: Any) -> None:
+async def test_row_not_acked_in_time_is_redelivered(world: World, jobs: Any) -> None:
     await jobs.create_group("jobs", "g", member_lease=600.0, **QUICK)
     await put(jobs, 1)
     (a,) = await all_rows(jobs, 1)
@@ -373,7 +373,7 @@ async def test_partition_changes_hands_when_nothing_of_it_is_out(world: World, t
     assert await lag(hl) == 0
 
 
-async def test_what_a_leaving_member_holds_goes_to_others_at_once_and_is_no_failure(jobs: Any) -> None:
+async def test_rows_of_a_leaving_member_are_redelivered_without_an_attempt(jobs: Any) -> None:
     await put(jobs, 1, 2)
     held = await all_rows(jobs, 2, "a")
     assert (await fetch(jobs, "b")).batches == []
@@ -423,7 +423,7 @@ async def test_waiting_fetch_is_woken_by_what_comes(jobs: Any) -> None:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-async def test_group_is_made_looked_at_listed_and_deleted(world: World, jobs: Any) -> None:
+async def test_group_is_created_read_listed_and_deleted(world: World, jobs: Any) -> None:
     made = await jobs.create_group("jobs", "b", ack_timeout=12.5, max_retries=3)
     assert (made.name, made.topic, made.members, made.lag, made.holding) == ("b", "jobs", {}, 0, True)
     assert (made.config.ack_timeout, made.config.max_retries) == (12.5, 3)
@@ -513,7 +513,7 @@ async def test_topic_without_streams_has_no_groups(world: World, topic: MakeTopi
             await call
 
 
-async def test_what_is_not_there_is_told(jobs: Any) -> None:
+async def test_missing_group_or_topic_raises_not_found(jobs: Any) -> None:
     for call in (
         jobs.get_group("jobs", "g"), jobs.delete_group("jobs", "g"), jobs.group_offsets("jobs", "g"),
         jobs.reset_offsets("jobs", "g", to="earliest"), jobs.group_dead_list("jobs", "g"),
@@ -552,7 +552,7 @@ async def test_bad_settings_are_refused(jobs: Any, config: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("rows", [{0: [-1]}, {0: "12"}, {0: [1.5]}, {"0": [1]}, {-1: [1]}, {0: 5}, [1], None])
-async def test_rows_that_are_no_rows_are_refused(jobs: Any, rows: Any) -> None:
+async def test_malformed_rows_are_rejected(jobs: Any, rows: Any) -> None:
     await put(jobs, 1)
     await all_rows(jobs, 1)
     for call in (jobs.group_ack, jobs.group_nack):
@@ -561,7 +561,7 @@ async def test_rows_that_are_no_rows_are_refused(jobs: Any, rows: Any) -> None:
     assert await lag(jobs) == 1
 
 
-async def test_partitions_that_are_not_there_are_refused(jobs: Any) -> None:
+async def test_unknown_partitions_are_rejected(jobs: Any) -> None:
     await jobs.create_group("jobs", "g")
     for to, partitions in (("earliest", [7]), ({7: 1}, None)):
         with pytest.raises(heapline.BadRequest):

@@ -75,7 +75,7 @@ async def test_other_settings_may_change_in_the_same_call(world: World, topic: M
     assert await drain(hl) == [b"1"]
 
 
-async def test_same_count_again_is_no_growth(topic: MakeTopic, broker: Broker) -> None:
+async def test_same_partition_count_changes_nothing(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=3)
     await broker.update_topic("jobs", partitions=3)
     kinds = [event.kind async for frame in broker.read_log("jobs", 0) for event in frame.events]
@@ -226,7 +226,7 @@ async def test_older_epoch_is_fenced_in_new_partitions_too(topic: MakeTopic, bro
     assert not any(s.duplicate for s in sent)
 
 
-async def test_answered_number_is_never_enqueued_anew_after_growth(topic: MakeTopic, broker: Broker) -> None:
+async def test_acknowledged_sequence_is_never_enqueued_again_after_growth(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2)
     epoch = await broker.open_producer("jobs", "p")
     await broker.enqueue_batch("jobs", numbered("seq", True, None), producer_id="p", epoch=epoch)
@@ -319,7 +319,7 @@ async def test_row_that_repeats_another_of_its_batch_goes_where_that_goes(topic:
     assert [r.id for r in results[:MANY]] == [r.id for r in results[MANY:]]
 
 
-async def test_producer_goes_on_across_growths(topic: MakeTopic, broker: Broker) -> None:
+async def test_producer_continues_across_growth(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=1)
     producer = heapline.Producer("p")
     for count in (2, 5, 11):

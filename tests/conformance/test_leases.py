@@ -118,7 +118,7 @@ async def test_nacked_message_waits_for_the_given_backoff(world: World, jobs: Br
     assert (again.id, again.attempts, again.priority, again.enqueued_at) == (m.id, 2, 1, m.enqueued_at)
 
 
-async def test_nack_with_backoff_zero_is_ready_at_once(jobs: Broker) -> None:
+async def test_nack_with_backoff_zero_is_ready_immediately(jobs: Broker) -> None:
     await put(jobs, 1)
     await (await take(jobs)).nack(backoff=0)
     assert (await take(jobs)).attempts == 2
@@ -163,7 +163,7 @@ async def test_reason_of_a_nack_stays_until_there_is_another(jobs: Broker) -> No
 # -- release -----------------------------------------------------------------------------------------------------------
 
 
-async def test_released_message_is_ready_at_once_and_counts_no_attempt(jobs: Broker) -> None:
+async def test_released_message_is_ready_immediately_without_an_attempt(jobs: Broker) -> None:
     await put(jobs, 1, max_retries=0)
     for _ in range(5):
         m = await take(jobs)
@@ -253,7 +253,7 @@ async def test_stale_lease_is_refused_and_changes_nothing(world: World, topic: M
 
 
 @each_act
-async def test_lease_that_was_given_up_is_refused(jobs: Broker, act: str) -> None:
+async def test_settling_a_released_lease_is_rejected(jobs: Broker, act: str) -> None:
     await put(jobs, 1)
     m = await take(jobs)
     await m.release()
@@ -295,7 +295,7 @@ async def test_extended_lease_does_not_expire_at_its_first_deadline(world: World
     await m.ack()
 
 
-async def test_acts_of_many_at_once_do_not_disturb_each_other(jobs: Broker) -> None:
+async def test_concurrent_settlements_do_not_affect_each_other(jobs: Broker) -> None:
     await put(jobs, *range(60))
     messages = await jobs.pop("jobs", 60)
     kinds: list[Callable[[Message], Awaitable[None]]] = [

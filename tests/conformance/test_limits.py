@@ -39,7 +39,7 @@ async def test_backlog_counts_ready_and_delayed_but_not_leased_or_dead(topic: Ma
     await put(broker, 5)
 
 
-async def test_many_enqueues_at_once_never_pass_max_backlog(topic: MakeTopic, broker: Broker) -> None:
+async def test_concurrent_enqueues_never_exceed_max_backlog(topic: MakeTopic, broker: Broker) -> None:
     await topic(max_backlog=10)
     calls = [
         broker.enqueue("jobs", b"%d" % i, **({"idempotency_key": f"k{i}"} if i % 3 == 0 else {})) for i in range(40)

@@ -133,7 +133,7 @@ async def test_columns_are_as_long_as_their_event_or_hold_for_all_its_rows(
                     assert len(column) == event.row_count, (event.kind, name)
 
 
-async def test_leases_tell_attempts_holder_and_deadline(jobs: Broker) -> None:
+async def test_log_leases_contain_attempts_holder_and_deadline(jobs: Broker) -> None:
     await put(jobs, 1, 2)
     m = (await jobs.pop("jobs", 2, holder="worker-1"))[0]
     leased = (await read(jobs))[-1].events[-1]
@@ -164,7 +164,7 @@ async def test_range_reads_again_alike(jobs: Broker) -> None:
     ]
 
 
-async def test_log_goes_on_after_a_restart(world: World, jobs: Broker, bare_log: None) -> None:
+async def test_log_continues_after_a_restart(world: World, jobs: Broker, bare_log: None) -> None:
     await put(jobs, 1)
     before = await read(jobs)
     hl = await world.reopen()

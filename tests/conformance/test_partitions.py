@@ -28,7 +28,7 @@ async def test_pops_over_many_partitions_return_the_best_of_the_whole_topic(topi
         del waiting[: len(found)]
 
 
-async def test_messages_of_one_key_lie_in_one_partition(topic: MakeTopic, broker: Broker) -> None:
+async def test_messages_of_one_key_are_in_one_partition(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=20)
     await broker.enqueue_batch("jobs", [Outgoing(b"", key=f"k{i % 7}") for i in range(70)])
     places: dict[str | None, set[int]] = {}
@@ -56,9 +56,7 @@ async def test_every_lease_records_the_limit_under_which_it_was_given(topic: Mak
     assert count > 3
 
 
-async def test_messages_of_a_throttled_partition_wait_and_everything_else_goes_on(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_throttled_partition_waits_while_others_are_served(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=4)
     await broker.enqueue_batch("jobs", [Outgoing(b"", i, key=f"k{i}") for i in range(40)])
     await broker.set_partition_throttled("jobs", 2, True, "moving disks")
@@ -109,7 +107,7 @@ async def test_throttling_refuses_nonsense(
         await broker.set_partition_throttled("jobs", partition, throttled, reason)
 
 
-async def test_stats_tell_how_the_spine_chooses(topic: MakeTopic, broker: Broker) -> None:
+async def test_stats_report_the_spine_strategy(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=3, k=5)
     await broker.enqueue_batch("jobs", [Outgoing(b"", key=f"k{i}") for i in range(20)])
     before = (await broker.stats("jobs")).spine

@@ -23,7 +23,7 @@ async def test_paused_topic_delivers_nothing(jobs: Broker) -> None:
     assert await drain(jobs) == [b"1"]
 
 
-async def test_everything_but_delivery_goes_on_while_paused(world: World, topic: MakeTopic) -> None:
+async def test_pause_stops_only_delivery(world: World, topic: MakeTopic) -> None:
     hl = world.broker
     await topic(backoff=heapline.Backoff(base=0))
     await put(hl, 1, 2, 3, 4)
@@ -42,7 +42,7 @@ async def test_everything_but_delivery_goes_on_while_paused(world: World, topic:
     assert await drain(hl) == [nacked.payload, left.payload, b"5", b"6"]
 
 
-async def test_pause_until_ends_by_itself(world: World, jobs: Broker) -> None:
+async def test_pause_until_ends_automatically(world: World, jobs: Broker) -> None:
     await put(jobs, 1)
     await jobs.pause_topic("jobs", until=world.now() + timedelta(seconds=1))
     assert await jobs.pop("jobs") == []
@@ -64,7 +64,7 @@ async def test_pause_until_a_moment_that_has_passed_pauses_nothing(world: World,
     assert await drain(jobs) == [b"1"]
 
 
-async def test_resume_of_a_topic_that_is_not_paused_does_nothing(jobs: Broker) -> None:
+async def test_resuming_an_unpaused_topic_does_nothing(jobs: Broker) -> None:
     before = await picture(jobs)
     await jobs.resume_topic("jobs")
     assert await picture(jobs) == before

@@ -21,21 +21,21 @@ async def test_pop_of_an_empty_topic_is_empty(jobs: Broker) -> None:
     assert await jobs.pop("jobs") == []
 
 
-async def test_pop_gives_one_by_default_and_at_most_what_is_asked_for(jobs: Broker) -> None:
+async def test_pop_returns_one_by_default_and_at_most_the_requested_count(jobs: Broker) -> None:
     await put(jobs, 1, 2, 3, 4, 5)
     assert len(await jobs.pop("jobs")) == 1
     assert len(await jobs.pop("jobs", 3)) == 3
     assert len(await jobs.pop("jobs", max_messages=3)) == 1
 
 
-async def test_leased_message_is_given_to_nobody_else(jobs: Broker) -> None:
+async def test_leased_message_is_not_delivered_again(jobs: Broker) -> None:
     await put(jobs, *range(40))
     pops = await asyncio.gather(*(jobs.pop("jobs", 7, holder=f"w{i}") for i in range(10)))
     ids = [m.id for messages in pops for m in messages]
     assert len(ids) == len(set(ids)) == 40
 
 
-async def test_pops_at_once_share_the_best_in_the_order_in_which_they_came(jobs: Broker) -> None:
+async def test_concurrent_pops_get_the_best_messages_in_call_order(jobs: Broker) -> None:
     await put(jobs, *range(6))
     first, second = await asyncio.gather(jobs.pop("jobs", 2), jobs.pop("jobs", 4))
     assert [m.priority for m in first + second] == list(range(6))
@@ -50,7 +50,7 @@ async def test_visibility_is_the_topics_default_unless_given(world: World, topic
     assert abs(own.deadline - world.now() - timedelta(seconds=45.5)) < slack
 
 
-async def test_holder_is_told_while_the_message_is_leased(jobs: Broker) -> None:
+async def test_holder_is_visible_while_the_message_is_leased(jobs: Broker) -> None:
     (id,) = await put(jobs, 1)
     m = await take(jobs, holder="worker-1")
     info = await jobs.get("jobs", id)

@@ -262,7 +262,7 @@ async def test_prepared_messages_count_against_max_backlog(broker: Broker, topic
     await broker.enqueue_batch("jobs", some("d", "e"))
 
 
-async def test_part_that_is_too_large_says_what_to_do(jobs: Broker) -> None:
+async def test_error_for_a_too_large_part_says_what_to_do(jobs: Broker) -> None:
     with pytest.raises(heapline.BadRequest, match="several parts"):
         await jobs.prepare_batch("b", "1", [Outgoing(bytes(60 << 10))] * 18, topic="jobs")
     assert await jobs.list_batches() == []
@@ -329,7 +329,7 @@ async def test_part_in_a_deleted_topic_is_unknown(two: Broker, topic: MakeTopic)
     assert await taken(two) == []
 
 
-async def test_log_tells_what_was_prepared_committed_and_aborted(jobs: Broker) -> None:
+async def test_log_shows_prepared_committed_and_aborted_batches(jobs: Broker) -> None:
     rows = (await jobs.prepare_batch("b", "1", some("a", "b"), topic="jobs"))["jobs"]
     await jobs.prepare_batch("b", "2", some("c"), topic="jobs")
     await jobs.prepare_batch("x", "1", some("d"), topic="jobs")

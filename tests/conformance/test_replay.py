@@ -41,7 +41,7 @@ async def both(topic: MakeTopic, broker: Broker) -> Any:
 # -- to a subscriber ---------------------------------------------------------------------------------------------------
 
 
-async def test_rows_tell_all_that_there_is_of_a_message(world: World, topic: MakeTopic) -> None:
+async def test_replay_rows_contain_every_field_of_a_message(world: World, topic: MakeTopic) -> None:
     await topic(fairness="keys")
     hl = world.broker
     sent = await hl.enqueue("jobs", b"\x00a", priority=-5, key="k", headers={"h": "v"}, fairness_key="f")
@@ -132,7 +132,7 @@ async def test_a_rate_loses_nothing(jobs: Any) -> None:
     assert await reader == [b"%d" % p for p in range(30)]
 
 
-async def test_a_checkpoint_goes_on_where_its_reader_stopped(world: World, jobs: Any) -> None:
+async def test_checkpoint_continues_where_its_reader_stopped(world: World, jobs: Any) -> None:
     await put(jobs, *range(10))
     rows, seen = jobs.replay("jobs", checkpoint="mine"), []
     async for row in rows:
@@ -167,7 +167,7 @@ async def test_what_makes_no_sense_is_refused(jobs: Any, options: dict[str, Any]
         await read(jobs, **options)
 
 
-async def test_an_unknown_topic_is_told(broker: Any) -> None:
+async def test_replay_of_an_unknown_topic_raises_not_found(broker: Any) -> None:
     with pytest.raises(heapline.TopicNotFound):
         await read(broker)
     with pytest.raises(heapline.TopicNotFound):
@@ -259,7 +259,7 @@ async def test_one_that_waits_says_for_what_and_can_be_cancelled(topic: MakeTopi
         await broker.cancel_replay("another")
 
 
-async def test_one_that_runs_when_the_broker_closes_goes_on_when_it_opens(world: World, topic: MakeTopic) -> None:
+async def test_running_replay_continues_after_a_restart(world: World, topic: MakeTopic) -> None:
     await topic()
     await topic("other", max_backlog=2)
     hl: Any = world.broker
@@ -276,7 +276,7 @@ async def test_one_that_runs_when_the_broker_closes_goes_on_when_it_opens(world:
     assert got == [b"%d" % p for p in range(6)]
 
 
-async def test_a_target_that_is_deleted_ends_it_as_failed(topic: MakeTopic, broker: Any) -> None:
+async def test_deleted_target_fails_the_replay(topic: MakeTopic, broker: Any) -> None:
     await topic()
     await topic("other", max_backlog=1)
     await put(broker, *range(4))

@@ -66,7 +66,7 @@ async def test_order_is_kept(world: World, topic: MakeTopic, reopen: Reopen) -> 
     assert await drain(hl) == [str(p).encode() for p in sorted([*priorities, 5], reverse=True)]
 
 
-async def test_aging_goes_on(world: World, topic: MakeTopic, reopen: Reopen) -> None:
+async def test_aging_continues_after_a_restart(world: World, topic: MakeTopic, reopen: Reopen) -> None:
     await topic(ordering=heapline.aging(1.0))
     await put(world.broker, 100)
     hl = await reopen()
@@ -94,7 +94,7 @@ async def test_timers_are_kept_and_fire_on_time(world: World, jobs: Broker, reop
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_time_goes_on_while_the_broker_is_closed(world: World, jobs: Broker) -> None:
+async def test_time_passes_while_the_broker_is_closed(world: World, jobs: Broker) -> None:
     await put(jobs, 1, delay=60)
     await put(jobs, 2, ttl=60)
     await put(jobs, 3)
@@ -235,7 +235,7 @@ async def test_producer_epochs_and_numbers_are_kept(world: World, topic: MakeTop
     assert (await hl.stats("jobs")).ready == 11
 
 
-async def test_a_producer_object_goes_on_after_a_restart(world: World, jobs: Broker, reopen: Reopen) -> None:
+async def test_producer_object_continues_after_a_restart(world: World, jobs: Broker, reopen: Reopen) -> None:
     producer = heapline.Producer("p")
     await jobs.enqueue("jobs", b"a", producer=producer)
     hl = await reopen()
@@ -285,7 +285,7 @@ async def test_purge_and_cancel_are_kept(world: World, jobs: Broker, reopen: Reo
     assert [(await hl.get("jobs", id)).state for id in ids[:2]] == ["cancelled", "purged"]
 
 
-async def test_ids_and_offsets_go_on(world: World, topic: MakeTopic, reopen: Reopen) -> None:
+async def test_ids_and_offsets_continue_after_a_restart(world: World, topic: MakeTopic, reopen: Reopen) -> None:
     await topic(partitions=2)
     before = [(await put(world.broker, p, key=f"k{p}"))[0] for p in range(20)]
     ends = await world.broker.offsets("jobs")

@@ -68,9 +68,7 @@ async def test_neighbours_of_one_nack_go_their_own_ways(jobs: Broker) -> None:
 
 
 @pytest.mark.parametrize("way", ["nack", "bury"])
-async def test_without_a_dlq_the_message_is_dropped_and_that_is_told(
-    topic: MakeTopic, broker: Broker, way: str
-) -> None:
+async def test_message_without_a_dlq_is_dropped_and_reported(topic: MakeTopic, broker: Broker, way: str) -> None:
     await topic(dlq=False)
     (id,) = await put(broker, 1, max_retries=0)
     m = await take(broker)

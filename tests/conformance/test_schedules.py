@@ -51,7 +51,7 @@ async def test_schedule_enqueues_its_message_at_each_time(world: World, jobs: Br
     assert await fired(jobs) == ["2026-01-02T02:00:00.000+00:00"]
 
 
-async def test_all_that_was_asked_for_is_told(world: World, topic: MakeTopic) -> None:
+async def test_schedule_returns_every_setting_it_was_created_with(world: World, topic: MakeTopic) -> None:
     await topic("shop/jobs", fairness="keys")
     hl, now = world.broker, world.now()
     starts = (now + timedelta(hours=1)).astimezone(timezone(timedelta(hours=2)))
@@ -77,7 +77,7 @@ async def test_name_without_a_namespace_is_in_the_default_one(jobs: Broker) -> N
     assert (await jobs.create_schedule("b", cron="@daily", topic="jobs")).tz == "UTC"
 
 
-async def test_list_is_by_name_and_tells_how_each_stands(world: World, jobs: Broker) -> None:
+async def test_list_is_sorted_by_name_and_shows_each_state(world: World, jobs: Broker) -> None:
     for name in ("b", "z/a", "a"):
         await jobs.create_schedule(name, every=60, topic="jobs")
     await jobs.create_schedule("c", every=60, topic="jobs", ends=world.now() + timedelta(seconds=90))
@@ -116,7 +116,7 @@ async def test_firings_and_pauses_outlast_a_restart(world: World, jobs: Broker) 
 
 
 @pytest.mark.parametrize(("misfire", "kept"), [("skip", []), ("once", [4]), ("all", [1, 2, 3, 4])])
-async def test_misfire_decides_about_firings_that_nobody_was_there_for(
+async def test_misfire_policy_decides_about_missed_firings(
     world: World, jobs: Broker, misfire: Any, kept: list[int]
 ) -> None:
     start = world.now()
@@ -170,7 +170,7 @@ async def test_schedule_made_again_under_its_name_is_changed(world: World, jobs:
     assert [m.payload for m in await jobs.pop("jobs", 10)] == [b"new"]
 
 
-async def test_schedule_deleted_and_made_again_fires_anew(world: World, jobs: Broker) -> None:
+async def test_recreated_schedule_fires_from_its_new_start(world: World, jobs: Broker) -> None:
     for count in range(1, 4):
         await jobs.create_schedule("a", cron="* * * * *", topic="jobs")
         await world.advance(60)
@@ -178,7 +178,7 @@ async def test_schedule_deleted_and_made_again_fires_anew(world: World, jobs: Br
         await jobs.delete_schedule("a")
 
 
-async def test_full_topic_is_told_and_firings_come_when_there_is_room(world: World, topic: MakeTopic) -> None:
+async def test_full_topic_is_reported_and_firings_follow_later(world: World, topic: MakeTopic) -> None:
     await topic(max_backlog=1)
     hl = world.broker
     await hl.enqueue("jobs", b"in the way", headers={AT: "0"})
@@ -243,7 +243,7 @@ async def test_message_that_its_topic_would_not_take_is_refused(world: World, to
     assert await world.broker.list_schedules() == []
 
 
-async def test_schedule_that_is_not_there_is_told(broker: Broker) -> None:
+async def test_missing_schedule_raises_not_found(broker: Broker) -> None:
     for call in (broker.get_schedule, broker.pause_schedule, broker.resume_schedule, broker.delete_schedule):
         with pytest.raises(ScheduleNotFound) as error:
             await call("a")

@@ -29,7 +29,7 @@ async def test_repeat_of_a_version_under_other_names_changes_nothing_and_drops_i
     assert await taken(jobs) == ["a", "b"]
 
 
-async def test_repeat_of_the_same_batch_with_other_parts_is_no_contradiction(jobs: Broker) -> None:
+async def test_repeated_batch_with_other_parts_is_accepted(jobs: Broker) -> None:
     await prepared(jobs, "b")
     assert await jobs.commit_batch("b", ["1"], sink="s", version=5) == 1
     assert await jobs.commit_batch("b", ["2", "never prepared"], sink="s", version=5) == 1
@@ -58,7 +58,7 @@ async def test_empty_commit_moves_the_version_on(jobs: Broker) -> None:
     assert await taken(jobs) == []
 
 
-async def test_part_that_is_not_there_fails_the_commit_and_the_version_stays(jobs: Broker) -> None:
+async def test_missing_part_fails_the_commit_and_keeps_the_version(jobs: Broker) -> None:
     await prepared(jobs, "b")
     with pytest.raises(heapline.UnknownPart):
         await jobs.commit_batch("b", ["1", "2"], sink="s", version=0)
@@ -66,7 +66,7 @@ async def test_part_that_is_not_there_fails_the_commit_and_the_version_stays(job
     assert await jobs.commit_batch("b", ["1"], sink="s", version=0) == 1
 
 
-async def test_batch_that_was_committed_cannot_be_another_version(jobs: Broker) -> None:
+async def test_committed_batch_cannot_take_another_version(jobs: Broker) -> None:
     await prepared(jobs, "b")
     await jobs.commit_batch("b", ["1"], sink="s", version=0)
     for sink, version in (("s", 1), ("other", 0)):

@@ -55,7 +55,7 @@ async def test_empty_topic_has_no_depth_no_age_and_nothing_due(jobs: Broker) -> 
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_due_histogram_tells_when_delayed_messages_fall_due(world: World, jobs: Broker) -> None:
+async def test_due_histogram_shows_when_delayed_messages_become_due(world: World, jobs: Broker) -> None:
     await put(jobs, 1, 2, delay=0.9)
     await put(jobs, 3, delay=59)
     await jobs.enqueue("jobs", b"4", deliver_at=world.now() + timedelta(hours=5))
@@ -92,7 +92,7 @@ async def test_cancelled_messages_leave_no_trace_in_the_sums(jobs: Broker) -> No
 
 @pytest.mark.usefixtures("fake_time")
 @pytest.mark.parametrize("partitions", [1, 3])
-async def test_stats_tell_how_soon_the_first_lease_ends(
+async def test_stats_report_when_the_first_lease_ends(
     world: World, topic: MakeTopic, broker: Broker, partitions: int
 ) -> None:
     await topic(partitions=partitions)

@@ -139,7 +139,7 @@ async def test_nacked_row_comes_again_with_its_next_attempt(jobs: Any) -> None:
     assert await lag(jobs) == 0
 
 
-async def test_subscription_tells_its_partitions_and_when_they_come_and_go(world: World, topic: MakeTopic) -> None:
+async def test_subscription_reports_assigned_and_revoked_partitions(world: World, topic: MakeTopic) -> None:
     await topic(partitions=4)
     hl: Any = world.broker
     told: list[tuple[str, list[int]]] = []
@@ -205,7 +205,7 @@ async def test_another_subscription_of_the_same_member_takes_over(jobs: Any) -> 
             assert await lag(jobs) == 0
 
 
-async def test_refusals_reach_whoever_iterates(world: World, topic: MakeTopic) -> None:
+async def test_rejections_are_raised_to_the_iterating_caller(world: World, topic: MakeTopic) -> None:
     hl: Any = world.broker
     with pytest.raises(heapline.TopicNotFound):
         async with hl.subscribe("none", group="g") as rows:

@@ -52,7 +52,7 @@ async def test_delayed_messages_fire_in_order_of_their_time_and_then_obey_priori
     assert await drain(jobs) == [b"1", b"2"]
 
 
-async def test_counts_tell_ready_from_delayed(world: World, jobs: Broker) -> None:
+async def test_counts_separate_ready_from_delayed(world: World, jobs: Broker) -> None:
     await put(jobs, 1, 2)
     await put(jobs, 3, 4, 5, delay=1)
     stats = await jobs.stats("jobs")
@@ -88,7 +88,7 @@ async def test_timers_of_a_topic_without_streams_fire_too(world: World, topic: M
 # -- time to live ------------------------------------------------------------------------------------------------------
 
 
-async def test_message_that_nobody_takes_in_time_expires(world: World, jobs: Broker) -> None:
+async def test_message_not_popped_in_time_expires(world: World, jobs: Broker) -> None:
     (id,) = await put(jobs, 1, ttl=1)
     info = await jobs.get("jobs", id)
     assert info.expires_at is not None

@@ -20,7 +20,7 @@ async def test_created_topic_has_the_defaults_of_the_issue(broker: Broker) -> No
     assert (info.name, info.incarnation > 0) == ("jobs", True)
 
 
-async def test_created_topic_has_the_settings_that_were_asked_for(topic: MakeTopic) -> None:
+async def test_created_topic_has_the_requested_settings(topic: MakeTopic) -> None:
     info = await topic(
         mode="max", partitions=3, k=2, ordering=heapline.aging(0.5), streams=False, visibility_default=5, lease_max=60,
         max_retries_default=2, backoff=heapline.Backoff(base=0.5), dlq=False, retention=60, dedup_window=3600,
@@ -170,7 +170,7 @@ async def test_update_keeps_what_is_not_given(jobs: Broker) -> None:
     assert (await jobs.list_topics())[0] == info
 
 
-async def test_update_takes_effect_at_once(world: World, jobs: Broker) -> None:
+async def test_update_takes_effect_immediately(world: World, jobs: Broker) -> None:
     await put(jobs, 1, 2)
     await jobs.update_topic("jobs", visibility_default=7.0, max_retries_default=0, max_payload_bytes=10, max_backlog=1)
     m = await take(jobs)
@@ -210,7 +210,7 @@ async def test_raised_limit_serves_a_pop_that_waits(topic: MakeTopic, broker: Br
     assert [m.payload for m in await waiting] == [b"2"]
 
 
-async def test_topic_made_by_many_at_once_is_made_once(topic: MakeTopic, broker: Broker) -> None:
+async def test_concurrent_creates_create_one_topic(topic: MakeTopic, broker: Broker) -> None:
     infos = await asyncio.gather(*(topic() for _ in range(10)))
     assert len({info.incarnation for info in infos}) == 1
     results = await asyncio.gather(
@@ -220,7 +220,7 @@ async def test_topic_made_by_many_at_once_is_made_once(topic: MakeTopic, broker:
     assert len(await broker.list_topics()) == 2
 
 
-async def test_topics_made_and_deleted_at_once_end_as_if_one_after_the_other(topic: MakeTopic, broker: Broker) -> None:
+async def test_concurrent_creates_and_deletes_are_serializable(topic: MakeTopic, broker: Broker) -> None:
     await topic()
     await asyncio.gather(
         broker.delete_topic("jobs"), topic("a"), broker.update_topic("jobs", max_backlog=1), topic("b"),
@@ -269,7 +269,7 @@ async def test_deleted_topic_is_gone_for_good(world: World, jobs: Broker) -> Non
             await hl.pop("jobs")
 
 
-async def test_pop_that_waits_on_a_deleted_topic_is_told_so(jobs: Broker) -> None:
+async def test_waiting_pop_raises_when_its_topic_is_deleted(jobs: Broker) -> None:
     waiting = asyncio.create_task(jobs.pop("jobs", wait=30.0))
     await jobs.stats("jobs")
     await jobs.delete_topic("jobs")

@@ -104,7 +104,7 @@ async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:
         ("PATCH", f"/v1/users/{EMAIL}", {"disabled": False}),
     ],
 )
-async def test_nobody_gives_more_than_he_has(rig: GuardedRig, method: str, path: str, body: Any) -> None:
+async def test_admins_cannot_grant_rights_they_lack(rig: GuardedRig, method: str, path: str, body: Any) -> None:
     await rig.token()  # of a user who may do everything
     _, admin_only = rig.key("*:admin")
     before = users_and_keys(rig)

@@ -34,7 +34,7 @@ async def lines(rig: GuardedRig) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in (rig.directory / "audit.jsonl").read_bytes().splitlines()]
 
 
-async def test_administration_on_either_face_is_on_record_without_payloads_and_secrets(rig: GuardedRig) -> None:
+async def test_admin_calls_are_audited_without_payloads_or_secrets(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as admin:
         await admin.create_topic("orders", **rig.small)
         await admin.update_topic("orders", max_retries_default=7)
@@ -107,7 +107,7 @@ async def test_logins_are_on_record_and_passwords_are_not(rig: GuardedRig) -> No
     assert "a wrong password" not in written
 
 
-async def test_login_that_is_broken_off_is_no_login(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupted_login_is_audited_as_cancelled(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.token()
     go = threading.Event()
     monkeypatch.setattr(rig.hasher, "verify", lambda stored, secret: go.wait(10))

@@ -70,7 +70,7 @@ async def payloads_in(copy: Path, topic: str) -> set[bytes]:
         return found | {b"leased %d" % i for i in range(leased)}
 
 
-async def test_copy_taken_under_load_holds_all_that_was_answered_and_checks_in_every_byte(tmp_path: Path) -> None:
+async def test_backup_under_load_is_complete_and_passes_every_checksum(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with EmbeddedBroker(str(data), config=BUSY, disk=UnsyncedDisk()) as broker:
         await broker.create_topic("jobs", partitions=3, **SMALL)
@@ -123,7 +123,7 @@ async def test_copy_is_served_like_the_original_with_its_keys_and_its_topics(tmp
     assert not list(data.glob("topics/*/*/readers/*"))  # nothing is held in the original any more
 
 
-async def test_directory_that_nobody_uses_is_copied_too_and_a_target_that_is_there_is_refused(tmp_path: Path) -> None:
+async def test_unused_directory_is_copied_and_existing_target_rejected(tmp_path: Path) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
         await broker.create_topic("jobs", **SMALL)
@@ -137,9 +137,7 @@ async def test_directory_that_nobody_uses_is_copied_too_and_a_target_that_is_the
         backup(tmp_path, tmp_path / "another")
 
 
-async def test_copy_that_was_cut_off_has_no_catalog_and_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_interrupted_copy_has_no_catalog_and_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
         await broker.create_topic("jobs", **SMALL)
@@ -155,7 +153,7 @@ async def test_copy_that_was_cut_off_has_no_catalog_and_is_refused(
             pass
 
 
-async def test_unit_that_is_being_written_is_left_out_whole(tmp_path: Path) -> None:
+async def test_unit_being_written_is_omitted_entirely(tmp_path: Path) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
         await broker.create_topic("jobs", **SMALL)
@@ -173,9 +171,7 @@ async def test_unit_that_is_being_written_is_left_out_whole(tmp_path: Path) -> N
     check_every_byte(copy)
 
 
-async def test_schedules_are_in_the_copy_and_what_fired_while_it_was_taken_fires_no_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_schedules_in_a_backup_do_not_fire_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
     copied: list[str] = []
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
@@ -218,7 +214,7 @@ async def replayed_so_far(broker: EmbeddedBroker, count: int, clock: FakeClock) 
 
 @pytest.mark.parametrize(("before", "meanwhile"), [(0, 0), (0, 40), (30, 30), (30, 70)])
 @pytest.mark.parametrize("into", ["a-target", "z-target", None])
-async def test_replay_in_the_copy_goes_on_and_puts_nothing_in_twice_or_never(
+async def test_replay_in_a_backup_continues_exactly_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, meanwhile: int, into: str | None
 ) -> None:
     data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
@@ -245,7 +241,7 @@ async def test_replay_in_the_copy_goes_on_and_puts_nothing_in_twice_or_never(
         assert sorted(found) == sorted(b"%d" % i for i in range(150) if i % 3 <= 1)
 
 
-async def test_fast_replay_that_is_older_in_the_copy_than_its_target_ends_and_says_so(
+async def test_fast_replay_older_than_its_target_in_a_backup_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of its rows are in cannot be told any more: some may be gone since."""

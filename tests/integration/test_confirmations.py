@@ -72,7 +72,7 @@ async def test_token_for_some_dead_letters_deletes_no_others(rig: Rig) -> None:
     assert await seen(rig) == (1, 1)
 
 
-async def test_contract_confirms_by_itself(rig: Rig) -> None:
+async def test_client_confirms_destructive_calls_automatically(rig: Rig) -> None:
     async with RawGrpc(rig.target, credential="one") as one:
         assert await one.dlq_delete("jobs", where=DlqFilter()) == 1
         assert await one.purge("jobs") == 1

@@ -71,7 +71,7 @@ async def test_key_revoked_over_http_is_out_before_the_answer_and_others_stay(
         assert len((await asyncio.wait_for(stays, 10)).messages.items) == 1
 
 
-async def test_key_revoked_by_the_command_line_is_out_when_the_store_is_looked_at(rig: GuardedRig) -> None:
+async def test_key_revoked_by_the_cli_is_rejected_after_the_next_refresh(rig: GuardedRig) -> None:
     key_id, key = rig.key("*:produce,consume")
     async with rig.as_(key) as worker:
         theirs = Open(rig, worker)
@@ -81,7 +81,7 @@ async def test_key_revoked_by_the_command_line_is_out_when_the_store_is_looked_a
         await theirs.end()
 
 
-async def test_token_that_runs_out_ends_its_streams_and_is_refused_on_both_faces(rig: GuardedRig) -> None:
+async def test_expired_token_ends_its_streams_and_is_rejected(rig: GuardedRig) -> None:
     token = await rig.token()
     async with rig.as_(f"Bearer {token}") as person:
         await person.list_topics()
@@ -96,7 +96,7 @@ async def test_token_that_runs_out_ends_its_streams_and_is_refused_on_both_faces
     assert (refused.status_code, refused.json()["error"]) == (401, "Unauthenticated")
 
 
-async def test_change_of_a_user_ends_his_streams(rig: GuardedRig) -> None:
+async def test_changing_a_user_ends_their_streams(rig: GuardedRig) -> None:
     token = await rig.token()
     async with rig.as_(token) as person:
         theirs = Open(rig, person)
@@ -105,7 +105,7 @@ async def test_change_of_a_user_ends_his_streams(rig: GuardedRig) -> None:
         await theirs.end()
 
 
-async def test_pop_that_is_ended_leaves_no_lease_behind(rig: GuardedRig) -> None:
+async def test_ended_pop_leaves_no_lease(rig: GuardedRig) -> None:
     key_id, key = rig.key("*:consume")
     async with rig.as_(key) as worker:
         pops = [_start(worker.pop("jobs", 5, wait=600)) for _ in range(5)]

@@ -51,7 +51,7 @@ def test_names_are_found_in_expressions() -> None:
     assert names_in(text) == {"a_bucket", "c", "d"}
 
 
-async def test_every_metric_of_dashboard_and_alerts_is_exposed_by_a_server_that_has_seen_traffic(
+async def test_server_exposes_every_metric_of_dashboard_and_alerts(
     tmp_path: Path,
 ) -> None:
     async with Rig(tmp_path) as rig:

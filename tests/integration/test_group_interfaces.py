@@ -98,7 +98,7 @@ async def test_revoked_key_ends_its_subscription(tmp_path: Path) -> None:
 # -- asked twice, and on record ----------------------------------------------------------------------------------------
 
 
-async def test_deleting_is_asked_for_twice_and_a_token_is_good_for_one_group(tmp_path: Path) -> None:
+async def test_group_deletion_needs_a_confirmation_token_for_that_group(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.behind.create_topic("jobs", **rig.small)
         for group in ("g", "other"):
@@ -157,7 +157,7 @@ async def test_subscriptions_count_as_streams_of_their_key(tmp_path: Path) -> No
                 await anext(broker.calls.stream("Subscribe", Requests(subscribe_open(1, member="n"))))
 
 
-async def test_http_tells_rows_as_json(tmp_path: Path) -> None:
+async def test_http_returns_rows_as_json(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap()
         await rig.post("enqueue", {"topic": "jobs", "payload_json": {"order": 7}, "priority": 3, "key": "k"})
@@ -223,7 +223,7 @@ async def test_member_that_leaves_by_a_call_does_not_join_again_by_its_stream(tm
 # -- connections that break --------------------------------------------------------------------------------------------
 
 
-async def test_cut_subscription_goes_on_and_every_row_is_done(tmp_path: Path) -> None:
+async def test_cut_subscription_resumes_and_every_row_is_acked(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig, Proxy(rig.target) as proxy:
         await rig.behind.create_topic("jobs", partitions=2, **rig.small)
         await fill(rig.behind, 3000, b"x" * 100)
@@ -259,7 +259,7 @@ async def tick(rig: Rig) -> None:
         await rig.advance(0.5)
 
 
-async def test_ack_whose_answer_was_lost_is_made_again_and_is_no_error(tmp_path: Path) -> None:
+async def test_ack_with_a_lost_response_is_resent_without_an_error(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig, Proxy(rig.target) as proxy:
         await rig.behind.create_topic("jobs", **rig.small)
         await fill(rig.behind, 3)

@@ -71,7 +71,7 @@ async def test_garbage_on_either_port_changes_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS.values() if not m.streams_in], ids=lambda m: m.name)
-async def test_bytes_that_are_no_request_are_refused_without_internals(rig: Rig, method: Any) -> None:
+async def test_malformed_request_is_rejected_without_internals(rig: Rig, method: Any) -> None:
     chance = random.Random(method.name)
     told: list[tuple[str, str]] = []
     async with grpc.aio.insecure_channel(rig.target) as channel:
@@ -87,7 +87,7 @@ async def test_bytes_that_are_no_request_are_refused_without_internals(rig: Rig,
     assert (await rig.broker.stats("jobs")).ready == 0
 
 
-async def test_payload_over_the_topic_s_limit_is_refused_and_told_as_embedded(rig: Rig) -> None:
+async def test_too_large_payload_raises_the_same_error_as_embedded(rig: Rig) -> None:
     await rig.broker.create_topic("tiny", **{**rig.small, "max_payload_bytes": 10})
     for send in (
         rig.broker.enqueue("tiny", b"x" * 11),
@@ -110,9 +110,7 @@ async def test_request_over_the_server_s_limit_is_refused(tmp_path: Path) -> Non
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-async def test_unexpected_error_is_told_as_internal_and_nothing_of_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unexpected_error_returns_internal_without_details(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any) -> None:
         raise RuntimeError("the password is swordfish")
 
@@ -153,7 +151,7 @@ async def test_dead_letter_is_peeked_by_id_and_only_a_dead_one(rig: Rig) -> None
         await rig.wire.calls("DlqPeek", pb.DlqPeekRequest(topic="jobs", message_id=alive))
 
 
-async def test_many_lost_leases_are_all_told(rig: Rig) -> None:
+async def test_all_of_many_lost_leases_are_reported(rig: Rig) -> None:
     refs = [heapline.LeaseRef("jobs", i, 1) for i in range(1, 5001)]
     with pytest.raises(LeaseLost) as caught:
         await rig.broker.ack(refs)
@@ -219,14 +217,14 @@ def test_server_without_a_guard_does_not_start() -> None:
         Gate(None)  # type: ignore[arg-type]
 
 
-def test_a_server_is_guarded_by_its_directory_unless_told_otherwise(tmp_path: Path) -> None:
+def test_server_requires_keys_of_its_directory_by_default(tmp_path: Path) -> None:
     guard = make_guard(ServerSettings(data=tmp_path / "data"))
     assert isinstance(guard, DirectoryGuard)
     asyncio.run(guard.close())
     assert (tmp_path / "data" / "admin.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_everybody_is_let_in_on_loopback_only() -> None:
+def test_auth_can_be_disabled_on_loopback_only() -> None:
     assert read_settings(insecure_everybody=True).host == "127.0.0.1"
     with pytest.raises(BadRequest, match="loopback"):
         read_settings(insecure_everybody=True, host="0.0.0.0")

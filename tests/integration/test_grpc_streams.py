@@ -115,7 +115,7 @@ async def test_stream_that_waits_and_is_cut_takes_nothing_any_more(rig: Rig) -> 
     assert message.payload == b"x"
 
 
-async def test_what_was_popped_for_a_stream_that_is_gone_goes_back(rig: Rig) -> None:
+async def test_leases_for_a_closed_stream_are_returned(rig: Rig) -> None:
     await fill(rig, 10)
     request = Request(rig.server.gate, "grpc", "PopStream", {}, is_stream=True)
     request.principal = LOCAL

@@ -202,7 +202,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", sorted(GARBAGE))
-def test_bytes_that_are_no_request_change_nothing(served: Served, name: str) -> None:
+def test_malformed_requests_change_nothing(served: Served, name: str) -> None:
     before = served.run(_all_there_is(served))
     said = served.run(served.rig.raw(GARBAGE[name], ends=True))
     if said:

@@ -57,7 +57,7 @@ async def test_pop_of_a_client_that_goes_away_takes_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-async def test_what_was_popped_for_a_client_that_is_gone_is_returned(
+async def test_leases_for_a_disconnected_client_are_returned(
     tmp_path: Path, is_named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the pop has a request_id: a caller that repeats it has the same leases."""
@@ -169,7 +169,7 @@ async def test_answers_do_not_wait_for_the_clients_acknowledgement(tmp_path: Pat
         assert socket_.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_body_that_is_cut_off_is_the_callers_affair(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_truncated_body_is_not_logged_as_a_server_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with HttpRig(tmp_path) as rig:
         head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
         _, writer = await asyncio.open_connection("127.0.0.1", rig.server.http_port)
@@ -205,7 +205,7 @@ async def test_login_gives_a_token_and_one_answer_to_all_failures(tmp_path: Path
     await guard.close()
 
 
-async def test_login_where_nobody_is_known_says_so(tmp_path: Path) -> None:
+async def test_login_without_any_users_says_so(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         answer = await rig.post("auth/login", {"email": "a@b.c", "password": "x"})
         assert (answer.status_code, "no users" in answer.json()["text"]) == (400, True)

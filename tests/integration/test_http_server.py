@@ -118,7 +118,7 @@ async def test_exactly_one_payload_is_given(rig: HttpRig, given: dict[str, Any])
     assert (await rig.behind.stats("jobs")).ready == 0
 
 
-async def test_payloads_are_shown_as_asked_for_and_in_base64_where_they_are_not_that(rig: HttpRig) -> None:
+async def test_payload_encoding_falls_back_to_base64(rig: HttpRig) -> None:
     await rig.post("enqueue:batch", {"topic": "jobs", "messages": [
         {"payload_json": {"n": 1}}, {"payload_text": "word"}, {"payload": "/w=="}]})  # fmt: skip
     shown = (await rig.get("peek", topic="jobs", payload_as="json")).json()["items"]
@@ -140,7 +140,7 @@ async def test_ids_and_tokens_are_strings_and_times_are_rfc_3339_in_utc(rig: Htt
     assert by_digits.json()["message_id"] == message["message_id"]
 
 
-async def test_lost_leases_are_told_as_strings_of_digits(rig: HttpRig) -> None:
+async def test_lost_leases_are_returned_as_digit_strings(rig: HttpRig) -> None:
     await rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})
     message = await popped(rig)
     lease = {"message_id": message["message_id"], "lease_token": "999"}
@@ -182,7 +182,7 @@ async def test_namespaced_heap_is_a_path_and_its_slash_may_be_escaped(rig: HttpR
 
 
 @pytest.mark.parametrize("path", ["heaps/jobs:pause/x", "heaps/a/b/c", "heaps/jobs:", "heaps/%00", "heaps/:purge"])
-async def test_path_that_is_no_heap_is_refused(rig: HttpRig, path: str) -> None:
+async def test_malformed_topic_path_is_rejected(rig: HttpRig, path: str) -> None:
     assert (await rig.http.get(f"/v1/{path}")).status_code in (400, 404)
     assert (await rig.post(path)).status_code in (400, 404, 405)
 
@@ -234,7 +234,7 @@ async def test_what_a_form_sends_and_what_is_compressed_is_not_taken(rig: HttpRi
     assert (await rig.behind.stats("jobs")).ready == 0
 
 
-async def test_request_that_is_too_large_is_refused_before_it_is_all_read(tmp_path: Path) -> None:
+async def test_too_large_request_is_rejected_before_its_body_is_read(tmp_path: Path) -> None:
     async with HttpRig(tmp_path, request_bytes_max=1 << 20) as rig:
         answer = await rig.http.post("/v1/enqueue", json={"topic": "jobs", "payload_text": "x" * (2 << 20)})
         assert (answer.status_code, answer.headers["connection"]) == (413, "close")
@@ -251,7 +251,7 @@ class Counting(Keys):
         return await super().authenticate(credential)
 
 
-async def test_caller_is_asked_for_once_a_call(tmp_path: Path) -> None:
+async def test_caller_is_authenticated_once_per_call(tmp_path: Path) -> None:
     guard = Counting(boss="*:produce,consume,admin")
     async with HttpRig(tmp_path, guard) as rig:
         rig.http.headers["authorization"] = "boss"
@@ -261,13 +261,13 @@ async def test_caller_is_asked_for_once_a_call(tmp_path: Path) -> None:
         assert guard.asked == 3
 
 
-async def test_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
+async def test_body_of_an_unauthenticated_request_is_not_read(tmp_path: Path) -> None:
     async with HttpRig(tmp_path, Keys(boss="*:admin")) as rig:
         head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
         assert (await rig.raw(head + b"{")).startswith(b"HTTP/1.1 401 ")  # and the rest was never sent
 
 
-async def test_stranger_is_told_that_he_is_one_whatever_else_is_wrong(tmp_path: Path) -> None:
+async def test_unauthenticated_request_gets_401_whatever_else_is_wrong(tmp_path: Path) -> None:
     async with HttpRig(tmp_path, Keys(boss="*:admin")) as rig:
         for answer in (
             await rig.get("peek"), await rig.get("peek", topic="jobs", limit="x"), await rig.post("enqueue", {"a": 1}),
@@ -277,7 +277,7 @@ async def test_stranger_is_told_that_he_is_one_whatever_else_is_wrong(tmp_path: 
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_caller_out_of_scope_is_told_so_and_nothing_else(tmp_path: Path) -> None:
+async def test_caller_out_of_scope_gets_403_and_nothing_else(tmp_path: Path) -> None:
     async with HttpRig(tmp_path, Keys(boss="*:produce,consume,admin", reader="other:consume")) as rig:
         rig.http.headers["authorization"] = "boss"
         await rig.heap()
@@ -296,7 +296,7 @@ async def test_caller_out_of_scope_is_told_so_and_nothing_else(tmp_path: Path) -
 # -- what cannot be undone ---------------------------------------------------------------------------------------------
 
 
-async def test_purge_is_asked_for_twice(rig: HttpRig) -> None:
+async def test_purge_needs_a_confirmation_token(rig: HttpRig) -> None:
     await rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})
     assert (await rig.post("heaps/jobs:purge")).status_code == 400
     first = await rig.post("heaps/jobs:purge", params={"force": True})

@@ -97,7 +97,7 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
     assert (await rig.behind.stats("jobs")).ready == 1
 
 
-async def test_idle_stream_is_woken_and_never_looks_by_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_stream_is_woken_and_never_polls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_stream, "CHECK_EVERY", 0.005)
     pops = 0
     do = rig.behind.do
@@ -129,7 +129,7 @@ async def test_idle_stream_is_woken_and_never_looks_by_itself(rig: Rig, monkeypa
     await stream.aclose()
 
 
-async def test_idle_stream_of_a_revoked_key_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_stream_of_a_revoked_key_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_stream, "CHECK_EVERY", 0.01)
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig:
@@ -146,7 +146,7 @@ async def test_idle_stream_of_a_revoked_key_ends_by_itself(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-async def test_stalled_consumers_hold_what_they_have_credits_for_and_stop_nobody(tmp_path: Path) -> None:
+async def test_stalled_consumers_hold_only_their_credits_and_block_no_others(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(Process(tmp_path / "data", "--insecure-everybody"))
         broker = await stack.enter_async_context(RawGrpc(server.target))

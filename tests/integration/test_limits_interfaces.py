@@ -56,7 +56,7 @@ async def test_streams_of_a_key_are_counted_and_a_stream_that_ends_gives_its_pla
             await open_streams(rig, broker, 1)
 
 
-async def test_calls_under_way_of_a_key_are_counted_on_both_faces(tmp_path: Path) -> None:
+async def test_calls_in_progress_of_a_key_are_counted_on_all_interfaces(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, inflight_per_key=3) as rig:
         _, key = rig.key("*:produce,consume,admin")
         async with rig.as_(key) as broker:
@@ -92,7 +92,7 @@ async def test_refused_calls_take_no_place(tmp_path: Path) -> None:
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
-async def test_consumer_gets_no_more_than_his_leases_and_more_when_he_acks(tmp_path: Path) -> None:
+async def test_consumer_gets_more_leases_only_after_acks(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, leases_per_consumer=5) as rig:
         await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 30)
         async with rig.as_(rig.admin_key) as broker:

@@ -91,7 +91,7 @@ async def test_stream_through_a_server_gives_every_message_once(tmp_path: Path) 
         assert not list(tmp_path.rglob("*.lease"))
 
 
-async def test_read_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
+async def test_read_continues_after_a_server_restart(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.start()
     await filled(rig)
@@ -123,7 +123,7 @@ async def test_reader_needs_the_right_to_consume(tmp_path: Path) -> None:
             await asyncio.to_thread(table, remote(rig, "nobody"))
 
 
-async def test_nonsense_is_refused_and_gone_units_are_told(tmp_path: Path) -> None:
+async def test_malformed_reads_are_rejected_and_deleted_units_reported(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
         calls = BlockingGrpc([rig.target], None)
@@ -139,7 +139,7 @@ async def test_nonsense_is_refused_and_gone_units_are_told(tmp_path: Path) -> No
             await asyncio.to_thread(log.refresh)
 
 
-async def test_bytes_that_are_not_what_was_written_are_noticed(tmp_path: Path) -> None:
+async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
         calls = BlockingGrpc([rig.target], None)

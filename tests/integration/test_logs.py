@@ -55,7 +55,7 @@ async def call(rig: Rig, method: str, request: Any, *metadata: tuple[str, str]) 
         return under_way
 
 
-async def test_failure_is_logged_with_the_correlation_id_that_the_caller_gave_and_gets_back(
+async def test_failure_is_logged_with_the_callers_correlation_id(
     tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rig(tmp_path) as rig:
@@ -125,7 +125,7 @@ def test_lines_of_other_libraries_are_json_too_and_cannot_forge_lines(written: i
 
 
 @pytest.mark.slow
-async def test_nothing_that_was_sent_stands_in_what_a_server_process_writes(tmp_path: Path) -> None:
+async def test_server_output_contains_no_payload_or_secret(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with Process(data) as server:
         admin_key = (data / "admin.key").read_text().strip()

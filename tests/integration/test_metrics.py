@@ -211,7 +211,7 @@ async def test_metrics_without_key_only_where_the_server_listens_on_loopback(
         assert (await scrape(rig)).status_code == status
 
 
-async def test_schedules_tell_what_they_fired_missed_and_how_late(tmp_path: Path) -> None:
+async def test_schedule_metrics_count_fired_missed_and_late_firings(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.wire.create_topic("jobs")
         await rig.wire.create_schedule("a", every=60, topic="jobs")

@@ -80,7 +80,7 @@ async def test_dequeue_answers_exactly_these_fields(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
-async def test_lowest_priority_value_is_served_first_and_ids_come_in_the_order_of_the_items(tmp_path: Path) -> None:
+async def test_lowest_priority_value_is_served_first_and_ids_keep_item_order(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         priorities = [5, -3, 9, 0, -(1 << 63), (1 << 63) - 1]
@@ -115,7 +115,7 @@ async def test_deliver_after_is_a_moment_of_wall_time(tmp_path: Path) -> None:
         assert sorted(m["id"] for m in await alice.take()) == sorted(ids)
 
 
-async def test_ten_thousand_items_go_in_at_once_and_come_out_in_order(tmp_path: Path) -> None:
+async def test_ten_thousand_items_in_one_request_are_served_in_order(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         ids = (await alice.enqueue(*(item(b"%d" % i, i % 7) for i in range(10_000)))).json()
@@ -194,7 +194,7 @@ async def test_what_does_not_fit_is_refused_with_400_and_changes_nothing(tmp_pat
         assert [m["id"] for m in await bob.take()] == [waiting]
 
 
-async def test_a_payload_that_does_not_fit_is_never_told(tmp_path: Path) -> None:
+async def test_error_for_an_invalid_payload_does_not_contain_it(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         answer = await alice.enqueue({**item(), "payload": "my secret payload!"})
@@ -259,7 +259,7 @@ async def test_a_message_nacked_too_often_is_a_dead_letter(tmp_path: Path) -> No
 # -- who may -----------------------------------------------------------------------------------------------------------
 
 
-async def test_users_and_keys_are_let_in_and_strangers_are_not(tmp_path: Path) -> None:
+async def test_users_and_keys_are_accepted_and_others_rejected(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         _, key = rig.directory_guard.keys.create("worker", ["payments/process-refund:produce,consume"])
         worker = rig.anybody(key.reveal())
@@ -336,7 +336,7 @@ async def test_where_topics_are_not_made_by_the_way_an_unknown_one_is_404(tmp_pa
         assert (await bob.enqueue({**item(), "topic": "known"})).status_code == 200
 
 
-async def test_a_namespace_gets_so_many_topics_by_the_way_and_no_more_also_at_once(tmp_path: Path) -> None:
+async def test_implicit_topics_of_a_namespace_are_limited_even_concurrently(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path, mqueue_topics_per_namespace_max=2, mqueue_topics_max=3) as rig:
         bob = await rig.login(BOB)
         two = [{**item(), "topic": "a"}, {**item(), "topic": "b"}, {**item(), "topic": "c"}]
@@ -354,7 +354,7 @@ async def test_a_namespace_gets_so_many_topics_by_the_way_and_no_more_also_at_on
             assert (await bob.enqueue({**item(), "namespace": namespace, "topic": topic})).status_code == 200
 
 
-async def test_a_request_that_is_refused_makes_no_topic(tmp_path: Path) -> None:
+async def test_rejected_request_creates_no_topic(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         answer = await bob.enqueue(item(), {**item(b"x" * (2 << 20)), "topic": "another"})
@@ -411,7 +411,7 @@ async def test_an_idempotency_key_makes_a_repeated_enqueue_the_same_message(tmp_
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-async def test_many_workers_at_once_get_each_message_once(tmp_path: Path) -> None:
+async def test_concurrent_workers_get_each_message_once(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         put = await asyncio.gather(*(alice.put(*(b"%d" % i for i in range(20))) for _ in range(10)))
@@ -428,7 +428,7 @@ async def test_many_workers_at_once_get_each_message_once(tmp_path: Path) -> Non
         assert await rig.counts() == (0, 0, 0, 0)
 
 
-async def test_openapi_tells_of_all_four_calls(tmp_path: Path) -> None:
+async def test_openapi_describes_all_four_calls(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         told = (await rig.http.get("/openapi.json")).json()
         assert {"/enqueue", "/dequeue", "/ack", "/nack"} <= set(told["paths"])

@@ -45,7 +45,7 @@ def test_the_settings_are_settings(tmp_path: Path) -> None:
     assert (rules.rate, rules.burst, rules.rates) == (100, 2, {"payments": 1000, "internal": 0})
 
 
-def test_every_setting_is_told_of_with_its_default() -> None:
+def test_every_setting_is_documented_with_its_default() -> None:
     settings = read_settings()
     named = set(re.findall(r"`(mqueue_\w+)", TEXT))
     assert named == {name for name in type(settings).__struct_fields__ if name.startswith("mqueue_")}

@@ -73,7 +73,7 @@ async def test_what_is_not_leased_cannot_be_ended(tmp_path: Path, call: str) -> 
         assert await rig.counts() == (0, 0, 1, 0)
 
 
-async def test_a_lease_that_another_face_gave_is_not_the_caller_s(tmp_path: Path) -> None:
+async def test_lease_granted_by_another_interface_is_not_the_callers(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         ids = await alice.put(b"1", b"2")
@@ -130,7 +130,7 @@ async def test_a_repeated_ack_succeeds_with_its_token_and_is_409_without(tmp_pat
         assert await rig.counts() == (0, 0, 0, 0)
 
 
-async def test_a_dequeue_repeated_by_its_name_gets_the_same_messages_and_nobody_else_does(tmp_path: Path) -> None:
+async def test_repeated_dequeue_returns_the_same_messages_to_its_caller_only(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         ids = await alice.put(b"1", b"2", b"3", b"4")
@@ -145,7 +145,7 @@ async def test_a_dequeue_repeated_by_its_name_gets_the_same_messages_and_nobody_
         assert await rig.counts() == (1, 0, 2, 0)
 
 
-async def test_a_token_tells_apart_workers_who_share_a_subject(tmp_path: Path) -> None:
+async def test_token_distinguishes_workers_that_share_a_subject(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         slow, quick = await rig.login(ALICE), await rig.login(ALICE)
         (id,) = await slow.put(b"x")
@@ -195,7 +195,7 @@ async def test_a_topic_that_grows_keeps_its_leases_and_finds_those_of_new_partit
         assert await rig.counts() == (0, 0, 0, 0)
 
 
-async def test_of_acks_and_nacks_at_once_without_token_exactly_one_counts(tmp_path: Path) -> None:
+async def test_exactly_one_of_concurrent_settlements_without_token_counts(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         ids = await alice.put(*[b"x"] * 5)

@@ -18,7 +18,7 @@ def limited(answer: httpx.Response, seconds: int) -> None:
     assert told["facts"]["retry_after"] == seconds
 
 
-async def test_a_namespace_over_its_rate_is_told_when_to_come_again_and_others_go_on(tmp_path: Path) -> None:
+async def test_rate_limited_namespace_gets_retry_after_and_others_are_served(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path, mqueue_rate=0.4, mqueue_burst=5.0) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         (id,) = await alice.put(b"x")
@@ -61,7 +61,7 @@ async def test_a_namespace_may_have_a_rate_of_its_own_or_none(tmp_path: Path) ->
         limited(await bob.dequeue(namespace="slow"), 1000)
 
 
-async def test_requests_that_were_not_let_in_use_up_nothing(tmp_path: Path) -> None:
+async def test_rejected_requests_do_not_consume_the_rate(tmp_path: Path) -> None:
     users = {ALICE: "payments/*:produce,consume", BOB: "other/*:produce,consume"}
     async with MQueueRig(tmp_path, users, mqueue_rate=1.0, mqueue_burst=0.0) as rig:
         alice, bob, nobody = await rig.login(ALICE), await rig.login(BOB), rig.anybody()
@@ -74,7 +74,7 @@ async def test_requests_that_were_not_let_in_use_up_nothing(tmp_path: Path) -> N
         limited(await alice.dequeue(), 1)
 
 
-async def test_at_once_no_more_get_through_than_the_burst(tmp_path: Path) -> None:
+async def test_concurrent_requests_are_limited_to_the_burst(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path, mqueue_rate=10.0, mqueue_burst=0.5) as rig:
         alice = await rig.login(ALICE)
         answers = await asyncio.gather(*(alice.enqueue(item(b"%d" % i)) for i in range(30)))

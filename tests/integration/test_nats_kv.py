@@ -169,7 +169,7 @@ async def test_paused_server_raises_connection_lost_and_late_writes_keep_their_r
                 await kv.update("leader", b"eve", revision)
 
 
-async def test_returning_node_is_found_again_and_watchers_are_told_to_poll(tmp_path: Path, bucket: str) -> None:
+async def test_returning_node_is_found_and_watchers_poll_again(tmp_path: Path, bucket: str) -> None:
     with Servers(tmp_path, 1) as servers:
         async with await NatsKV.connect(servers.urls, bucket=bucket, answer_within=0.5) as kv:
             first = await kv.create("leader", b"ada")

@@ -60,7 +60,7 @@ async def test_part_that_wants_no_results_is_the_same_part(tmp_path: Path, messa
         assert all(SOON <= moment < SOON + timedelta(milliseconds=1) for moment in due if moment is not None)
 
 
-async def test_what_is_wrong_with_a_part_is_told_as_always_and_nothing_is_prepared(tmp_path: Path) -> None:
+async def test_invalid_part_raises_the_usual_error_and_prepares_nothing(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await made(rig)
         with pytest.raises(PayloadTooLarge):

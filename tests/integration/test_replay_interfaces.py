@@ -63,7 +63,7 @@ async def test_reading_needs_to_consume_and_starting_to_administer_and_to_produc
             await hl.do(SaveCheckpoint("jobs", "c", {0: 0}))
 
 
-async def test_starting_and_cancelling_are_on_record_on_both_faces(rig: GuardedRig) -> None:
+async def test_starting_and_cancelling_a_replay_are_audited(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as hl:
         await hl.start_replay("r", "jobs", into="other", rate=0.001)
         await hl.cancel_replay("r")
@@ -112,7 +112,7 @@ async def test_http_refuses_what_makes_no_sense(rig: GuardedRig, path: str, body
     assert answer.json()["error"] in ("BadRequest", "BadName")
 
 
-async def test_grpc_refuses_a_place_that_is_none(rig: GuardedRig) -> None:
+async def test_grpc_rejects_a_malformed_position(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as hl:
         for place in (pb.Position(), pb.Position(at_us=1 << 62), pb.Position(edge="middle")):
             with pytest.raises(BadRequest):

@@ -31,7 +31,7 @@ async def denied(rig: GuardedRig, key: str, method: str, path: str, **options: A
 
 
 @pytest.mark.parametrize("scopes", [("shop/*:produce,consume",), ("jobs:admin", "*:produce"), ("shop/jobs:admin",)])
-async def test_schedule_is_closed_to_whoever_may_not_admin_its_name(rig: GuardedRig, scopes: tuple[str, ...]) -> None:
+async def test_schedule_requires_the_admin_right_on_its_name(rig: GuardedRig, scopes: tuple[str, ...]) -> None:
     _, key = rig.key(*scopes)
     async with rig.as_(key) as hl:
         for name in ("shop/theirs", "shop/not-there"):
@@ -48,7 +48,7 @@ async def test_schedule_is_closed_to_whoever_may_not_admin_its_name(rig: Guarded
     assert (await rig.behind.get_schedule("shop/theirs")).payload == PAYLOAD
 
 
-async def test_nobody_schedules_messages_into_a_topic_that_he_may_not_produce_to(rig: GuardedRig) -> None:
+async def test_schedule_requires_the_produce_right_on_its_topic(rig: GuardedRig) -> None:
     _, key = rig.key("shop/*:admin", "jobs:produce")
     async with rig.as_(key) as hl:
         with pytest.raises(PermissionDenied):
@@ -109,7 +109,7 @@ async def test_http_takes_and_shows_payloads_as_text_and_json(rig: GuardedRig) -
     assert ([one["name"] for one in rest["items"]], "cursor" in rest) == (["shop/theirs"], False)
 
 
-async def test_pages_tell_nothing_of_schedules_that_are_not_for_the_caller(rig: GuardedRig) -> None:
+async def test_schedule_pages_hide_schedules_of_other_callers(rig: GuardedRig) -> None:
     for name in ("a/1", "a/2", "b/mine", "c/1", "c/2", "d/mine", "e/1"):
         await rig.behind.create_schedule(name, every=60, topic="shop/jobs")
     _, key = rig.key("b/*:admin", "d/*:admin")

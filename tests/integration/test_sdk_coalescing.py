@@ -102,7 +102,7 @@ async def test_lost_lease_fails_only_its_own_ack(rig: Rig, hl: ConnectedBroker) 
     assert results[1].lost == [messages[1].id]
 
 
-async def test_two_leases_of_one_message_are_told_apart(rig: Rig, hl: ConnectedBroker) -> None:
+async def test_two_leases_of_one_message_are_settled_separately(rig: Rig, hl: ConnectedBroker) -> None:
     await hl.enqueue("jobs", b"x")
     (old,) = await hl.pop("jobs")
     await rig.behind.release(old)
@@ -111,7 +111,7 @@ async def test_two_leases_of_one_message_are_told_apart(rig: Rig, hl: ConnectedB
     assert [type(r) for r in results] == [LeaseLost, type(None), LeaseLost]
 
 
-async def test_small_batches_join_and_one_that_is_refused_takes_no_other_with_it(hl: ConnectedBroker) -> None:
+async def test_small_batches_are_joined_and_rejected_independently(hl: ConnectedBroker) -> None:
     await hl.enqueue("jobs", b"", idempotency_key="k")
     heard = Heard(hl)
     good = [hl.enqueue_batch("jobs", [Outgoing(b"%d" % i)] * 3) for i in range(40)]

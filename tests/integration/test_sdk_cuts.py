@@ -60,7 +60,7 @@ async def test_enqueue_is_not_doubled_and_no_duplicate_to_its_caller(cut: Cut) -
     assert (await cut.hl.get("jobs", result.id)).payload == b"once"
 
 
-async def test_enqueue_with_an_idempotency_key_is_not_doubled_even_after_its_scope_has_ended(cut: Cut) -> None:
+async def test_repeated_enqueue_is_not_duplicated_after_its_key_scope_ended(cut: Cut) -> None:
     cut.proxy.hold()
     calling = asyncio.ensure_future(cut.hl.enqueue("jobs", b"x", idempotency_key="k", idempotency_scope="pending"))
     await asyncio.wait_for(cut.proxy.taken.wait(), 20)
@@ -109,7 +109,7 @@ async def test_leases_that_a_lost_answer_gave_are_renewed_when_they_are_found_ag
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "given up"])
-async def test_leases_of_a_pop_that_nobody_waits_for_any_more_go_back(cut: Cut, ends: str) -> None:
+async def test_leases_of_an_abandoned_pop_are_returned(cut: Cut, ends: str) -> None:
     await cut.hl.enqueue("jobs", b"x")
     cut.proxy.hold()
     popping = asyncio.ensure_future(cut.hl.within(1.5 if ends == "given up" else 20).pop("jobs", visibility=3600))
@@ -122,7 +122,7 @@ async def test_leases_of_a_pop_that_nobody_waits_for_any_more_go_back(cut: Cut, 
     await until(lambda: nothing_leased(cut))
 
 
-async def test_ack_whose_answer_was_lost_is_no_lost_lease(cut: Cut) -> None:
+async def test_ack_with_a_lost_response_reports_no_lost_lease(cut: Cut) -> None:
     one, two, three = await leased(cut, 3)
     await cut.lose_answer(one.ack())
     await cut.lose_answer(cut.hl.ack([two, three]))
@@ -154,7 +154,7 @@ async def test_act_that_ended_its_lease_does_not_raise_when_it_is_repeated(
     assert await cut.counts() == after
 
 
-async def test_bury_that_is_repeated_and_had_lost_its_lease_says_so(cut: Cut) -> None:
+async def test_repeated_bury_reports_a_lost_lease(cut: Cut) -> None:
     (message,) = await leased(cut)
     await cut.rig.behind.release(message)
     with pytest.raises(LeaseLost) as caught:
@@ -164,7 +164,7 @@ async def test_bury_that_is_repeated_and_had_lost_its_lease_says_so(cut: Cut) ->
 
 
 @pytest.mark.parametrize("act", ["nack", "release", "bury", "ack"])
-async def test_lease_that_was_lost_is_told_when_nothing_was_repeated(cut: Cut, act: str) -> None:
+async def test_lost_lease_is_raised_when_no_call_was_repeated(cut: Cut, act: str) -> None:
     (message,) = await leased(cut)
     await cut.rig.behind.release(message)
     with pytest.raises(LeaseLost):
@@ -385,7 +385,7 @@ async def test_nothing_is_doubled_or_lost_while_connections_break_all_the_time(c
 # -- consume -----------------------------------------------------------------------------------------------------------
 
 
-async def test_consuming_goes_on_over_broken_streams_and_keeps_what_had_arrived(cut: Cut) -> None:
+async def test_consumer_survives_broken_streams_and_keeps_received_messages(cut: Cut) -> None:
     await cut.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(12)])
     got: list[bytes] = []
     async with cut.hl.consume("jobs", prefetch=3, visibility=3600) as messages, asyncio.timeout(60):
@@ -401,7 +401,7 @@ async def test_consuming_goes_on_over_broken_streams_and_keeps_what_had_arrived(
     await until(lambda: nothing_leased(cut))
 
 
-async def test_one_who_waits_when_a_stream_breaks_gets_what_comes_later(cut: Cut) -> None:
+async def test_waiting_consumer_gets_later_messages_after_a_stream_breaks(cut: Cut) -> None:
     async with cut.hl.consume("jobs", prefetch=0, visibility=60) as messages:
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: is_asked_for(messages))

@@ -91,7 +91,7 @@ async def test_application_preloaded_by_gunicorn_enqueues_from_each_worker(tmp_p
         assert sorted(found) == sorted([p.encode() for p in pids] + [b'{"pid":%s}' % p.encode() for p in pids])
 
 
-async def test_application_that_enqueued_before_the_fork_is_told_what_to_do(tmp_path: Path) -> None:
+async def test_enqueue_before_fork_raises_with_advice(tmp_path: Path) -> None:
     async with (
         Process(tmp_path / "data", "--insecure-everybody") as server,
         gunicorn(tmp_path, server.target, USED_BEFORE="1") as address,

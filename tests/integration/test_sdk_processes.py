@@ -125,7 +125,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Process]:
         yield server
 
 
-async def test_server_that_is_only_starting_is_waited_for_with_the_key_that_it_leaves(
+async def test_client_waits_for_a_starting_server_and_reads_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -271,7 +271,7 @@ async def test_pool_of_forked_processes_uses_clients_that_its_parent_made(server
     assert found == Counter({b"%d" % n: 2 for n in numbers} | {b'{"n":%d}' % n: 1 for n in numbers})
 
 
-async def test_pool_forked_from_a_process_that_has_used_a_client_is_told_so_and_nothing_hangs(server: Process) -> None:
+async def test_client_used_before_fork_raises_in_the_child_without_hanging(server: Process) -> None:
     told, parent = await pooled(server, "used")
     assert told.startswith("BadRequest: this process was forked from one that had already used a Heapline client")
     assert parent == "parent int"

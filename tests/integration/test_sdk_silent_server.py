@@ -37,7 +37,7 @@ async def silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield Silence(rig, first, second)
 
 
-async def test_calls_of_every_kind_go_on_at_the_next_server_and_count_once(silence: Silence) -> None:
+async def test_every_call_continues_at_the_next_server_and_counts_once(silence: Silence) -> None:
     async with heapline.connect(endpoints=silence.endpoints, deadline=40) as hl:
         await hl.enqueue("jobs", b"before")
         (message,) = await hl.pop("jobs", visibility=600)
@@ -62,7 +62,7 @@ async def test_call_to_the_only_server_ends_at_its_deadline_and_says_what_is_kno
                 await asyncio.wait_for(call, 20)
 
 
-async def test_consuming_goes_on_at_the_next_server_and_what_went_into_the_silence_comes_again(
+async def test_consumer_continues_at_the_next_server_and_lost_messages_return(
     silence: Silence,
 ) -> None:
     async with heapline.connect(endpoints=silence.endpoints) as hl, hl.consume("jobs", visibility=30) as messages:
@@ -100,7 +100,9 @@ async def _let_time_pass(rig: Rig) -> None:
         rig.clock.advance(10)
 
 
-async def test_worker_goes_on_at_a_server_that_speaks_again(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_continues_when_the_server_answers_again(
+    silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEAPLINE_URL", ",".join(silence.endpoints))
     app = heapline.App()
     done: list[int] = []

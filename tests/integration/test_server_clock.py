@@ -140,7 +140,7 @@ async def check_moments(shifted: Shifted, jump: float) -> None:
     await shifted.client.purge("jobs")
 
 
-async def test_ids_go_on_when_the_server_starts_with_an_older_date(tmp_path: Path) -> None:
+async def test_ids_continue_when_the_server_starts_with_an_older_date(tmp_path: Path) -> None:
     shifted = Shifted(tmp_path)
     for number, jump in enumerate((DAY, -DAY, HOUR)):
         shifted.jump(jump)

@@ -160,7 +160,7 @@ async def test_batch_whose_answer_was_cut_is_recognised_when_it_is_repeated(worl
     await world.nothing_is_left()
 
 
-async def test_idle_enqueue_stream_hears_at_once_that_the_server_stops(rig: Rig) -> None:
+async def test_idle_enqueue_stream_ends_when_the_server_stops(rig: Rig) -> None:
     epoch = await rig.behind.open_producer("jobs", "p")
     stream = rig.wire.calls.stream("EnqueueStream", Requests(numbered(epoch, 0)))
     await anext(stream)

@@ -44,7 +44,7 @@ def data(version: str, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-async def test_everything_of_an_old_directory_is_told_over_the_wire(data: Path, expected: dict[str, Any]) -> None:
+async def test_server_serves_everything_in_an_old_directory(data: Path, expected: dict[str, Any]) -> None:
     """In the moment in which it was written: every config, every event of the log, every message and its state."""
     clock = FixedClock(expected["now"])
     behind = EmbeddedBroker(str(data), config=STILL, clock=clock, draw=np.random.default_rng(1).random)

@@ -63,12 +63,12 @@ def check_log(log: bytes, stops: int) -> None:
     assert not complaints, complaints
 
 
-async def test_stopped_server_has_done_all_it_answered_and_the_next_one_has_nothing_to_mend(tmp_path: Path) -> None:
+async def test_stopped_server_leaves_nothing_to_repair(tmp_path: Path) -> None:
     load = await play(tmp_path, stops=2, seed=7400)
     assert load.record.counts["ack"]
 
 
-async def test_server_with_idle_clients_of_all_kinds_stops_at_once(tmp_path: Path) -> None:
+async def test_server_with_idle_clients_stops_immediately(tmp_path: Path) -> None:
     """Long before its grace is over: nobody is waited for who only waits."""
     config = tmp_path / "server.yaml"
     config.write_text("stop_grace: 3600\n")

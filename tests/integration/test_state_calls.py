@@ -38,9 +38,7 @@ def shown(source: Source, work: list[StateTask], asked: ReadOptions) -> Any:
 
 
 @pytest.mark.parametrize("view", ["backlog", "dlq"])
-async def test_server_gives_the_state_of_its_directory_and_keeps_it_while_the_queue_moves_on(
-    tmp_path: Path, view: str
-) -> None:
+async def test_server_pins_the_state_it_returns_while_the_queue_changes(tmp_path: Path, view: str) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
         for message in await rig.broker.pop("jobs", 40, holder="w"):

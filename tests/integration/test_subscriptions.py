@@ -104,7 +104,7 @@ async def test_each_partitions_messages_arrive_in_order_and_are_acked(world: Wor
     assert (health.wanted, health.active, health.failing, health.delivered) == (2, 2, 0, 4)
 
 
-async def test_nothing_is_delivered_for_a_partition_that_is_not_held(world: World) -> None:
+async def test_nothing_is_delivered_for_an_unheld_partition(world: World) -> None:
     helper = world.helper()
     world.held = {TWO}
     await world.publish(ONE, "1")
@@ -180,7 +180,7 @@ async def test_message_whose_handler_raised_is_redelivered(world: World) -> None
     assert [str(error) for error in world.errors] == ["not yet"]
 
 
-async def test_handler_may_ack_by_itself(world: World) -> None:
+async def test_handler_may_ack_its_message(world: World) -> None:
     async def terminate(partition: Partition, message: Msg) -> None:
         await world.note(partition, message)
         await message.term()

@@ -68,7 +68,7 @@ def some_key() -> Keys:
     return Keys(**{"key": "*:admin", "Bearer key": "*:admin"})
 
 
-async def test_both_faces_speak_tls_with_the_development_certificates(tmp_path: Path, certs: Path) -> None:
+async def test_all_interfaces_serve_tls_with_development_certificates(tmp_path: Path, certs: Path) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs)) as rig:
         await ask_grpc(rig, certs)
         assert await ask_http(rig, certs) == 200
@@ -191,7 +191,7 @@ def test_tls_settings_that_do_not_fit_are_refused(given: dict[str, Path], match:
         ("heaplines://[::1]:9/", "[::1]:9", True),
     ],
 )
-def test_target_tells_address_and_whether_it_is_tls(target: str, address: str, secure: bool) -> None:
+def test_target_contains_address_and_tls(target: str, address: str, secure: bool) -> None:
     found, tls = parse_target(target)
     assert (found, tls is not None) == (address, secure)
 

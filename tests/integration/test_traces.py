@@ -124,9 +124,7 @@ async def test_enqueue_pop_and_ack_are_one_trace_each_over_client_server_and_eng
         assert engine.end_time > engine.start_time
 
 
-async def test_call_that_fails_is_told_by_its_code_and_without_its_text(
-    tmp_path: Path, spans: InMemorySpanExporter
-) -> None:
+async def test_span_of_a_failed_call_has_its_code_without_its_text(tmp_path: Path, spans: InMemorySpanExporter) -> None:
     async with TracedRig(tmp_path) as rig:
         with pytest.raises(TopicNotFound):
             await rig.wire.enqueue("nowhere", b"x")
@@ -139,9 +137,7 @@ async def test_call_that_fails_is_told_by_its_code_and_without_its_text(
             await rig.wire.ack([LeaseRef("jobs", 1, 1)])
 
 
-async def test_no_payload_stands_in_any_span_and_no_attribute_but_those_that_are_meant_to(
-    tmp_path: Path, spans: InMemorySpanExporter
-) -> None:
+async def test_spans_contain_no_payload_and_only_known_attributes(tmp_path: Path, spans: InMemorySpanExporter) -> None:
     async with TracedRig(tmp_path) as rig:
         await rig.wire.create_topic("jobs")
         await rig.wire.enqueue_batch("jobs", [Outgoing(SENTINEL.encode(), headers={"secret": SENTINEL})])
@@ -201,7 +197,7 @@ async def test_trace_that_its_caller_does_not_sample_leaves_no_spans(
         assert not [s for s in spans.get_finished_spans() if s.name == "server ListHeaps"]
 
 
-async def test_spans_go_to_the_collector_that_the_settings_name_and_nothing_is_made_without_one(tmp_path: Path) -> None:
+async def test_spans_are_sent_only_to_a_configured_collector(tmp_path: Path) -> None:
     received: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):

@@ -58,7 +58,9 @@ class Raw:
 
 
 @pytest.mark.parametrize("name", METHODS)
-async def test_stranger_s_bytes_are_not_parsed(rig: GuardedRig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unauthenticated_bytes_are_not_parsed(
+    rig: GuardedRig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(grpc_protocol, "_parse", lambda method, data: parsed.append(data) or method.request())
     method = METHODS[name]
@@ -76,14 +78,14 @@ async def test_stranger_s_bytes_are_not_parsed(rig: GuardedRig, name: str, monke
     assert parsed == []
 
 
-async def test_bytes_of_a_known_caller_that_are_no_request_are_told_so(rig: GuardedRig) -> None:
+async def test_malformed_request_of_an_authenticated_caller_is_reported(rig: GuardedRig) -> None:
     async with grpc.aio.insecure_channel(rig.target) as channel:
         metadata = (("authorization", f"Bearer {rig.admin_key}"),)
         call: Any = channel.unary_unary(f"/{SERVICE}/Stats")(GARBAGE, metadata=metadata)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_stranger_is_refused_before_all_of_his_request_is_taken(rig: GuardedRig) -> None:
+async def test_unauthenticated_request_is_rejected_before_it_is_received(rig: GuardedRig) -> None:
     """The client is cut off, or tells that it was refused, with most of its request unsent."""
     async with grpc.aio.insecure_channel(rig.target, options=[("grpc.max_send_message_length", -1)]) as channel:
         large = b"\0" * (70 << 20)  # over what the server takes: who has to read it to say no says that it is too large
@@ -101,7 +103,7 @@ async def test_stranger_is_refused_before_all_of_his_request_is_taken(rig: Guard
 
 
 @pytest.mark.parametrize("path", ["/enqueue", "/ack", "/nack", "/v1/enqueue", "/v1/keys", "/v1/heaps/jobs:pause"])
-async def test_stranger_is_refused_before_his_body_is_read(rig: GuardedRig, path: str) -> None:
+async def test_unauthenticated_request_is_rejected_before_its_body_is_read(rig: GuardedRig, path: str) -> None:
     async with Raw(rig) as raw:
         await raw.head(path, "content-type: application/json", "content-length: 1000000")
         assert await raw.status() == 401
@@ -142,7 +144,7 @@ async def test_request_of_two_lengths_is_refused_whole(rig: GuardedRig, second: 
         assert raw.reader.at_eof()
 
 
-async def test_fields_behind_a_body_are_no_headers(rig: GuardedRig) -> None:
+async def test_trailers_are_not_read_as_headers(rig: GuardedRig) -> None:
     """A proxy that takes a header out, or sets it, does not look there."""
     async with Raw(rig) as raw:
         await raw.say(
@@ -173,7 +175,7 @@ async def test_what_follows_a_body_is_bounded(rig: GuardedRig, part: bytes, monk
     assert received < 10 * HEAD_BYTES_MAX
 
 
-async def test_body_in_many_chunks_is_no_head(rig: GuardedRig) -> None:
+async def test_chunked_body_is_not_counted_as_headers(rig: GuardedRig) -> None:
     await rig.behind.create_topic("large")
     payload = "x" * (4 * HEAD_BYTES_MAX)
     body = json.dumps({"topic": "large", "payload_text": payload}).encode()

@@ -42,7 +42,7 @@ def refuse_paths(rig: GuardedRig, text: str) -> None:
         assert part not in text
 
 
-async def test_damaged_journal_is_told_without_the_place_of_its_files(rig: GuardedRig) -> None:
+async def test_error_for_a_corrupt_journal_hides_its_path(rig: GuardedRig) -> None:
     await rig.behind.enqueue("jobs", b"x" * 100)
     await Rig.stop(rig)
     files = [p for p in rig.directory.glob("topics/default/jobs*/**/*") if p.is_file()]
@@ -57,7 +57,7 @@ async def test_damaged_journal_is_told_without_the_place_of_its_files(rig: Guard
     refuse_paths(rig, text)
 
 
-async def test_damaged_keys_are_told_without_the_place_of_the_file(rig: GuardedRig) -> None:
+async def test_error_for_corrupt_keys_hides_their_path(rig: GuardedRig) -> None:
     (rig.directory / "auth.json").write_bytes(b"{}")
     rig.auth_clock.advance(2)
     code, text = await told_over_grpc(rig, "ListHeaps", pb.ListHeapsRequest())
@@ -68,9 +68,7 @@ async def test_damaged_keys_are_told_without_the_place_of_the_file(rig: GuardedR
     refuse_paths(rig, told.text)
 
 
-async def test_failing_disk_is_told_without_the_place_of_its_files(
-    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_for_a_failing_disk_hides_its_path(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = str(rig.directory / "topics/default/jobs.1/segments/1.seg")
     error = OSError(5, "Input/output error", segment)
 

@@ -147,7 +147,7 @@ def check_one_at_a_time(found: list[dict[str, Any]]) -> None:
             assert after["start"]["at"] >= free_at - 0.005, (before, after)
 
 
-async def test_work_of_killed_workers_comes_back_and_is_never_done_by_two_at_once(tmp_path: Path) -> None:
+async def test_work_of_killed_workers_is_redelivered_to_one_worker(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with served(tmp_path) as (home, target, broker):
         ids = await enqueue(broker, "work", *(rng.choice([0.0, 0.02, 0.1, 1.2]) for _ in range(120)))
@@ -191,7 +191,7 @@ async def test_terminated_worker_finishes_what_runs_and_leaves_the_rest(tmp_path
         assert "stopped: 2 done in all" in worker.said
 
 
-async def test_second_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
+async def test_second_signal_stops_a_worker_immediately(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         await enqueue(broker, "work", 1000.0)
         async with Worker(home, target, "--grace", "1000") as worker:
@@ -227,7 +227,7 @@ async def test_terminated_worker_ends_though_a_handler_swallows_its_cancellation
         assert (await broker.stats("jobs")).leased == 1
 
 
-async def test_worker_tells_what_it_runs_and_on_sigusr1_what_it_has_done(tmp_path: Path) -> None:
+async def test_worker_logs_its_tasks_and_reports_counts_on_sigusr1(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         async with Worker(home, target) as worker:
             await enqueue(broker, "work", 0.0, 0.0)
@@ -275,7 +275,7 @@ async def test_workers_whose_watcher_is_killed_finish_and_go(tmp_path: Path) -> 
         assert (stats.ready, stats.leased) == (0, 0)
 
 
-async def test_worker_outlives_a_server_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+async def test_worker_survives_a_killed_and_restarted_server(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "tasks.py").write_text(TASKS)
@@ -330,7 +330,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
 """
 
 
-async def test_forked_children_connect_anew(tmp_path: Path) -> None:
+async def test_forked_children_open_their_own_connections(tmp_path: Path) -> None:
     """As gunicorn's with --preload: the app is imported before the fork and used after it."""
     async with served(tmp_path) as (home, target, broker):
         process = await asyncio.create_subprocess_exec(

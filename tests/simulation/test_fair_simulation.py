@@ -48,7 +48,7 @@ def test_promises_hold_where_keys_take_turns(too_many: list[str], seed: int) -> 
     assert report.history.drained == set(report.history.topics)
 
 
-def test_a_selection_that_lies_in_two_units_is_one_step_of_the_rank_audit() -> None:
+def test_selection_in_two_units_is_one_step_of_the_rank_audit() -> None:
     """Its second half was waiting when its first unit ended, and is not better for that."""
     report = simulate.simulate(76)
     assert report.complaints == [], report.text()

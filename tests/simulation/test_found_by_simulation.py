@@ -65,7 +65,7 @@ def test_a_new_data_directory_survives_a_power_cut(path: str) -> None:
         assert [t.name for t in topics] == ["jobs"]
 
 
-def test_a_full_disk_is_not_worn_out_by_looking_for_space() -> None:
+def test_full_disk_is_not_searched_for_space_repeatedly() -> None:
     disk = FakeDisk()
 
     async def work(hl: EmbeddedBroker) -> int:

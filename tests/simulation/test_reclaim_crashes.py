@@ -133,7 +133,7 @@ def node_on(disk: FakeDisk | None) -> Node:
 
 
 @pytest.mark.parametrize("config", [{}, {"fsync": "os"}, {"retention_hard_bytes": 2 << 20}], ids=str)
-def test_power_cut_at_any_write_of_upkeep_loses_nothing_that_lives_or_that_a_group_has_not_passed(
+def test_power_cut_during_maintenance_loses_no_live_or_unread_row(
     config: dict[str, Any],
 ) -> None:
     scene, steps, overtaken = Scene(**config), Steps(), "retention_hard_bytes" in config

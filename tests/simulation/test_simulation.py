@@ -101,7 +101,7 @@ def test_it_sees_a_broker_that_answers_before_the_write(monkeypatch: pytest.Monk
     assert complaints_of_some_seed(monkeypatch)
 
 
-def test_it_sees_an_ack_that_is_answered_and_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_an_acknowledged_ack_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Partition, "decide_ack", lambda self, ids, tokens: Decision([]))
     assert "AckedStaysGone" in complaints_of_some_seed(monkeypatch)
 
@@ -116,7 +116,7 @@ def test_it_sees_a_lease_that_ends_too_soon(monkeypatch: pytest.MonkeyPatch) -> 
     assert {"SingleLease", "NeverEarly"} & complaints_of_some_seed(monkeypatch)
 
 
-def test_it_sees_a_heap_that_is_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_a_heap_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     eligible = Partition.eligible
 
     def upside_down(self: Partition, count: int) -> object:

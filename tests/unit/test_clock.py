@@ -9,7 +9,7 @@ from heapline.clock import JUMP_MS, SteadyClock, SystemClock
 from heapline.testing import FakeClock
 
 
-def test_system_clock_tells_wall_and_boot_time_in_milliseconds() -> None:
+def test_system_clock_returns_wall_and_boot_time_in_milliseconds() -> None:
     clock = SystemClock()
     assert clock.wall_ms() > 1_700_000_000_000
     first = clock.boot_ms()
@@ -60,7 +60,7 @@ def test_time_never_starts_before_the_journals_last() -> None:
     assert steady.now().steady == ahead + 5000, "it stays ahead but does not stand still"
 
 
-def test_time_passes_while_nobody_is_there() -> None:
+def test_steady_time_passes_while_closed() -> None:
     clock = FakeClock()
     time, wall = clock.wall_ms() + 50_000, clock.wall_ms()
     clock.advance(3600)

@@ -59,7 +59,7 @@ def test_settings_are_frozen_and_keyword_only() -> None:
         heapline.TopicConfig("max")  # type: ignore[misc]
 
 
-def test_keywords_lie_over_the_base() -> None:
+def test_keywords_override_the_base() -> None:
     base = make_config({"mode": "max", "max_backlog": 5})
     changed = make_config({"max_backlog": 6}, base)
     assert (changed.mode, changed.max_backlog) == ("max", 6)
@@ -83,14 +83,14 @@ def test_what_does_not_fit_is_a_bad_request(fields: dict[str, Any]) -> None:
         make_config(fields)
 
 
-def test_unknown_setting_is_told_what_there_is() -> None:
+def test_unknown_setting_error_lists_the_settings() -> None:
     with pytest.raises(heapline.BadRequest, match=r"'colour'.*visibility_default"):
         make_config({"colour": "red"})
     with pytest.raises(heapline.BadRequest, match=r"'colour'.*cache_bytes"):
         make_broker_config({"colour": "red"})
 
 
-def test_every_config_that_is_accepted_survives_being_stored() -> None:
+def test_every_accepted_config_survives_encoding() -> None:
     for config in (
         heapline.TopicConfig(), make_config({"ordering": heapline.aging(0.25), "mode": "max", "fsync": "interval"}),
         make_config({"backoff": heapline.Backoff(base=0.0, factor=1.0, max=0.0, jitter=1.0), "retention": 1e9}),
@@ -107,13 +107,13 @@ def test_fixed_fields_are_fields() -> None:
     [("jobs", ("default", "jobs")), ("team/jobs", ("team", "jobs")), ("A.b-c_9", ("default", "A.b-c_9")),
      ("x" * 128, ("default", "x" * 128)), ("default/jobs", ("default", "jobs"))],
 )  # fmt: skip
-def test_names_that_are_good(name: str, parts: tuple[str, str]) -> None:
+def test_valid_names_are_accepted(name: str, parts: tuple[str, str]) -> None:
     assert parse_topic(name) == parts
 
 
 @pytest.mark.parametrize(
     "name", ["", "/", "a/", "/a", "a/b/c", "..", ".a", "-a", "a b", "a\n", "ä", "x" * 129, None, 5]
 )
-def test_names_that_are_bad(name: Any) -> None:
+def test_invalid_names_are_rejected(name: Any) -> None:
     with pytest.raises(heapline.BadName, match="letters a-z"):
         parse_topic(name)

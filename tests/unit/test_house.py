@@ -95,7 +95,7 @@ def test_importing_heapline_leaves_the_command_line_alone() -> None:
     assert not {"typer", "rich", "pydantic", "pytest", "hypothesis"} & set(loaded)
 
 
-def test_importing_heapline_loads_only_what_is_asked_for() -> None:
+def test_importing_heapline_loads_only_used_modules() -> None:
     program = (
         "import sys, heapline; loaded = set(sys.modules)\n"
         "assert not {name for name in loaded if name.startswith('heapline.')}\n"
@@ -130,7 +130,7 @@ def test_time_zones_are_loaded_for_a_cron_and_not_for_an_interval() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_name_that_does_not_exist_is_no_attribute() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     for module in (heapline, heapline.engine):
         with pytest.raises(AttributeError, match="no attribute 'conect'"):
             module.conect  # noqa: B018

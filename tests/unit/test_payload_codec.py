@@ -57,7 +57,7 @@ def test_pydantic_model() -> None:
         (b'{"name": 5}', Customer, "the payload does not fit: string_type at name"),
     ],
 )
-def test_payload_that_does_not_fit_is_told_without_its_values(payload: bytes, kind: Any, words: str) -> None:
+def test_error_for_an_invalid_payload_contains_no_values(payload: bytes, kind: Any, words: str) -> None:
     with pytest.raises(heapline.BadRequest) as caught:
         decode(payload, None, kind)
     assert str(caught.value) == words

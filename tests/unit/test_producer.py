@@ -43,7 +43,7 @@ async def test_epoch_is_opened_once_for_each_topic_and_broker() -> None:
     assert lines[0] is not lines[3]
 
 
-async def test_first_uses_at_once_share_one_opening() -> None:
+async def test_concurrent_first_uses_share_one_opening() -> None:
     producer, broker = heapline.Producer("p"), Epochs()
     broker.gate.clear()
     uses = [asyncio.create_task(producer.line(broker, "a")) for _ in range(5)]  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ async def test_opening_that_failed_is_tried_again() -> None:
     assert (await producer.line(broker, "a")).epoch == 2  # type: ignore[arg-type]
 
 
-async def test_numbers_rise_and_answered_below_is_the_first_that_is_open() -> None:
+async def test_sequences_rise_and_answered_below_is_the_first_unanswered() -> None:
     producer = heapline.Producer("p")
     line = await producer.line(Epochs(), "a")  # type: ignore[arg-type]
     assert (line.answered_below, line.take(3), line.take(1), line.take(2)) == (0, 0, 3, 4)

@@ -95,7 +95,7 @@ def test_message_and_row_are_small_and_can_be_sent_to_another_process(
         assert (again.id, again.payload, again.headers, again.attempts) == (ID, b"abc", {"a": "b"}, 2)
 
 
-async def test_message_asks_its_own_broker() -> None:
+async def test_message_calls_its_own_broker() -> None:
     broker = Recorder()
     m = message(broker)
     await m.ack()

@@ -77,7 +77,7 @@ def alone(pool: Pool, kv: MemoryKV) -> None:
 # --- starting
 
 
-def test_manager_that_was_not_started_is_in_init() -> None:
+def test_unstarted_manager_is_in_init() -> None:
     pool = Pool()
 
     @in_virtual_time
@@ -218,7 +218,7 @@ async def test_hanging_hook_makes_stop_time_out_and_release_nothing() -> None:
 
 
 @in_virtual_time
-async def test_manager_that_was_never_started_can_stop() -> None:
+async def test_unstarted_manager_can_stop() -> None:
     pool = Pool(config=QUICK)
     manager = pool.manager()
     await manager.stop()

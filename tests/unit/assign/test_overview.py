@@ -39,7 +39,7 @@ def test_workers_are_sorted_by_number_with_their_partitions() -> None:
     assert (seen.version, seen.epoch, seen.lifecycle, seen.leader, seen.partition_count) == (7, 3, "stable", "w-2", 4)
 
 
-def test_planned_partition_that_is_not_granted_is_coming() -> None:
+def test_planned_partition_without_a_grant_is_coming() -> None:
     seen = overview([*POOL, document()])
     assert seen.unheld == ["p.4"]
     assert seen.workers[2].coming == ["p.4"]

@@ -53,7 +53,7 @@ async def test_error_of_the_function_propagates() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, "ab", 5, [A, A], ["a"], [("a",)]])
-async def test_result_that_is_not_a_list_of_partitions_is_rejected(answer: object) -> None:
+async def test_source_result_must_be_a_list_of_partitions(answer: object) -> None:
     with pytest.raises(BadPartition):
         await CallableSource(lambda: answer).list_partitions()  # type: ignore[arg-type, return-value]
     with pytest.raises(BadPartition):

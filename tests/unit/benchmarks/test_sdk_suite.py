@@ -39,12 +39,12 @@ def test_ratio_of_batches_is_the_middling_one_of_rounds_that_took_turns() -> Non
     assert (server.better, client.better) == ("lower", "lower")
 
 
-def test_singles_are_told_next_to_the_embedded_broker() -> None:
+def test_singles_are_shown_next_to_the_embedded_broker() -> None:
     rate, *_ = (Row.from_yielded(row) for row in singles.figures(outcome(12_000), outcome(24_000)))
     assert (rate.ratio, rate.target, rate.met) == (0.5, "≥ 15,000 messages/s", False)
 
 
-def test_tasks_next_to_a_peer_tell_its_durability() -> None:
+def test_tasks_next_to_a_peer_show_its_durability() -> None:
     about = {"peer": "celery", "version": "1", "durability": "some"}
     rate, cpu = (Row.from_yielded(r) for r in tasks.next_to("celery", about, outcome(10), outcome(100)))
     assert (rate.ratio, rate.target, rate.met, rate.about) == (10.0, "≥ 10×", True, about)
@@ -53,7 +53,7 @@ def test_tasks_next_to_a_peer_tell_its_durability() -> None:
     assert (gone.error, gone.value, gone.target) == ("no wheel", None, "≥ 10×")
 
 
-def test_import_is_told_next_to_numpy_and_what_is_loaded_later_has_no_target() -> None:
+def test_import_time_is_shown_next_to_numpy() -> None:
     ms = {importing.NUMPY: 100.0} | dict.fromkeys(importing.OURS.values(), 310.0)
     first, *later = (Row.from_yielded(row) for row in importing.figures(ms))
     assert (first.ratio, first.target, first.met, first.better) == (3.1, "≤ 3×", False, "lower")

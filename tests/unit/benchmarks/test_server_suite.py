@@ -59,7 +59,7 @@ def test_schedule_is_the_same_each_time_ordered_and_of_the_wanted_rate() -> None
     assert 9_500 < len(due) < 10_500
 
 
-def test_outcome_tells_rate_and_cpu_of_a_message() -> None:
+def test_outcome_contains_rate_and_cpu_per_message() -> None:
     outcome = Outcome(messages=2000, seconds=4.0, client_cpu_s=0.01, server_cpu_s=0.02)
     assert (outcome.rate, outcome.client_us, outcome.server_us) == (500.0, 5.0, 10.0)
 
@@ -213,7 +213,7 @@ def test_peers_are_chosen_by_name() -> None:
         command.parse(["server", "--peers", "kafka"])
 
 
-def test_steps_reach_the_progress_bar_and_are_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_reach_the_progress_bar_and_add_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "made_steps.py").write_text(
         "from benchmarks.rows import Step\n"
         "def run(quick, peers):\n"

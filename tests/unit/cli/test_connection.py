@@ -160,7 +160,7 @@ def test_unreachable_server_is_reported_early_with_advice(closed_port: int, monk
     assert "heapline serve --data data" in last
 
 
-def test_put_reports_a_server_that_is_not_running(closed_port: int) -> None:
+def test_put_reports_a_stopped_server(closed_port: int) -> None:
     said = run("put", "jobs", "x", "--to", f"127.0.0.1:{closed_port}", "--timeout", "300ms").stderr
     assert f"o server listens at 127.0.0.1:{closed_port}" in said
 
@@ -179,7 +179,7 @@ def unreached() -> UnavailableError:
     return error
 
 
-async def test_missing_key_says_where_it_was_looked_for() -> None:
+async def test_missing_key_error_lists_the_searched_places() -> None:
     near = await advise(Unauthenticated("who?"), where("localhost:7400", local="data/admin.key"))
     for text in ("--key-file", "HEAPLINE_API_KEY_FILE", "'data/admin.key' cannot be read", "heapline keys create"):
         assert text in near

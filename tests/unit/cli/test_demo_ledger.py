@@ -24,7 +24,7 @@ def test_messages_in_order_and_acked_leave_no_fault(ledger: Ledger) -> None:
     assert (ledger.acked_count, ledger.lost, ledger.redelivered) == (6, 0, 0)
 
 
-def test_message_that_was_never_delivered_is_lost(ledger: Ledger) -> None:
+def test_undelivered_message_is_lost(ledger: Ledger) -> None:
     ledger.popped(RIGHT[:5], FIRST[:5])
     ledger.acked(RIGHT[:5])
     assert ledger.faults() == ["1 message(s) lost"]

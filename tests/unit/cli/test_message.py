@@ -53,7 +53,7 @@ def payloads(cli: Cli) -> list[bytes]:
 # -- put ---------------------------------------------------------------------------------------------------------------
 
 
-def test_put_message_has_every_option_that_was_given(cli: Cli) -> None:
+def test_put_message_has_every_given_option(cli: Cli) -> None:
     (told,) = cli.json(
         "put", "jobs", "hello", "-p", "-7", "--key", "k1", "-H", "trace=a=b", "--header", "x=y", "--delay", "1m",
         "--ttl", "1h", "--max-retries", "2", "--idempotency-key", "once",
@@ -236,7 +236,7 @@ def test_lines_can_be_complete_messages(cli: Cli, tmp_path: Path) -> None:
         ({"payload_text": "a", "max_retries": 999}, "max_retries"),
     ],
 )
-def test_line_that_is_not_a_message_is_refused(cli: Cli, tmp_path: Path, line: Any, said: str) -> None:
+def test_malformed_line_is_rejected(cli: Cli, tmp_path: Path, line: Any, said: str) -> None:
     result = cli("put", "jobs", "--file", lines(tmp_path, line), "--messages", code=1)
     assert "line 1: " in result.stderr
     assert said in result.stderr
@@ -464,7 +464,7 @@ def test_dead_letters_are_replayed_by_id_by_reason_or_all(cli: Cli, dead: list[s
     assert "jobs has no dead letters" in cli("dlq", "list", "jobs").stdout
 
 
-def test_dlq_replay_counts_ids_that_are_not_dead_letters(cli: Cli, dead: list[str]) -> None:
+def test_dlq_replay_counts_ids_without_a_dead_letter(cli: Cli, dead: list[str]) -> None:
     told = cli("dlq", "replay", "jobs", dead[0], dead[0], dead[1])
     assert told.stdout == "2 dead letters replayed into jobs\n"
     again = cli("dlq", "replay", "jobs", dead[0], dead[2], code=1)

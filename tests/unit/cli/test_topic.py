@@ -63,7 +63,7 @@ def config_of(told: dict[str, Any]) -> TopicConfig:
     return msgspec.convert(told["config"] | {"partition_weights": weights}, TopicConfig)
 
 
-def test_topic_is_created_with_every_setting_that_was_given(cli: Cli) -> None:
+def test_topic_is_created_with_every_given_setting(cli: Cli) -> None:
     flags = [flag for typed, _ in TYPED.values() for flag in typed]
     (told,) = cli.json("topic", "create", "jobs", *flags)
     assert told["topic"] == "jobs"

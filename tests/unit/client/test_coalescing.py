@@ -30,7 +30,7 @@ CALLS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans())
 
 
 @given(calls=CALLS, count_max=st.integers(1, 8), bytes_max=st.integers(0, 100), apart=st.booleans())
-def test_batches_hold_all_that_is_waited_for_in_order_and_within_the_caps(
+def test_batches_hold_all_waiting_calls_in_order_within_the_limits(
     calls: list[tuple[int, int, bool]], count_max: int, bytes_max: int, apart: bool
 ) -> None:
     gathering = Batcher(count_max, bytes_max, (lambda call: call[1]) if apart else None)
@@ -86,7 +86,7 @@ async def steps(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_calls_of_one_turn_go_together_and_those_that_come_meanwhile_in_the_next_batch() -> None:
+async def test_calls_of_one_turn_share_a_batch_and_later_ones_the_next() -> None:
     road = Road()
     road.open.clear()
     first = [road.lane.put(what, FAR) for what in "ab"]
@@ -101,7 +101,7 @@ async def test_calls_of_one_turn_go_together_and_those_that_come_meanwhile_in_th
     assert road.batches[2:] == [["f"]], "an idle lane starts again"
 
 
-async def test_few_wait_for_a_crowd_that_is_under_way_and_go_with_it() -> None:
+async def test_few_calls_wait_for_a_large_batch_in_progress_and_join_it() -> None:
     crowd = Pacer()
     enqueues, acks = Road(crowd), Road(crowd)
     acks.open.clear()
@@ -132,7 +132,7 @@ async def test_few_do_not_wait_for_few() -> None:
     await asyncio.gather(*acked)
 
 
-async def test_few_that_wait_for_a_crowd_go_on_if_it_fails_and_are_told_in_time_if_it_hangs() -> None:
+async def test_waiting_calls_continue_if_a_large_batch_fails_or_hangs() -> None:
     crowd = Pacer()
     enqueues, acks = Road(crowd), Road(crowd)
     acks.open.clear()
@@ -148,7 +148,7 @@ async def test_few_that_wait_for_a_crowd_go_on_if_it_fails_and_are_told_in_time_
     assert all(isinstance(error, UnavailableError) for error in await asyncio.gather(*many, return_exceptions=True))
 
 
-def test_few_wait_only_a_moment_for_a_crowd_whose_call_takes_long() -> None:
+def test_few_calls_wait_only_briefly_for_a_slow_large_batch() -> None:
     """A batch that waits for a decision, or is repeated until its deadline, must not keep acks until leases end."""
 
     async def go() -> float:
@@ -167,7 +167,7 @@ def test_few_wait_only_a_moment_for_a_crowd_whose_call_takes_long() -> None:
     assert run(go()) <= PACE_SECONDS
 
 
-async def test_one_that_is_refused_fails_only_its_own_caller() -> None:
+async def test_rejected_call_fails_only_its_own_caller() -> None:
     road = Road()
     road.errors["b"] = TopicNotFound("x")
     results = await asyncio.gather(*(road.lane.put(what, FAR) for what in "abc"), return_exceptions=True)
@@ -186,7 +186,7 @@ async def test_batch_that_fails_fails_each_of_its_callers_with_an_error_of_its_o
     assert await road.lane.put("c", FAR) == "done c", "the lane goes on"
 
 
-async def test_call_that_is_cancelled_before_it_is_sent_is_never_sent() -> None:
+async def test_call_cancelled_before_sending_is_never_sent() -> None:
     road = Road()
     road.open.clear()
     first = road.lane.put("a", FAR)
@@ -199,7 +199,7 @@ async def test_call_that_is_cancelled_before_it_is_sent_is_never_sent() -> None:
     assert road.batches == [["a"], ["c"]]
 
 
-async def test_ended_lane_tells_those_who_wait_why() -> None:
+async def test_closed_lane_fails_waiting_calls_with_its_error() -> None:
     road = Road()
     road.open.clear()
     road.lane.put("a", FAR).cancel()
@@ -211,7 +211,7 @@ async def test_ended_lane_tells_those_who_wait_why() -> None:
     assert road.batches == []
 
 
-def test_each_call_is_given_up_at_its_own_deadline_though_its_batch_goes_on() -> None:
+def test_each_call_ends_at_its_own_deadline_while_its_batch_continues() -> None:
     async def go() -> list[tuple[float, str]]:
         road, told = Road(), []
         road.open.clear()

@@ -57,7 +57,7 @@ def test_client_is_made_without_connecting_and_without_a_loop() -> None:
     ],
 )
 @pytest.mark.parametrize("make", [heapline.connect, heapline.connect_sync])
-def test_bad_arguments_are_refused_at_once(make: Any, options: dict[str, Any], says: str) -> None:
+def test_bad_arguments_are_rejected_immediately(make: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         make(**options)
 
@@ -88,7 +88,7 @@ def test_what_is_given_goes_before_the_environment(monkeypatch: pytest.MonkeyPat
         connect_from_env(key_file=tmp_path / "no key")
 
 
-def test_key_of_a_server_on_this_machine_is_found_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_key_of_a_local_server_is_found_automatically(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert settings(connect_from_env()) == (("localhost:7400",), None), "there is none"
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "admin.key").write_text("hl_admin\n")
@@ -168,7 +168,7 @@ def test_loopback_is_known_by_its_address(target: str, local: bool) -> None:
     assert is_loopback(target) is local
 
 
-def test_bad_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bad_environment_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEAPLINE_API_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(BadRequest, match="HEAPLINE_API_KEY_FILE cannot be read: No such file"):
         connect_from_env()
@@ -207,7 +207,7 @@ def test_names_of_the_client_load_no_grpc_until_one_is_made() -> None:
 # -- where it may be used ----------------------------------------------------------------------------------------------
 
 
-async def test_server_that_is_not_there_is_told_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_server_is_reported_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     # No try begins shortly before the deadline: one that is not refused in time would rightly be told as in doubt.
     monkeypatch.setattr("heapline.client.wrappers.retrying.pauses", lambda: itertools.repeat(60.0))
     says = "s: could not connect to 127.0.0.1:1, so nothing changed; check that `heapline serve` is running there"
@@ -280,7 +280,7 @@ async def test_closed_client_says_so_and_may_be_closed_twice() -> None:
             await call()
 
 
-async def test_what_waits_when_a_client_closes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_wait_when_a_client_closes_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.client.lease_return.CLOSE_SECONDS", 0.05)
     hl = heapline.connect("127.0.0.1:1", deadline=60)
     waiting = [asyncio.ensure_future(hl.enqueue("jobs", b"%d" % i)) for i in range(3)]

@@ -106,7 +106,7 @@ async def test_messages_come_in_order_and_acking_ends_them(hl: Fragile) -> None:
 
 
 @simulated
-async def test_for_a_crowd_nothing_is_fetched_ahead(hl: Fragile) -> None:
+async def test_nothing_is_prefetched_with_many_consumers(hl: Fragile) -> None:
     await put(hl, 100)
     async with consume(hl, "jobs", prefetch=1) as messages:
         held = await asyncio.gather(*(anext(messages) for _ in range(40)))
@@ -141,7 +141,7 @@ async def test_default_fetches_but_one_ahead_so_that_what_is_urgent_waits_behind
 
 
 @simulated
-async def test_what_was_not_started_goes_back_at_once_and_counts_no_attempt(hl: Fragile) -> None:
+async def test_unstarted_messages_are_released_immediately_without_an_attempt(hl: Fragile) -> None:
     await put(hl, 5)
     messages = consume(hl, "jobs", prefetch=3)
     first = await anext(messages)
@@ -195,7 +195,7 @@ async def test_leases_of_prefetched_and_handled_messages_are_extended_for_a_day(
 
 
 @simulated
-async def test_topic_says_how_long_a_lease_is_when_nobody_does(hl: Fragile) -> None:
+async def test_lease_length_defaults_to_the_topics_visibility(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs") as messages:
         message = await anext(messages)
@@ -205,7 +205,7 @@ async def test_topic_says_how_long_a_lease_is_when_nobody_does(hl: Fragile) -> N
 
 
 @simulated
-async def test_message_that_nobody_holds_any_more_is_not_extended_for_ever(hl: Fragile) -> None:
+async def test_lease_of_a_discarded_message_is_not_extended_forever(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
         await anext(messages)  # and dropped
@@ -217,7 +217,7 @@ async def test_message_that_nobody_holds_any_more_is_not_extended_for_ever(hl: F
 
 
 @simulated
-async def test_message_that_is_done_is_not_extended(hl: Fragile) -> None:
+async def test_settled_message_is_not_extended(hl: Fragile) -> None:
     await put(hl, 4)
     async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
         kept = [await anext(messages) for _ in range(4)]
@@ -299,7 +299,7 @@ async def test_error_that_does_not_pass_ends_it_for_all(hl: Fragile) -> None:
 
 
 @simulated
-async def test_topic_that_is_not_there_is_told(hl: Fragile) -> None:
+async def test_missing_topic_raises_not_found(hl: Fragile) -> None:
     with pytest.raises(TopicNotFound):
         async for _ in consume(hl, "nowhere"):
             pass
@@ -328,7 +328,7 @@ async def test_several_coroutines_share_one_consumption(hl: Fragile) -> None:
 
 
 @simulated
-async def test_asker_that_is_cancelled_leaves_its_message_to_another(hl: Fragile) -> None:
+async def test_cancelled_consumer_leaves_its_message_to_another(hl: Fragile) -> None:
     async with consume(hl, "jobs", prefetch=0) as messages:
         for steps in range(30):
             asking = [asyncio.ensure_future(anext(messages)) for _ in range(2)]
@@ -369,7 +369,7 @@ def test_consume_is_public() -> None:
 
 
 @simulated
-async def test_message_that_comes_again_is_kept_though_the_lost_lease_of_it_is_answered_for(hl: Fragile) -> None:
+async def test_redelivered_message_is_kept_when_its_lost_lease_is_settled(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
         old = await anext(messages)
@@ -401,7 +401,7 @@ async def test_message_that_came_again_is_handed_out_once_and_with_the_lease_tha
 
 
 @simulated
-async def test_close_that_is_cancelled_still_gives_back_and_ends(hl: Fragile) -> None:
+async def test_cancelled_close_still_releases_and_ends(hl: Fragile) -> None:
     for steps in range(1, 12, 2):
         await put(hl, 3)
         messages = consume(hl, "jobs", prefetch=2, visibility=30)
@@ -426,7 +426,7 @@ async def test_fault_of_our_own_ends_the_iteration_and_is_not_waited_out(hl: Fra
             await anext(messages)
 
 
-def test_consumption_left_open_in_a_loop_that_is_gone_does_not_disturb_the_next_close() -> None:
+def test_consumer_of_a_closed_loop_does_not_affect_the_next_close() -> None:
     kept = []
 
     async def leave(clock: FakeClock) -> None:
@@ -460,7 +460,7 @@ def test_consumption_left_open_in_a_loop_that_is_gone_does_not_disturb_the_next_
 
 
 @simulated
-async def test_item_that_is_settled_in_its_block_is_left_alone(hl: Fragile) -> None:
+async def test_item_settled_in_its_block_is_not_settled_again(hl: Fragile) -> None:
     await put(hl, 3)
     async with consume(hl, "jobs", prefetch=0) as consumer:
         async with consumer.item() as message:
@@ -498,7 +498,7 @@ async def test_error_of_a_block_after_its_message_was_settled_changes_nothing(hl
 
 
 @simulated
-async def test_item_that_is_not_settled_is_released(hl: Fragile) -> None:
+async def test_unsettled_item_is_released(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs", prefetch=0) as consumer:
         async with consumer.item() as message:

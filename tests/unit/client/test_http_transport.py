@@ -41,7 +41,7 @@ def test_numbers_too_large_for_javascript_are_strings_in_the_facts() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("content", [b"", b"<html>proxy</html>", b"[1]", b'{"a": 1}', b"\xff"])
-def test_answer_of_a_proxy_is_told_by_its_status(status: int, kind: type[Exception], content: bytes) -> None:
+def test_response_of_a_proxy_is_reported_with_its_status(status: int, kind: type[Exception], content: bytes) -> None:
     assert type(heapline_error(status, content)) is kind
 
 

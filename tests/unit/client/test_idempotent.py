@@ -76,7 +76,7 @@ def numbered(server: Server) -> Numbered:
     return Numbered(server)
 
 
-def test_numbers_rise_and_what_was_answered_is_told() -> None:
+def test_sequences_rise_and_answered_below_follows() -> None:
     server = Server()
 
     async def go() -> None:
@@ -104,7 +104,7 @@ def test_numbers_of_a_call_that_failed_are_not_kept_open() -> None:
     assert server.sent == [([0], 0), ([1], 1)]
 
 
-def test_rows_in_doubt_are_sent_again_under_the_same_numbers_and_are_no_duplicates() -> None:
+def test_rows_in_doubt_are_resent_under_the_same_sequences() -> None:
     reloading = Enqueued(0, error=TopicReloading("jobs", "x"))
     server = Server([Enqueued(1), reloading], [Enqueued(1, True), Enqueued(2, True)])
     results = run(numbered(server).send(batch(b"a", b"b"), False, 30.0))
@@ -112,7 +112,7 @@ def test_rows_in_doubt_are_sent_again_under_the_same_numbers_and_are_no_duplicat
     assert server.sent == [([0, 1], 0), ([0, 1], 0)]
 
 
-def test_duplicate_by_its_key_is_told_as_one() -> None:
+def test_duplicate_by_key_is_reported_as_a_duplicate() -> None:
     server = Server([Enqueued(1, True)])
     assert run(numbered(server).send(batch(b"a", idempotency_key="k"), True, 30.0)) == [Enqueued(1, True)]
 
@@ -194,7 +194,7 @@ def test_batches_that_go_together_get_each_its_own_results() -> None:
     assert server.sent == [([0, 1, 2], 0)]
 
 
-def test_batch_that_is_refused_takes_no_other_with_it() -> None:
+def test_rejected_batch_fails_no_other() -> None:
     refused = PayloadTooLarge(5, 1, "jobs")
     server = Server(refused, None, refused)
     good, bad = run(numbered(server).send_joined([batch(b"a"), batch(b"b")], 30.0))
@@ -228,7 +228,7 @@ def test_refused_batches_that_may_have_gone_in_go_again_under_their_own_numbers(
     assert len(set(server.names)) == 1
 
 
-def test_piece_that_fails_is_told_of_its_own_messages_and_not_of_those_that_went_in(
+def test_failed_part_of_a_batch_reports_only_its_own_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("heapline.client.wrappers.idempotent.BATCH_BYTES", 10)

@@ -160,7 +160,9 @@ async def test_topics_are_opened_together(engine: Engine, hl: MemoryBroker) -> N
         ({"session": None}, "a SQLAlchemy session or connection, not NoneType"),
     ],
 )
-def test_what_no_topic_takes_is_refused_at_once(engine: Engine, given: dict[str, Any], said: str) -> None:
+def test_message_that_no_topic_accepts_is_rejected_immediately(
+    engine: Engine, given: dict[str, Any], said: str
+) -> None:
     with Session(engine) as session:
         arguments = {"session": session, "topic": "jobs", "payload": b"x", **given}
         with pytest.raises(heapline.RequestError, match=said):
@@ -203,7 +205,7 @@ async def test_batches_are_bounded_by_bytes(engine: Engine, hl: MemoryBroker) ->
     assert len(payloads(hl)) == 5
 
 
-async def test_rows_of_a_missing_topic_wait_and_keep_nobody_else(engine: Engine, hl: MemoryBroker) -> None:
+async def test_rows_of_a_missing_topic_wait_without_blocking_others(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, b"early", topic="later")
     write(engine, b"x")
     async with OutboxRelay(engine, hl, batch_rows=1) as relay:
@@ -231,7 +233,7 @@ async def test_row_that_its_topic_refuses_stays_with_the_reason_and_the_others_g
     assert all("PayloadTooLarge" in error for error in errors)
 
 
-async def test_row_that_is_no_message_keeps_nobody_else_waiting(engine: Engine, hl: MemoryBroker) -> None:
+async def test_invalid_row_does_not_block_others(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, b"1", b"2", b"3")
     with engine.begin() as connection:  # by other hands than `enqueue`
         connection.execute(update(OUTBOX).where(OUTBOX.c.id == 2).values(headers="{no json"))
@@ -245,7 +247,7 @@ async def test_row_that_is_no_message_keeps_nobody_else_waiting(engine: Engine, 
     assert "this row is not a message (JSONDecodeError); use outbox.enqueue" in row.error
 
 
-async def test_run_goes_on_until_it_is_stopped(engine: Engine, hl: MemoryBroker) -> None:
+async def test_run_continues_until_it_is_stopped(engine: Engine, hl: MemoryBroker) -> None:
     async with OutboxRelay(engine, hl, poll=60) as relay:
         running = asyncio.ensure_future(relay.run())
         write(engine, b"x")

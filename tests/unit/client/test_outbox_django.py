@@ -162,7 +162,7 @@ def test_tables_are_those_of_sqlalchemy() -> None:
             assert columns == {column.name for column in table.columns}
 
 
-def test_bad_message_is_refused_at_once() -> None:
+def test_bad_message_is_rejected_immediately() -> None:
     with pytest.raises(heapline.BadRequest, match="payload must be bytes"):
         enqueue("jobs", "text")  # type: ignore[arg-type]
     assert left() == 0

@@ -75,7 +75,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_first_fetch_waits_for_the_server_and_opens_with_all_that_was_asked() -> None:
+async def test_first_fetch_opens_the_stream_with_all_arguments() -> None:
     server = Server()
     member = await opened(server)
     (first,) = server.opened
@@ -110,7 +110,7 @@ async def test_few_more_rows_are_not_worth_a_message() -> None:
     await member.stop_pushing()
 
 
-async def test_no_more_rows_are_handed_out_than_were_asked_for() -> None:
+async def test_no_more_rows_are_returned_than_requested() -> None:
     server = Server()
     member = await opened(server)
     server.say(batch(0, 0, [b"a"] * 4), batch(1, 0, [b"b"] * 4))
@@ -149,7 +149,7 @@ async def test_rows_that_arrived_are_handed_out_before_the_error_that_ends_it() 
             await fetch(member)
 
 
-async def test_what_is_refused_is_told_by_the_first_fetch() -> None:
+async def test_first_fetch_raises_the_servers_rejection() -> None:
     server = Server()
     member = PushedMember(server)
     server.fail(MemberReplaced("jobs", "g", "m"))
@@ -166,7 +166,7 @@ async def test_leaving_ends_the_stream_first() -> None:
     assert len(server.said) == 1
 
 
-async def test_rows_are_as_old_as_their_arrival_and_not_as_their_being_asked_for() -> None:
+async def test_age_of_rows_counts_from_their_arrival() -> None:
     server = Server()
     member = await opened(server)
     server.say(batch(0, 0, [b"a"]))
@@ -176,7 +176,7 @@ async def test_rows_are_as_old_as_their_arrival_and_not_as_their_being_asked_for
     await member.stop_pushing()
 
 
-async def test_who_waits_for_rows_hears_at_once_that_the_client_was_closed() -> None:
+async def test_waiting_fetch_raises_when_the_client_is_closed() -> None:
     server = Server()
     member = await opened(server)
     waiting = asyncio.ensure_future(fetch(member, wait=60.0))
@@ -186,7 +186,7 @@ async def test_who_waits_for_rows_hears_at_once_that_the_client_was_closed() -> 
         await waiting
 
 
-async def test_member_that_stopped_begins_anew() -> None:
+async def test_stopped_member_begins_a_new_session() -> None:
     server = Server()
     member = await opened(server)
     await member.stop_pushing()

@@ -122,7 +122,7 @@ def test_pauses_double_up_to_the_longest_and_are_never_quite_the_same() -> None:
 
 
 @pytest.mark.parametrize("error", [UnavailableError("x"), TopicReloading("jobs", "x"), Closed(), unreached()])
-def test_what_passes_by_itself_is_repeated(error: HeaplineError) -> None:
+def test_transient_errors_are_retried(error: HeaplineError) -> None:
     world = World(error, error)
     answer, doubt = run(world.retrying._try_until_deadline(ACK, HERE))
     assert answer == "answer"
@@ -138,7 +138,7 @@ def test_what_passes_by_itself_is_repeated(error: HeaplineError) -> None:
     ],
     ids=lambda e: type(e).__name__,
 )  # fmt: skip
-def test_what_is_an_answer_is_raised_at_once(error: HeaplineError) -> None:
+def test_final_errors_are_raised_immediately(error: HeaplineError) -> None:
     world = World(error)
     with pytest.raises(type(error)) as caught:
         run(world.do(ACK))
@@ -189,7 +189,7 @@ def test_endpoints_take_turns_when_one_fails_and_a_channel_that_failed_is_closed
     assert [c.closed for c in world.channels] == [True, True, True, False]
 
 
-def test_topic_that_reloads_is_no_reason_to_leave_a_server() -> None:
+def test_reloading_topic_does_not_change_the_endpoint() -> None:
     world = World(TopicReloading("jobs", "x"), endpoints=("a:1", "b:1"))
     run(world.do(STATS))
     assert world.places == ["a:1", "a:1"]
@@ -222,7 +222,7 @@ def test_deadline_in_doubt_says_that_it_may_have_been_done() -> None:
     assert caught.value.reached
 
 
-def test_call_that_nobody_answers_is_given_up() -> None:
+def test_unanswered_call_ends_at_its_deadline() -> None:
     with pytest.raises(DeadlineExceeded, match="failed after 30 s: it was sent and no response arrived"):
         run(World(DeadlineExceeded("Stats")).do(STATS))
 
@@ -270,7 +270,7 @@ def test_closed_client_repeats_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [unreached(), UnavailableError("reset"), Closed()], ids=str)
-def test_call_under_way_when_the_client_closes_says_that_it_was_closed_however_its_connection_ends(
+def test_call_in_progress_raises_closed_when_the_client_closes(
     error: HeaplineError,
 ) -> None:
     world = World(error)
@@ -330,7 +330,7 @@ def test_repeated_ack_is_reported_as_it_is() -> None:
     assert run(World(CUT, Settled([1])).do(ACK)) == Settled([1])
 
 
-def test_repeated_bury_has_lost_only_messages_that_are_not_dead() -> None:
+def test_repeated_bury_reports_only_messages_that_did_not_die() -> None:
     dead, ready = MessageInfo(**INFO, state="dead"), MessageInfo(**INFO, state="ready")
     bury = Bury("jobs", LEASES)
     assert run(World(CUT, Settled([1, 2]), dead, ready).do(bury)) == Settled([2])
@@ -377,7 +377,7 @@ def test_leases_of_a_repeated_pop_are_renewed_and_those_that_expired_are_left_ou
 
 
 @pytest.mark.parametrize("named", [None, "mine"])
-def test_cancelled_pop_is_repeated_and_what_it_leased_released_unless_the_caller_can_repeat_it(
+def test_leases_of_a_cancelled_pop_are_released_unless_repeatable(
     named: str | None,
 ) -> None:
     world = World()

@@ -51,7 +51,7 @@ def made() -> SyncClient:
     return heapline.connect_sync("localhost:1", deadline=30)
 
 
-def test_client_with_another_deadline_runs_where_the_client_runs_whichever_is_used_first(wire: Wire) -> None:
+def test_client_with_another_deadline_shares_the_clients_loop(wire: Wire) -> None:
     with made() as hl:
         quick = hl.within(2)
         quick.list_topics()
@@ -63,7 +63,7 @@ def test_client_with_another_deadline_runs_where_the_client_runs_whichever_is_us
         quick.list_topics()
 
 
-def test_thread_that_waits_for_an_answer_is_told_when_another_closes_the_client(wire: Wire) -> None:
+def test_waiting_thread_raises_when_another_closes_the_client(wire: Wire) -> None:
     wire.silent = True
     hl = made()
     told: list[Exception] = []
@@ -82,7 +82,7 @@ def test_thread_that_waits_for_an_answer_is_told_when_another_closes_the_client(
     assert [type(error) for error in told] == [Closed]
 
 
-def test_closed_client_is_good_again_when_it_is_entered_anew(wire: Wire) -> None:
+def test_closed_client_can_be_entered_again(wire: Wire) -> None:
     hl = made()
     for _ in range(2):
         with hl:

@@ -68,7 +68,7 @@ def keep_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("stop_at", range(1, 8))
-async def test_what_is_kept_covers_all_that_is_done_and_nothing_else(stop_at: int, batches: bool) -> None:
+async def test_checkpoint_covers_exactly_the_finished_rows(stop_at: int, batches: bool) -> None:
     reader = Reader()
     await reader.read(stop_at, batches)
     last = reader.kept[-1] if reader.kept else {}
@@ -78,7 +78,7 @@ async def test_what_is_kept_covers_all_that_is_done_and_nothing_else(stop_at: in
         assert last == {0: 20, 1: 30}, "at the end it stands behind what was left out too"
 
 
-async def test_what_goes_wrong_first_is_told_and_not_that_the_place_could_not_be_kept() -> None:
+async def test_first_error_is_raised_instead_of_the_failed_checkpoint() -> None:
     async def broken() -> AsyncIterator[ReplayStep]:
         yield step([batch(0, 1)], {0: 2}, ENDS)
         raise heapline.UnavailableError("the stream broke")

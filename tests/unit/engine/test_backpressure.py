@@ -46,7 +46,7 @@ async def test_enqueue_that_waits_too_long_is_refused_with_the_limit() -> None:
         assert (await rig.hl.stats("jobs")).ready == len(taken)
 
 
-async def test_acks_and_pops_go_on_while_enqueues_wait() -> None:
+async def test_acks_and_pops_continue_while_enqueues_wait() -> None:
     async with opened(uncommitted_bytes_max=100_000, uncommitted_wait=60.0) as rig:
         await rig.hl.enqueue("jobs", b"old")
         (held,) = await rig.hl.pop("jobs")
@@ -62,7 +62,7 @@ async def test_acks_and_pops_go_on_while_enqueues_wait() -> None:
         await asyncio.gather(acks, *tasks)
 
 
-async def test_enqueue_cancelled_while_it_waits_for_room_leaves_nothing_behind() -> None:
+async def test_enqueue_cancelled_while_waiting_for_space_leaves_nothing() -> None:
     async with opened(uncommitted_bytes_max=100_000, uncommitted_wait=60.0) as rig:
         rig.io.hold = {"commit"}
         tasks = []

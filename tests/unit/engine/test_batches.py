@@ -163,7 +163,7 @@ def test_crash_while_a_crash_is_being_recovered_changes_nothing(steps_of_open: i
         world.judge()
 
 
-def test_crash_between_the_topics_of_a_prepare_leaves_a_part_that_is_completed_by_repeating_it() -> None:
+def test_prepare_interrupted_between_topics_is_completed_by_repeating_it() -> None:
     partial = 0
     for seed in range(24):
         world = Crashing(seed)
@@ -256,7 +256,7 @@ async def test_concurrent_commits_and_aborts_agree() -> None:
                 assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
 
 
-async def test_commit_goes_on_when_its_caller_is_cancelled() -> None:
+async def test_commit_continues_when_its_caller_is_cancelled() -> None:
     async with opened() as rig:
         await rig.hl.commit_batch("first", [])
         await rig.topic("b")
@@ -288,7 +288,7 @@ async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_l
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
-async def test_topic_that_is_being_reopened_carries_the_commit_out_before_it_serves() -> None:
+async def test_reopened_topic_applies_the_commit_before_it_serves() -> None:
     async with opened() as rig:
         await rig.topic("b")
         await rig.hl.commit_batch("first", [])
@@ -335,7 +335,7 @@ async def test_broker_can_be_closed_while_a_batch_is_being_committed() -> None:
 # -- failed writes -----------------------------------------------------------------------------------------------------
 
 
-async def test_topic_whose_record_of_the_commit_fails_carries_it_out_when_it_is_loaded_again() -> None:
+async def test_failed_commit_record_is_applied_when_the_topic_is_reloaded() -> None:
     async with opened() as rig:
         await rig.topic("b")
         await rig.hl.commit_batch("first", [])
@@ -401,7 +401,7 @@ async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "enqueue", lose_the_answer.__get__(system))
 
 
-async def test_decision_in_doubt_that_is_durable_is_found_and_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_durable_decision_in_doubt_is_found_and_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await unsure(rig, monkeypatch)
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
@@ -412,7 +412,7 @@ async def test_decision_in_doubt_that_is_durable_is_found_and_carried_out(monkey
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
-async def test_all_decisions_that_were_in_doubt_are_carried_out_also_when_the_one_who_found_them_goes(
+async def test_all_decisions_in_doubt_are_applied_even_if_the_caller_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened() as rig:
@@ -456,7 +456,7 @@ async def test_abort_after_a_commit_in_doubt_finds_out_first(monkeypatch: pytest
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
-async def test_part_in_a_topic_that_is_being_loaded_is_not_called_unknown() -> None:
+async def test_part_in_a_loading_topic_is_not_reported_as_unknown() -> None:
     async with opened() as rig:
         await rig.topic("b")
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="b")

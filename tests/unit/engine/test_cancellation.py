@@ -53,7 +53,7 @@ async def test_pop_cancelled_as_its_answer_arrives_gives_the_message_back() -> N
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_pop_cancelled_as_it_is_told_that_there_is_nothing_leaves_the_topic_as_it_was(partitions: int) -> None:
+async def test_pop_cancelled_with_an_empty_result_changes_nothing(partitions: int) -> None:
     async with opened() as rig:
         await rig.topic("many", partitions=partitions)
         await rig.hl.enqueue("jobs", b"x")
@@ -70,7 +70,7 @@ async def test_pop_cancelled_as_it_is_told_that_there_is_nothing_leaves_the_topi
         assert await rig.hl.pop("many") == []
 
 
-async def test_waiting_pop_that_is_cancelled_is_forgotten() -> None:
+async def test_cancelled_waiting_pop_is_forgotten() -> None:
     async with opened() as rig:
         pops = [asyncio.create_task(rig.hl.pop("jobs", wait=60)) for _ in range(3)]
         await settle()
@@ -92,7 +92,7 @@ async def test_pop_given_up_by_a_timeout_of_the_callers_own() -> None:
         assert len(await rig.hl.pop("jobs")) == 1
 
 
-async def test_enqueue_that_is_cancelled_is_there_or_not_but_the_topic_goes_on() -> None:
+async def test_cancelled_enqueue_is_stored_or_not_and_the_topic_continues() -> None:
     async with opened() as rig:
         rig.io.hold = {"commit"}
         call = asyncio.create_task(rig.hl.enqueue("jobs", b"x"))
@@ -104,7 +104,7 @@ async def test_enqueue_that_is_cancelled_is_there_or_not_but_the_topic_goes_on()
         assert (await rig.hl.stats("jobs")).ready == 2
 
 
-async def test_ack_that_is_cancelled_is_recorded_all_the_same() -> None:
+async def test_cancelled_ack_is_still_recorded() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         (m,) = await rig.hl.pop("jobs")
@@ -118,7 +118,7 @@ async def test_ack_that_is_cancelled_is_recorded_all_the_same() -> None:
         await m.ack()  # repeated, for its answer was lost
 
 
-def test_cancelled_pop_does_not_take_back_leases_that_were_handed_to_its_repetition() -> None:
+def test_cancelled_pop_does_not_release_leases_of_its_repetition() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         await hl.enqueue("jobs", b"x")

@@ -89,7 +89,7 @@ async def test_pop_that_waits_for_the_rate_does_not_wait_for_what_is_too_fresh_e
 
 @pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("blocker", ["rate", "pause"])
-async def test_freshness_counts_from_when_a_message_came_although_nobody_could_be_served(blocker: str) -> None:
+async def test_freshness_counts_from_arrival_even_while_nothing_is_served(blocker: str) -> None:
     async with with_topic(min_freshness=1.0, max_pops_per_second=0.5) as (rig, hl):
         await hl.enqueue("jobs", b"one", priority=1)
         rig.clock.advance(1)
@@ -117,7 +117,7 @@ async def test_pops_that_take_fewer_than_they_ask_for_still_serve_all_partitions
 
 
 @pytest.mark.usefixtures("placed")
-async def test_turns_are_not_spent_on_messages_that_are_held_back() -> None:
+async def test_turns_are_not_spent_on_blocked_messages() -> None:
     async with with_topic(partitions=2, strategy="round_robin", fairness="keys", max_inflight_per_key=1) as (_, hl):
         await hl.enqueue_batch("jobs", [Outgoing(b"held back", fairness_key="k0")] * 9)
         await hl.enqueue_batch("jobs", [Outgoing(b"free", key="x1")] * 9)

@@ -47,7 +47,7 @@ async def test_state_that_does_not_replay_refuses_its_topic_and_no_other(monkeyp
         assert (await rig.hl.stats("other")).ready == 0
 
 
-async def test_topics_newer_than_a_catalog_that_was_put_back_are_not_swept() -> None:
+async def test_topics_newer_than_a_restored_catalog_are_not_deleted() -> None:
     async with opened() as rig:
         old = rig.disk.read_file("/data/catalog.json")
         await rig.topic("newer")
@@ -74,7 +74,7 @@ async def test_folder_of_a_deleted_topic_is_swept() -> None:
         assert not rig.disk.exists(leftover)
 
 
-async def test_time_goes_on_while_nobody_is_here_although_the_clock_was_once_ahead() -> None:
+async def test_time_passes_while_closed_even_if_the_clock_was_ahead() -> None:
     async with opened() as rig:
         rig.clock.jump_wall(86_400)
         await rig.reopen()

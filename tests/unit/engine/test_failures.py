@@ -20,7 +20,7 @@ async def serving(rig: Rig, topic: str = "jobs") -> None:
 
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwritev"])
-async def test_failed_commit_answers_nobody_and_the_topic_reloads(operation: str) -> None:
+async def test_failed_commit_acknowledges_no_call_and_reloads_the_topic(operation: str) -> None:
     async with opened() as rig:
         kept = await rig.hl.enqueue("jobs", b"kept")
         rig.disk.inject(operation, errno.EIO, path=SEGMENT)
@@ -48,7 +48,7 @@ async def test_retry_with_the_same_key_after_a_failure_makes_one_message() -> No
         assert (await rig.hl.stats("jobs")).ready == 1
 
 
-async def test_calls_during_the_reload_are_told_to_retry() -> None:
+async def test_calls_during_the_reload_raise_topic_reloading() -> None:
     async with opened() as rig:
         rig.io.hold = {"load"}
         rig.disk.inject("fdatasync", path=SEGMENT)
@@ -86,7 +86,7 @@ async def test_lease_whose_commit_failed_was_never_given() -> None:
         assert stats.ready + stats.leased == 1
 
 
-async def test_other_topics_go_on() -> None:
+async def test_other_topics_continue_during_a_reload() -> None:
     async with opened() as rig:
         await rig.topic("other")
         rig.io.hold = {"load"}
@@ -109,7 +109,7 @@ async def test_reload_is_tried_again_until_the_disk_can_be_read(monkeypatch: pyt
         assert b"kept" in {m.payload for m in await rig.hl.pop("jobs", 5)}
 
 
-async def test_corruption_found_by_a_reload_is_told_and_nothing_is_served() -> None:
+async def test_corruption_found_by_a_reload_is_raised_and_nothing_served() -> None:
     async with opened() as rig:
         for i in range(50):
             await rig.hl.enqueue("jobs", b"%d" % i * 100)
@@ -155,7 +155,7 @@ async def test_bug_in_a_turn_reloads_the_topic_instead_of_hanging() -> None:
         assert stats.ready + stats.leased >= 1
 
 
-async def test_totals_go_on_over_a_reload() -> None:
+async def test_totals_continue_across_a_reload() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * 3)
         await rig.hl.enqueue("jobs", b"y", idempotency_key="k")
@@ -171,7 +171,7 @@ async def test_totals_go_on_over_a_reload() -> None:
         assert all(getattr(after, name) >= getattr(before, name) > 0 for name in names)
 
 
-async def test_record_that_rotted_is_not_delivered_but_set_aside_and_told() -> None:
+async def test_corrupt_record_is_set_aside_and_reported() -> None:
     async with opened(cache_bytes=0) as rig:
         ids = [(await rig.hl.enqueue("jobs", bytes([65 + i]) * 2000)).id for i in range(5)]
         hl = await rig.reopen()
@@ -203,7 +203,7 @@ async def test_records_that_cannot_be_read_now_are_given_back() -> None:
         assert (stats.leased, stats.ready) == (len(delivered), 0)
 
 
-async def test_close_while_a_failed_write_is_not_yet_told_of_ends_in_order() -> None:
+async def test_close_during_an_unreported_failed_write_ends_cleanly() -> None:
     """The thread knows that the write failed before the loop does; closing may begin in between."""
     async with opened() as rig:
         rig.io.hold = {"commit"}

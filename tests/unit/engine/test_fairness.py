@@ -63,9 +63,7 @@ async def serve_all(world: EmbeddedWorld, rng: random.Random, limit: int, expect
 
 @pytest.mark.usefixtures("scattered")
 @pytest.mark.parametrize("seed", range(3))
-async def test_limit_holds_and_nothing_is_left_behind_where_a_key_lies_in_many_partitions(
-    tmp_path: Any, seed: int
-) -> None:
+async def test_key_limit_holds_across_partitions_without_leftovers(tmp_path: Any, seed: int) -> None:
     rng = random.Random(seed)
     world = EmbeddedWorld(tmp_path)
     await world.start()
@@ -117,7 +115,7 @@ async def test_limit_and_rate_hold_after_a_failed_write() -> None:
     await hl.close()
 
 
-async def test_pop_that_waits_for_the_rate_wakes_by_itself(tmp_path: Any) -> None:
+async def test_pop_waiting_for_the_rate_wakes_automatically(tmp_path: Any) -> None:
     """Nobody else asks for anything: the runner must have planned to look again."""
     clock = FakeClock()
     async with EmbeddedBroker(str(tmp_path / "data"), clock=clock) as hl:

@@ -44,7 +44,7 @@ async def test_relaxed_policy_answers_without_a_sync_and_says_so(policy: str) ->
         assert "may be lost" in (await rig.hl.stats("loose")).durability
 
 
-async def test_interval_syncs_by_itself() -> None:
+async def test_interval_policy_syncs_automatically() -> None:
     async with opened() as rig:
         await rig.topic("timed", fsync="interval", fsync_interval=0.005)
         await rig.hl.enqueue("timed", b"kept")
@@ -56,7 +56,7 @@ async def test_interval_syncs_by_itself() -> None:
         await hl.close()
 
 
-async def test_relaxed_topic_that_is_closed_well_loses_nothing() -> None:
+async def test_cleanly_closed_relaxed_topic_loses_nothing() -> None:
     async with opened() as rig:
         await rig.topic("loose", fsync="os")
         await rig.hl.enqueue("loose", b"x")
@@ -67,7 +67,7 @@ async def test_relaxed_topic_that_is_closed_well_loses_nothing() -> None:
         await hl.close()
 
 
-async def test_policy_of_a_live_topic_can_be_changed_and_holds_at_once() -> None:
+async def test_policy_change_of_a_live_topic_takes_effect_immediately() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         (held,) = await rig.hl.pop("jobs")
@@ -118,7 +118,7 @@ def test_snapshot_under_a_relaxed_policy_is_never_ahead_of_its_journal(policy: s
     held_io.play(scene)
 
 
-def test_syncing_at_intervals_goes_on_after_a_failed_sync() -> None:
+def test_interval_policy_continues_after_a_failed_sync() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened(fsync="interval", fsync_interval=0.05)
         await hl.enqueue("jobs", b"x")

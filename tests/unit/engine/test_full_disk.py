@@ -56,7 +56,7 @@ async def test_full_disk_loses_nothing_over_a_restart() -> None:
         assert len(await hl.pop("jobs", 1000, max_bytes=1 << 40)) == count - 5
 
 
-async def test_batch_that_is_not_atomic_tells_row_by_row_what_a_full_disk_did_not_take() -> None:
+async def test_non_atomic_batch_reports_each_row_a_full_disk_rejected() -> None:
     async with opened(FakeDisk(capacity=10 * MiB), spare_segment_bytes=MiB) as rig:
         results = await rig.hl.enqueue_batch("jobs", [heapline.Outgoing(b"x" * 50_000)] * 400, atomic=False)
         taken = [r for r in results if r.error is None]

@@ -46,7 +46,7 @@ async def check(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["live", "journal", "snapshot", "between"])
-async def test_what_is_kept_for_groups_is_what_the_journal_tells(how: str) -> None:
+async def test_group_index_equals_the_stream_in_the_journal(how: str) -> None:
     async with opened() as rig:
         await make_group(rig.runner())
         await everything(rig)

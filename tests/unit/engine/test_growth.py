@@ -404,7 +404,7 @@ async def test_part_that_the_topic_outgrew_on_its_way_is_refused_not_broken() ->
 
 
 @pytest.mark.parametrize("restart", ["none", "snapshot", "journal"])
-async def test_key_that_a_batch_brings_to_a_former_place_is_found_there_for_its_whole_window(restart: str) -> None:
+async def test_key_in_an_old_partition_is_found_for_its_whole_window(restart: str) -> None:
     """The second attempt's keys go where the first one's lie in doubt, and expire later than those."""
     rig = Rig()
     hl = await rig.open()

@@ -27,5 +27,5 @@ async def test_calls_of_several_loop_steps_share_a_commit_when_they_gather(tmp_p
     assert await commits_of_ten(tmp_path, gather_steps=50) == 1
 
 
-async def test_calls_are_decided_at_once_when_nothing_gathers(tmp_path: Path) -> None:
+async def test_calls_are_decided_immediately_without_gathering(tmp_path: Path) -> None:
     assert await commits_of_ten(tmp_path, gather_steps=0) > 1

@@ -30,7 +30,7 @@ async def test_pop_of_the_same_holder_is_served_with_what_the_first_left_over() 
         assert count(second) > 0, "the first was stopped by its bytes, so there is room and there are messages"
 
 
-async def test_waiting_pop_gets_as_many_as_it_asked_for_once_its_holder_has_room() -> None:
+async def test_waiting_pop_gets_its_count_once_its_holder_has_free_leases() -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs")
         await hl.enqueue_batch("jobs", [heapline.Outgoing(b"x") for _ in range(9)])

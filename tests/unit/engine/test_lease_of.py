@@ -18,7 +18,7 @@ async def lease_of(hl: Broker, topic: str, message_id: int | str) -> tuple[int, 
     return None if found.token is None else (found.token, found.holder)
 
 
-async def test_it_tells_token_and_holder_of_what_is_leased_and_nothing_else() -> None:
+async def test_lease_of_returns_token_and_holder_only_for_leased_messages() -> None:
     async with opened() as rig:
         ids = [(await rig.hl.enqueue("jobs", b"%d" % i)).id for i in range(4)]
         (first,) = await rig.hl.pop("jobs", holder="a")
@@ -34,7 +34,7 @@ async def test_it_tells_token_and_holder_of_what_is_leased_and_nothing_else() ->
             await lease_of(rig.hl, "nowhere", ids[0])
 
 
-async def test_a_lease_that_was_extended_or_given_anew_is_the_current_one() -> None:
+async def test_lease_of_returns_the_extended_or_new_lease() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         (m,) = await rig.hl.pop("jobs", holder="a")
@@ -46,7 +46,7 @@ async def test_a_lease_that_was_extended_or_given_anew_is_the_current_one() -> N
         assert await lease_of(rig.hl, "jobs", m.id) == (again.token, "b")
 
 
-async def test_a_lease_is_not_told_before_it_is_durable() -> None:
+async def test_lease_of_waits_until_the_lease_is_durable() -> None:
     async with opened() as rig:
         id = (await rig.hl.enqueue("jobs", b"x")).id
         rig.io.hold = {"commit"}
@@ -62,7 +62,7 @@ async def test_a_lease_is_not_told_before_it_is_durable() -> None:
         assert told == (m.token, "a")
 
 
-async def test_the_end_of_a_lease_is_not_told_before_it_is_durable() -> None:
+async def test_lease_of_waits_until_the_end_of_a_lease_is_durable() -> None:
     async with opened() as rig:
         id = (await rig.hl.enqueue("jobs", b"x")).id
         await rig.hl.pop("jobs", holder="a", visibility=1)
@@ -77,7 +77,7 @@ async def test_the_end_of_a_lease_is_not_told_before_it_is_durable() -> None:
         assert await looks[1] is None
 
 
-async def test_a_token_that_a_failed_commit_took_back_was_never_told() -> None:
+async def test_lease_of_never_returns_a_token_of_a_failed_commit() -> None:
     """After the reload the same number may stand for another's lease of the same message: hence the waiting."""
     async with opened() as rig:
         id = (await rig.hl.enqueue("jobs", b"x")).id

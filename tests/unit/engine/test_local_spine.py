@@ -114,7 +114,7 @@ def test_keys_as_large_as_the_largest_number_are_not_taken_for_nothing() -> None
     assert not world.waiting()
 
 
-def test_partitions_that_cannot_give_are_not_looked_into() -> None:
+def test_selection_reads_only_partitions_with_chosen_messages() -> None:
     world = World(200)
     for number in range(200):
         for i in range(20):
@@ -183,7 +183,7 @@ def test_a_changed_strategy_is_followed() -> None:
 # -- freshness ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_best_message_waits_until_it_has_stood_long_enough_and_nothing_worse_goes_before_it() -> None:
+def test_new_best_message_waits_for_freshness_before_worse_ones() -> None:
     world = World(2, min_freshness=0.1)
     world.add(0, 50)
     assert world.choose(5) == []

@@ -37,7 +37,7 @@ async def reclaim(rig: Rig) -> None:
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
-async def test_snapshot_holds_everything_and_calls_go_on_meanwhile() -> None:
+async def test_snapshot_is_complete_and_calls_continue_meanwhile() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(5000)])
         rig.io.hold = {"_write"}
@@ -66,7 +66,7 @@ async def test_snapshot_of_an_unchanged_topic_writes_nothing() -> None:
         assert rig.disk.contents() == before
 
 
-async def test_topic_is_snapshotted_by_itself_after_so_many_bytes() -> None:
+async def test_snapshot_is_written_after_the_configured_bytes() -> None:
     async with opened(reclaim_interval=0.005, snapshot_bytes=100_000) as rig:
         await rig.hl.enqueue("jobs", b"small")
         await asyncio.sleep(0.03)
@@ -75,7 +75,7 @@ async def test_topic_is_snapshotted_by_itself_after_so_many_bytes() -> None:
         await until(lambda: rig.runner().upkeep.snapshots_total == 1)
 
 
-async def test_topic_is_snapshotted_by_itself_after_so_long() -> None:
+async def test_snapshot_is_written_after_the_configured_interval() -> None:
     async with opened(reclaim_interval=0.005, snapshot_interval=600.0) as rig:
         await rig.hl.enqueue("jobs", b"x")
         await asyncio.sleep(0.03)
@@ -101,7 +101,7 @@ async def test_two_snapshots_are_kept_and_a_damaged_one_is_not_used() -> None:
         await hl.close()
 
 
-async def test_failed_snapshot_harms_nobody_and_is_tried_again() -> None:
+async def test_failed_snapshot_is_harmless_and_retried() -> None:
     async with opened(reclaim_interval=0.005, snapshot_bytes=1) as rig:
         rig.disk.inject("create", path="snapshots", times=2)
         await rig.hl.enqueue("jobs", b"x")

@@ -42,7 +42,7 @@ def open_elsewhere(path: Path) -> str:
     return done.stdout
 
 
-async def test_second_process_on_the_directory_is_told_to_run_a_server(tmp_path: Path) -> None:
+async def test_second_process_on_a_directory_is_advised_to_run_a_server(tmp_path: Path) -> None:
     async with heapline.open(tmp_path / "data", spare_segment_bytes=0) as hl:
         said = await asyncio.to_thread(open_elsewhere, tmp_path / "data")
         assert said.startswith("DirectoryLocked")
@@ -95,7 +95,7 @@ def test_setting_of_a_broker_that_makes_no_sense_is_refused(tmp_path: Path, conf
 # -- closed ------------------------------------------------------------------------------------------------------------
 
 
-async def test_every_call_on_a_broker_that_is_not_open_says_so() -> None:
+async def test_every_call_on_an_unopened_broker_says_so() -> None:
     rig = Rig()
     hl = await rig.open()
     await rig.topic()
@@ -112,7 +112,7 @@ async def test_every_call_on_a_broker_that_is_not_open_says_so() -> None:
                 await call(broker)
 
 
-async def test_pop_that_waits_when_the_broker_closes_is_told() -> None:
+async def test_waiting_pop_raises_closed_when_the_broker_closes() -> None:
     rig = Rig()
     hl = await rig.open()
     await rig.topic()

@@ -51,7 +51,7 @@ async def test_longer_window_keeps_it_longer() -> None:
         assert await say(rig, "sdk-1", 0)
 
 
-async def test_producer_that_is_used_in_one_partition_is_kept_in_all() -> None:
+async def test_producer_used_in_one_partition_is_kept_in_all() -> None:
     async with opened(topic={"partitions": 8}) as rig:
         await say(rig, "sdk-1", 0)
         for seq in range(1, 4):
@@ -63,7 +63,7 @@ async def test_producer_that_is_used_in_one_partition_is_kept_in_all() -> None:
         assert epochs(rig, "sdk-1") == [None] * 8
 
 
-async def test_client_that_comes_back_after_days_goes_on_and_is_recognised_again() -> None:
+async def test_client_that_returns_after_days_continues_with_dedup() -> None:
     async with opened() as rig:
         assert not await say(rig, "sdk-1", 0)
         await pass_a_day(rig)

@@ -46,7 +46,7 @@ async def test_moment_is_never_early(hl: Broker) -> None:
     assert datetime.now(UTC) >= moment
 
 
-async def test_lease_that_nobody_acks_comes_back_by_itself_after_its_backoff(hl: Broker) -> None:
+async def test_unacked_lease_is_redelivered_after_its_backoff(hl: Broker) -> None:
     await hl.enqueue("jobs", b"x")
     before = time.monotonic()
     await hl.pop("jobs", visibility=0.03)
@@ -55,7 +55,7 @@ async def test_lease_that_nobody_acks_comes_back_by_itself_after_its_backoff(hl:
     assert time.monotonic() - before >= 0.05 - 0.002  # its deadline is in whole milliseconds
 
 
-async def test_message_expires_by_itself(hl: Broker) -> None:
+async def test_message_expires_automatically(hl: Broker) -> None:
     r = await hl.enqueue("jobs", b"x", ttl=0.03)
     async with asyncio.timeout(LONG):
         while (await hl.get("jobs", r.id)).state != "expired":  # noqa: ASYNC110 - nothing tells the end of it
@@ -63,7 +63,7 @@ async def test_message_expires_by_itself(hl: Broker) -> None:
     assert await hl.pop("jobs") == []
 
 
-async def test_pause_until_ends_by_itself_and_wakes_who_waits(hl: Broker) -> None:
+async def test_pause_until_ends_automatically_and_wakes_waiting_pops(hl: Broker) -> None:
     await hl.enqueue("jobs", b"x")
     until = datetime.now(UTC) + timedelta(seconds=0.05)
     await hl.pause_topic("jobs", until=until)

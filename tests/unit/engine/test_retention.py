@@ -122,7 +122,7 @@ async def test_fired_record_whose_segment_is_dead_but_for_it_stays_until_its_row
         assert len(rig.files(".seg")) <= 2
 
 
-async def test_place_that_was_reached_over_rows_of_no_stream_is_recorded_before_they_go() -> None:
+async def test_offset_past_non_stream_rows_is_recorded_before_they_are_deleted() -> None:
     """Or a crash would put the group below the journal's start, and it would be reset, without its failures."""
     async with opened() as rig:
         hl = rig.hl
@@ -155,7 +155,7 @@ async def test_place_that_was_reached_over_rows_of_no_stream_is_recorded_before_
 
 
 @pytest.mark.parametrize("alive", [True, False])
-async def test_dead_letters_of_a_group_are_moved_forward_and_served_to_nobody_else(alive: bool) -> None:
+async def test_rewritten_group_dead_letters_are_served_only_to_their_group(alive: bool) -> None:
     async with opened() as rig:
         hl = rig.hl
         await hl.create_group("jobs", "g", max_retries=0)
@@ -218,7 +218,7 @@ async def test_retention_by_size_keeps_history_until_the_journal_is_larger(reten
         assert (len(rig.files(".seg")) <= 2) == bool(retention), "or the age, where there is one"
 
 
-async def test_retention_keeps_the_record_of_what_fired_for_a_group_that_is_made_later() -> None:
+async def test_retention_keeps_fired_rows_for_a_group_created_later() -> None:
     async with opened(topic={"retention": DAY}, rewrite_below=0.0) as rig:
         await rig.hl.enqueue("jobs", b"later", delay=2 * DAY, priority=-200)
         await churn(rig)
@@ -235,7 +235,7 @@ async def test_retention_keeps_the_record_of_what_fired_for_a_group_that_is_made
 
 
 @pytest.mark.parametrize("limit", [{"retention_hard_bytes": 4 << 20}, {"retention_hard_age": 3600.0}])
-async def test_past_a_hard_limit_even_what_groups_have_not_read_goes_and_they_go_on_behind_it(
+async def test_hard_limit_deletes_unread_rows_and_groups_continue_after_them(
     limit: dict[str, Any],
 ) -> None:
     async with opened(topic=limit) as rig:

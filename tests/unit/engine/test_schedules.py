@@ -171,7 +171,7 @@ async def _refused(*args: Any) -> None:
 # -- in time -----------------------------------------------------------------------------------------------------------
 
 
-async def test_schedule_fires_at_its_times_and_tells_the_next() -> None:
+async def test_schedule_fires_on_time_and_shows_the_next_firing() -> None:
     async with opened() as rig:
         made = await rig.hl.create_schedule(
             "a", cron="0 3 * * *", tz="Europe/Berlin", topic="jobs", payload=b"x", key="k"
@@ -189,7 +189,7 @@ async def test_schedule_fires_at_its_times_and_tells_the_next() -> None:
         assert str(info.next_at) == "2026-01-02 02:00:00+00:00"
 
 
-def test_loop_fires_by_itself_when_the_time_has_come() -> None:
+def test_scheduler_fires_due_schedules_automatically() -> None:
     node = Node(1, BrokerConfig(spare_segment_bytes=0))
 
     async def work() -> None:
@@ -220,7 +220,7 @@ async def test_misfire_decides_what_is_fired_after_an_absence(misfire: str, coun
         assert len(await fired(rig.hl)) == 1, "and then as ever"
 
 
-async def test_thousands_that_are_due_at_once_are_all_fired() -> None:
+async def test_thousands_of_due_schedules_are_all_fired() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("s0", every=60, topic="jobs")
         for n in range(600):
@@ -234,7 +234,7 @@ async def test_thousands_that_are_due_at_once_are_all_fired() -> None:
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-async def test_full_topic_is_told_and_tried_again() -> None:
+async def test_full_topic_is_reported_and_retried() -> None:
     async with opened(topic={"max_backlog": 1}) as rig:
         await rig.hl.enqueue("jobs", b"in the way")
         await rig.hl.create_schedule("a", every=60, topic="jobs")
@@ -251,7 +251,7 @@ async def test_full_topic_is_told_and_tried_again() -> None:
         assert len(await fired(rig.hl)) == 1
 
 
-async def test_schedule_of_a_topic_that_was_deleted_stays_and_says_so() -> None:
+async def test_schedule_of_a_deleted_topic_stays_and_reports_it() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
         await rig.hl.create_topic("others", **SMALL)
@@ -431,7 +431,7 @@ async def test_pause_outlasts_a_restart_and_makes_nothing_up() -> None:
         assert len(await fired(rig.hl)) == 1
 
 
-async def test_book_that_is_older_than_its_topics_goes_on_without_firing_twice() -> None:
+async def test_schedule_book_older_than_its_topics_does_not_fire_twice() -> None:
     """As after a restore: schedules were copied first, then one was changed and fired, then its topic was copied."""
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0)
@@ -468,7 +468,7 @@ async def test_what_the_topic_would_not_take_is_refused_when_the_schedule_is_mad
                 await call("a")
 
 
-async def test_message_that_is_too_large_to_be_kept_is_refused() -> None:
+async def test_schedule_with_a_too_large_message_is_rejected() -> None:
     async with opened(topic={"segment_bytes": 16 << 20, "max_payload_bytes": 3 << 20}) as rig:
         with pytest.raises(BadRequest, match="elsewhere"):
             await rig.hl.create_schedule("a", every=60, topic="jobs", payload=bytes(2 << 20))
@@ -478,7 +478,7 @@ async def test_message_that_is_too_large_to_be_kept_is_refused() -> None:
         assert len((await rig.hl.pop("jobs"))[0].payload) == (2 << 20) - 5000
 
 
-async def test_schedules_are_no_topic_that_is_listed_and_cost_none_until_one_is_made() -> None:
+async def test_schedules_add_no_listed_topic_and_no_files_until_used() -> None:
     async with opened() as rig:
         assert await rig.hl.list_schedules() == []
         assert not [path for path in rig.files(".seg") if STORE in path]
@@ -494,7 +494,7 @@ async def test_closed_broker_refuses() -> None:
             await rig.hl.list_schedules()
 
 
-def test_broker_in_memory_goes_on_in_another_loop() -> None:
+def test_in_memory_broker_keeps_schedules_in_another_loop() -> None:
     hl = MemoryBroker()
 
     async def make() -> None:
@@ -552,7 +552,7 @@ class Changing:
         self.found = [(m.payload, m.headers[AT]) for m in messages]
 
 
-def test_power_cut_at_every_step_of_a_change_leaves_it_made_or_not_and_no_firing_twice() -> None:
+def test_power_cut_during_a_schedule_change_is_atomic_without_double_firing() -> None:
     outcomes = set()
     for steps in range(0, 2000, 5):
         world = Changing(steps)
@@ -589,7 +589,7 @@ async def test_firing_is_recognised_after_its_topic_has_grown(
         assert recognised == ["duplicate", "duplicate"]
 
 
-async def test_clock_that_is_set_back_fires_nothing_twice_and_is_told() -> None:
+async def test_clock_set_back_fires_nothing_twice_and_is_reported() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
         await pass_time(rig, 120)

@@ -29,7 +29,7 @@ def prepared(rig: Rig) -> int:
     return rig.runner().loaded.topic.partitions[0].prepared.count
 
 
-async def test_last_version_is_remembered_for_ever() -> None:
+async def test_last_version_of_a_sink_is_never_forgotten() -> None:
     async with opened() as rig:
         await committed(rig, "b0", 0)
         await committed(rig, "b1", 1)

@@ -38,7 +38,7 @@ async def rows_waited_for(rig: Rig, call: Callable[[], Any]) -> tuple[Any, int]:
     return answer, before - sum(waiting(rig))
 
 
-async def test_calls_during_a_herd_wait_for_a_bounded_number_of_fired_rows() -> None:
+async def test_calls_during_a_burst_wait_for_a_bounded_number_of_rows() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, delay=60)
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"first", -1) for _ in range(20)])
@@ -56,7 +56,7 @@ async def test_calls_during_a_herd_wait_for_a_bounded_number_of_fired_rows() -> 
         assert asked >= HERD // (6 * SLICE), "the calls did meet the herd"
 
 
-async def test_herd_adds_no_more_than_a_slice_to_a_unit_however_long_that_gathers() -> None:
+async def test_burst_adds_at_most_one_slice_per_unit() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, delay=60)
         rig.io.hold = {"commit"}
@@ -73,7 +73,7 @@ async def test_herd_adds_no_more_than_a_slice_to_a_unit_however_long_that_gather
         assert sum(waiting(rig)) == 0, "nobody need ask for the rest to fire"
 
 
-async def test_herd_makes_no_unit_of_its_own_behind_one_that_is_written_while_somebody_asks() -> None:
+async def test_burst_adds_no_unit_while_calls_wait_for_a_write() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, delay=60)
         rig.io.hold = {"commit"}
@@ -106,7 +106,7 @@ async def test_pop_finds_something_though_the_unit_has_had_its_share() -> None:
         assert [len(messages) for messages in await asyncio.gather(*pops)] == [20] * 20
 
 
-async def test_herds_of_several_partitions_progress_evenly() -> None:
+async def test_bursts_of_several_partitions_progress_evenly() -> None:
     async with opened() as rig:
         await rig.topic("wide", partitions=5)
         count = 4 * QUANTUM_ROWS
@@ -127,7 +127,7 @@ def _key_of(number: int) -> str:
     return next(f"k{i}" for i in range(1000) if place_one(b"k%d" % i, 5) == number)
 
 
-async def test_few_timers_of_one_partition_do_not_wait_for_the_herd_of_another() -> None:
+async def test_few_timers_of_one_partition_do_not_wait_for_anothers_burst() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await rig.topic("wide", partitions=5)
         await fill(rig, "wide", HERD, delay=60, key=_key_of(0))
@@ -183,7 +183,7 @@ async def test_lives_that_end_together_end_in_slices() -> None:
         assert turns > HERD // SLICE
 
 
-async def test_entries_left_over_by_a_cancelled_herd_are_passed_over_in_slices() -> None:
+async def test_entries_of_a_cancelled_burst_are_skipped_in_slices() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, ttl=60)
         messages = await rig.hl.pop("jobs", HERD, max_bytes=1 << 40)
@@ -198,7 +198,7 @@ async def test_entries_left_over_by_a_cancelled_herd_are_passed_over_in_slices()
         assert len(ends) == 0
 
 
-async def test_overdue_herd_found_when_a_topic_is_opened_fires_in_slices() -> None:
+async def test_overdue_burst_at_open_fires_in_slices() -> None:
     rig = Rig(fire_slice=SLICE)
     await rig.open()
     await rig.topic()
@@ -233,7 +233,7 @@ def test_wakes_are_those_last_planned(steps: list[tuple[int, int | None, bool]])
             assert sorted(wakes.line) == due, "what stands in the line is planned when it leaves"
 
 
-def test_plans_that_change_for_ever_are_not_kept() -> None:
+def test_replaced_wake_times_are_not_kept() -> None:
     wakes = Wakes(3)
     while wakes.line:
         wakes.leave()

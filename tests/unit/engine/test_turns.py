@@ -251,7 +251,7 @@ def _is_let_in(messages: list[Outgoing], config: heapline.TopicConfig) -> bool:
     return True
 
 
-def test_extend_tells_the_deadline_that_it_made_durable() -> None:
+def test_extend_returns_the_durable_deadline() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         await hl.enqueue("jobs", b"x")

@@ -305,7 +305,7 @@ def test_different_config_is_rejected() -> None:
         list(Journal.open(disk, PATH, policy="never")[1])  # type: ignore[arg-type]
 
 
-def test_interrupted_creation_leaves_nothing_that_looks_like_a_journal() -> None:
+def test_interrupted_creation_leaves_no_partial_journal() -> None:
     probe = MemoryDisk()
     Journal.create(probe, PATH, incarnation=7, segment_bytes=8192)
     for stop in range(1, probe.steps + 1):

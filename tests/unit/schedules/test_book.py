@@ -62,7 +62,7 @@ def test_taking_changes_nothing_until_the_record_is_applied() -> None:
     assert book.take_due(HOURS[1]) == []
 
 
-def test_taken_tells_topic_messages_and_record() -> None:
+def test_taken_firings_contain_topic_messages_and_record() -> None:
     (taken,) = with_hourly(payload=b"p").take_due(HOURS[1])
     assert (taken.name, taken.topic, taken.missed) == ("default/hourly", "default/jobs", False)
     assert [m.payload for m in taken.messages] == [b"p"]
@@ -291,7 +291,7 @@ def test_schedule_that_ran_ahead_is_named_and_can_be_rewound() -> None:
     assert fire(book, HOURS[1]) == [HOURS[1]]
 
 
-def test_every_made_by_a_clock_that_was_ahead_goes_on_in_step_when_rewound() -> None:
+def test_interval_created_by_a_fast_clock_keeps_its_phase_when_rewound() -> None:
     book = Book()
     book.set(make_schedule("e", topic="t", every=600), NOW + 3000 * DAY)
     book.rewind("e", NOW + 3 * MINUTE)

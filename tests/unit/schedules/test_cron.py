@@ -198,7 +198,7 @@ def test_misspelt_zone_is_put_right() -> None:
         CronTimes("* * * * *", "berlin")
 
 
-def test_machine_without_zones_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_time_zones_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.contract.cron.available_timezones", set)
     with pytest.raises(BadRequest, match="install the package tzdata"):
         CronTimes("* * * * *", "Mars/Olympus")

@@ -103,7 +103,7 @@ def test_nothing_is_owed_before_its_time_nor_with_a_clock_set_back() -> None:
     assert hourly.owed(NOW, NOW - 5 * HOUR) == ([], NOW, False)
 
 
-def test_a_century_away_is_looked_through_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_firing_a_century_away_is_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     minutely = table(cron="* * * * *", misfire="all", makeup_max=50)
     asked = 0
     real = Timetable.next_fire

@@ -120,7 +120,7 @@ async def test_any_right_is_enough_where_no_special_one_is_needed() -> None:
         assert await rig.run(GetTopic("jobs"), f"jobs:{right.value}") == "info"
 
 
-async def test_right_on_what_a_call_looks_up_is_checked_and_hidden_is_not_found() -> None:
+async def test_rights_on_referenced_rows_are_checked_and_hidden_rows_not_found() -> None:
     rig = Rig(FakeBroker(GetReplay=lambda c: replay("jobs"), CancelReplay=lambda c: "cancelled"))
     assert await rig.run(CancelReplay("r"), "jobs:consume,admin") == "cancelled"
     with pytest.raises(PermissionDenied):
@@ -324,9 +324,7 @@ async def test_revoked_credential_ends_a_waiting_call() -> None:
 
 @pytest.mark.parametrize("request_id", [None, "r"])
 @pytest.mark.parametrize("later", range(4))
-async def test_leases_granted_to_a_caller_that_is_gone_are_returned_unless_named(
-    later: int, request_id: str | None
-) -> None:
+async def test_leases_of_a_disconnected_caller_are_returned_unless_named(later: int, request_id: str | None) -> None:
     broker = Waiting()
     rig = Rig(broker)
     waiting = await begin(rig, request_id=request_id)

@@ -58,7 +58,7 @@ def test_no_namespace_gets_more_than_its_rate_and_burst_nor_less_than_its_rate(
                 assert j <= size + rate * (end - start) / 1000 + 1e-6
 
 
-def test_a_namespace_that_is_refused_takes_nothing_from_another() -> None:
+def test_rejected_namespace_consumes_nothing_of_another() -> None:
     rig = Rig(rate=1.0, burst=1.0)
     assert rig.ask("a") == 0
     assert [rig.ask("a", "b") for _ in range(3)] == [1, 1, 1]

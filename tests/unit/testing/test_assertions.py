@@ -68,7 +68,7 @@ def test_long_lists_and_payloads_are_cut(hl: SyncMemoryBroker) -> None:
     assert max(map(len, str(failure.value).splitlines())) < 300
 
 
-def test_missing_topic_is_named_with_those_that_there_are(hl: SyncMemoryBroker) -> None:
+def test_missing_topic_error_lists_existing_topics(hl: SyncMemoryBroker) -> None:
     with pytest.raises(AssertionError, match="topic 'post' does not exist; existing topics: mail"):
         assert_enqueued(hl, "post", count=0)
     hl.create_topic("eu/mail")

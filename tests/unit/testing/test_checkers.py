@@ -93,7 +93,7 @@ def test_no_lost_message(end: Outcome | None, complaint: set[str]) -> None:
     assert tale.broken() == complaint
 
 
-def test_no_lost_message_takes_dead_letters_purges_and_unanswered_enqueues_into_account() -> None:
+def test_no_lost_message_allows_dead_letters_purges_and_unanswered_enqueues() -> None:
     tale = Tale()
     tale.enqueue("gone", outcome="unknown")
     tale.enqueue("dead", ids=[2])
@@ -254,14 +254,14 @@ def test_no_double_enqueue() -> None:
     assert tale.broken() == {"NoDoubleEnqueue"}
 
 
-def test_no_double_enqueue_of_a_message_that_was_sent_once() -> None:
+def test_no_double_enqueue_detects_a_message_enqueued_twice() -> None:
     tale = Tale()
     tale.enqueue("a", outcome="unknown")
     tale.drain(tale.got("a", 1), tale.got("a", 2))
     assert tale.broken() == {"NoDoubleEnqueue"}
 
 
-def test_the_first_of_its_name_is_no_duplicate() -> None:
+def test_no_double_enqueue_detects_a_duplicate_without_a_first() -> None:
     tale = Tale()
     tale.enqueue("a", duplicate=True, identified=True)
     tale.drain(tale.got("a"))
@@ -385,7 +385,7 @@ def test_strict_order_lets_a_paused_topic_give_nothing() -> None:
     assert tale.broken() == set()
 
 
-def test_strict_order_sees_a_delayed_message_that_is_due() -> None:
+def test_strict_order_considers_due_delayed_messages() -> None:
     for wait, complaint in ((5.1, set()), (5.5, {"StrictOrder"})):
         tale = Tale()
         tale.enqueue("a", delay=5.0)

@@ -64,7 +64,7 @@ async def test_error_of_a_handler_is_raised_and_its_message_nacked(hl: MemoryBro
     assert hl.standing("jobs")[0].state == "dead"
 
 
-async def test_handler_that_answers_by_itself_is_left_alone(hl: MemoryBroker) -> None:
+async def test_message_settled_by_its_handler_is_not_settled_again(hl: MemoryBroker) -> None:
     await hl.enqueue("jobs", b"x")
 
     async def bury(m: heapline.Message) -> None:

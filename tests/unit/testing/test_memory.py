@@ -17,7 +17,7 @@ from heapline.testing.memory import MemoryBroker, SyncMemoryBroker, memory_broke
 from heapline.testing.memory_disk import MemoryDisk
 
 
-async def test_broker_opens_by_itself_at_its_first_use() -> None:
+async def test_broker_opens_automatically_at_its_first_use() -> None:
     hl = MemoryBroker()
     assert await hl.list_topics() == []
     await hl.create_topic("jobs")
@@ -41,7 +41,7 @@ def test_broker_made_outside_a_loop_can_be_left_unclosed_when_its_loop_ends() ->
         hl.standing("jobs")
 
 
-def test_broker_goes_on_in_the_next_loop_when_the_last_is_gone() -> None:
+def test_broker_continues_in_the_next_loop_when_the_last_is_closed() -> None:
     clock = HandClock()
     hl = MemoryBroker(clock)
 
@@ -142,7 +142,7 @@ async def test_clock_that_stands_lets_nothing_fall_due() -> None:
         assert await hl.pop("jobs") == []
 
 
-async def test_standing_messages_are_told_in_every_state() -> None:
+async def test_standing_returns_messages_in_every_state() -> None:
     async with memory_broker(HandClock()) as hl:
         await hl.create_topic("jobs", partitions=3)
         await hl.enqueue("jobs", b"leased", priority=-1)

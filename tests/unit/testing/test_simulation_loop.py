@@ -14,7 +14,7 @@ from tests.simulation.loop import Deadlock, SimLoop, run
 from tests.simulation.sim_io import SimIo
 
 
-def test_the_clock_moves_only_when_told() -> None:
+def test_clock_moves_only_when_advanced() -> None:
     clock = FakeClock(wall_ms=5_000, boot_ms=100)
     as_clock: Clock = clock
     assert (as_clock.wall_ms(), as_clock.boot_ms()) == (5_000, 100)
@@ -25,7 +25,7 @@ def test_the_clock_moves_only_when_told() -> None:
         clock.advance(-1)
 
 
-def test_a_reboot_starts_boot_time_anew_and_steady_time_goes_on() -> None:
+def test_reboot_resets_boot_time_and_steady_time_continues() -> None:
     clock = FakeClock()
     before = SteadyClock(clock).now().steady
     clock.advance(3600)
@@ -64,7 +64,7 @@ def test_a_timer_is_never_early() -> None:
     run(work())
 
 
-def test_waiting_for_ever_is_a_deadlock() -> None:
+def test_waiting_forever_is_reported_as_a_deadlock() -> None:
     async def work() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -72,7 +72,7 @@ def test_waiting_for_ever_is_a_deadlock() -> None:
         run(work())
 
 
-def test_tasks_that_are_left_are_cancelled() -> None:
+def test_remaining_tasks_are_cancelled() -> None:
     ended: list[str] = []
 
     async def forever() -> None:
@@ -125,7 +125,7 @@ def test_after_a_power_cut_no_job_is_answered() -> None:
     assert "ran after" not in cuts
 
 
-def test_a_power_cut_is_no_ordinary_error() -> None:
+def test_power_cut_is_not_an_ordinary_exception() -> None:
     assert not issubclass(PowerCut, Exception)
 
 

@@ -205,12 +205,12 @@ def test_invalid_query_is_refused_in_the_words_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"nope", b'{"topic": "jobs"} x', b"[" * 100_000])
-def test_body_that_is_not_json_is_refused(body: bytes) -> None:
+def test_body_must_be_json(body: bytes) -> None:
     with pytest.raises(BadRequest):
         ROUTES[Pop].read({}, {}, body)
 
 
-def test_body_that_is_not_an_object_is_refused() -> None:
+def test_body_must_be_an_object() -> None:
     with pytest.raises(BadRequest, match=r"Pop must be an object with named fields, got \[1\]"):
         ROUTES[Pop].read({}, {}, b"[1]")
 

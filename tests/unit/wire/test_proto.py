@@ -142,7 +142,7 @@ def test_absent_fields_have_the_defaults_of_the_command() -> None:
     assert request_of(ListTopics).unpack(pb.ListHeapsRequest()) == ListTopics()
 
 
-def test_settings_that_are_not_given_stay_unset() -> None:
+def test_omitted_settings_stay_unset() -> None:
     command = UpdateTopic("jobs", TopicSettings(retention=0.0, partition_weights={}, dlq=False, ordering=Aging(2.0)))
     assert over_the_wire(request_of(UpdateTopic), command) == command
     command = CreateTopic("jobs", TopicSettings(ordering="strict", partition_weights={3: 2.0}))

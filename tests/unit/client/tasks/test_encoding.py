@@ -111,7 +111,7 @@ def test_foreign_bytes_are_undecodable_and_nothing_worse(payload: bytes) -> None
         CODEC.decode(payload)
 
 
-def test_arguments_that_are_left_out_are_not_written() -> None:
+def test_omitted_arguments_are_not_encoded() -> None:
     def task(a: int, b: int = 2) -> None: ...
 
     codec = Arguments("task", task)
@@ -179,7 +179,7 @@ def test_wrong_arguments_are_refused_with_a_clear_type_error(args: Any, kwargs: 
     assert "secret" not in text
 
 
-def test_pydantic_problem_tells_the_place_and_not_the_value() -> None:
+def test_pydantic_error_names_the_field_without_its_value() -> None:
     with pytest.raises(Undecodable) as caught:
         NOTE.decode(b'{"n": 1, "customer": {"fullName": 5, "born": "secret"}}')
     assert "string_type at fullName; date_" in str(caught.value)
@@ -200,21 +200,21 @@ def test_parameter_with_the_name_of_an_option_is_refused() -> None:
         Arguments("urgent", urgent, frozenset({"priority"}))
 
 
-def test_annotation_that_cannot_be_found_is_told() -> None:
+def test_unresolvable_annotation_is_reported() -> None:
     def lost(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     with pytest.raises(TypeError, match=r"task 'lost' has an annotation that cannot be resolved \(name 'Nowhere'"):
         Arguments("lost", lost).check()
 
 
-def test_annotation_that_json_cannot_be_read_by_is_told() -> None:
+def test_undecodable_annotation_is_reported() -> None:
     def torn(a: Address | Point) -> None: ...
 
     with pytest.raises(TypeError, match="task 'torn' has an annotation that JSON cannot be decoded to: "):
         Arguments("torn", torn).check()
 
 
-def test_class_that_is_no_data_cannot_be_read() -> None:
+def test_class_without_a_decoder_cannot_be_decoded() -> None:
     class Engine: ...
 
     def drive(a: Any) -> None: ...

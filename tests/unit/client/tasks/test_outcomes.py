@@ -64,7 +64,7 @@ def test_retry_and_bury_say_it_themselves_whatever_the_rules() -> None:
         ([KeyError("k"), KeyError("l")], Outcome("nack", "ExceptionGroup: outer (2 sub-exceptions)")),
     ],
 )
-def test_of_a_group_the_most_telling_exception_decides(errors: list[Exception], outcome: Outcome) -> None:
+def test_most_decisive_exception_of_a_group_decides(errors: list[Exception], outcome: Outcome) -> None:
     rules = Rules(retry_on={OSError: 9.0}, bury_on=(ValueError,))
     group = ExceptionGroup("outer", errors)
     assert rules.decide(group, 1, 0.5) == outcome
@@ -79,7 +79,7 @@ def test_reason_is_one_bounded_line_that_any_broker_takes(text: str) -> None:
     reason.encode()
 
 
-def test_reason_of_an_exception_that_cannot_be_told() -> None:
+def test_exception_without_a_text_still_has_a_reason() -> None:
     assert reason_of(Oddity()) == "Oddity: (its text cannot be shown)"
     assert reason_of(ValueError()) == "ValueError"
 
@@ -93,7 +93,7 @@ def test_bad_delay_is_refused(delay: Any) -> None:
 
 
 @pytest.mark.parametrize("classes", [("ValueError",), (1,), (int,), 5])
-def test_what_is_no_exception_class_is_refused(classes: Any) -> None:
+def test_rules_accept_only_exception_classes(classes: Any) -> None:
     with pytest.raises(TypeError, match="bury_on must name exception classes, got "):
         Rules(bury_on=classes)
     with pytest.raises(TypeError, match="retry_on must name exception classes, got "):

@@ -45,7 +45,7 @@ async def test_thread_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("kind", [StopIteration, asyncio.CancelledError, SystemExit])
-async def test_exceptions_that_no_future_takes_are_told_as_failures(kind: type[BaseException]) -> None:
+async def test_exceptions_that_futures_reject_become_failures(kind: type[BaseException]) -> None:
     def fail() -> None:
         raise kind
 
@@ -55,7 +55,7 @@ async def test_exceptions_that_no_future_takes_are_told_as_failures(kind: type[B
     threads.close()
 
 
-async def test_thread_that_was_given_up_tells_when_it_ends() -> None:
+async def test_abandoned_thread_reports_its_end() -> None:
     threads, free, ended = Threads(1), threading.Event(), asyncio.Event()
     waiting = threads.run(free.wait, ended.set)
     waiting.cancel()

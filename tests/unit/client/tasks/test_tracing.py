@@ -41,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     provider.shutdown()
 
 
-def test_run_is_a_span_in_the_trace_of_the_one_who_enqueued(spans: InMemorySpanExporter) -> None:
+def test_run_is_a_span_in_the_trace_of_its_enqueue(spans: InMemorySpanExporter) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs", max_retries=0)
         async def note(n: int) -> None:

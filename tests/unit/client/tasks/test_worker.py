@@ -103,7 +103,7 @@ def test_failed_handler_is_tried_again_after_its_back_off_with_the_reason_kept()
     in_world(scenario)
 
 
-def test_bury_on_and_bury_go_to_the_dead_letters_at_once() -> None:
+def test_bury_and_bury_on_create_dead_letters_immediately() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs", bury_on=(ValueError,))
         async def bad(how: str) -> None:
@@ -147,7 +147,7 @@ def test_max_retries_of_the_task_ends_the_tries() -> None:
         (b"{}", "the payload is not a call of task 'note': Object missing required field `n`"),
     ],
 )
-def test_message_that_is_no_call_of_its_task_is_buried_with_the_reason(payload: bytes, reason: str) -> None:
+def test_message_with_invalid_arguments_is_buried_with_the_reason(payload: bytes, reason: str) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def note(n: int) -> None: ...
@@ -195,7 +195,7 @@ def test_message_of_an_unknown_task_is_tried_again_and_dies_with_the_reason() ->
     in_world(scenario)
 
 
-def test_unknown_task_is_buried_at_once_where_the_app_says_so() -> None:
+def test_unknown_task_is_buried_immediately_if_configured() -> None:
     async def scenario(world: World) -> None:
         world.app = heapline.App(world.broker, topics={"jobs": SMALL}, unknown="bury")
 
@@ -263,7 +263,7 @@ def test_hung_async_handler_is_cancelled_at_its_timeout_and_tried_again() -> Non
     in_world(scenario)
 
 
-def test_coroutine_that_does_not_heed_its_cancellation_is_left_behind_and_its_place_given_on() -> None:
+def test_coroutine_that_ignores_cancellation_is_abandoned_and_frees_its_slot() -> None:
     async def scenario(world: World) -> None:
         free = asyncio.Event()
 
@@ -310,7 +310,7 @@ def test_lost_lease_cancels_the_handler() -> None:
     in_world(scenario)
 
 
-def test_lost_lease_lets_the_handler_go_on_where_the_worker_says_so() -> None:
+def test_handler_continues_after_a_lost_lease_if_configured() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def work() -> None:
@@ -434,7 +434,7 @@ def test_worker_with_too_many_runs_left_behind_stops() -> None:
     in_world(scenario)
 
 
-def test_worker_waits_for_a_broker_that_is_not_up() -> None:
+def test_worker_waits_for_an_unavailable_broker() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def note() -> None: ...
@@ -522,7 +522,7 @@ def test_timeout_that_outlasts_the_lease_is_warned_of(caplog: pytest.LogCaptureF
     assert "task may outlast its lease; raise its topic's lease_max, or lower its timeout task='long'" in caplog.text
 
 
-def test_handler_that_blocks_the_loop_is_told_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_handler_that_blocks_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def compute() -> None:

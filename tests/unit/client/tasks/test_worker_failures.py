@@ -37,7 +37,7 @@ def test_cancelled_worker_stops_its_handlers_and_gives_their_messages_back() -> 
     in_world(scenario)
 
 
-def test_topic_that_is_gone_is_made_anew_even_if_the_broker_is_away_just_then() -> None:
+def test_deleted_topic_is_recreated_even_during_an_outage() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def note() -> None:
@@ -66,7 +66,7 @@ def test_topic_that_is_gone_is_made_anew_even_if_the_broker_is_away_just_then() 
     in_world(scenario)
 
 
-def test_brokers_clock_that_jumps_does_not_lengthen_what_a_worker_takes_for_its_lease() -> None:
+def test_clock_jump_of_the_broker_does_not_lengthen_a_workers_lease() -> None:
     async def scenario(world: World) -> None:
         loop = asyncio.get_running_loop()
 
@@ -120,7 +120,7 @@ def test_leases_are_extended_while_a_worker_drains() -> None:
     in_world(scenario)
 
 
-def test_handler_that_swallows_the_cancellation_of_a_lost_lease_is_not_answered_for_twice() -> None:
+def test_handler_that_swallows_a_lost_lease_is_settled_once() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def stubborn() -> None:
@@ -144,7 +144,7 @@ def test_handler_that_swallows_the_cancellation_of_a_lost_lease_is_not_answered_
     in_world(scenario)
 
 
-def test_app_used_from_one_loop_after_the_other_keeps_no_broker_of_loops_that_are_gone(
+def test_app_keeps_no_broker_of_a_closed_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As asgiref's async_to_sync does it in Django: a loop a call."""

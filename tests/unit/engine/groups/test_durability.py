@@ -58,7 +58,7 @@ async def test_an_ack_is_answered_when_it_is_durable() -> None:
         await acked
 
 
-async def test_a_failed_write_takes_back_acks_and_hand_outs_and_a_waiting_fetch_goes_on() -> None:
+async def test_failed_write_reverts_acks_and_a_waiting_fetch_continues() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         got = await fetch(rig.hl)
@@ -76,7 +76,7 @@ async def test_a_failed_write_takes_back_acks_and_hand_outs_and_a_waiting_fetch_
         assert b"y" in found
 
 
-async def test_calls_of_groups_during_a_reload_are_told_to_retry_and_at_the_end_that_it_is_closed() -> None:
+async def test_group_calls_during_a_reload_raise_topic_reloading_then_closed() -> None:
     async with opened() as rig:
         await fetch(rig.hl)
         rig.io.hold = {"load"}
@@ -128,7 +128,7 @@ async def test_a_backlog_is_read_from_disk_in_pages_and_a_little_of_it_from_memo
         assert rig.io.ran["read"] >= 1
 
 
-async def test_a_row_whose_record_is_damaged_becomes_a_dead_letter_and_the_group_goes_on(
+async def test_corrupt_row_becomes_a_dead_letter_and_the_group_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened() as rig:
@@ -157,7 +157,7 @@ async def test_a_row_whose_record_is_damaged_becomes_a_dead_letter_and_the_group
         assert (await rig.hl.stats("jobs")).corrupt_records_total == 1
 
 
-async def test_a_group_that_holds_nothing_goes_on_where_the_log_begins() -> None:
+async def test_group_that_holds_nothing_continues_at_the_logs_start() -> None:
     async with opened(rewrite_below=0) as rig:
         await rig.hl.create_group("jobs", "g", unused_after=0.0)
         for _ in range(12):

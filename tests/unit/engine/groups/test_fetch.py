@@ -13,7 +13,7 @@ from tests.unit.engine.rig import opened, settle
 
 
 @pytest.mark.parametrize("wait", [0.0, 30.0])
-async def test_a_fetch_whose_page_is_being_read_hears_when_the_broker_closes(wait: float) -> None:
+async def test_fetch_with_a_page_being_read_raises_when_the_broker_closes(wait: float) -> None:
     async with opened() as rig:
         await fill(rig, 2000)
         await fetch(rig.hl, max_messages=0)
@@ -33,7 +33,7 @@ async def test_a_fetch_whose_page_is_being_read_hears_when_the_broker_closes(wai
         await rig.open()
 
 
-async def test_a_member_that_left_is_not_brought_back_by_its_fetch_whose_page_was_being_read() -> None:
+async def test_fetch_in_progress_does_not_rejoin_a_member_that_left() -> None:
     async with opened() as rig:
         await fill(rig, 2000)
         await fetch(rig.hl, max_messages=0)
@@ -49,7 +49,7 @@ async def test_a_member_that_left_is_not_brought_back_by_its_fetch_whose_page_wa
         assert (await rig.hl.get_group("jobs", "g")).members == {}
 
 
-async def test_rows_that_a_member_was_to_get_when_it_left_are_not_given_to_it_too() -> None:
+async def test_rows_pending_for_a_leaving_member_go_to_another_only() -> None:
     async with opened() as rig:
         await fetch(rig.hl)
         await rig.hl.enqueue("jobs", b"x")
@@ -68,7 +68,7 @@ async def test_rows_that_a_member_was_to_get_when_it_left_are_not_given_to_it_to
         assert payloads(await other) == [b"x", b"y"]
 
 
-async def test_a_fetch_gets_no_more_than_it_asks_for_of_what_an_earlier_one_left() -> None:
+async def test_fetch_returns_at_most_its_limit_of_rows_left_by_another() -> None:
     async with opened() as rig:
         await fetch(rig.hl)
         rig.io.hold = {"commit"}
@@ -85,7 +85,7 @@ async def test_a_fetch_gets_no_more_than_it_asks_for_of_what_an_earlier_one_left
         assert payloads(await fetch(rig.hl)) == [b"4"]
 
 
-async def test_a_partition_whose_page_is_on_disk_is_not_passed_over_while_another_has_rows() -> None:
+async def test_partition_with_its_page_on_disk_is_not_starved() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         for _ in range(4):
             await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 100, key=str(i)) for i in range(2000)])
@@ -98,7 +98,7 @@ async def test_a_partition_whose_page_is_on_disk_is_not_passed_over_while_anothe
         assert set(seen) == {0, 1}
 
 
-async def test_a_member_whose_fetch_came_in_time_is_not_taken_for_dead_after_a_long_stall() -> None:
+async def test_member_that_fetched_in_time_survives_a_long_stall() -> None:
     async with opened() as rig:
         first = await fetch(rig.hl)
         rig.clock.advance(31)
@@ -106,7 +106,7 @@ async def test_a_member_whose_fetch_came_in_time_is_not_taken_for_dead_after_a_l
         assert again.generation == first.generation
 
 
-async def test_rows_that_timed_out_while_the_disk_stood_still_are_given_to_one_member_only() -> None:
+async def test_rows_timed_out_during_a_disk_stall_go_to_one_member() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g", ack_timeout=5.0, member_lease=60.0)
         await fetch(rig.hl)

@@ -16,7 +16,7 @@ from tests.unit.engine.groups.group_calls import fetch, fill, payloads
 from tests.unit.engine.rig import Rig, opened
 
 
-async def test_a_group_deleted_and_made_anew_at_once_is_the_new_one_after_a_restart() -> None:
+async def test_recreated_group_is_the_new_one_after_a_restart() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         runner = rig.runner()
         await rig.hl.create_group("jobs", "g", max_retries=3)
@@ -34,7 +34,7 @@ async def test_a_group_deleted_and_made_anew_at_once_is_the_new_one_after_a_rest
         await after.hl.close()
 
 
-async def test_a_deletion_begins_at_partition_0_whatever_order_the_group_was_read_back_in() -> None:
+async def test_group_deletion_begins_at_partition_0_in_any_recovery_order() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         runner = rig.runner()
         await rig.hl.create_group("jobs", "g")
@@ -43,7 +43,7 @@ async def test_a_deletion_begins_at_partition_0_whatever_order_the_group_was_rea
         assert [number for number, _ in runner.loaded.topic.groups.decide_delete("g", 0)] == [0, 1]
 
 
-async def test_new_partitions_are_spread_over_members_though_a_crash_came_before_that_was_recorded() -> None:
+async def test_new_partitions_are_assigned_after_a_crash_before_the_record() -> None:
     async with opened() as rig:
         await fetch(rig.hl)
         runner = rig.runner()
@@ -54,7 +54,7 @@ async def test_new_partitions_are_spread_over_members_though_a_crash_came_before
         assert (await rig.hl.get_group("jobs", "g")).members == {"a": [0, 1, 2]}
 
 
-async def test_a_group_is_made_in_one_unit() -> None:
+async def test_group_is_created_in_one_unit() -> None:
     async with opened(topic={"partitions": 64}) as rig:
         await fill(rig, 3)
         runner = rig.runner()
@@ -75,7 +75,7 @@ async def test_a_group_is_made_in_one_unit() -> None:
 
 
 @pytest.mark.parametrize("policy", ["commit", "interval", "os"])
-async def test_lag_is_right_from_any_place_also_when_little_is_synced(policy: str) -> None:
+async def test_lag_is_correct_from_any_offset_with_a_relaxed_fsync(policy: str) -> None:
     async with opened(topic={"fsync": policy, "fsync_interval": 60.0}) as rig:
         await fill(rig, 10)
         info = await rig.hl.create_group("jobs", "g", start={0: 5})
@@ -83,7 +83,7 @@ async def test_lag_is_right_from_any_place_also_when_little_is_synced(policy: st
 
 
 @pytest.mark.parametrize("policy", ["commit", "interval", "os"])
-async def test_a_group_from_the_earliest_on_gets_all_rows_also_when_little_is_synced(policy: str) -> None:
+async def test_group_from_earliest_gets_all_rows_with_a_relaxed_fsync(policy: str) -> None:
     async with opened(topic={"fsync": policy, "fsync_interval": 60.0}) as rig:
         await fill(rig, 3000)
         got = 0

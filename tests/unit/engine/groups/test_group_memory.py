@@ -11,7 +11,7 @@ from tests.unit.engine.groups.group_calls import MANY, fetch, fill, offsets
 from tests.unit.engine.rig import opened, settle
 
 
-async def test_units_are_forgotten_once_durable_though_nobody_fetches() -> None:
+async def test_units_are_forgotten_once_durable_without_fetches() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g", observer=True)
         for _ in range(50):
@@ -21,7 +21,7 @@ async def test_units_are_forgotten_once_durable_though_nobody_fetches() -> None:
         assert len(tail._ends) < 5
 
 
-async def test_sessions_of_those_who_are_no_members_are_not_remembered() -> None:
+async def test_sessions_of_non_members_are_not_remembered() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         await rig.hl.create_group("jobs", "g")
@@ -35,7 +35,7 @@ async def test_sessions_of_those_who_are_no_members_are_not_remembered() -> None
         assert not rig.runner().streams.sessions._current
 
 
-async def test_a_member_that_is_gone_leaves_nothing_behind() -> None:
+async def test_removed_member_leaves_no_state() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         for i in range(5):
@@ -45,7 +45,7 @@ async def test_a_member_that_is_gone_leaves_nothing_behind() -> None:
         assert not rig.runner().streams._answering._told
 
 
-async def test_there_are_at_most_so_many_members_as_one_event_can_name() -> None:
+async def test_member_count_is_limited_to_what_one_event_can_name() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g")
         runner = rig.runner()
@@ -61,7 +61,7 @@ async def test_there_are_at_most_so_many_members_as_one_event_can_name() -> None
 
 
 @pytest.mark.parametrize("retries", [0, 3])
-async def test_very_many_rows_are_nacked_at_once_in_a_topic_of_small_segments(retries: int) -> None:
+async def test_many_rows_can_be_nacked_in_one_call_with_small_segments(retries: int) -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g", max_retries=retries)
         await fill(rig, MANY, b"")
@@ -75,7 +75,7 @@ async def test_very_many_rows_are_nacked_at_once_in_a_topic_of_small_segments(re
         assert (offset.retrying, offset.dead) == ((0, len(some)) if retries == 0 else (len(some), 0))
 
 
-async def test_very_many_single_rows_are_given_up_at_once_in_a_topic_of_small_segments() -> None:
+async def test_many_single_rows_can_be_released_in_one_call_with_small_segments() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g", max_retries=0)
         await fill(rig, MANY, b"")
@@ -87,7 +87,7 @@ async def test_very_many_single_rows_are_given_up_at_once_in_a_topic_of_small_se
 
 
 @pytest.mark.parametrize("retries", [0, 3])
-async def test_very_many_rows_time_out_at_once_in_a_topic_of_small_segments(retries: int) -> None:
+async def test_many_rows_can_time_out_together_with_small_segments(retries: int) -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g", max_retries=retries)
         await fill(rig, MANY, b"")

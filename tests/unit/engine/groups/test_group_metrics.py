@@ -10,7 +10,7 @@ from heapline.testing import HandClock
 from tests.unit.engine.groups.test_groups import ack, fetch, let_pass, world
 
 
-def test_many_at_once_are_counted_as_one_by_one() -> None:
+def test_batches_are_counted_like_single_rows() -> None:
     times = [0, 1, 2, 7, 49, 50, 51, 10_000, 99_999_999]
     one, many = Latency(), Latency()
     for ms in times:
@@ -31,7 +31,7 @@ async def test_the_scheduler_delay_is_from_due_to_fired() -> None:
         assert 900 <= told.sum_ms <= 1100
 
 
-async def test_lag_redeliveries_timeouts_and_rebalances_are_told() -> None:
+async def test_lag_redeliveries_timeouts_and_rebalances_are_measured() -> None:
     clock = HandClock()
     async with await world(clock) as hl:
         backoff = {"base": 1.0, "factor": 1.0, "jitter": 0.0}

@@ -10,7 +10,7 @@ from tests.unit.engine.groups.group_calls import fetch, fill, offsets, payloads
 from tests.unit.engine.rig import Rig, opened, settle
 
 
-async def test_a_row_whose_record_was_written_again_is_delivered_though_its_segment_is_gone() -> None:
+async def test_rewritten_row_is_delivered_after_its_segment_is_deleted() -> None:
     async with opened(topic={"retention_hard_bytes": 4 << 20}, rewrite_below=1.0) as rig:
         await rig.hl.create_group("jobs", "g")
         await rig.hl.enqueue("jobs", b"late", delay=10.0)
@@ -53,7 +53,7 @@ async def worked_off(rig: Rig) -> None:
         await rig.hl.snapshot("jobs")
 
 
-async def test_a_group_made_or_reset_while_a_segment_is_being_deleted_begins_behind_it() -> None:
+async def test_group_created_during_a_deletion_begins_after_the_segment() -> None:
     async with opened(rewrite_below=0) as rig:
         await rig.hl.create_group("jobs", "r", unused_after=0.0)
         await worked_off(rig)
@@ -73,7 +73,7 @@ async def test_a_group_made_or_reset_while_a_segment_is_being_deleted_begins_beh
 
 
 @pytest.mark.parametrize("policy", ["interval", "os"])
-async def test_what_a_segment_is_deleted_for_is_synced_before_it_is(policy: str) -> None:
+async def test_events_that_free_a_segment_are_synced_before_its_deletion(policy: str) -> None:
     async with opened(topic={"fsync": policy, "fsync_interval": 60.0}, rewrite_below=0) as rig:
         await rig.hl.create_group("jobs", "g", unused_after=0.0)
         await worked_off(rig)

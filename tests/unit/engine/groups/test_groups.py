@@ -108,7 +108,7 @@ async def let_pass(clock: HandClock, seconds: float) -> None:
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_delayed_message_stands_where_it_fell_due_for_every_group_and_after_a_restart() -> None:
+async def test_delayed_message_is_in_the_stream_where_it_became_due() -> None:
     clock = HandClock()
     hl = await world(clock)
     await hl.create_group("jobs", "early")
@@ -184,7 +184,7 @@ async def test_acks_in_any_order_and_the_committed_offset_is_the_lowest_unacked(
         assert await lag(hl) == 0
 
 
-async def test_what_is_not_acked_in_time_comes_again_and_then_is_a_dead_letter_and_the_group_goes_on() -> None:
+async def test_unacked_row_is_redelivered_then_becomes_a_dead_letter() -> None:
     clock = HandClock()
     backoff = {"base": 1.0, "factor": 1.0, "jitter": 0.0}
     async with await world(clock) as hl:
@@ -224,7 +224,7 @@ async def test_a_nacked_row_comes_again_after_its_back_off_also_after_a_restart(
         assert (row.payload, row.attempts) == (b"0", 2)
 
 
-async def test_dead_letters_are_delivered_again_or_deleted_when_told() -> None:
+async def test_group_dead_letters_can_be_replayed_or_deleted() -> None:
     async with await world() as hl:
         await hl.create_group("jobs", "g", max_retries=0)
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(3)])
@@ -267,7 +267,7 @@ async def test_partitions_are_spread_over_members_and_change_hands_when_nothing_
         assert len(shares[0]) + len(shares[1]) == 200
 
 
-async def test_who_leaves_gives_back_at_once_and_who_dies_when_its_rows_time_out() -> None:
+async def test_leaving_member_releases_immediately_and_dead_one_by_timeout() -> None:
     clock = HandClock()
     async with await world(clock) as hl:
         await hl.create_group("jobs", "g", ack_timeout=40.0, member_lease=10.0, backoff={"base": 0.0, "jitter": 0.0})
@@ -315,7 +315,7 @@ async def test_a_topic_that_grows_gives_its_members_the_new_partitions_too() -> 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_waiting_fetch_is_woken_by_new_rows_retries_and_partitions_that_change_hands() -> None:
+async def test_waiting_fetch_is_woken_by_rows_retries_and_new_partitions() -> None:
     clock = HandClock()
     async with await world(clock, partitions=2) as hl:
         await hl.create_group("jobs", "g", backoff={"base": 5.0, "factor": 1.0, "jitter": 0.0})
@@ -366,7 +366,7 @@ async def test_a_cancelled_fetch_loses_nothing() -> None:
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_starts_where_it_is_told() -> None:
+async def test_group_starts_at_the_requested_offset() -> None:
     clock = HandClock()
     async with await world(clock) as hl:
         for i in range(3):
@@ -447,7 +447,7 @@ async def test_fetches_keep_to_bytes_but_get_at_least_one() -> None:
         assert len(rows(await fetch(hl))) == 2
 
 
-async def test_a_row_shows_the_priority_that_it_was_enqueued_with_from_memory_and_from_disk() -> None:
+async def test_row_shows_its_enqueue_priority_from_memory_and_disk() -> None:
     hl = await world()
     await hl.create_group("jobs", "g")
     sent = await hl.enqueue("jobs", b"x", priority=3, delay=100)

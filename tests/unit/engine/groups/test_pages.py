@@ -57,7 +57,7 @@ async def test_what_fires_stands_where_it_fired_also_when_a_worker_is_done_with_
         assert np.all(np.diff(got.rows.offsets) > 0)
 
 
-async def test_a_retry_of_a_worker_is_no_second_row() -> None:
+async def test_retry_by_a_worker_adds_no_second_row() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"a")
         for _ in range(2):

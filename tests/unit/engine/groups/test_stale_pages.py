@@ -36,7 +36,7 @@ async def with_stale_page(rig: Rig) -> None:
     page_store(rig).add(Page(**{**page._asdict(), "first": 6}))
 
 
-async def test_no_page_moves_a_group_on_that_the_log_has_rows_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stale_page_does_not_advance_a_group_past_rows_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as rig:
         await with_stale_page(rig)
         (before,) = await rig.hl.group_offsets("jobs", "g")
@@ -47,7 +47,7 @@ async def test_no_page_moves_a_group_on_that_the_log_has_rows_for(caplog: pytest
         assert "reclaimed unread" not in caplog.text
 
 
-async def test_group_that_was_put_elsewhere_while_the_log_was_asked_stays_there() -> None:
+async def test_group_reset_during_a_log_read_keeps_its_new_offset() -> None:
     async with opened() as rig:
         await with_stale_page(rig)
         await fetch(rig.hl, "a", max_messages=0)
@@ -62,7 +62,7 @@ async def test_group_that_was_put_elsewhere_while_the_log_was_asked_stays_there(
         assert payloads(await waiting) == [b"new"]
 
 
-async def test_disk_that_does_not_read_while_the_log_is_asked_is_told_and_logged(
+async def test_failed_log_read_is_raised_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened() as rig:
@@ -79,7 +79,7 @@ async def test_disk_that_does_not_read_while_the_log_is_asked_is_told_and_logged
         assert len(payloads(await fetch(rig.hl, "a", wait=5.0))) == 10
 
 
-async def test_fetch_that_was_served_by_another_page_is_not_served_once_more() -> None:
+async def test_fetch_served_by_another_page_is_not_served_again() -> None:
     """While its answer waits for the disk it would take more rows, which nobody gets until their time is over."""
     async with opened() as rig:
         await fill(rig, 10)
@@ -90,7 +90,7 @@ async def test_fetch_that_was_served_by_another_page_is_not_served_once_more() -
         assert streams.inbox == []
 
 
-async def test_group_below_the_logs_start_goes_on_there_and_that_is_logged(
+async def test_group_below_the_logs_start_continues_there_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Segments that were taken out of a directory by hand, say: the reclaimer moves groups on before one goes."""
@@ -112,7 +112,7 @@ async def test_group_below_the_logs_start_goes_on_there_and_that_is_logged(
         assert caplog.text.count("reclaimed unread") == 1
 
 
-async def test_a_page_that_was_read_for_a_group_further_on_loses_nothing_of_one_behind_it() -> None:
+async def test_page_read_for_one_group_loses_no_rows_of_a_slower_one() -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=256 << 10)
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(10)])

@@ -132,7 +132,7 @@ async def test_a_slow_consumer_gives_signs_of_life() -> None:
         await subscription.ack(got)
 
 
-async def test_rows_that_were_forgotten_come_again_though_they_had_all_the_credits() -> None:
+async def test_forgotten_rows_are_redelivered_even_if_they_used_all_credits() -> None:
     more: dict[str, Any] = {"credits": 2, "ack_timeout": 0.1, "backoff": {"base": 0.0, "jitter": 0.0}}
     async with await world(3) as hl, hl.subscribe("jobs", group="g", member_lease=0.3, **more) as subscription:
         first = await take(subscription, 2)
@@ -141,7 +141,7 @@ async def test_rows_that_were_forgotten_come_again_though_they_had_all_the_credi
         assert {(row.offset, row.attempts) for row in again} == {(row.offset, 2) for row in first}
 
 
-async def test_rows_that_waited_here_for_longer_than_they_are_the_members_are_not_given_out() -> None:
+async def test_buffered_rows_past_their_deadline_are_not_delivered() -> None:
     async with await world(5) as hl, hl.subscribe("jobs", group="g") as subscription:
         assert len(await take(subscription, 2)) == 2
         subscription._rows_until = 0.0  # as when the consumer was slow
@@ -150,7 +150,7 @@ async def test_rows_that_waited_here_for_longer_than_they_are_the_members_are_no
                 await anext(subscription)
 
 
-async def test_members_are_told_of_partitions_that_come_and_go() -> None:
+async def test_members_receive_assigned_and_revoked_partitions() -> None:
     told: list[tuple[str, list[int]]] = []
 
     async def revoked(partitions: list[int]) -> None:
@@ -172,7 +172,7 @@ async def test_members_are_told_of_partitions_that_come_and_go() -> None:
             assert first.partitions == [0, 1]
 
 
-async def test_closing_gives_what_was_not_acked_to_others_at_once() -> None:
+async def test_closing_releases_unacked_rows_immediately() -> None:
     async with await world(10) as hl:
         async with hl.subscribe("jobs", group="g") as first:
             got = await take(first, 10)
@@ -221,7 +221,7 @@ async def test_iteration_ends_when_the_subscription_or_the_broker_closes() -> No
         assert await waiting == "end"
 
 
-async def test_what_is_wrong_with_a_subscription_is_told_when_it_begins() -> None:
+async def test_invalid_subscription_raises_when_it_begins() -> None:
     async with await world() as hl:
         with pytest.raises(BadRequest, match="credits"):
             hl.subscribe("jobs", group="g", credits=0)
@@ -232,7 +232,7 @@ async def test_what_is_wrong_with_a_subscription_is_told_when_it_begins() -> Non
                 await subscription.ack("x")
 
 
-def test_rows_to_settle_are_told_in_any_shape() -> None:
+def test_rows_to_settle_are_accepted_in_any_shape() -> None:
     assert {p: offsets.tolist() for p, offsets in offsets_of({1: (2, 3)}).items()} == {1: [2, 3]}
     assert offsets_of([]) == {}
 
@@ -244,7 +244,7 @@ async def members(hl: Watched) -> list[str]:
     return list((await hl.get_group("jobs", "g")).members)
 
 
-async def test_member_whose_hook_raised_while_it_joined_is_no_member() -> None:
+async def test_member_is_removed_if_its_hook_raises_while_joining() -> None:
     def refuse(partitions: list[int]) -> None:
         raise ValueError("not these")
 
@@ -255,7 +255,7 @@ async def test_member_whose_hook_raised_while_it_joined_is_no_member() -> None:
         assert await members(hl) == []
 
 
-async def test_member_whose_joining_was_cancelled_is_no_member_and_may_try_again() -> None:
+async def test_member_cancelled_while_joining_is_removed_and_may_rejoin() -> None:
     told: list[list[int]] = []
 
     async def slow(partitions: list[int]) -> None:
@@ -348,7 +348,7 @@ async def test_ack_is_given_up_when_its_rows_time_is_over_however_long_each_try_
         assert tries == 1
 
 
-async def test_rows_whose_time_ran_out_before_anybody_saw_them_are_not_given_out(clock: list[float]) -> None:
+async def test_rows_that_timed_out_unseen_are_not_delivered(clock: list[float]) -> None:
     async with await world(10) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=10) as subscription:
         first = await take(subscription, 1)
         clock[0] += 61.0
@@ -369,7 +369,7 @@ async def test_slow_consumer_has_ever_fewer_rows_fetched_ahead_and_a_quick_one_m
         assert subscription._window > 24
 
 
-async def test_subscription_that_nobody_reads_stops_fetching() -> None:
+async def test_unread_subscription_stops_fetching() -> None:
     short = {"ack_timeout": 0.02, "member_lease": 0.03}
     async with await world(1000) as hl, hl.subscribe("jobs", group="g", credits=10, **short) as subscription:
         await take(subscription, 1)
@@ -380,7 +380,7 @@ async def test_subscription_that_nobody_reads_stops_fetching() -> None:
         assert hl.calls["fetch"] == fetches
 
 
-async def test_limit_that_keeps_a_member_or_group_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_member_and_group_limits_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.core.groups.group.MEMBERS_MAX", 1)
     monkeypatch.setattr(admin, "GROUPS_MAX", 1)
     async with await world() as hl, hl.subscribe("jobs", group="g", member="m"), asyncio.timeout(5):
@@ -390,7 +390,7 @@ async def test_limit_that_keeps_a_member_or_group_out_is_told(monkeypatch: pytes
         await hl.group_fetch("jobs", "g", "m", session="another")  # who is in may come again
 
 
-async def test_nothing_is_kept_of_those_who_ack_and_are_no_members() -> None:
+async def test_acks_of_non_members_leave_no_state() -> None:
     async with await world(1) as hl:
         await hl.create_group("jobs", "g")
         for number in range(3):

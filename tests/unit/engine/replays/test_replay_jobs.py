@@ -153,7 +153,7 @@ async def test_a_full_topic_is_waited_for_with_smaller_batches(monkeypatch: pyte
         assert got == [b"%d" % i for i in range(10)]
 
 
-async def test_a_target_that_was_deleted_ends_it_also_if_it_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_target_ends_the_replay_even_if_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await rig.topic("other", max_backlog=1)
         await fill(rig.hl, 5)
@@ -222,7 +222,7 @@ async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
         assert (await rig.hl.offsets("jobs"))[0][0] > 0
 
 
-async def test_rows_that_were_reclaimed_before_it_came_to_them_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reclaimed_rows_end_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other", max_backlog=1)
@@ -426,7 +426,7 @@ async def test_a_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_t
 # -- others ------------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_of_a_replay_cannot_be_opened_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """By accident or on purpose: it would be fenced, and end."""
     monkeypatch.setattr(job_runner, "BATCH_ROWS", 2)
     async with opened() as rig:
@@ -447,7 +447,7 @@ async def test_nobody_else_can_open_the_producer_of_a_replay(monkeypatch: pytest
         assert (info.state, info.replayed) == ("done", 6)
 
 
-async def test_a_name_that_was_forgotten_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forgotten_replay_name_can_be_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "ENDED_MAX", 1)
     async with opened() as rig:
         await rig.topic("other")
@@ -500,7 +500,7 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
         assert (await rig.hl.get_replay("r")).state == "running"
 
 
-async def test_jobs_are_listed_again_after_a_fault_of_our_own_and_nobody_waits_for_ever(
+async def test_jobs_are_listed_again_after_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(manager, "PAUSE", 0.0)
@@ -541,7 +541,7 @@ async def test_an_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new
         assert "cannot be forgotten" in caplog.text
 
 
-async def test_what_nobody_has_thought_of_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_error_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     monkeypatch.setattr(job_runner, "PAUSE_MAX", 0.0)
 

@@ -147,7 +147,7 @@ async def test_the_end_is_what_was_there_when_it_began() -> None:
     assert seen == [b"0"]
 
 
-async def test_a_start_that_was_reclaimed_is_refused_with_where_the_log_starts() -> None:
+async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
     async with opened() as rig:
         for _ in range(30):
             await rig.hl.enqueue("jobs", b"." * 100_000)
@@ -226,7 +226,7 @@ async def test_a_rate_lets_so_many_a_second_go(monkeypatch: pytest.MonkeyPatch) 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_checkpoint_goes_on_where_its_reader_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checkpoint_continues_where_its_reader_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_reader, "SAVE_ROWS", 5)
     hl = await made(HandClock(), partitions=2)
     for i in range(30):
@@ -265,7 +265,7 @@ async def test_checkpoints_survive_a_restart_and_go_with_their_topic() -> None:
         assert await payloads(again, checkpoint="mine") == [b"2"]
 
 
-async def test_a_damaged_checkpoint_is_told_and_not_taken_for_a_new_one() -> None:
+async def test_corrupt_checkpoint_is_reported_and_not_treated_as_new() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"0")
         assert len(await read(rig.hl, checkpoint="mine")) == 1
@@ -276,7 +276,7 @@ async def test_a_damaged_checkpoint_is_told_and_not_taken_for_a_new_one() -> Non
             await read(rig.hl, checkpoint="mine")
 
 
-async def test_a_replay_goes_on_when_its_topic_was_loaded_again() -> None:
+async def test_replay_continues_when_its_topic_is_reloaded() -> None:
     async with opened() as rig:
         for i in range(10):
             await rig.hl.enqueue("jobs", b"%d" % i)
@@ -307,9 +307,7 @@ async def reclaim(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("mode", ["all", "fast"])
-async def test_a_living_message_is_read_where_its_record_lies_by_now(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_live_message_is_read_at_its_current_position(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"kept", delay=10, key="k", headers={"h": "v"}, priority=7)
         await rig.hl.enqueue("jobs", b"gone", delay=10, priority=-1)
@@ -381,7 +379,7 @@ async def test_a_checkpoint_reads_partitions_that_came_later_from_their_beginnin
         assert sorted(row.payload for row in rows) == sorted(b"%d" % i for i in range(40))
 
 
-async def test_a_disk_that_is_full_is_told_as_such_when_a_place_is_kept() -> None:
+async def test_full_disk_raises_storage_full_when_a_checkpoint_is_saved() -> None:
     async with opened() as rig:
         rig.disk.inject("pwritev", errno.ENOSPC, path="replays")
         with pytest.raises(heapline.UnavailableError, match="No space left"):

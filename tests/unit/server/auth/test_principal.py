@@ -95,7 +95,7 @@ def test_permission_denied_names_who_what_and_where() -> None:
         NoAuthGuard().check(principal, Right.PRODUCE, None)
 
 
-async def test_everybody_lets_in_whoever_comes() -> None:
+async def test_no_auth_guard_accepts_every_caller() -> None:
     principal = await NoAuthGuard().authenticate(None)
     NoAuthGuard().check(principal, Right.ADMIN, None)
     assert NoAuthGuard().is_valid(principal)

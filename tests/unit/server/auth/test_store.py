@@ -46,7 +46,7 @@ def crash_at_every_step(prepare, act):  # type: ignore[no-untyped-def]
     raise AssertionError("it never finished")
 
 
-def test_revocation_that_was_answered_outlives_a_crash_at_any_step() -> None:
+def test_acknowledged_revocation_survives_a_crash_at_any_step() -> None:
     made: list[str] = []
 
     def prepare(disk: FakeDisk) -> Keys:
@@ -65,7 +65,7 @@ def test_revocation_that_was_answered_outlives_a_crash_at_any_step() -> None:
     assert outcomes == {(False, False), (False, True), (True, True)}
 
 
-def test_key_that_was_answered_is_there_after_a_crash_at_any_step() -> None:
+def test_acknowledged_key_survives_a_crash_at_any_step() -> None:
     for answered, answer, disk in crash_at_every_step(keys_of, lambda keys: keys.create("new", ["*:consume"])):
         file = open_store(disk).file
         assert not answered or set(file.keys) == {answer[0].id}
@@ -160,7 +160,7 @@ def test_flipped_bit_anywhere_is_found(at: int) -> None:
         open_store(disk)
 
 
-def test_damage_is_told_without_quoting_the_file() -> None:
+def test_corruption_error_does_not_quote_the_file() -> None:
     disk = new_disk()
     keys_of(disk).create("a", ["*:consume"])
     raw = disk.read_file(f"{DIRECTORY}/{FILE}").replace(b'"hash": "', b'"hash": 7, "x": "')
@@ -198,7 +198,7 @@ FIXTURE = b"""{
 }"""
 
 
-def test_version_1_is_read_for_ever() -> None:
+def test_version_1_stays_readable() -> None:
     disk = new_disk()
     disk.write_file_atomic(f"{DIRECTORY}/{FILE}", store_module._with_checksum(FIXTURE))
     file = open_store(disk).file

@@ -51,7 +51,7 @@ async def test_login_gives_a_token_that_stands_for_the_user() -> None:
     assert rig.guard.is_valid(principal)
 
 
-async def test_token_names_who_and_when_and_not_what_he_may_do() -> None:
+async def test_token_contains_user_and_times_but_no_rights() -> None:
     rig = with_user()
     claims = jwt.decode(await login(rig), options={"verify_signature": False})
     assert set(claims) == {"sub", "iat", "exp", "jti", "epoch"}
@@ -112,7 +112,7 @@ async def test_overlong_password_costs_no_argon2() -> None:
 
 
 @pytest.mark.parametrize("change", ["disable", "password", "scopes"])
-async def test_change_of_a_user_ends_his_tokens_and_streams(change: str) -> None:
+async def test_changing_a_user_revokes_their_tokens_and_ends_streams(change: str) -> None:
     rig = with_user()
     token = await login(rig)
     principal = await rig.guard.authenticate(token)
@@ -137,7 +137,7 @@ async def test_enabled_again_does_not_revive_old_tokens() -> None:
     await rig.guard.authenticate(await login(rig))
 
 
-async def test_user_disabled_while_his_argon2_runs_gets_no_token() -> None:
+async def test_user_disabled_during_argon2_gets_no_token() -> None:
     rig = with_user()
     verify = rig.hasher.verify
 
@@ -228,7 +228,7 @@ async def test_principal_of_another_guard_is_not_valid() -> None:
     assert not rig.guard.is_valid(Principal("somebody", ()))
 
 
-async def test_token_is_verified_once_and_a_change_of_the_user_ends_it_at_once(
+async def test_token_is_verified_once_and_ends_when_its_user_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig()

@@ -50,13 +50,13 @@ def test_topics_beyond_the_limit_are_summed_under_other() -> None:
     assert told["topics"] == {(): 5}
 
 
-def test_partitions_beyond_the_limit_are_told_together() -> None:
+def test_partitions_beyond_the_limit_share_one_series() -> None:
     told = rows_of(topic("wide", PARTITIONS_MAX + 7, ready=3))["backlog"]
     assert len(told) == PARTITIONS_MAX + 1
     assert told["wide", OTHER] == 21
 
 
-def test_groups_beyond_the_limit_are_told_together() -> None:
+def test_groups_beyond_the_limit_share_one_series() -> None:
     told = rows_of(topic("followed", groups=GROUPS_MAX + 3))["group_lag"]
     assert len(told) == GROUPS_MAX + 1
     assert (told["followed", "g0"], told["followed", OTHER]) == (5, 15)
@@ -70,7 +70,7 @@ def test_written_bytes_never_fall() -> None:
     assert wal.total([topic("a", written=3)]) == 21  # a too, between two looks
 
 
-def test_exposition_has_each_value_once_and_more_series_than_opentelemetry_allows_by_default() -> None:
+def test_exposition_exceeds_opentelemetrys_default_series_limit() -> None:
     rows = Rows()
     add_topics(rows, Measures([topic(f"t{i}", 26) for i in range(100)], None, 0))
     families = {f.name: f for f in text_string_to_metric_families(expose(rows).decode())}

@@ -59,7 +59,7 @@ async def test_caller_who_is_not_let_in_is_counted_too() -> None:
     assert told(counts)["calls_open"]["http", "Stats"] == 0
 
 
-async def test_stream_counts_as_open_and_its_length_is_no_duration() -> None:
+async def test_stream_counts_as_open_and_records_no_duration() -> None:
     counts = CallCounts(["PopStream"])
     assert told(counts)["streams_open"]["grpc", "PopStream"] == 0
     async with Request(Gate(NoAuthGuard(), [counts]), "grpc", "PopStream", {}, is_stream=True):
