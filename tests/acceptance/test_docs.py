@@ -118,7 +118,7 @@ def walk_parameters() -> list[object]:
 
 
 @pytest.mark.parametrize("walk", walk_parameters())
-def test_walk_does_what_it_says(
+def test_walkthrough_runs_as_written(
     walk: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if shutil.which("curl") is None and any("curl " in block.body for block in walk.blocks):
@@ -143,7 +143,7 @@ def commands_of_the_docs() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands_of_the_docs())
-def test_command_of_the_docs_is_there(command: str) -> None:
+def test_documented_command_exists(command: str) -> None:
     """Blocks with a command that is not there yet are left out of their walk; this is where it shows."""
     if command not in known_commands():
         pytest.skip(f"`heapline {command}` is not there yet")
@@ -297,7 +297,7 @@ def test_block_with_a_missing_command_is_skipped(tmp_path: Path) -> None:
     assert (tmp_path / "after").exists()
 
 
-def test_output_is_compared_with_what_is_shown() -> None:
+def test_output_is_compared_with_the_document() -> None:
     assert fits("a … c\n…\nz\n", "a b c\n1\n2\nz\n")
     assert not fits("a\n", "a\nb\n")
     assert not fits("a b\n", "a c\n")

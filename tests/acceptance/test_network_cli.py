@@ -134,7 +134,7 @@ def test_topic_is_created_shown_changed_and_deleted(home: Home) -> None:
     assert "shop/mail" not in [told["topic"] for told in home.json("topic", "list")]
 
 
-def test_messages_go_in_and_out_in_both_outputs(home: Home, topic: str) -> None:
+def test_messages_are_put_and_popped_in_both_outputs(home: Home, topic: str) -> None:
     (put,) = home.json("put", topic, "hello", "-p", "3", "--key", "k", "-H", "a=b", "--idempotency-key", "x")
     assert "was already enqueued" in home("put", topic, "hello", "--idempotency-key", "x").stdout
     home("put", topic, typed=b"\xff\x00")

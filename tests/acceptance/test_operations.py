@@ -284,7 +284,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("section", sections(), ids=lambda section: section.title)
-def test_section_does_what_it_says(section: Section, place: Place) -> None:
+def test_operations_section_runs_as_written(section: Section, place: Place) -> None:
     GROUNDS[section.ground](place)
     told = place.run(*section.blocks)
     CHECKS[section.title](place, told)

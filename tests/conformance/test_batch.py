@@ -49,7 +49,7 @@ async def test_every_message_of_a_batch_may_have_its_own_options(world: World, j
     assert await drain(jobs) == [b"at", b"head", b"once"]
 
 
-async def test_atomic_batch_goes_in_whole_over_all_partitions(topic: MakeTopic, broker: Broker) -> None:
+async def test_atomic_batch_is_stored_whole_across_partitions(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=8)
     results = await broker.enqueue_batch("jobs", [Outgoing(b"x", key=f"k{i}") for i in range(100)])
     assert len({(await broker.get("jobs", r.id)).partition for r in results}) > 4

@@ -84,7 +84,7 @@ async def test_get_of_a_removed_message_returns_how_it_ended(world: World, topic
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_each_gone_message_keeps_its_own_time(world: World, jobs: Broker) -> None:
+async def test_each_removed_message_keeps_its_own_time(world: World, jobs: Broker) -> None:
     ids = await put(jobs, 1, 2, 3)
     times = []
     for _ in ids:
@@ -156,7 +156,7 @@ async def test_bad_limit_is_refused(jobs: Broker, limit: Any) -> None:
             await jobs.dlq_list("jobs", limit)
 
 
-async def test_peek_passes_over_what_went_by_another_door(world: World, jobs: Broker) -> None:
+async def test_peek_skips_messages_removed_by_other_calls(world: World, jobs: Broker) -> None:
     ids = await put(jobs, *range(8))
     await jobs.cancel("jobs", ids[0])
     await jobs.reschedule("jobs", ids[1], delay=60)
@@ -249,7 +249,7 @@ async def test_reschedule_moves_a_timer_forwards_and_back(world: World, jobs: Br
     assert (await jobs.stats("jobs")).ready == 0
 
 
-async def test_reschedule_keeps_what_is_not_given(world: World, jobs: Broker) -> None:
+async def test_reschedule_keeps_omitted_fields(world: World, jobs: Broker) -> None:
     (id,) = await put(jobs, 5, delay=50, ttl=30, headers={"a": "b"}, key="k")
     before = await jobs.get("jobs", id)
     await jobs.reschedule("jobs", id, priority=1)
@@ -327,7 +327,7 @@ async def test_reschedule_restarts_the_ttl_from_the_new_due_time(world: World, j
     assert (await jobs.get("jobs", id)).state == "expired"
 
 
-async def test_reschedule_to_a_moment_that_has_passed_is_now_and_so_is_its_ttl(world: World, jobs: Broker) -> None:
+async def test_reschedule_to_a_past_time_counts_from_now_with_its_ttl(world: World, jobs: Broker) -> None:
     (id,) = await put(jobs, 1, ttl=1, delay=3600)
     await jobs.reschedule("jobs", id, deliver_at=world.now() - timedelta(days=1))
     await world.advance(0.5)
@@ -354,7 +354,7 @@ async def test_reschedule_of_a_leased_message_is_a_conflict(jobs: Broker) -> Non
 
 
 @pytest.mark.parametrize("gone", ["unknown", "acked", "dead"])
-async def test_reschedule_of_what_does_not_wait_is_not_found(jobs: Broker, gone: str) -> None:
+async def test_reschedule_of_a_message_not_waiting_raises_not_found(jobs: Broker, gone: str) -> None:
     (id,) = await put(jobs, 1)
     if gone != "unknown":
         m = await take(jobs)

@@ -36,7 +36,7 @@ async def test_list_returns_every_field_of_a_dead_letter(world: World, jobs: Bro
     assert await jobs.get("jobs", id) == dead
 
 
-async def test_list_goes_from_the_oldest_on_up_to_its_limit(world: World, topic: MakeTopic) -> None:
+async def test_list_returns_the_oldest_up_to_its_limit(world: World, topic: MakeTopic) -> None:
     await topic(partitions=3)
     ids = []
     for p in (5, 1, 3, 2):
@@ -114,7 +114,7 @@ async def test_replay_of_some_ids_leaves_the_others(jobs: Broker) -> None:
     assert await jobs.dlq_replay("jobs", ids=[]) == 0
 
 
-async def test_replay_of_what_is_not_dead_does_nothing(jobs: Broker) -> None:
+async def test_replay_of_a_live_message_does_nothing(jobs: Broker) -> None:
     ids = await put(jobs, 1, 2)
     await take(jobs)
     before = await picture(jobs)
@@ -215,7 +215,7 @@ async def test_ids_must_be_a_list(jobs: Broker, ids: Any) -> None:
 # -- delete ------------------------------------------------------------------------------------------------------------
 
 
-async def test_deleted_dead_letters_are_gone(jobs: Broker) -> None:
+async def test_deleted_dead_letters_are_not_listed(jobs: Broker) -> None:
     ids = await bury(jobs, 1, 2, 3)
     assert await jobs.dlq_delete("jobs", ids=[ids[0], ids[1], ids[0]]) == 2
     assert await jobs.dlq_delete("jobs", ids=[ids[0]]) == 0

@@ -112,7 +112,7 @@ async def test_until_ack_key_is_kept_through_retries_and_dead_letters(world: Wor
 
 
 @pytest.mark.parametrize("end", ["cancel", "purge", "expire", "dlq_delete"])
-async def test_until_ack_key_is_free_however_the_message_goes(world: World, jobs: Broker, end: str) -> None:
+async def test_until_ack_key_is_free_however_the_message_ends(world: World, jobs: Broker, end: str) -> None:
     r = await jobs.enqueue("jobs", b"x", idempotency_key="k", idempotency_scope="until_ack", ttl=1)
     if end == "cancel":
         await jobs.cancel("jobs", r.id)
@@ -129,7 +129,7 @@ async def test_until_ack_key_is_free_however_the_message_goes(world: World, jobs
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_producer_numbers_messages_and_nothing_is_doubled(topic: MakeTopic, broker: Broker) -> None:
+async def test_producer_numbers_messages_without_duplicates(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=3)
     producer = heapline.Producer("p1")
     single = await broker.enqueue("jobs", b"a", producer=producer)

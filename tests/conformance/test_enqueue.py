@@ -24,7 +24,7 @@ async def test_plain_enqueue_answers_with_both_spellings_of_the_id(jobs: Broker)
     assert (m.id, m.message_id, m.payload, m.priority) == (r.id, r.message_id, b"hello", 0)
 
 
-async def test_payload_comes_back_byte_for_byte(jobs: Broker) -> None:
+async def test_payload_is_delivered_byte_for_byte(jobs: Broker) -> None:
     for payload in (b"", b"\0", bytes(range(256)) * 200):
         await jobs.enqueue("jobs", payload)
         m = await take(jobs)
@@ -33,7 +33,7 @@ async def test_payload_comes_back_byte_for_byte(jobs: Broker) -> None:
         await m.ack()
 
 
-async def test_key_and_headers_come_back(jobs: Broker) -> None:
+async def test_key_and_headers_are_delivered(jobs: Broker) -> None:
     await jobs.enqueue("jobs", b"x", key="kunde-ß", headers=MappingProxyType({"traceparent": "00-ab", "emoji": "☃"}))
     m = await take(jobs)
     assert (m.key, m.headers) == ("kunde-ß", {"traceparent": "00-ab", "emoji": "☃"})
@@ -63,7 +63,7 @@ async def test_largest_allowed_message_is_delivered(world: World, topic: MakeTop
     assert [(m.payload == payload, m.key, m.headers) for m in messages] == [(True, key, headers)] * 3
 
 
-async def test_enqueued_at_is_the_moment_of_the_enqueue(world: World, jobs: Broker) -> None:
+async def test_enqueued_at_is_the_time_of_the_enqueue(world: World, jobs: Broker) -> None:
     before = world.now()
     await jobs.enqueue("jobs", b"x")
     await world.advance(2)

@@ -43,7 +43,7 @@ async def test_keys_take_turns(topic: MakeTopic, broker: Broker, partitions: int
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-async def test_priority_goes_before_turns(topic: MakeTopic, broker: Broker, mode: str) -> None:
+async def test_priority_takes_precedence_over_turns(topic: MakeTopic, broker: Broker, mode: str) -> None:
     await topic(fairness="keys", mode=mode)
     await fill(broker, *many("a", 3), priority=5)
     await fill(broker, *many("b", 1), priority=5)
@@ -100,9 +100,7 @@ async def test_retried_message_keeps_its_turn(topic: MakeTopic, broker: Broker) 
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_what_a_key_has_planned_for_later_does_not_stand_before_what_it_sends_now(
-    world: World, topic: MakeTopic
-) -> None:
+async def test_delayed_messages_of_a_key_do_not_delay_its_new_ones(world: World, topic: MakeTopic) -> None:
     await topic(fairness="keys")
     hl = world.broker
     await fill(hl, *many("a", 50), delay=3600)
@@ -275,7 +273,7 @@ async def test_cancelling_the_next_message_unblocks_the_one_behind_it(topic: Mak
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_blocked_message_expires_and_lets_others_go(world: World, topic: MakeTopic) -> None:
+async def test_blocked_message_expires_and_unblocks_others(world: World, topic: MakeTopic) -> None:
     await topic(fairness="keys", max_inflight_per_key=1)
     hl = world.broker
     await fill(hl, ("a", b"a0"))
@@ -440,7 +438,9 @@ async def test_committing_an_old_batch_does_not_starve_new_messages(topic: MakeT
 
 
 @pytest.mark.parametrize("memory", ["journal", "snapshot"])
-async def test_dead_letters_that_come_back_do_not_bury_others(world: World, topic: MakeTopic, memory: Memory) -> None:
+async def test_replayed_dead_letters_do_not_starve_other_fairness_keys(
+    world: World, topic: MakeTopic, memory: Memory
+) -> None:
     broker: Broker = world.broker
     await topic(fairness="keys", partitions=2)
     await broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="broken") for _ in range(50)])

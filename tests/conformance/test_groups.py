@@ -88,7 +88,7 @@ async def test_row_has_all_that_the_message_has(world: World, jobs: Any) -> None
     assert abs(full.enqueued_at - world.now()) < timedelta(seconds=1)
 
 
-async def test_delayed_message_takes_its_place_when_it_fires(world: World, jobs: Any) -> None:
+async def test_delayed_message_gets_its_offset_when_it_fires(world: World, jobs: Any) -> None:
     await jobs.enqueue("jobs", b"late", delay=5)
     await jobs.enqueue("jobs", b"soon")
     (first,) = await all_rows(jobs, 1)
@@ -112,7 +112,7 @@ async def test_workers_and_groups_do_not_touch_each_other(jobs: Any) -> None:
     assert payloads(await all_rows(jobs, 3, group="another")) == [b"2", b"1", b"3"]
 
 
-async def test_what_was_cancelled_before_it_fell_due_is_never_seen(world: World, jobs: Any) -> None:
+async def test_message_cancelled_before_its_due_time_is_never_delivered(world: World, jobs: Any) -> None:
     gone = await jobs.enqueue("jobs", b"gone", delay=5)
     await jobs.enqueue("jobs", b"stays", delay=5)
     await jobs.cancel("jobs", gone.id)
@@ -122,7 +122,7 @@ async def test_what_was_cancelled_before_it_fell_due_is_never_seen(world: World,
     assert await lag(jobs) == 1
 
 
-async def test_max_messages_bounds_what_is_out(jobs: Any) -> None:
+async def test_max_messages_limits_outstanding_rows(jobs: Any) -> None:
     await put(jobs, *range(10))
     first = await rows(jobs, max_messages=3)
     assert payloads(first) == [b"0", b"1", b"2"]
@@ -163,7 +163,7 @@ async def test_committed_offset_is_the_highest_with_nothing_unacked_below(jobs: 
     assert (told.lag, told.outstanding, told.retrying, told.dead) == (0, 0, 0, 0)
 
 
-async def test_lag_is_0_when_all_is_done_and_counts_what_falls_due(world: World, jobs: Any) -> None:
+async def test_lag_is_0_when_all_is_acked_and_counts_due_rows(world: World, jobs: Any) -> None:
     await put(jobs, *range(5))
     await jobs.enqueue("jobs", b"x", delay=5)
     await ack(jobs, await all_rows(jobs, 5))
@@ -312,7 +312,7 @@ async def test_reset_to_an_offset_and_to_offsets_by_partition(world: World, topi
     assert await lag(hl) == len(first)
 
 
-async def test_reset_to_a_moment(world: World, jobs: Any) -> None:
+async def test_group_can_be_reset_to_a_time(world: World, jobs: Any) -> None:
     await put(jobs, 1)
     await world.advance(10)
     moment = world.now()
@@ -355,7 +355,7 @@ async def test_members_share_the_partitions_and_nothing_is_held_by_two(world: Wo
     assert {o.partition: o.member for o in info.offsets} == {p: m for m, some in shares.items() for p in some}
 
 
-async def test_partition_changes_hands_when_nothing_of_it_is_out(world: World, topic: MakeTopic) -> None:
+async def test_partition_changes_owner_only_without_outstanding_rows(world: World, topic: MakeTopic) -> None:
     await topic(partitions=2)
     hl: Any = world.broker
     for n in range(20):
@@ -384,7 +384,7 @@ async def test_rows_of_a_leaving_member_are_redelivered_without_an_attempt(jobs:
     assert list((await jobs.get_group("jobs", "g")).members) == ["b"]
 
 
-async def test_another_session_takes_a_name_over_with_all_that_it_held(jobs: Any) -> None:
+async def test_new_session_takes_over_a_members_name_and_rows(jobs: Any) -> None:
     await put(jobs, 1, 2)
     held = await all_rows(jobs, 2, session="old")
     found = await all_rows(jobs, 2, session="new")
@@ -402,7 +402,7 @@ async def test_another_session_takes_a_name_over_with_all_that_it_held(jobs: Any
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_silent_member_is_out_and_its_rows_come_again_elsewhere(world: World, jobs: Any) -> None:
+async def test_silent_member_is_removed_and_its_rows_redelivered(world: World, jobs: Any) -> None:
     await jobs.create_group("jobs", "g", member_lease=20.0, **QUICK)
     await put(jobs, 1)
     await all_rows(jobs, 1, "silent")
@@ -414,7 +414,7 @@ async def test_silent_member_is_out_and_its_rows_come_again_elsewhere(world: Wor
     assert list((await jobs.get_group("jobs", "g")).members) == ["b"]
 
 
-async def test_waiting_fetch_is_woken_by_what_comes(jobs: Any) -> None:
+async def test_waiting_fetch_is_woken_by_new_rows(jobs: Any) -> None:
     await fetch(jobs)
     await put(jobs, 1)
     assert payloads(await all_rows(jobs, 1)) == [b"1"]
@@ -436,7 +436,7 @@ async def test_group_is_created_read_listed_and_deleted(world: World, jobs: Any)
         await jobs.get_group("jobs", "b")
 
 
-async def test_making_a_group_again_leaves_it_where_it_is_and_refuses_other_settings(jobs: Any) -> None:
+async def test_recreating_a_group_keeps_it_and_rejects_other_settings(jobs: Any) -> None:
     await jobs.create_group("jobs", "g", max_retries=3)
     await put(jobs, 1)
     await ack(jobs, await all_rows(jobs, 1))

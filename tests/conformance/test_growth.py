@@ -52,7 +52,7 @@ async def test_impossible_count_is_refused_and_changes_nothing(jobs: Broker, par
     assert await picture(jobs) == before
 
 
-async def test_topic_grows_to_the_most_there_can_be(world: World, jobs: Broker) -> None:
+async def test_topic_grows_to_the_maximum_partition_count(world: World, jobs: Broker) -> None:
     await put(jobs, 2)
     epoch = await jobs.open_producer("jobs", "p")
     await jobs.update_topic("jobs", partitions=1024)
@@ -82,7 +82,7 @@ async def test_same_partition_count_changes_nothing(topic: MakeTopic, broker: Br
     assert "grown" not in kinds
 
 
-async def test_growth_stands_in_the_log(jobs: Broker) -> None:
+async def test_growth_is_in_the_log(jobs: Broker) -> None:
     await jobs.update_topic("jobs", partitions=3)
     grown = [
         event.columns async for frame in jobs.read_log("jobs", 0) for event in frame.events if event.kind == "grown"
@@ -110,7 +110,7 @@ async def test_keys_move_only_to_new_partitions_and_only_their_share(topic: Make
 
 
 @pytest.mark.parametrize("memory", ["snapshot", "journal"])
-async def test_what_was_there_before_is_served_in_order_with_what_comes_after(
+async def test_old_and_new_messages_are_served_in_order_after_growth(
     world: World, topic: MakeTopic, memory: Memory
 ) -> None:
     await topic(partitions=2)
@@ -143,7 +143,7 @@ async def test_leases_delays_and_dead_letters_are_not_disturbed(world: World, to
     assert await drain(hl) == [b"3"]
 
 
-async def test_pop_that_waits_gets_what_comes_into_a_new_partition(jobs: Broker) -> None:
+async def test_waiting_pop_gets_a_message_of_a_new_partition(jobs: Broker) -> None:
     waiting = asyncio.create_task(jobs.pop("jobs", wait=30.0))
     await jobs.stats("jobs")
     await jobs.update_topic("jobs", partitions=8)
@@ -259,7 +259,7 @@ async def test_number_older_than_the_window_stays_stale_after_growth(world: Worl
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_key_is_free_again_after_its_window_also_on_a_grown_topic(world: World, topic: MakeTopic) -> None:
+async def test_key_is_free_after_its_window_on_a_grown_topic(world: World, topic: MakeTopic) -> None:
     await topic(partitions=2, dedup_window=60.0)
     hl = world.broker
     await hl.enqueue_batch("jobs", numbered("key", False, None))
@@ -295,7 +295,7 @@ async def test_key_held_by_a_message_outlasts_every_window(world: World, topic: 
     assert not any(a.duplicate for a in await hl.enqueue_batch("jobs", numbered("key", False, scope)))
 
 
-async def test_atomic_batch_over_old_and_new_places_goes_in_whole_or_not_at_all(
+async def test_atomic_batch_over_old_and_new_partitions_is_atomic(
     topic: MakeTopic, broker: Broker, bare_log: None
 ) -> None:
     await topic(partitions=2)
@@ -310,7 +310,7 @@ async def test_atomic_batch_over_old_and_new_places_goes_in_whole_or_not_at_all(
     assert [r.duplicate for r in results] == [True] * (MANY // 2) + [False] * MANY
 
 
-async def test_row_that_repeats_another_of_its_batch_goes_where_that_goes(topic: MakeTopic, broker: Broker) -> None:
+async def test_repeated_row_of_a_batch_goes_to_the_same_partition(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2)
     await broker.enqueue_batch("jobs", numbered("key", False, None, first=MANY))  # so that older places are asked
     await broker.update_topic("jobs", partitions=9)
@@ -339,9 +339,7 @@ async def test_lease_taken_before_growth_is_given_back_by_a_repeated_pop(jobs: B
 
 
 @pytest.mark.parametrize("scope", ["window", "until_ack"])
-async def test_what_a_batch_has_prepared_before_the_growth_is_in_doubt_after_it(
-    topic: MakeTopic, world: World, scope: Any
-) -> None:
+async def test_keys_prepared_before_growth_are_in_doubt_after_it(topic: MakeTopic, world: World, scope: Any) -> None:
     """The keys of a prepared part lie where the old count placed them; a retry must not go in beside them."""
     broker = world.broker
     await topic(partitions=2)

@@ -29,7 +29,7 @@ each_act = pytest.mark.parametrize("act", sorted(ACTS))
 # -- ack ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_acked_message_is_gone(jobs: Broker) -> None:
+async def test_acked_message_is_removed(jobs: Broker) -> None:
     (id,) = await put(jobs, 1)
     await (await take(jobs)).ack()
     stats = await jobs.stats("jobs")
@@ -49,7 +49,7 @@ async def test_ack_takes_one_or_many_of_any_kind_of_collection(jobs: Broker) -> 
     assert (await jobs.stats("jobs")).acked_total == 7
 
 
-async def test_ack_many_acks_all_it_can_and_then_names_the_lost(topic: MakeTopic, broker: Broker) -> None:
+async def test_ack_many_acks_all_held_messages_and_reports_the_lost(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=3)
     for i in range(10):
         await put(broker, i)
@@ -211,7 +211,7 @@ async def test_extend_never_reaches_past_lease_max_from_the_first_lease(world: W
         await m.extend(80)
 
 
-async def test_extend_many_extends_all_it_can(jobs: Broker) -> None:
+async def test_extend_many_extends_all_held_messages(jobs: Broker) -> None:
     await put(jobs, 1, 2)
     a, b = await jobs.pop("jobs", 2)
     before = b.deadline
@@ -273,7 +273,7 @@ async def test_lease_that_never_was_is_refused(topic: MakeTopic, broker: Broker,
     assert caught.value.lost == [foreign]
 
 
-async def test_expired_lease_comes_back_with_its_attempt_counted(world: World, topic: MakeTopic) -> None:
+async def test_expired_lease_is_redelivered_with_its_attempt_counted(world: World, topic: MakeTopic) -> None:
     hl = world.broker
     await topic(backoff=heapline.Backoff(base=1.0, jitter=0))
     (id,) = await put(hl, 1)
@@ -307,7 +307,7 @@ async def test_concurrent_settlements_do_not_affect_each_other(jobs: Broker) -> 
     assert (stats.acked_total, stats.delayed, stats.ready, stats.dead, stats.leased) == (12, 12, 12, 12, 12)
 
 
-async def test_totals_count_what_was_done_not_what_was_tried(jobs: Broker) -> None:
+async def test_totals_count_completed_calls_only(jobs: Broker) -> None:
     await put(jobs, 1, 2)
     a, b = await jobs.pop("jobs", 2)
     await a.ack()

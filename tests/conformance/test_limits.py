@@ -49,7 +49,7 @@ async def test_concurrent_enqueues_never_exceed_max_backlog(topic: MakeTopic, br
     assert (len(refused), (await broker.stats("jobs")).ready) == (30, 10)
 
 
-async def test_refused_call_does_not_count_against_those_beside_it(topic: MakeTopic, broker: Broker) -> None:
+async def test_rejected_call_does_not_count_against_concurrent_ones(topic: MakeTopic, broker: Broker) -> None:
     await topic(max_backlog=3)
     await broker.enqueue("jobs", b"first", idempotency_key="k")
     conflict = broker.enqueue("jobs", b"other", idempotency_key="k")

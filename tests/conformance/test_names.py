@@ -108,7 +108,7 @@ def test_contract_holds_no_call_that_this_suite_does_not_know() -> None:
     assert public == set(CALLS)
 
 
-async def test_a_message_has_everything_that_the_contract_names(jobs: Broker) -> None:
+async def test_message_has_everything_that_the_contract_names(jobs: Broker) -> None:
     await jobs.enqueue("jobs", b"payload", priority=5, key="customer-7", headers={"k": "v"})
     (m,) = await jobs.pop("jobs", holder="worker-1")
     assert (m.payload, m.priority, m.attempts, m.key, m.headers, m.topic, m.partition) == (
@@ -122,7 +122,7 @@ async def test_a_message_has_everything_that_the_contract_names(jobs: Broker) ->
         assert callable(getattr(m, act))
 
 
-async def test_the_example_of_the_contract_runs_as_it_stands(jobs: Broker) -> None:
+async def test_example_of_the_contract_runs_as_written(jobs: Broker) -> None:
     hl = jobs
     r = await hl.enqueue(
         "jobs", b"payload", priority=5, key="customer-7", delay=None, headers={"k": "v"}, ttl=3600, max_retries=3,

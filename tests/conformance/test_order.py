@@ -38,7 +38,7 @@ async def test_single_pops_give_the_same_order_as_one_large_one(topic: MakeTopic
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-async def test_equal_priorities_come_out_in_order_of_arrival(topic: MakeTopic, broker: Broker, mode: str) -> None:
+async def test_equal_priorities_are_served_in_order_of_arrival(topic: MakeTopic, broker: Broker, mode: str) -> None:
     await topic(mode=mode)
     for i in range(5):
         await broker.enqueue("jobs", b"%d" % i, priority=7)
@@ -121,7 +121,7 @@ async def test_aging_works_the_other_way_round_on_a_max_topic(world: World, topi
     assert await drain(hl) == [b"80", b"10", b"60"]
 
 
-async def test_message_that_comes_back_keeps_its_place(world: World, jobs: Broker) -> None:
+async def test_redelivered_message_keeps_its_rank(world: World, jobs: Broker) -> None:
     await put(jobs, 5, 5, 5)
     first = await take(jobs)
     await first.nack(backoff=0)

@@ -38,7 +38,7 @@ async def test_messages_of_one_key_are_in_one_partition(topic: MakeTopic, broker
     assert all(len(partitions) == 1 for partitions in places.values())
 
 
-async def test_every_lease_records_the_limit_under_which_it_was_given(topic: MakeTopic, broker: Broker) -> None:
+async def test_every_lease_records_its_limit(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=4)
     await broker.enqueue_batch("jobs", [Outgoing(b"", i, key=f"k{i}") for i in range(40)])
     while await broker.pop("jobs", 7):
@@ -73,7 +73,7 @@ async def test_throttled_partition_waits_while_others_are_served(topic: MakeTopi
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-async def test_a_pop_blocks_while_everything_is_throttled_and_gets_its_message_afterwards(
+async def test_pop_blocks_while_everything_is_throttled_and_gets_its_message_afterwards(
     topic: MakeTopic, broker: Broker, partitions: int
 ) -> None:
     await topic(partitions=partitions)
@@ -120,7 +120,7 @@ async def test_stats_report_the_spine_strategy(topic: MakeTopic, broker: Broker)
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_with_min_freshness_a_better_message_that_comes_right_behind_goes_first(
+async def test_min_freshness_lets_a_better_later_message_go_first(
     topic: MakeTopic, world: World, partitions: int, fake_time: None
 ) -> None:
     broker = world.broker
@@ -135,7 +135,7 @@ async def test_with_min_freshness_a_better_message_that_comes_right_behind_goes_
     assert [m.payload for m in await broker.pop("jobs", 5)] == [b"better", b"good"]
 
 
-async def test_a_waiting_pop_gets_a_message_as_soon_as_it_has_stood_long_enough(
+async def test_waiting_pop_gets_a_message_once_its_freshness_is_reached(
     topic: MakeTopic, world: World, fake_time: None
 ) -> None:
     await topic(partitions=3, min_freshness=0.5)
@@ -147,9 +147,7 @@ async def test_a_waiting_pop_gets_a_message_as_soon_as_it_has_stood_long_enough(
     assert [m.payload for m in await waiting] == [b"x"]
 
 
-async def test_round_robin_serves_partitions_in_turn_and_says_that_it_gives_no_bound(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_round_robin_serves_partitions_in_turn_and_reports_no_bound(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=4, strategy="round_robin")
     await broker.enqueue_batch("jobs", [Outgoing(b"", i, key=f"k{i}") for i in range(80)])
     found = await broker.pop("jobs", 12)
@@ -160,7 +158,7 @@ async def test_round_robin_serves_partitions_in_turn_and_says_that_it_gives_no_b
     assert (await broker.stats("jobs")).spine.bound is None
 
 
-async def test_the_weighted_strategy_is_changed_live(topic: MakeTopic, broker: Broker) -> None:
+async def test_weighted_strategy_is_changed_live(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2, strategy="weighted", partition_weights={0: 3})
     await broker.enqueue_batch("jobs", [Outgoing(b"", key=f"k{i}") for i in range(200)])
     assert [m.partition for m in await broker.pop("jobs", 8)].count(0) == 6

@@ -58,7 +58,7 @@ async def test_later_pause_takes_the_place_of_the_earlier(world: World, jobs: Br
     assert (await jobs.stats("jobs")).paused
 
 
-async def test_pause_until_a_moment_that_has_passed_pauses_nothing(world: World, jobs: Broker) -> None:
+async def test_pause_until_a_past_time_pauses_nothing(world: World, jobs: Broker) -> None:
     await put(jobs, 1)
     await jobs.pause_topic("jobs", until=world.now() - timedelta(seconds=1))
     assert await drain(jobs) == [b"1"]

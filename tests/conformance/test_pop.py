@@ -79,13 +79,13 @@ async def waiting_pop(hl: Broker, **options: Any) -> asyncio.Task[list[heapline.
     return task
 
 
-async def test_waiting_pop_returns_as_soon_as_there_is_one(jobs: Broker) -> None:
+async def test_waiting_pop_returns_as_soon_as_a_message_is_ready(jobs: Broker) -> None:
     task = await waiting_pop(jobs, max_messages=100)
     await put(jobs, 1)
     assert [m.priority for m in await task] == [1]
 
 
-async def test_waiting_pop_gives_what_is_there_without_waiting_for_more(jobs: Broker) -> None:
+async def test_waiting_pop_returns_ready_messages_without_waiting_for_more(jobs: Broker) -> None:
     await put(jobs, 1)
     assert len(await jobs.pop("jobs", 100, wait=LONG)) == 1
 
@@ -94,7 +94,7 @@ async def test_pop_that_waits_in_vain_is_empty(jobs: Broker) -> None:
     assert await jobs.pop("jobs", wait=0.02) == []
 
 
-async def test_waiting_pops_are_served_in_the_order_in_which_they_came(jobs: Broker) -> None:
+async def test_waiting_pops_are_served_in_call_order(jobs: Broker) -> None:
     tasks = [await waiting_pop(jobs) for _ in range(3)]
     await put(jobs, 1, 2, 3)
     assert [(await task)[0].priority for task in tasks] == [1, 2, 3]
@@ -157,7 +157,7 @@ async def test_cancelled_wait_takes_nothing(jobs: Broker) -> None:
     assert (await take(jobs)).attempts == 1
 
 
-async def test_pop_cancelled_at_any_moment_leaves_no_lease_behind(jobs: Broker) -> None:
+async def test_pop_cancelled_at_any_time_leaves_no_lease(jobs: Broker) -> None:
     await put(jobs, 1)
     for steps in range(25):
         task = asyncio.create_task(jobs.pop("jobs"))
@@ -191,7 +191,7 @@ async def test_repeated_request_gets_the_same_leases(topic: MakeTopic, broker: B
     await broker.ack(again)
 
 
-async def test_repeated_request_gets_only_what_is_still_held(jobs: Broker) -> None:
+async def test_repeated_request_gets_only_leases_still_held(jobs: Broker) -> None:
     await put(jobs, 1, 2, 3)
     first = await jobs.pop("jobs", 2, request_id="r")
     await first[0].ack()

@@ -80,7 +80,7 @@ async def test_committed_batch_cannot_be_decided_otherwise(two: Broker) -> None:
     assert await taken(two) == ["a"]
 
 
-async def test_aborted_parts_are_gone(two: Broker) -> None:
+async def test_aborted_parts_are_removed(two: Broker) -> None:
     await two.prepare_batch("b", "1", {"jobs": some("a"), "mail": some("b")})
     await two.prepare_batch("b", "2", some("c"), topic="jobs")
     assert await two.abort_batch("b") == 2
@@ -115,9 +115,7 @@ async def test_ids_order_and_due_times_are_those_of_the_prepare(fake_time: None,
     assert await taken(jobs) == ["late"]
 
 
-async def test_message_that_fell_due_before_the_commit_is_served_after_it(
-    fake_time: None, world: World, jobs: Broker
-) -> None:
+async def test_message_due_before_the_commit_is_served_after_it(fake_time: None, world: World, jobs: Broker) -> None:
     await jobs.prepare_batch("b", "1", [*some("due", delay=5), *some("ended", ttl=5)], topic="jobs")
     await world.advance(60)
     await jobs.commit_batch("b", ["1"])
@@ -310,7 +308,7 @@ async def test_batches_are_listed_with_their_parts(two: Broker) -> None:
     assert list(committed.parts) == ["1"]
 
 
-async def test_decisions_stand_in_no_topic_that_a_user_can_see_or_name(two: Broker) -> None:
+async def test_decisions_are_in_no_topic_visible_to_users(two: Broker) -> None:
     await two.commit_batch("b", [])
     assert [info.name for info in await two.list_topics()] == ["jobs", "mail"]
     for call in (two.stats, two.pop, two.purge, two.delete_topic, two.create_topic):

@@ -62,7 +62,7 @@ async def test_replay_rows_contain_every_field_of_a_message(world: World, topic:
     await first.ack()  # of no group: nothing happens
 
 
-async def test_the_stream_is_the_same_whatever_workers_do(world: World, jobs: Any) -> None:
+async def test_stream_is_the_same_whatever_workers_do(world: World, jobs: Any) -> None:
     await put(jobs, 1, 2, 3)
     await put(jobs, 4, delay=5)
     await world.advance(6)
@@ -106,7 +106,7 @@ async def test_by_time(world: World, jobs: Any, fake_time: None) -> None:
     assert await payloads(jobs, end=moments[0] - timedelta(days=1)) == []
 
 
-async def test_fast_gives_what_is_not_gone_as_it_stands_now(jobs: Any) -> None:
+async def test_fast_replay_returns_live_messages_in_their_current_state(jobs: Any) -> None:
     ids = await put(jobs, *range(6))
     await jobs.cancel("jobs", ids[0])
     await jobs.reschedule("jobs", ids[5], priority=-9)
@@ -126,7 +126,7 @@ async def test_filters(jobs: Any) -> None:
     assert await payloads(jobs, where=ReplayFilter(headers={"h": "2"})) == []
 
 
-async def test_a_rate_loses_nothing(jobs: Any) -> None:
+async def test_rate_loses_nothing(jobs: Any) -> None:
     await put(jobs, *range(30))
     reader = asyncio.ensure_future(payloads(jobs, rate=1e6))
     assert await reader == [b"%d" % p for p in range(30)]
@@ -162,7 +162,7 @@ async def test_reading_may_stop_anywhere(jobs: Any) -> None:
                 {"start": datetime(2030, 1, 1)},
                 {"partitions": []}, {"mode": "slow"}, {"rate": 0}, {"where": {}}, {"checkpoint": "a/b"}], ids=str,
 )  # fmt: skip
-async def test_what_makes_no_sense_is_refused(jobs: Any, options: dict[str, Any]) -> None:
+async def test_invalid_replay_request_is_rejected(jobs: Any, options: dict[str, Any]) -> None:
     with pytest.raises((heapline.BadRequest, heapline.BadName)):
         await read(jobs, **options)
 
@@ -195,7 +195,7 @@ async def test_into_another_topic_each_once_and_marked(both: Any) -> None:
     assert len(await drain(both)) == 25
 
 
-async def test_into_the_same_topic_it_ends(jobs: Any) -> None:
+async def test_replay_into_its_own_topic_ends(jobs: Any) -> None:
     await put(jobs, 1, 2)
     await jobs.start_replay("again", "jobs")
     assert (await ended(jobs)).replayed == 2
@@ -227,7 +227,7 @@ async def test_fast_filtered_and_with_due_times_kept(both: Any) -> None:
     assert (stats.ready, stats.delayed) == (2, 1)
 
 
-async def test_a_name_belongs_to_one_request(world: World, both: Any) -> None:
+async def test_name_belongs_to_one_request(world: World, both: Any) -> None:
     await put(both, 1)
     options: dict[str, Any] = {"into": "other", "start": {0: 0}, "where": ReplayFilter(priority_min=0), "rate": 1000.0}
     await both.start_replay("again", "jobs", **options)
@@ -243,7 +243,7 @@ async def test_a_name_belongs_to_one_request(world: World, both: Any) -> None:
     assert len(await drain(hl, "other")) == 1
 
 
-async def test_one_that_waits_says_for_what_and_can_be_cancelled(topic: MakeTopic, broker: Any) -> None:
+async def test_waiting_replay_reports_its_reason_and_can_be_cancelled(topic: MakeTopic, broker: Any) -> None:
     await topic()
     await topic("other", max_backlog=2)
     await put(broker, *range(5))
@@ -292,7 +292,7 @@ async def test_deleted_target_fails_the_replay(topic: MakeTopic, broker: Any) ->
                 {"deliver_at": datetime(2030, 1, 1)}, {"start": "now"}, {"into": "no topic"},
                 {"name": "a b"}, {"name": "x" * 128}, {"mode": 1}], ids=str,
 )  # fmt: skip
-async def test_a_bad_request_starts_nothing(jobs: Any, options: dict[str, Any]) -> None:
+async def test_bad_request_starts_nothing(jobs: Any, options: dict[str, Any]) -> None:
     with pytest.raises((heapline.BadRequest, heapline.BadName)):
         await jobs.start_replay(**{"name": "again", "topic": "jobs", **options})
     assert await jobs.list_replays() == []

@@ -30,7 +30,7 @@ def reopen(world: World, request: pytest.FixtureRequest) -> Reopen:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_the_whole_picture_is_the_same(world: World, topic: MakeTopic, reopen: Reopen, partitions: int) -> None:
+async def test_whole_picture_is_the_same(world: World, topic: MakeTopic, reopen: Reopen, partitions: int) -> None:
     hl = world.broker
     await topic(partitions=partitions)
     for p in range(40):
@@ -162,7 +162,7 @@ async def test_attempts_limits_and_reasons_are_kept(world: World, jobs: Broker, 
     assert (await take(hl)).attempts == 1
 
 
-async def test_dead_letters_are_kept_and_gone_ones_remembered(world: World, jobs: Broker, reopen: Reopen) -> None:
+async def test_dead_letters_are_kept_and_removed_ones_remembered(world: World, jobs: Broker, reopen: Reopen) -> None:
     ids = await put(jobs, 1, 2, 3, 4)
     a, b, c, _ = await jobs.pop("jobs", 4)
     await a.bury("why")
@@ -307,7 +307,7 @@ async def test_several_topics_and_namespaces_are_kept(world: World, topic: MakeT
     assert [(await take(hl, name)).payload for name in ("a", "team/a")] == [b"a", b"team/a"]
 
 
-async def test_a_large_backlog_is_kept(world: World, topic: MakeTopic, reopen: Reopen) -> None:
+async def test_large_backlog_is_kept(world: World, topic: MakeTopic, reopen: Reopen) -> None:
     """Enough for runs and chunks that snapshots store apart, and for several journal segments."""
     await topic(partitions=2)
     for at in range(0, 20_000, 2000):

@@ -58,7 +58,7 @@ async def test_dead_letter_without_a_reason_still_has_one(jobs: Broker) -> None:
     assert dead.reason
 
 
-async def test_neighbours_of_one_nack_go_their_own_ways(jobs: Broker) -> None:
+async def test_messages_of_one_nack_are_retried_independently(jobs: Broker) -> None:
     await put(jobs, 1, max_retries=0)
     await put(jobs, 2)
     messages = await jobs.pop("jobs", 2)

@@ -160,7 +160,7 @@ async def test_deleted_schedule_fires_no_more_and_its_messages_stay(world: World
     assert await jobs.list_schedules() == []
 
 
-async def test_schedule_made_again_under_its_name_is_changed(world: World, jobs: Broker) -> None:
+async def test_recreating_a_schedule_under_its_name_changes_it(world: World, jobs: Broker) -> None:
     made = await jobs.create_schedule("a", every=60, topic="jobs", payload=b"old")
     await world.advance(30)
     assert await jobs.create_schedule("a", every=60, topic="jobs", payload=b"old") == made, "the same changes nothing"

@@ -23,7 +23,7 @@ def dues(stats: TopicStats) -> dict[float | None, int]:
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("partitions", [1, 3])
-async def test_depth_by_priority_counts_what_is_ready(
+async def test_depth_by_priority_counts_ready_messages(
     topic: MakeTopic, broker: Broker, mode: str, partitions: int
 ) -> None:
     await topic(mode=mode, partitions=partitions)

@@ -46,7 +46,7 @@ async def lag(hl: Any) -> int:
     return sum(o.lag for o in await hl.group_offsets("jobs", "g"))
 
 
-async def test_rows_come_in_order_and_are_done_when_acked(jobs: Any) -> None:
+async def test_rows_arrive_in_order_and_end_when_acked(jobs: Any) -> None:
     await put(jobs, *range(20))
     async with jobs.subscribe("jobs", group="g", member="m") as rows:
         found = await take(rows, 20)
@@ -92,7 +92,7 @@ async def is_member(hl: Any, member: str, group: str = "g") -> bool:
         return False
 
 
-async def test_no_more_rows_are_out_than_there_are_credits(jobs: Any) -> None:
+async def test_outstanding_rows_are_limited_by_credits(jobs: Any) -> None:
     await put(jobs, *range(30))
     async with jobs.subscribe("jobs", group="g", member="m", credits=10) as rows:
         found = await take(rows, 10)
@@ -108,7 +108,7 @@ async def test_no_more_rows_are_out_than_there_are_credits(jobs: Any) -> None:
         assert told.outstanding <= 10
 
 
-async def test_whole_backlog_flows_as_it_is_acked(world: World, topic: MakeTopic) -> None:
+async def test_backlog_is_delivered_as_rows_are_acked(world: World, topic: MakeTopic) -> None:
     await topic(partitions=3)
     hl: Any = world.broker
     await put(hl, *range(2500))
@@ -127,7 +127,7 @@ async def test_whole_backlog_flows_as_it_is_acked(world: World, topic: MakeTopic
         assert offsets == sorted(offsets)
 
 
-async def test_nacked_row_comes_again_with_its_next_attempt(jobs: Any) -> None:
+async def test_nacked_row_is_redelivered_with_its_next_attempt(jobs: Any) -> None:
     await put(jobs, 1)
     backoff = {"base": 0.0, "max": 0.0, "jitter": 0.0}
     async with jobs.subscribe("jobs", group="g", member="m", backoff=backoff) as rows:
@@ -170,7 +170,7 @@ async def has(subscription: Any, count: int) -> bool:
     return len(subscription.partitions) == count
 
 
-async def test_closing_leaves_the_group_and_hands_on_what_was_not_acked(jobs: Any) -> None:
+async def test_closing_leaves_the_group_and_releases_unacked_rows(jobs: Any) -> None:
     await put(jobs, *range(5))
     async with jobs.subscribe("jobs", group="g", member="a") as rows:
         found = await take(rows, 5)
@@ -234,7 +234,7 @@ async def test_two_groups_see_everything_each(jobs: Any) -> None:
             assert [row.payload for row in await take(rows, 10)] == [str(n).encode() for n in range(10)]
 
 
-async def test_deleted_group_ends_its_subscriptions_and_is_not_made_again_by_them(jobs: Any) -> None:
+async def test_deleted_group_ends_its_subscriptions_without_being_recreated(jobs: Any) -> None:
     async with jobs.subscribe("jobs", group="g", member="m") as rows:
         await jobs.delete_group("jobs", "g")
         with pytest.raises(heapline.GroupNotFound):

@@ -33,7 +33,7 @@ async def test_delay_is_never_early_and_at_most_a_tick_late(world: World, jobs: 
 
 @pytest.mark.usefixtures("fake_time")
 @pytest.mark.parametrize("microseconds", [0, 1, 400, 600])
-async def test_moment_is_never_early_and_at_most_a_tick_late(world: World, jobs: Broker, microseconds: int) -> None:
+async def test_deliver_at_is_never_early_and_at_most_a_tick_late(world: World, jobs: Broker, microseconds: int) -> None:
     moment = world.now() + timedelta(hours=3, microseconds=microseconds)
     r = await jobs.enqueue("jobs", b"x", deliver_at=moment)
     assert ((await jobs.get("jobs", r.id)).due_at or world.now()) >= moment
@@ -63,7 +63,7 @@ async def test_counts_separate_ready_from_delayed(world: World, jobs: Broker) ->
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_many_timers_of_one_moment_all_fire(world: World, topic: MakeTopic) -> None:
+async def test_many_timers_of_one_instant_all_fire(world: World, topic: MakeTopic) -> None:
     await topic(partitions=3)
     for _ in range(3):
         await put(world.broker, *range(3000), delay=60)
@@ -101,7 +101,7 @@ async def test_message_not_popped_in_time_expires(world: World, jobs: Broker) ->
     assert (stats.ready, stats.expired_total) == (0, 1)
 
 
-async def test_ttl_counts_from_the_moment_the_message_is_due(world: World, jobs: Broker) -> None:
+async def test_ttl_counts_from_the_due_time(world: World, jobs: Broker) -> None:
     await put(jobs, 1, ttl=1, delay=2)
     await put(jobs, 2, ttl=1, deliver_at=world.now() + timedelta(seconds=2))
     await world.advance(1.9)

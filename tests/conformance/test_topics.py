@@ -156,14 +156,14 @@ async def test_unknown_topic_is_its_own_error_that_says_what_to_do(broker: Broke
     [{"mode": "max"}, {"ordering": heapline.aging(1)}, {"streams": False}, {"segment_bytes": 2 << 20}],
     ids=lambda f: next(iter(f)),
 )
-async def test_what_is_fixed_when_a_topic_is_made_cannot_be_updated(jobs: Broker, fixed: dict[str, Any]) -> None:
+async def test_fixed_settings_cannot_be_updated(jobs: Broker, fixed: dict[str, Any]) -> None:
     before = (await jobs.list_topics())[0]
     with pytest.raises(heapline.BadRequest, match=next(iter(fixed))):
         await jobs.update_topic("jobs", **fixed, max_backlog=3)
     assert (await jobs.list_topics())[0] == before
 
 
-async def test_update_keeps_what_is_not_given(jobs: Broker) -> None:
+async def test_update_keeps_omitted_settings(jobs: Broker) -> None:
     await jobs.update_topic("jobs", max_backlog=3)
     info = await jobs.update_topic("jobs", max_inflight=4)
     assert (info.config.max_backlog, info.config.max_inflight) == (3, 4)
@@ -259,7 +259,7 @@ async def test_topic_of_a_thousand_partitions_keeps_one_order(topic: MakeTopic, 
 # -- delete ------------------------------------------------------------------------------------------------------------
 
 
-async def test_deleted_topic_is_gone_for_good(world: World, jobs: Broker) -> None:
+async def test_deleted_topic_stays_deleted(world: World, jobs: Broker) -> None:
     await put(jobs, 1)
     await jobs.delete_topic("jobs")
     for reopened in (False, True):
@@ -331,7 +331,7 @@ async def test_lease_of_a_deleted_topic_is_refused_by_its_successor(world: World
     await new.ack()
 
 
-async def test_stats_say_what_the_fsync_policy_promises(topic: MakeTopic, broker: Broker) -> None:
+async def test_stats_report_the_fsync_policy(topic: MakeTopic, broker: Broker) -> None:
     await topic("safe")
     await topic("timed", fsync="interval")
     await topic("loose", fsync="os")

@@ -150,7 +150,7 @@ async def test_body_that_does_not_fit_is_refused_and_passwords_are_not_repeated(
     assert users_and_keys(rig) == before
 
 
-async def test_what_a_browser_s_form_can_send_is_not_taken(rig: GuardedRig) -> None:
+async def test_form_encoded_requests_are_rejected(rig: GuardedRig) -> None:
     headers = {"content-type": "text/plain", "authorization": f"Bearer {rig.admin_key}"}
     told = await rig.http.post("/v1/keys", content=b'{"name": "k", "scopes": ["*:admin"]}', headers=headers)
     assert told.status_code == 415

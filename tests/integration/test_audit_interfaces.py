@@ -73,7 +73,7 @@ async def test_admin_calls_are_audited_without_payloads_or_secrets(rig: GuardedR
     assert (rig.directory / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-async def test_refusals_are_on_record_with_who_was_refused_and_under_which_correlation_id(rig: GuardedRig) -> None:
+async def test_rejections_are_audited_with_caller_and_correlation_id(rig: GuardedRig) -> None:
     key_id, worker = rig.key("jobs:consume")
     headers = {"authorization": f"Bearer {worker}", "x-correlation-id": "seen-by-the-caller"}
     assert (await rig.http.post("/v1/heaps", json={"topic": "x"}, headers=headers)).status_code == 403

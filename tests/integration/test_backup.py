@@ -267,9 +267,7 @@ async def test_fast_replay_older_than_its_target_in_a_backup_fails(
         assert "older than" in str(info.error)
 
 
-async def test_checkpoint_in_the_copy_is_never_past_what_the_copy_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checkpoint_in_a_backup_is_never_past_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, copy, loop = tmp_path / "data", tmp_path / "copy", asyncio.get_running_loop()
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk()) as broker:
         await broker.create_topic("jobs", **SMALL)

@@ -298,7 +298,7 @@ def test_refused_topic_says_so_to_every_call(base: Base) -> None:
     asyncio.run(ask())
 
 
-def test_reclaimed_journal_without_snapshots_is_refused_though_what_is_left_replays() -> None:
+def test_reclaimed_journal_without_snapshots_is_rejected() -> None:
     """What the reclaimed part said of a partition that is silent since (offsets, keys, ids) would be lost unseen."""
     disk, clock = RamDisk(), FixedClock()
     silent, other = (next(k for k in map(str, range(99)) if place_one(k.encode(), 2) == p) for p in (1, 0))

@@ -280,7 +280,7 @@ async def test_ack_with_a_lost_response_is_resent_without_an_error(tmp_path: Pat
             assert told.retrying == 3
 
 
-async def test_member_whose_stream_is_open_stays_though_it_acks_nothing(tmp_path: Path) -> None:
+async def test_member_with_an_open_stream_stays_without_acks(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.behind.create_topic("jobs", **rig.small)
         await fill(rig.behind, 3)

@@ -268,7 +268,7 @@ async def test_probes_answer_and_refuse_everything_else(rig: Rig) -> None:
     assert b" 200 " in await lines(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
 
-async def test_stopping_server_refuses_new_work_and_finishes_what_is_under_way(
+async def test_stopping_server_rejects_new_calls_and_finishes_running_ones(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, asked = asyncio.Event(), asyncio.Event()

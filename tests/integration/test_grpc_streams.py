@@ -51,7 +51,7 @@ async def take(stream: Any, count: int) -> list[Any]:
     return got
 
 
-async def test_stream_sends_as_many_messages_as_it_has_credits_and_no_more(rig: Rig) -> None:
+async def test_stream_sends_at_most_its_credits(rig: Rig) -> None:
     await fill(rig, 100)
     requests = Requests(pop_start(credits=10, max_messages=4))
     stream = rig.wire.calls.stream("PopStream", requests)
@@ -63,7 +63,7 @@ async def test_stream_sends_as_many_messages_as_it_has_credits_and_no_more(rig: 
     await stream.aclose()
 
 
-async def test_stream_delivers_what_comes_while_it_waits(rig: Rig) -> None:
+async def test_waiting_stream_delivers_new_messages(rig: Rig) -> None:
     requests = Requests(pop_start(credits=2))
     stream = rig.wire.calls.stream("PopStream", requests)
     waiting = asyncio.ensure_future(anext(stream))
@@ -93,7 +93,7 @@ async def test_stalled_consumer_holds_a_few_batches_and_others_get_the_rest(rig:
     stalled.cancel()
 
 
-async def test_cut_stream_keeps_the_leases_of_what_was_sent_until_they_end(rig: Rig) -> None:
+async def test_cut_stream_keeps_leases_of_sent_messages_until_they_end(rig: Rig) -> None:
     await fill(rig, 20)
     requests = Requests(pop_start(credits=5, visibility=30.0))
     stream = rig.wire.calls.stream("PopStream", requests)

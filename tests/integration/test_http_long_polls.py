@@ -39,7 +39,7 @@ async def test_waiting_pop_is_answered_when_a_message_comes(tmp_path: Path) -> N
         assert len((await pop).json()["messages"]) == 1
 
 
-async def test_pop_of_a_client_that_goes_away_takes_nothing(tmp_path: Path) -> None:
+async def test_pop_of_a_disconnected_client_leases_nothing(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap()
         pop = await begin_to_wait(rig)
@@ -91,7 +91,7 @@ async def test_revoked_key_ends_a_waiting_pop(tmp_path: Path) -> None:
         assert (await pop).status_code == 401
 
 
-async def test_server_that_stops_ends_waiting_pops_and_refuses_what_is_new(tmp_path: Path) -> None:
+async def test_stopping_server_ends_waiting_pops_and_rejects_new_calls(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap()
         pop = await begin_to_wait(rig)
@@ -107,7 +107,7 @@ async def test_server_that_stops_ends_waiting_pops_and_refuses_what_is_new(tmp_p
         assert (await rig.http.get("/readyz")).status_code == 503
 
 
-async def test_stop_closes_idle_connections_and_finishes_what_is_under_way(tmp_path: Path) -> None:
+async def test_stop_closes_idle_connections_and_finishes_running_calls(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap()
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.http_port)

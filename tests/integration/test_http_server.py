@@ -38,7 +38,7 @@ async def popped(rig: HttpRig, **more: Any) -> dict[str, Any]:
 # -- the document ------------------------------------------------------------------------------------------------------
 
 
-async def test_routes_of_the_seed_are_there_exactly(rig: HttpRig) -> None:
+async def test_routes_of_the_seed_exist_exactly(rig: HttpRig) -> None:
     paths = (await rig.http.get("/openapi.json")).json()["paths"]
     for route in SEED.replace("\n", " ").split(", "):
         method, path = route.split()
@@ -227,7 +227,7 @@ async def test_settings_that_no_heap_has_are_refused(rig: HttpRig, name: str) ->
     [{"content-type": sort} for sort in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data", "x")]
     + [{"content-encoding": "gzip"}],
 )
-async def test_what_a_form_sends_and_what_is_compressed_is_not_taken(rig: HttpRig, headers: dict[str, str]) -> None:
+async def test_form_encoded_and_compressed_bodies_are_rejected(rig: HttpRig, headers: dict[str, str]) -> None:
     content = b'{"topic": "jobs", "payload_text": "x"}'
     answer = await rig.http.post("/v1/enqueue", content=content, headers=headers)
     assert answer.status_code == 415

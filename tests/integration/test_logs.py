@@ -82,7 +82,7 @@ async def test_failure_is_logged_with_the_callers_correlation_id(
         assert {"time", "logger", "facts"} <= set(line)
 
 
-async def test_correlation_id_comes_back_from_good_and_from_refused_calls(tmp_path: Path) -> None:
+async def test_correlation_id_is_returned_by_accepted_and_rejected_calls(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         good = await call(rig, "ListHeaps", pb.ListHeapsRequest(), ("x-correlation-id", "a-1"))
         assert dict(await good.trailing_metadata())["x-correlation-id"] == "a-1"
@@ -94,7 +94,7 @@ async def test_correlation_id_comes_back_from_good_and_from_refused_calls(tmp_pa
         assert "forged" not in dict(await unfit.trailing_metadata())["x-correlation-id"]
 
 
-async def test_lines_of_the_engine_and_of_what_a_call_left_behind_carry_no_callers_id(
+async def test_background_log_lines_carry_no_correlation_id(
     tmp_path: Path, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contexts: list[contextvars.Context] = []

@@ -96,7 +96,7 @@ async def test_every_family_of_the_table_is_exposed_with_its_labels_and_no_other
     assert {name for name in found if not name.startswith("process_")} == set()
 
 
-async def test_metrics_count_what_happened(tmp_path: Path) -> None:
+async def test_metrics_count_every_event(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
         got = await read(rig)
@@ -140,7 +140,7 @@ async def test_lease_that_ran_out_on_its_last_attempt_counts_as_timeout_and_as_d
     assert got["retries_total", "jobs"] == 0
 
 
-async def test_pop_that_waited_for_a_message_counts_only_from_when_it_was_there(tmp_path: Path) -> None:
+async def test_duration_of_a_waiting_pop_counts_from_the_messages_arrival(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.wire.create_topic("jobs")
         runner = rig.behind._runner("jobs")

@@ -21,7 +21,7 @@ from tests.unit.server.auth.rig import PASSWORD
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
 
-async def test_a_client_that_knows_only_the_original_s_text_gets_its_work_done(tmp_path: Path) -> None:
+async def test_client_that_knows_only_the_original_s_text_gets_its_work_done(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         token = (await rig.directory_guard.login(ALICE, Secret(PASSWORD))).reveal()
         url, headers = str(rig.http.base_url), {"Authorization": f"Bearer {token}"}
@@ -102,7 +102,7 @@ async def test_limit_is_ten_unless_given(tmp_path: Path) -> None:
             assert (await alice.dequeue(limit=limit)).status_code == 400
 
 
-async def test_deliver_after_is_a_moment_of_wall_time(tmp_path: Path) -> None:
+async def test_deliver_after_is_a_wall_clock_time(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         later = rig.now() + timedelta(minutes=5)
@@ -174,7 +174,7 @@ BAD_BODIES: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_does_not_fit_is_refused_with_400_and_changes_nothing(tmp_path: Path) -> None:
+async def test_invalid_request_gets_400_and_changes_nothing(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         (held, waiting) = await bob.put(b"held", b"waiting")
@@ -203,7 +203,7 @@ async def test_error_for_an_invalid_payload_does_not_contain_it(tmp_path: Path) 
         assert "secret" not in answer.text
 
 
-async def test_a_message_over_the_topic_s_limit_takes_the_whole_request_with_it(tmp_path: Path) -> None:
+async def test_one_too_large_message_rejects_the_whole_request(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         await rig.behind.create_topic(WHERE, **SMALL)
@@ -214,7 +214,7 @@ async def test_a_message_over_the_topic_s_limit_takes_the_whole_request_with_it(
         assert await rig.counts() == (1, 0, 0, 0)
 
 
-async def test_a_request_over_the_server_s_limit_is_413(tmp_path: Path) -> None:
+async def test_request_over_the_server_s_limit_is_413(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path, request_bytes_max=1 << 20) as rig:
         alice = await rig.login(ALICE)
         answer = await alice.enqueue(*(item(b"x" * 1000) for _ in range(1000)))
@@ -223,7 +223,7 @@ async def test_a_request_over_the_server_s_limit_is_413(tmp_path: Path) -> None:
         assert await alice.take() == []
 
 
-async def test_ids_may_be_sent_as_text_for_those_who_cannot_spell_63_bits(tmp_path: Path) -> None:
+async def test_ids_may_be_sent_as_text(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         one, other = await alice.put(b"1", b"2")
@@ -233,7 +233,7 @@ async def test_ids_may_be_sent_as_text_for_those_who_cannot_spell_63_bits(tmp_pa
         assert await rig.counts() == (0, 1, 0, 0)
 
 
-async def test_a_nack_says_why_and_a_long_error_is_cut(tmp_path: Path) -> None:
+async def test_nack_says_why_and_a_long_error_is_cut(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         ids = await alice.put(b"1", b"2", b"3")
@@ -243,7 +243,7 @@ async def test_a_nack_says_why_and_a_long_error_is_cut(tmp_path: Path) -> None:
         assert (await rig.behind.get(WHERE, ids[0])).reason == "x" * 4096
 
 
-async def test_a_message_nacked_too_often_is_a_dead_letter(tmp_path: Path) -> None:
+async def test_message_nacked_too_often_is_a_dead_letter(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         await rig.behind.create_topic(WHERE, max_retries_default=1, **SMALL)
         (id,) = [e.id for e in await rig.behind.enqueue_batch(WHERE, [Outgoing(b"x")])]
@@ -272,7 +272,7 @@ async def test_users_and_keys_are_accepted_and_others_rejected(tmp_path: Path) -
         assert await rig.counts() == (0, 0, 1, 0)
 
 
-async def test_a_token_that_has_run_out_is_401(tmp_path: Path) -> None:
+async def test_token_that_has_run_out_is_401(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         await alice.put(b"x")
@@ -303,7 +303,7 @@ async def test_out_of_scope_is_403_whatever_the_request_also_holds(tmp_path: Pat
 # -- topics that are made by the way -----------------------------------------------------------------------------------
 
 
-async def test_enqueue_makes_the_topics_that_it_names(tmp_path: Path) -> None:
+async def test_enqueue_creates_the_topics_it_names(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         there = {**item(b"1"), "namespace": "default", "topic": "plain"}
@@ -315,7 +315,7 @@ async def test_enqueue_makes_the_topics_that_it_names(tmp_path: Path) -> None:
         assert plain["id"] == answer.json()[1]
 
 
-async def test_a_dequeue_before_the_first_enqueue_finds_nothing_and_makes_nothing(tmp_path: Path) -> None:
+async def test_dequeue_before_the_first_enqueue_finds_nothing_and_makes_nothing(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         answer = await bob.dequeue(namespace="nobody", topic="knows")
@@ -324,7 +324,7 @@ async def test_a_dequeue_before_the_first_enqueue_finds_nothing_and_makes_nothin
         assert await rig.behind.list_topics() == []
 
 
-async def test_where_topics_are_not_made_by_the_way_an_unknown_one_is_404(tmp_path: Path) -> None:
+async def test_unknown_topic_gets_404_if_implicit_creation_is_off(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path, mqueue_creates_topics=False) as rig:
         bob = await rig.login(BOB)
         await rig.behind.create_topic("payments/known", **SMALL)
@@ -366,7 +366,7 @@ async def test_rejected_request_creates_no_topic(tmp_path: Path) -> None:
 # -- over several topics -----------------------------------------------------------------------------------------------
 
 
-async def test_an_enqueue_over_several_topics_goes_in_whole_or_not_at_all(tmp_path: Path) -> None:
+async def test_enqueue_over_several_topics_is_atomic(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         await rig.behind.create_topic("payments/a", **SMALL)
@@ -397,7 +397,7 @@ async def test_decisions_over_several_topics_are_forgotten_once_they_are_carried
         assert (await rig.counts("payments/a"))[0] == 3
 
 
-async def test_an_idempotency_key_makes_a_repeated_enqueue_the_same_message(tmp_path: Path) -> None:
+async def test_idempotency_key_makes_a_repeated_enqueue_the_same_message(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         one = [item(b"1", idempotency_key="k1")]
@@ -438,7 +438,7 @@ async def test_openapi_describes_all_four_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/enqueue", "/ack", "/nack"])
-async def test_only_the_original_s_methods_are_there(tmp_path: Path, path: str) -> None:
+async def test_only_the_methods_of_mqueue_exist(tmp_path: Path, path: str) -> None:
     async with MQueueRig(tmp_path) as rig:
         assert (await rig.http.get(path)).status_code == 405
         assert (await rig.http.post("/dequeue")).status_code == 405

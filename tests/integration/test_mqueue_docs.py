@@ -26,7 +26,7 @@ def block(kind: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the commands are curl's")
-async def test_the_commands_enqueue_lease_ack_and_nack(tmp_path: Path) -> None:
+async def test_commands_enqueue_lease_ack_and_nack(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         token = await rig.directory_guard.login(ALICE, Secret(PASSWORD))
         shell = await asyncio.create_subprocess_exec(
@@ -39,7 +39,7 @@ async def test_the_commands_enqueue_lease_ack_and_nack(tmp_path: Path) -> None:
         assert await rig.counts() == (0, 1, 0, 0)  # one acked, one nacked
 
 
-def test_the_settings_are_settings(tmp_path: Path) -> None:
+def test_settings_are_settings(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text(block("yaml"))
     rules = read_settings(tmp_path / "server.yaml").mqueue_rules()
     assert (rules.rate, rules.burst, rules.rates) == (100, 2, {"payments": 1000, "internal": 0})

@@ -52,7 +52,7 @@ async def served(data: Path) -> AsyncIterator[tuple[Process, Client]]:
         yield server, Client(http, None)
 
 
-async def test_retries_over_several_topics_with_the_same_keys_go_in_once(tmp_path: Path) -> None:
+async def test_retries_over_several_topics_with_the_same_keys_count_once(tmp_path: Path) -> None:
     producers = [Producer(n) for n in range(4)]
     for _ in range(KILLS):
         target = sum(p.answered for p in producers) + 40

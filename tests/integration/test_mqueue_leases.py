@@ -41,7 +41,7 @@ async def test_another_user_s_lease_cannot_be_ended_not_even_with_its_token(tmp_
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_lease_that_has_ended_cannot_be_ended_again(tmp_path: Path, call: str) -> None:
+async def test_lease_that_has_ended_cannot_be_ended_again(tmp_path: Path, call: str) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         (id,) = await alice.put(b"x")
@@ -59,7 +59,7 @@ async def test_a_lease_that_has_ended_cannot_be_ended_again(tmp_path: Path, call
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_what_is_not_leased_cannot_be_ended(tmp_path: Path, call: str) -> None:
+async def test_message_without_a_lease_cannot_be_settled(tmp_path: Path, call: str) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         (id,) = await bob.put(b"x")
@@ -85,9 +85,7 @@ async def test_lease_granted_by_another_interface_is_not_the_callers(tmp_path: P
 
 
 @pytest.mark.parametrize("memory", ["snapshot", "journal"])
-async def test_a_restart_forgets_neither_whose_lease_it_is_nor_that_it_was_acked(
-    tmp_path: Path, memory: Memory
-) -> None:
+async def test_restart_keeps_lease_holders_and_acks(tmp_path: Path, memory: Memory) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         a1, a2, b1, b2 = await alice.put(b"a1", b"a2", b"b1", b"b2")
@@ -108,7 +106,7 @@ async def test_a_restart_forgets_neither_whose_lease_it_is_nor_that_it_was_acked
         assert await rig.counts() == (0, 1, 0, 0)
 
 
-async def test_an_api_key_s_leases_are_its_own(tmp_path: Path) -> None:
+async def test_api_key_s_leases_are_its_own(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         keys = [rig.directory_guard.keys.create(name, ["*:produce,consume"])[1] for name in ("one", "two")]
         one, two = (rig.anybody(key.reveal()) for key in keys)
@@ -118,7 +116,7 @@ async def test_an_api_key_s_leases_are_its_own(tmp_path: Path) -> None:
         assert (await one.ack(id)).status_code == 200
 
 
-async def test_a_repeated_ack_succeeds_with_its_token_and_is_409_without(tmp_path: Path) -> None:
+async def test_repeated_ack_succeeds_with_its_token_and_is_409_without(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         (id,) = await alice.put(b"x")
@@ -161,7 +159,7 @@ async def test_token_distinguishes_workers_that_share_a_subject(tmp_path: Path) 
         assert await rig.counts() == (0, 0, 0, 0)
 
 
-async def test_a_topic_made_again_under_the_same_name_knows_no_lease_of_the_old_one(tmp_path: Path) -> None:
+async def test_recreated_topic_has_no_leases_of_the_old_one(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         (old,) = await alice.put(b"old")
@@ -178,7 +176,7 @@ async def test_a_topic_made_again_under_the_same_name_knows_no_lease_of_the_old_
         assert (await alice.ack(new)).status_code == 200
 
 
-async def test_a_topic_that_grows_keeps_its_leases_and_finds_those_of_new_partitions(tmp_path: Path) -> None:
+async def test_topic_that_grows_keeps_its_leases_and_finds_those_of_new_partitions(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         before = await alice.put(*[b"x"] * 4)
@@ -209,7 +207,7 @@ async def test_exactly_one_of_concurrent_settlements_without_token_counts(tmp_pa
 
 
 @pytest.mark.slow
-async def test_a_killed_server_knows_afterwards_who_holds_what(tmp_path: Path) -> None:
+async def test_killed_server_keeps_lease_holders(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with KillableServer(data) as server:
         admin = (data / "admin.key").read_text().strip()

@@ -34,7 +34,7 @@ async def test_rate_limited_namespace_gets_retry_after_and_others_are_served(tmp
         limited(await bob.dequeue(), 3)
 
 
-async def test_a_request_over_two_namespaces_counts_in_both_or_in_none(tmp_path: Path) -> None:
+async def test_request_over_two_namespaces_counts_in_both_or_in_none(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path, mqueue_rate=1.0, mqueue_burst=2.0) as rig:
         bob = await rig.login(BOB)
         other = {**item(), "namespace": "other"}
@@ -46,7 +46,7 @@ async def test_a_request_over_two_namespaces_counts_in_both_or_in_none(tmp_path:
         assert [(await bob.enqueue(other)).status_code for _ in range(3)] == [200, 200, 429]
 
 
-async def test_a_namespace_may_have_a_rate_of_its_own_or_none(tmp_path: Path) -> None:
+async def test_namespace_may_have_a_rate_of_its_own_or_none(tmp_path: Path) -> None:
     rates = {"quick": 0.0, "slow": 0.001}
     async with MQueueRig(tmp_path, mqueue_rate=2.0, mqueue_burst=1.0, mqueue_rates=rates) as rig:
         bob = await rig.login(BOB)

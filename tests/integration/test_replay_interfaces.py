@@ -106,7 +106,7 @@ async def test_http_reads_lines_and_keeps_places(rig: GuardedRig) -> None:
         ("/v1/replays", {"name": "a", "topic": "jobs", "delay": 1, "keep_due": True}),
     ],
 )
-async def test_http_refuses_what_makes_no_sense(rig: GuardedRig, path: str, body: dict[str, Any]) -> None:
+async def test_http_rejects_invalid_replay_requests(rig: GuardedRig, path: str, body: dict[str, Any]) -> None:
     answer = await rig.ask("POST", path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"] in ("BadRequest", "BadName")

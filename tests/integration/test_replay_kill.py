@@ -52,7 +52,7 @@ def side_size(side: Path) -> int:
     return side.stat().st_size if side.exists() else 0
 
 
-async def test_killed_again_and_again_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+async def test_replay_killed_repeatedly_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     data, side = tmp_path / "data", tmp_path / "side"
     await fill(data)
     killed = run_children(data, side, random.Random(11))

@@ -87,7 +87,7 @@ def moments(info: ScheduleInfo) -> list[str]:
     return [(info.created_at + n * every).isoformat(timespec="milliseconds") for n in range(1, count + 1)]
 
 
-def test_each_firing_is_there_once_though_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_each_firing_is_stored_once_across_repeated_kills(tmp_path: Path) -> None:
     clock, rng = FastClock(time.time_ns() // 1_000_000), random.Random(7)
     asyncio.run(make(tmp_path, clock))
     for _ in range(7):

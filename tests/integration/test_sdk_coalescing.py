@@ -182,7 +182,7 @@ async def test_stream_brings_no_more_than_is_wanted(rig: Rig, hl: ConnectedBroke
             await message.ack()
 
 
-async def test_closing_the_client_gives_back_what_was_prefetched(rig: Rig) -> None:
+async def test_closing_the_client_releases_prefetched_messages(rig: Rig) -> None:
     async with heapline.connect(rig.target) as hl:
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(9)])
         messages = hl.consume("jobs", prefetch=5)
@@ -214,7 +214,7 @@ async def test_stopped_server_is_waited_for(tmp_path: Path) -> None:
     await rig.stop()
 
 
-async def test_headers_are_those_of_the_call_though_the_caller_changes_them_while_it_waits(
+async def test_headers_are_copied_when_the_call_is_made(
     hl: ConnectedBroker,
 ) -> None:
     headers: dict[str, Any] = {"n": "1"}

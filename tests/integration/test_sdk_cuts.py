@@ -53,7 +53,7 @@ async def leased(cut: Cut, count: int = 1) -> list[Message]:
     return await cut.hl.pop("jobs", count)
 
 
-async def test_enqueue_is_not_doubled_and_no_duplicate_to_its_caller(cut: Cut) -> None:
+async def test_repeated_enqueue_is_stored_once_and_not_reported_as_duplicate(cut: Cut) -> None:
     result = await cut.lose_answer(cut.hl.enqueue("jobs", b"once"))
     assert not result.duplicate
     assert await cut.counts() == (1, 0, 0, 0)
@@ -71,14 +71,14 @@ async def test_repeated_enqueue_is_not_duplicated_after_its_key_scope_ended(cut:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-async def test_batch_is_not_doubled(cut: Cut, atomic: bool) -> None:
+async def test_repeated_batch_is_stored_once(cut: Cut, atomic: bool) -> None:
     batch = [Outgoing(b"%d" % i, priority=i) for i in range(10)]
     results = await cut.lose_answer(cut.hl.enqueue_batch("jobs", batch, atomic=atomic))
     assert [m.payload for m in await cut.hl.pop("jobs", 20)] == [b"%d" % i for i in range(10)]
     assert not any(r.duplicate or r.error for r in results)
 
 
-async def test_message_of_a_producer_is_not_doubled(cut: Cut) -> None:
+async def test_repeated_message_of_a_producer_is_stored_once(cut: Cut) -> None:
     producer = heapline.Producer("p1")
     await cut.hl.enqueue("jobs", b"first", producer=producer)
     assert not (await cut.lose_answer(cut.hl.enqueue("jobs", b"x", producer=producer))).duplicate
@@ -146,7 +146,7 @@ async def test_extend_whose_answer_was_lost_is_good(cut: Cut) -> None:
     ],
     ids=["nack", "nack-at-once", "release", "bury"],
 )
-async def test_act_that_ended_its_lease_does_not_raise_when_it_is_repeated(
+async def test_repeated_settlement_that_succeeded_does_not_raise(
     cut: Cut, act: Callable[[Message], Awaitable[None]], after: tuple[int, ...]
 ) -> None:
     (message,) = await leased(cut)
@@ -251,7 +251,7 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
 
 
 @pytest.mark.parametrize("name", STATE)
-async def test_call_of_any_other_kind_is_made_again_and_leaves_what_one_alone_would(cut: Cut, name: str) -> None:
+async def test_every_other_repeated_call_has_the_effect_of_one(cut: Cut, name: str) -> None:
     await cut.rig.behind.enqueue("jobs", b"there")
     await cut.rig.behind.prepare_batch("b", "p", {"jobs": [Outgoing(b"1"), Outgoing(b"2")]})
     await cut.rig.behind.open_producer("jobs", "p1")
@@ -307,7 +307,7 @@ async def test_reschedule_whose_answer_was_lost_is_good(cut: Cut) -> None:
     assert (info.state, info.priority) == ("delayed", 3)
 
 
-async def test_log_is_read_on_where_it_broke(cut: Cut) -> None:
+async def test_log_read_resumes_where_it_broke(cut: Cut) -> None:
     for i in range(40):
         await cut.rig.behind.enqueue("jobs", b"%d" % i + b"." * 5000)
     offsets: list[int] = []
@@ -317,7 +317,7 @@ async def test_log_is_read_on_where_it_broke(cut: Cut) -> None:
     assert offsets == list(range(40))
 
 
-async def test_replay_is_read_on_where_it_broke(cut: Cut) -> None:
+async def test_replay_resumes_where_it_broke(cut: Cut) -> None:
     for i in range(40):
         await cut.rig.behind.enqueue("jobs", b"%d" % i + b"." * 5000)
     cut.proxy.cut_after(50_000)
@@ -351,7 +351,7 @@ async def test_next_endpoint_is_used_when_one_fails(cut: Cut) -> None:
     assert await cut.counts() == (2, 0, 0, 0)
 
 
-async def test_nothing_is_doubled_or_lost_while_connections_break_all_the_time(cut: Cut) -> None:
+async def test_nothing_is_duplicated_or_lost_while_connections_break(cut: Cut) -> None:
     enqueued: dict[bytes, int] = {}
     acked: list[bytes] = []
     count = 240

@@ -173,7 +173,7 @@ WAYS = [("connect", "asyncio.run(use())"), ("connect_sync", 'hl.enqueue("jobs", 
 
 
 @pytest.mark.parametrize(("connect", "once"), WAYS)
-async def test_client_made_before_a_fork_and_used_after_it_serves_both(
+async def test_unused_client_created_before_a_fork_serves_both_processes(
     server: Process, connect: str, once: str
 ) -> None:
     assert await forked(server, connect, once) == ["child True", "status 0", "parent True"]
@@ -209,7 +209,7 @@ os._exit(0)
 """
 
 
-async def test_children_of_a_process_that_uses_a_client_live_as_long_as_they_let_it_alone(server: Process) -> None:
+async def test_forked_children_live_if_they_do_not_use_the_parents_client(server: Process) -> None:
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CHILDREN.format(target=server.target), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},

@@ -49,7 +49,7 @@ async def test_every_call_continues_at_the_next_server_and_counts_once(silence: 
         assert len({call.result().id for call in enqueuing}) == 20
 
 
-async def test_call_to_the_only_server_ends_at_its_deadline_and_says_what_is_known(
+async def test_call_to_the_only_server_ends_at_its_deadline_with_the_cause(
     silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "KEEPALIVE_MS", 600_000)

@@ -65,7 +65,7 @@ async def test_pop_whose_answer_was_cut_keeps_its_leases_until_they_end(world: C
     assert await world.counts() == (3, 0)
 
 
-async def test_named_pop_whose_answer_was_cut_gets_the_same_leases_when_it_is_repeated(world: Cuttable) -> None:
+async def test_repeated_named_pop_returns_the_same_leases(world: Cuttable) -> None:
     await fill(world.rig, 5)
     world.proxy.hold()
     popping = asyncio.ensure_future(world.client.pop("jobs", 2, wait=60.0, request_id="r1"))

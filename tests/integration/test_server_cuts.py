@@ -72,7 +72,7 @@ async def test_stream_cut_in_mid_frame_loses_nothing_and_delivers_nothing_twice(
     await world.nothing_is_left()
 
 
-async def test_stream_cut_while_it_waits_takes_nothing_any_more(world: Cuttable) -> None:
+async def test_waiting_stream_leases_nothing_after_a_cut(world: Cuttable) -> None:
     stream = world.client.calls.stream("PopStream", Requests(pop_start(credits=5)))
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0.05)
@@ -141,7 +141,7 @@ def ids_of(answer: Any) -> list[int]:
     return unpack(response_of(EnqueueBatch).unpack(answer).ids)
 
 
-async def test_batch_whose_answer_was_cut_is_recognised_when_it_is_repeated(world: Cuttable) -> None:
+async def test_repeated_batch_with_a_lost_response_is_recognized(world: Cuttable) -> None:
     epoch = await world.rig.behind.open_producer("jobs", "p")
     batch = [Outgoing(b"%d" % i, seq=i) for i in range(10)]
 

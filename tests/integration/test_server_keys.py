@@ -28,7 +28,7 @@ def keys(data: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
-async def test_first_start_leaves_a_key_for_the_administrator_who_makes_others(tmp_path: Path) -> None:
+async def test_first_start_creates_an_admin_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with Process(data) as server:
         async with RawGrpc(server.target) as nobody:

@@ -59,7 +59,7 @@ async def drain(broker: RawGrpc) -> list[bytes]:
         found += [m.payload for m in messages]
 
 
-async def test_killed_server_keeps_every_answer_it_gave(tmp_path: Path) -> None:
+async def test_killed_server_keeps_every_acknowledged_call(tmp_path: Path) -> None:
     ledger = Ledger()
     async with Process(tmp_path / "data", "--insecure-everybody") as server, RawGrpc(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})

@@ -89,7 +89,7 @@ async def play(place: Path, kills: int, seed: int) -> tuple[Load, dict[str, list
 
 
 @pytest.mark.slow
-async def test_server_killed_again_and_again_keeps_all_it_answered(tmp_path: Path) -> None:
+async def test_server_killed_repeatedly_keeps_every_acknowledged_call(tmp_path: Path) -> None:
     load, audits = await play(tmp_path, kills=3, seed=2026)
     assert load.link.refusals, "no kill hit a call"
     check_that_losses_would_be_seen(load.record, audits)
@@ -112,5 +112,5 @@ def check_that_losses_would_be_seen(record: Record, audits: dict[str, list[Batch
 
 @pytest.mark.soak
 @pytest.mark.parametrize("round", range(10))
-async def test_server_killed_a_hundred_times_keeps_all_it_answered(tmp_path: Path, round: int) -> None:
+async def test_server_killed_a_hundred_times_keeps_every_acknowledged_call(tmp_path: Path, round: int) -> None:
     await play(tmp_path, kills=12, seed=random.SystemRandom().randrange(1 << 31))

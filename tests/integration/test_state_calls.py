@@ -62,7 +62,7 @@ async def test_server_pins_the_state_it_returns_while_the_queue_changes(tmp_path
         assert list(tmp_path.rglob("*.lease"))  # the plans' own
 
 
-async def test_state_is_read_by_who_may_consume_and_nonsense_is_refused(tmp_path: Path) -> None:
+async def test_state_requires_the_consume_right_and_a_valid_request(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
     async with Rig(tmp_path, keys) as rig:
         calls = {name: BlockingGrpc([rig.target], name) for name in ("admin", "reader", "writer")}

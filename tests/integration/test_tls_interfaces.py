@@ -91,7 +91,7 @@ async def test_client_without_tls_or_with_another_authority_gets_nowhere(
                 await http.get(f"http://localhost:{rig.server.http_port}/healthz")
 
 
-async def test_mtls_wants_a_certificate_and_it_gives_no_rights(tmp_path: Path, certs: Path, strangers: Path) -> None:
+async def test_mtls_requires_a_certificate_that_grants_no_rights(tmp_path: Path, certs: Path, strangers: Path) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs, mtls=True)) as rig:
         await ask_grpc(rig, certs, certs)
         assert await ask_http(rig, certs, certs) == 200

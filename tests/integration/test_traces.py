@@ -154,9 +154,7 @@ async def test_spans_contain_no_payload_and_only_known_attributes(tmp_path: Path
     }  # fmt: skip
 
 
-async def test_what_a_stream_delivers_stands_below_the_span_in_which_it_was_opened(
-    tmp_path: Path, spans: InMemorySpanExporter
-) -> None:
+async def test_stream_deliveries_are_children_of_the_opening_span(tmp_path: Path, spans: InMemorySpanExporter) -> None:
     async with TracedRig(tmp_path) as rig:
         await rig.wire.create_topic("jobs")
         await rig.wire.enqueue("jobs", b"x")

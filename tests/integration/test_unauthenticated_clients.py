@@ -155,7 +155,7 @@ async def test_trailers_are_not_read_as_headers(rig: GuardedRig) -> None:
 
 
 @pytest.mark.parametrize("part", [b"x: y\r\n" * 1000, b"y" * 6000])  # many fields; one without an end
-async def test_what_follows_a_body_is_bounded(rig: GuardedRig, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_after_a_body_are_bounded(rig: GuardedRig, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     received = 0
     receive = BoundedProtocol.data_received
 

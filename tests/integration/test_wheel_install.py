@@ -77,7 +77,7 @@ def test_import_works_without_extras_and_loads_nothing_heavy(installed: Path, tm
     assert set(HEAVY) & set(loaded.split()) == set()
 
 
-def test_every_public_name_is_there(installed: Path, tmp_path: Path) -> None:
+def test_every_public_name_can_be_imported(installed: Path, tmp_path: Path) -> None:
     program = "import heapline; [getattr(heapline, name) for name in heapline.__all__]; print(len(heapline.__all__))"
     assert int(run(installed / "python", "-c", program, cwd=tmp_path)) > 0
 

@@ -176,7 +176,7 @@ async def test_work_of_killed_workers_is_redelivered_to_one_worker(tmp_path: Pat
         check_one_at_a_time(found)
 
 
-async def test_terminated_worker_finishes_what_runs_and_leaves_the_rest(tmp_path: Path) -> None:
+async def test_terminated_worker_finishes_running_messages_only(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         await enqueue(broker, "work", 1.0, 1.0, 1.0)
         await enqueue(broker, "plain", 1.0)
@@ -215,7 +215,7 @@ async def stubborn(seconds: float) -> None:
 """
 
 
-async def test_terminated_worker_ends_though_a_handler_swallows_its_cancellation(tmp_path: Path) -> None:
+async def test_terminated_worker_ends_even_if_a_handler_ignores_cancellation(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         (home / "tasks.py").write_text(TASKS + STUBBORN)
         await enqueue(broker, "stubborn", 1000.0)
@@ -262,7 +262,7 @@ async def test_changed_source_is_reloaded_by_processes_that_finish_first(tmp_pat
         assert "tasks.py changed; restarting workers" in worker.said
 
 
-async def test_workers_whose_watcher_is_killed_finish_and_go(tmp_path: Path) -> None:
+async def test_workers_finish_and_exit_when_their_watcher_is_killed(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, broker):
         async with Worker(home, target, "--processes", "2") as worker:
             await until(lambda: len(worker.children) == 2, lambda: worker.said)

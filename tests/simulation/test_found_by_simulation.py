@@ -57,7 +57,7 @@ async def take_all(hl: EmbeddedBroker) -> int:
 
 
 @pytest.mark.parametrize("path", ["/data", "/srv/queues/data"])
-def test_a_new_data_directory_survives_a_power_cut(path: str) -> None:
+def test_new_data_directory_survives_a_power_cut(path: str) -> None:
     disk = FakeDisk()
     on(disk, make, path)
     for seed in range(20):
@@ -78,7 +78,7 @@ def test_full_disk_is_not_searched_for_space_repeatedly() -> None:
     assert on(disk, work) < 60 * 50
 
 
-def test_a_broker_on_a_full_disk_can_be_closed_opened_and_drained() -> None:
+def test_broker_on_a_full_disk_can_be_closed_opened_and_drained() -> None:
     disk = FakeDisk()
 
     async def work(hl: EmbeddedBroker) -> int:
@@ -90,7 +90,7 @@ def test_a_broker_on_a_full_disk_can_be_closed_opened_and_drained() -> None:
     assert on(disk, take_all) == count + 1
 
 
-def test_an_unreadable_sector_in_one_topic_leaves_the_others_open() -> None:
+def test_unreadable_sector_in_one_topic_leaves_the_others_open() -> None:
     disk = FakeDisk()
 
     async def work(hl: EmbeddedBroker) -> None:
@@ -114,7 +114,7 @@ def test_an_unreadable_sector_in_one_topic_leaves_the_others_open() -> None:
     on(after, look)
 
 
-def test_a_read_that_fails_once_at_open_is_tried_again() -> None:
+def test_read_that_fails_once_at_open_is_tried_again() -> None:
     disk = FakeDisk()
     on(disk, make)
     disk.inject("pread", path=".seg", times=2)

@@ -29,7 +29,7 @@ def test_promises_hold_over_crashes_and_faults(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 3, 6, 7])
-def test_groups_get_what_they_are_promised_over_crashes_and_faults(seed: int) -> None:
+def test_groups_keep_their_promises_across_crashes_and_faults(seed: int) -> None:
     report = simulate(seed, groups=True)
     assert report.complaints == [], report.text()
     read = sum(len(call.result) for call in report.history.calls if call.verb == "group_fetch" and call.result)
@@ -48,7 +48,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first.digest != simulate(8, 100).digest
 
 
-def test_a_run_can_be_repeated_in_another_process() -> None:
+def test_run_can_be_repeated_in_another_process() -> None:
     command = [sys.executable, "-m", "tests.simulation.simulate", "--seed", "7", "--steps", "100"]
     answers = {
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": h}, capture_output=True, check=True).stdout
@@ -71,7 +71,7 @@ def complaints_of_some_seed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def test_it_sees_a_broker_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_a_broker_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(self: FakeFile) -> None:
         if not self.path.endswith(".seg"):
             self._inode.sync()
@@ -80,13 +80,13 @@ def test_it_sees_a_broker_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) ->
     assert complaints_of_some_seed(monkeypatch)
 
 
-def test_it_sees_a_broker_that_takes_retries_for_new_after_a_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_retries_treated_as_new_after_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FormerPlaces, "parts", lambda self: self._today)
     found = (text for seed in (12, *range(2, 9)) for text in simulate(seed, rot=False).complaints)
     assert any(text.startswith("NoDoubleEnqueue") for text in found)
 
 
-def test_it_sees_a_broker_that_answers_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_answers_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = SegmentWriter._write
 
     def early(self: SegmentWriter, unit: object) -> None:
@@ -106,7 +106,7 @@ def test_simulator_detects_an_acknowledged_ack_without_a_record(monkeypatch: pyt
     assert "AckedStaysGone" in complaints_of_some_seed(monkeypatch)
 
 
-def test_it_sees_a_lease_that_ends_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_a_lease_that_ends_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     tick = Partition.decide_tick
 
     def hasty(self: Partition, now: object, limit: int, seq: object) -> object:
@@ -127,7 +127,7 @@ def test_simulator_detects_a_heap_out_of_order(monkeypatch: pytest.MonkeyPatch) 
     assert complaints_of_some_seed(monkeypatch)
 
 
-def test_it_sees_a_commit_that_takes_the_other_parts_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_a_commit_of_unnamed_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     decide = Prepared.decide_commit
 
     def generous(self: Prepared, batch_id: str, parts: object, *rest: object) -> object:
@@ -145,13 +145,13 @@ def group_complaints_of_some_seed() -> set[str]:
     return set()
 
 
-def test_it_sees_a_group_that_forgets_what_was_acked_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_forgotten_out_of_order_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DoneRanges, "to_state", lambda self: [b"", b"", b""])
     monkeypatch.setattr(DoneRanges, "contains", lambda self, offsets: np.zeros(len(offsets), dtype=np.bool_))
     assert group_complaints_of_some_seed() & {"GroupAckedStaysDone", "Traceback"}
 
 
-def test_it_sees_rows_that_groups_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_rows_withheld_from_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     append = StreamTail.append
     monkeypatch.setattr(StreamTail, "append", lambda self, rows: append(self, rows.only(rows.ids % 5 != 0)))
     assert "GroupSeesAll" in group_complaints_of_some_seed()

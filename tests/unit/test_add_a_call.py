@@ -80,7 +80,7 @@ def append(path: Path, text: str) -> None:
     path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
 
 
-def test_a_call_added_by_four_edits_works_on_every_interface(tmp_path: Path) -> None:
+def test_call_added_by_four_edits_works_on_every_interface(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
     for name in ("src", "proto", "hatch_build.py"):
         source = ROOT / name

@@ -78,7 +78,7 @@ def test_keywords_override_the_base() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_does_not_fit_is_a_bad_request(fields: dict[str, Any]) -> None:
+def test_invalid_settings_raise_bad_request(fields: dict[str, Any]) -> None:
     with pytest.raises(heapline.BadRequest):
         make_config(fields)
 

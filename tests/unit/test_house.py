@@ -49,7 +49,7 @@ def kept_files() -> tuple[Path, ...]:
 # --- public names -----------------------------------------------------------------------------------------------------
 
 
-def test_all_names_exactly_what_the_package_offers() -> None:
+def test_all_lists_exactly_the_public_names() -> None:
     # `from __future__ import annotations` leaves a name behind; submodules are reached by their path.
     offered = {name for name in dir(heapline) if not name.startswith("_")} - {"annotations"}
     submodules = {name for name in offered if isinstance(getattr(heapline, name), types.ModuleType)}
@@ -63,7 +63,7 @@ def test_names_that_the_contract_spells_are_public() -> None:
 
 
 @pytest.mark.parametrize("way", ["from heapline import outbox", "import heapline.outbox", "heapline.outbox"])
-def test_outbox_is_there_by_every_way_of_asking_and_not_before(way: str) -> None:
+def test_outbox_is_imported_on_first_use_by_every_spelling(way: str) -> None:
     program = f"import sys, heapline; assert 'heapline.outbox' not in sys.modules; {way}; heapline.outbox.enqueue"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
@@ -84,7 +84,7 @@ def test_every_module_imports_without_extras() -> None:
             importlib.import_module(module.name)
 
 
-def test_package_says_that_it_is_typed() -> None:
+def test_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
@@ -112,7 +112,7 @@ def test_importing_heapline_loads_only_used_modules() -> None:
 CLIENT_NEVER_LOADS = {"zoneinfo", "cronsim", "typer", "rich", "starlette", "uvicorn", "structlog", "sqlalchemy"}
 
 
-def test_client_loads_only_what_it_needs_to_ask() -> None:
+def test_client_loads_only_the_modules_it_needs() -> None:
     program = "import sys, heapline.client.sdk; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(told.stdout.split())
@@ -153,7 +153,7 @@ def drawn_tree(docstring: str) -> dict[str, str | None]:
     return parents
 
 
-def test_error_tree_is_drawn_as_it_is() -> None:
+def test_error_tree_in_the_docstring_is_correct() -> None:
     actual = {
         cls.__name__: next((base.__name__ for base in cls.__bases__ if issubclass(base, errors.HeaplineError)), None)
         for cls in ERRORS

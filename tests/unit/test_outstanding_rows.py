@@ -37,7 +37,7 @@ def test_as_many_are_out_as_were_added_and_not_ended(steps: list[tuple[int, int,
         assert out.rows == len(model)
 
 
-def test_rows_that_come_again_in_the_order_in_which_they_fell_due_are_counted_too() -> None:
+def test_rows_redelivered_in_due_order_are_counted() -> None:
     out = RowsOut()
     offsets = np.random.default_rng(1).permutation(np.arange(0, 8 * FEW, 2))
     out.add(0, offsets, 1.0)

@@ -65,7 +65,7 @@ def test_id_has_two_spellings_everywhere() -> None:
         assert str(ID) not in repr(thing)
 
 
-def test_repr_shows_what_is_set_and_no_internals() -> None:
+def test_repr_shows_set_fields_without_internals() -> None:
     ulid = to_ulid(ID, SUFFIX)
     info = heapline.MessageInfo(id=ID, topic="jobs", partition=0, state="ready", attempts=2, id_suffix=SUFFIX)
     assert repr(info) == f"MessageInfo({ulid}, topic='jobs', partition=0, state='ready', attempts=2)"
@@ -110,7 +110,7 @@ async def test_message_calls_its_own_broker() -> None:
     ]  # fmt: skip
 
 
-def test_message_shows_what_matters_and_not_its_payload() -> None:
+def test_message_repr_omits_its_payload() -> None:
     shown = repr(message(payload=b"secret"))
     assert to_ulid(ID, SUFFIX) in shown
     assert all(part in shown for part in ("'jobs'", "priority 5", "attempt 2", "6 bytes"))
@@ -148,7 +148,7 @@ def test_errors_carry_their_facts_and_say_what_to_do() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_errors_go_from_process_to_process_whole(error: heapline.HeaplineError) -> None:
+def test_errors_can_be_pickled(error: heapline.HeaplineError) -> None:
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(again), str(again), again.facts()) == (type(error), str(error), error.facts())
 
@@ -168,7 +168,7 @@ def test_branches_say_what_the_caller_should_do() -> None:
             assert issubclass(getattr(heapline, leaf), branch)
 
 
-def test_an_answer_that_holds_an_error_is_freed_with_it() -> None:
+def test_result_that_holds_an_error_is_freed() -> None:
     """An error holds the frames that it passed, and these the answer: a ring that only the collector can undo."""
 
     class Large:

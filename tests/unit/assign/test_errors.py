@@ -27,7 +27,7 @@ def test_error_tree_in_the_docstring_is_correct() -> None:
     }
 
 
-def test_the_four_specified_errors_exist() -> None:
+def test_four_specified_errors_exist() -> None:
     named = {"StableIDExhausted", "ConnectionLost", "AssignmentVersionMismatch", "ElectionFailed"}
     assert named <= {cls.__name__ for cls in LEAVES}
     assert issubclass(errors.AssignError, HeaplineError)

@@ -450,7 +450,7 @@ def test_ring_finds_the_first_open_worker_clockwise(names: list[str], keys: list
         assert (point, owner) == next((node for node in nodes if node[0] >= hash), nodes[0])
 
 
-def test_a_workers_virtual_nodes_do_not_depend_on_other_workers() -> None:
+def test_workers_virtual_nodes_do_not_depend_on_other_workers() -> None:
     alone, together = Ring(["b"], 150), Ring(["a", "b", "c"], 150)
     assert together.points[together.owners == 1].tolist() == alone.points.tolist()
 

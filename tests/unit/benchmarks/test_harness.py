@@ -56,7 +56,7 @@ def test_rows_arrive_as_plain_figures() -> None:
     assert (size.value, size.met, size.better) == (39, True, "higher")
 
 
-def test_scratch_directory_is_on_this_disk_and_gone_afterwards(modules: Path) -> None:
+def test_scratch_directory_is_on_this_disk_and_removed_afterwards(modules: Path) -> None:
     rows = harness.run_module("made_good", quick=False)
     next(rows)
     assert len(list((modules / ".bench").glob("made_good-*/file"))) == 1

@@ -89,7 +89,7 @@ async def test_calls_of_an_open_loop_do_not_wait_for_one_another() -> None:
     assert len(late) == 5
 
 
-async def test_window_counts_what_concurrent_turns_saw_through() -> None:
+async def test_window_counts_completed_concurrent_turns() -> None:
     turns = 0
 
     async def turn() -> int:
@@ -150,7 +150,7 @@ def test_cpu_and_memory_of_a_process_and_its_children_are_read() -> None:
         (targets.delivery_bounds(0.25)[50], 3.75, True, "≤ 3 fsyncs + 3 ms = 3.75 ms"),
     ],
 )
-def test_target_says_what_is_to_be_reached_and_whether_it_was(
+def test_target_shows_its_goal_and_whether_it_was_met(
     bound: targets.Bound, value: float, holds: bool, written: str
 ) -> None:
     assert (bound.holds(value), str(bound)) == (holds, written)
@@ -186,7 +186,7 @@ def test_fsync_probe_times_each_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_peer_stands_in_both_tables_with_the_reason() -> None:
+def test_missing_peer_is_in_both_tables_with_the_reason() -> None:
     row = Row.from_yielded(next_to_peers.missing("awa", {"peer": "awa", "durability": "some"}, "no wheel | here"))
     console = Console(width=150, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
@@ -245,7 +245,7 @@ def test_bare_server_takes_the_same_load(tmp_path: Path) -> None:
     assert 200 <= outcome.messages < 200 + 2 * 20
 
 
-def test_figures_of_the_lifecycle_stand_next_to_the_floor() -> None:
+def test_lifecycle_figures_are_next_to_the_floor() -> None:
     ours = Outcome(messages=60_000, seconds=1.0, client_cpu_s=0.6, server_cpu_s=1.2)
     floor = Outcome(messages=120_000, seconds=1.0, client_cpu_s=0.6, server_cpu_s=0.6)
     rate, server, client = (Row.from_yielded(r) for r in lifecycle.figures("lifecycle", (100, 16), ours, floor))

@@ -63,7 +63,7 @@ def test_delays_are_counted_from_the_due_time_to_the_unit_that_fired_and_to_deli
         timers.delays(seen[:1], fired, 1000, 10 / timers.DUE_PER_S)
 
 
-def test_a_journal_with_holes_is_sound_and_takes_little_disk(tmp_path: Path) -> None:
+def test_journal_with_holes_is_sound_and_takes_little_disk(tmp_path: Path) -> None:
     path = str(tmp_path / "j")
     units = holed_journal(
         path, 6 << 20, unit_bytes=128 << 10, rows=4, segment_bytes=2 << 20, start_ms=1000, step_ms=10, quiet_every=10

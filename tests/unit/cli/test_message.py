@@ -273,7 +273,7 @@ def test_table_at_80_columns_cuts_payloads_and_never_ids(cli: Cli) -> None:
     assert len(shown.splitlines()) == 5
 
 
-def test_peek_says_why_there_is_nothing(cli: Cli) -> None:
+def test_peek_explains_an_empty_result(cli: Cli) -> None:
     assert cli("peek", "jobs").stdout == "no message is ready in jobs: it is empty\n"
     cli("put", "jobs", "x", "--delay", "1h")
     assert cli("peek", "jobs").stdout == "no message is ready in jobs (1 delayed)\n"

@@ -60,7 +60,7 @@ def test_checkpoint_continues_where_the_last_read_ended(cli: Cli) -> None:
     assert "jobs has no matching rows" in cli("replay", "read", "jobs", "--checkpoint", "mine").stdout
 
 
-def test_a_replay_is_started_followed_listed_and_shown(cli: Cli) -> None:
+def test_replay_is_started_followed_listed_and_shown(cli: Cli) -> None:
     shown = cli("replay", "start", "monday", "jobs", "--into", "again", "--priority", "9", "--follow").stdout
     assert "done" in shown
     assert "5 messages" in shown

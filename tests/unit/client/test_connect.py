@@ -78,7 +78,7 @@ def test_environment_names_servers_and_the_file_of_the_key(monkeypatch: pytest.M
     assert settings(connect_from_env()) == (("queue-1:7400", "queue-2:7400"), "hl_from_file")
 
 
-def test_what_is_given_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("hl_from_file\n")
     monkeypatch.setenv("HEAPLINE_URL", "queue-1:7400")
     monkeypatch.setenv("HEAPLINE_API_KEY_FILE", "none")

@@ -92,7 +92,7 @@ async def settle(messages: Consumer[Message], here: int) -> None:
 
 
 @simulated
-async def test_messages_come_in_order_and_acking_ends_them(hl: Fragile) -> None:
+async def test_messages_arrive_in_order_and_end_when_acked(hl: Fragile) -> None:
     await put(hl, 5)
     got = []
     async with consume(hl, "jobs") as messages:
@@ -130,7 +130,7 @@ async def test_no_more_is_fetched_ahead_than_prefetch_says(hl: Fragile) -> None:
 
 
 @simulated
-async def test_default_fetches_but_one_ahead_so_that_what_is_urgent_waits_behind_one(hl: Fragile) -> None:
+async def test_default_prefetch_is_one_so_urgent_messages_wait_for_one(hl: Fragile) -> None:
     await put(hl, 5, first=10)
     async with consume(hl, "jobs") as messages:
         await (await anext(messages)).ack()
@@ -156,7 +156,7 @@ async def test_unstarted_messages_are_released_immediately_without_an_attempt(hl
 
 
 @simulated
-async def test_break_gives_back_what_was_prefetched(hl: Fragile) -> None:
+async def test_break_releases_prefetched_messages(hl: Fragile) -> None:
     await put(hl, 5)
     async for message in consume(hl, "jobs", prefetch=3):
         await asyncio.sleep(0.1)
@@ -285,7 +285,7 @@ async def test_outage_is_waited_out(hl: Fragile) -> None:
 
 
 @simulated
-async def test_error_that_does_not_pass_ends_it_for_all(hl: Fragile) -> None:
+async def test_permanent_error_ends_all_consumers(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs") as messages:
         assert (await anext(messages)).payload == b"0"
@@ -385,7 +385,7 @@ async def test_redelivered_message_is_kept_when_its_lost_lease_is_settled(hl: Fr
 
 
 @simulated
-async def test_message_that_came_again_is_handed_out_once_and_with_the_lease_that_holds(hl: Fragile) -> None:
+async def test_redelivered_message_is_yielded_once_with_its_current_lease(hl: Fragile) -> None:
     await put(hl, 2)
     async with consume(hl, "jobs", prefetch=1, visibility=30) as messages:
         first = await anext(messages)

@@ -18,7 +18,7 @@ FACTS |= {"differing": ["k"], "lost": [1 << 60, 7]}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
-def test_every_error_comes_back_as_itself(kind: type[errors.HeaplineError]) -> None:
+def test_every_error_is_raised_as_its_own_class(kind: type[errors.HeaplineError]) -> None:
     error = kind(*(FACTS.get(name, name) for name in kind.fields))
     body = msgspec.json.encode(error_response(error))
     again = heapline_error(codes_of(kind).http, body)

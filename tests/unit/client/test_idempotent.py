@@ -149,7 +149,7 @@ def test_numbers_that_another_has_used_up_are_replaced_under_a_new_name(error: H
 
 
 @pytest.mark.parametrize("error", [StaleEpoch("sdk-x", 1, 2), StaleSequence("sdk-x", 0, 5)])
-def test_numbers_that_may_have_gone_in_are_never_replaced(error: HeaplineError) -> None:
+def test_sequences_in_doubt_are_never_replaced(error: HeaplineError) -> None:
     error.repeated = True
     server = Server(error)
     with pytest.raises(type(error)):
@@ -175,7 +175,7 @@ def test_other_refusals_are_the_callers(error: HeaplineError) -> None:
     assert len(server.requests) == 1
 
 
-def test_batch_that_need_not_be_atomic_goes_in_pieces_that_a_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_atomic_batch_is_split_to_the_servers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.client.wrappers.idempotent.BATCH_BYTES", 10)
     server = Server()
     results = run(numbered(server).send(batch(*[b"12345"] * 5), False, 30.0))
@@ -186,7 +186,7 @@ def test_batch_that_need_not_be_atomic_goes_in_pieces_that_a_server_takes(monkey
 # -- several callers' batches in one call ------------------------------------------------------------------------------
 
 
-def test_batches_that_go_together_get_each_its_own_results() -> None:
+def test_joined_batches_get_their_own_results() -> None:
     server = Server()
     assert run(numbered(server).send_joined([batch(b"a", b"b"), batch(b"c")], 30.0)) == [
         [Enqueued(100), Enqueued(101)], [Enqueued(102)],
@@ -210,7 +210,7 @@ def test_batch_that_cannot_be_sent_alone_fails_only_its_own_caller() -> None:
     assert good == [Enqueued(100)]
 
 
-def test_refused_batches_that_may_have_gone_in_go_again_under_their_own_numbers() -> None:
+def test_rejected_batches_in_doubt_are_resent_under_their_sequences() -> None:
     refused = IdempotencyConflict("idempotency key 'k'", "01ABC")
     refused.repeated = True
     server = Server(refused, [Enqueued(7, True), Enqueued(8, True)], refused)

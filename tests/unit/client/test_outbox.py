@@ -186,7 +186,7 @@ async def test_row_that_commits_late_under_a_lower_id_is_not_missed(engine: Engi
     assert sorted(payloads(hl)) == [b"1", b"2"]
 
 
-async def test_rows_of_a_topic_go_in_their_order_over_many_batches(engine: Engine, hl: MemoryBroker) -> None:
+async def test_rows_of_a_topic_keep_their_order_across_batches(engine: Engine, hl: MemoryBroker) -> None:
     await hl.create_topic("line")
     for i in range(5):
         write(engine, *(b"%d" % (10 * i + j) for j in range(10)), topic="line")
@@ -218,9 +218,7 @@ async def test_rows_of_a_missing_topic_wait_without_blocking_others(engine: Engi
     assert payloads(hl, "later") == [b"early"]
 
 
-async def test_row_that_its_topic_refuses_stays_with_the_reason_and_the_others_go(
-    engine: Engine, hl: MemoryBroker
-) -> None:
+async def test_rejected_row_stays_with_the_reason_and_others_are_sent(engine: Engine, hl: MemoryBroker) -> None:
     await hl.create_topic("small", max_payload_bytes=10)
     write(engine, b"1", b"2", bytes(11), b"3", bytes(12), b"4", topic="small")
     async with OutboxRelay(engine, hl) as relay:
@@ -378,9 +376,7 @@ async def test_hung_relay_that_wakes_after_another_took_over_changes_nothing(eng
     assert sorted(payloads(hl)) == [b"1", b"2", b"3", b"4"]
 
 
-async def test_database_put_back_from_a_backup_loses_nothing_and_says_what_is_in_doubt(
-    engine: Engine, hl: MemoryBroker
-) -> None:
+async def test_restored_database_loses_nothing_and_reports_rows_in_doubt(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, b"in doubt")
     await left_in_doubt(engine, hl, enqueued=False)
     with engine.connect() as connection:
@@ -404,7 +400,7 @@ async def test_database_put_back_from_a_backup_loses_nothing_and_says_what_is_in
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-async def test_row_that_a_client_may_have_sent_before_it_was_refused_is_in_doubt(
+async def test_rejected_row_that_may_have_been_sent_is_in_doubt(
     engine: Engine, hl: MemoryBroker, repeated: bool
 ) -> None:
     """Refused at the first try it gets a new number. Refused when the client repeated it, it may be in already."""

@@ -151,7 +151,7 @@ def test_command_relays_into_a_directory(tmp_path: Path) -> None:
         assert [m.payload for m in broker.pop("jobs")] == [b"x"]
 
 
-def test_migration_is_what_the_models_say() -> None:
+def test_migration_matches_the_models() -> None:
     call_command("makemigrations", "heapline_outbox", check=True, dry_run=True, verbosity=0)
 
 

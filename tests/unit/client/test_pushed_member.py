@@ -85,7 +85,7 @@ async def test_first_fetch_opens_the_stream_with_all_arguments() -> None:
     await member.stop_pushing()
 
 
-async def test_rows_flow_ahead_of_the_asking_and_credits_are_given_for_what_is_asked() -> None:
+async def test_rows_are_prefetched_and_credits_follow_requests() -> None:
     server = Server()
     member = await opened(server)
     server.say(batch(0, 0, [b"a"] * 6))
@@ -120,7 +120,7 @@ async def test_no_more_rows_are_returned_than_requested() -> None:
     await member.stop_pushing()
 
 
-async def test_broken_stream_is_opened_again_with_credits_for_what_is_not_here() -> None:
+async def test_broken_stream_is_reopened_with_credits_for_missing_rows() -> None:
     server = Server()
     member = await opened(server)
     server.say(batch(0, 0, [b"a"] * 4))
@@ -137,7 +137,7 @@ async def test_broken_stream_is_opened_again_with_credits_for_what_is_not_here()
     await member.stop_pushing()
 
 
-async def test_rows_that_arrived_are_handed_out_before_the_error_that_ends_it() -> None:
+async def test_received_rows_are_returned_before_the_final_error() -> None:
     server = Server()
     member = await opened(server)
     server.say(batch(0, 0, [b"a"]))
@@ -195,7 +195,7 @@ async def test_stopped_member_begins_a_new_session() -> None:
     await member.stop_pushing()
 
 
-async def test_stream_that_breaks_while_it_is_stopped_is_not_opened_again() -> None:
+async def test_stream_that_breaks_while_stopping_is_not_reopened() -> None:
     class Breaking(Server):
         async def stream(self, feed: RowStream) -> AsyncIterator[Any]:
             try:

@@ -213,7 +213,7 @@ def test_deadline_without_a_connection_says_that_nothing_was_changed() -> None:
     assert 12 < len(world.tries) < 60
 
 
-def test_deadline_in_doubt_says_that_it_may_have_been_done() -> None:
+def test_deadline_in_doubt_says_the_call_may_have_been_applied() -> None:
     world = World(*(UnavailableError("cut off") for _ in range(100)), deadline=3.0)
     with pytest.raises(
         DeadlineExceeded, match=r"after 3 s: it was sent .* may have been executed \(last error: cut"

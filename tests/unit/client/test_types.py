@@ -62,7 +62,7 @@ def bad_sync() -> None:
 """
 
 
-def test_mypy_accepts_what_a_broker_has_and_rejects_what_it_has_not(tmp_path: Path) -> None:
+def test_mypy_accepts_known_methods_and_rejects_unknown_ones(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir",

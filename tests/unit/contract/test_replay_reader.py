@@ -93,7 +93,7 @@ async def test_first_error_is_raised_instead_of_the_failed_checkpoint() -> None:
         [row async for row in deliver(broken(), keep, False)]
 
 
-async def test_reader_who_stops_leaves_a_note_in_the_log_if_the_place_could_not_be_kept(
+async def test_failed_checkpoint_of_a_stopped_reader_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def keep(positions: dict[int, int]) -> None:

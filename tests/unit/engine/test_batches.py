@@ -349,7 +349,7 @@ async def test_failed_commit_record_is_applied_when_the_topic_is_reloaded() -> N
         assert await taken(rig.hl, "jobs") == await taken(rig.hl, "b") == []
 
 
-async def test_decision_whose_write_fails_is_not_made_and_can_be_made_again() -> None:
+async def test_decision_with_a_failed_write_can_be_repeated() -> None:
     async with opened() as rig:
         await rig.hl.commit_batch("first", [])
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
@@ -433,7 +433,7 @@ async def test_all_decisions_in_doubt_are_applied_even_if_the_caller_leaves(
         assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
 
 
-async def test_decisions_in_doubt_are_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decisions_in_doubt_are_read_once_for_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await unsure(rig, monkeypatch)
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
@@ -583,7 +583,7 @@ async def test_old_decision_is_forgotten_and_a_late_repeat_fails_instead_of_doub
         assert await taken(rig.hl, "jobs") == ["new", "old"]
 
 
-async def test_decision_is_kept_while_a_topic_has_not_carried_it_out() -> None:
+async def test_decision_is_kept_until_every_topic_applied_it() -> None:
     async with opened() as rig:
         await rig.topic("b")
         await rig.hl.commit_batch("first", [])
@@ -601,7 +601,7 @@ async def test_decision_is_kept_while_a_topic_has_not_carried_it_out() -> None:
 
 
 @pytest.mark.parametrize("fsync", ["os", "interval"])
-async def test_decision_is_forgotten_only_when_no_power_cut_can_undo_what_it_brought(fsync: str) -> None:
+async def test_decision_is_forgotten_only_when_its_effects_are_durable(fsync: str) -> None:
     async with opened() as rig:
         await rig.topic("fast", fsync=fsync, fsync_interval=60.0)
         await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})

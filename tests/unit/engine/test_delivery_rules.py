@@ -73,7 +73,7 @@ async def test_messages_that_a_limit_holds_back_do_not_hide_the_best_of_another_
 
 
 @pytest.mark.usefixtures("placed")
-async def test_pop_that_waits_for_the_rate_does_not_wait_for_what_is_too_fresh_elsewhere() -> None:
+async def test_pop_waiting_for_the_rate_ignores_fresh_messages_elsewhere() -> None:
     config = {"strategy": "round_robin", "min_freshness": 60.0, "max_pops_per_second": 10.0}
     async with with_topic(partitions=2, **config) as (rig, hl):
         await hl.enqueue_batch("jobs", [Outgoing(b"old", key="a0")] * 3)

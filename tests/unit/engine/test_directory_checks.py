@@ -90,7 +90,7 @@ async def test_time_passes_while_closed_even_if_the_clock_was_ahead() -> None:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-async def test_producer_repeats_what_a_reload_left_in_doubt_without_doubling_it(atomic: bool) -> None:
+async def test_producer_resends_after_a_reload_without_duplicates(atomic: bool) -> None:
     async with opened() as rig:
         producer = heapline.Producer("p")
         await rig.hl.enqueue("jobs", b"first", producer=producer)

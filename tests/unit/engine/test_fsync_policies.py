@@ -87,7 +87,7 @@ async def test_policy_change_of_a_live_topic_takes_effect_immediately() -> None:
         assert (stats.reloads_total, stats.enqueued_total) == (0, 3)
 
 
-async def test_log_of_a_relaxed_topic_ends_at_what_is_durable() -> None:
+async def test_log_of_a_relaxed_topic_ends_at_the_durable_end() -> None:
     """offsets say end = durable, and readers of the log see no further."""
     async with opened() as rig:
         await rig.topic("timed", fsync="interval", fsync_interval=60.0)
@@ -134,7 +134,7 @@ def test_interval_policy_continues_after_a_failed_sync() -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
-def test_topic_serves_on_when_reopening_it_for_new_settings(how: str) -> None:
+def test_topic_continues_if_reopening_for_new_settings_is_interrupted(how: str) -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         if how == "fails":

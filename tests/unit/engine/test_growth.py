@@ -202,7 +202,7 @@ async def test_growth_whose_write_fails_leaves_the_topic_as_it_was() -> None:
         assert await drained(rig.hl) == [b"x"]
 
 
-async def test_growth_whose_sync_failed_is_there_or_not_and_everything_agrees_which() -> None:
+async def test_growth_with_a_failed_sync_is_consistent() -> None:
     """Nobody was told, so either is right; but catalog, settings and partitions come into line."""
     async with opened() as rig:
         rig.disk.inject("fdatasync", path=".seg")

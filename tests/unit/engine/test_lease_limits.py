@@ -20,7 +20,7 @@ def holder(limit: int) -> Context:
     return Context(principal="key:1", leases_max=limit)
 
 
-async def test_pop_of_the_same_holder_is_served_with_what_the_first_left_over() -> None:
+async def test_second_pop_of_a_holder_gets_its_remaining_leases() -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs")
         await hl.enqueue_batch("jobs", [heapline.Outgoing(b"x" * 300_000) for _ in range(12)])

@@ -99,7 +99,7 @@ async def test_lease_of_never_returns_a_token_of_a_failed_commit() -> None:
 
 
 @pytest.mark.parametrize("how", ["reopen", "reopen after a snapshot"])
-async def test_it_survives_a_restart(how: str) -> None:
+async def test_lease_of_survives_a_restart(how: str) -> None:
     async with opened() as rig:
         await rig.topic("wide", partitions=4)
         for name in ("jobs", "wide"):
@@ -122,7 +122,7 @@ async def test_it_survives_a_restart(how: str) -> None:
         assert {await lease_of(rig.hl, *place) for place in held} == {None}
 
 
-async def test_a_topic_made_again_knows_no_lease_of_the_old_one() -> None:
+async def test_lease_of_finds_no_lease_in_a_recreated_topic() -> None:
     async with opened() as rig:
         old = (await rig.hl.enqueue("jobs", b"x")).id
         await rig.hl.pop("jobs", holder="a")

@@ -89,7 +89,7 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 40), st.sampled_from([1, 3, 1000, 1 << 62]))
-def test_a_selection_is_the_best_of_all_partitions_whatever_changed(seed: int, count: int, spread: int) -> None:
+def test_selection_is_the_best_of_all_partitions_whatever_changed(seed: int, count: int, spread: int) -> None:
     rng = random.Random(seed)
     world = World(count)
     for _ in range(60):
@@ -170,7 +170,7 @@ def test_weighted_serves_each_partition_as_often_as_its_weight_says() -> None:
     assert (world.heads.choose(8, 0).keys[:8]).tolist().count(1) == 6
 
 
-def test_a_changed_strategy_is_followed() -> None:
+def test_changed_strategy_is_followed() -> None:
     world = World(2)
     world.add(0, 5)
     world.add(0, 6)
@@ -200,7 +200,7 @@ def test_new_best_message_waits_for_freshness_before_worse_ones() -> None:
     assert world.heads.look_again_at is None
 
 
-def test_what_comes_to_the_head_because_a_better_one_went_is_not_fresh() -> None:
+def test_message_promoted_to_head_is_not_fresh() -> None:
     world = World(2, min_freshness=0.1)
     world.add(0, 1)
     world.add(0, 2)
@@ -212,7 +212,7 @@ def test_what_comes_to_the_head_because_a_better_one_went_is_not_fresh() -> None
     assert world.choose(1) == [2]
 
 
-def test_messages_better_than_what_is_too_fresh_still_go() -> None:
+def test_messages_better_than_a_fresh_one_are_served() -> None:
     world = World(2, min_freshness=0.1)
     world.add(0, 1)
     world.add(0, 9)

@@ -141,7 +141,7 @@ async def test_nothing_is_deleted_before_two_snapshots_have_passed_it() -> None:
         assert rig.files(".seg") == before
 
 
-async def test_retention_keeps_dead_segments_for_as_long_as_it_says() -> None:
+async def test_retention_keeps_dead_segments_for_its_duration() -> None:
     async with opened() as rig:
         await rig.hl.update_topic("jobs", retention=3600.0)
         await churn(rig)
@@ -199,7 +199,7 @@ async def long_lived(rig: Rig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-async def test_living_messages_are_moved_forward_so_that_their_segment_can_go(partitions: int) -> None:
+async def test_live_messages_are_rewritten_so_their_segment_can_be_deleted(partitions: int) -> None:
     async with opened() as rig:
         await rig.hl.delete_topic("jobs")
         await rig.topic("jobs", partitions=partitions)
@@ -318,7 +318,7 @@ async def moved_away(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("call", ["get", "peek", "pop", "reschedule"])
-async def test_record_that_moves_while_it_is_being_read_is_not_taken_for_damaged(call: str) -> None:
+async def test_record_moved_during_a_read_is_not_reported_as_corrupt(call: str) -> None:
     async with opened(cache_bytes=0) as rig:
         id = await one_old_message(rig)
         rig.io.hold = {"load"}
@@ -348,7 +348,7 @@ async def test_record_that_moves_while_it_is_being_read_is_not_taken_for_damaged
         assert (stats.dead, stats.corrupt_records_total) == (0, 0)
 
 
-async def test_log_below_its_start_is_refused_and_from_0_on_begins_where_it_starts() -> None:
+async def test_log_read_below_its_start_is_rejected_except_from_0() -> None:
     async with opened() as rig:
         await churn(rig)
         await reclaim(rig)

@@ -123,7 +123,7 @@ async def test_waiting_pop_raises_closed_when_the_broker_closes() -> None:
         await pop
 
 
-async def test_broker_that_fails_to_open_lets_the_directory_go() -> None:
+async def test_broker_that_fails_to_open_releases_the_directory() -> None:
     rig = Rig()
     rig.disk.inject("listdir")
     rig.disk.mkdir(f"{PATH}/topics")
@@ -136,7 +136,7 @@ async def test_broker_that_fails_to_open_lets_the_directory_go() -> None:
 # -- what is in the directory ------------------------------------------------------------------------------------------
 
 
-async def test_half_made_topic_is_swept_and_can_be_made_again() -> None:
+async def test_incomplete_topic_is_removed_and_can_be_recreated() -> None:
     async with opened() as rig:
         rig.disk.inject("rename", path="catalog")  # the folder is there, its name in the catalog is not
         with pytest.raises(OSError, match="injected"):
@@ -149,7 +149,7 @@ async def test_half_made_topic_is_swept_and_can_be_made_again() -> None:
         await hl.enqueue("half", b"x")
 
 
-async def test_topic_whose_deletion_failed_is_still_there() -> None:
+async def test_topic_with_a_failed_deletion_still_exists() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.disk.inject("rename", path="catalog")
@@ -158,7 +158,7 @@ async def test_topic_whose_deletion_failed_is_still_there() -> None:
         assert len(await rig.hl.pop("jobs")) == 1
 
 
-async def test_folder_of_a_deleted_topic_that_could_not_be_removed_goes_at_the_next_open() -> None:
+async def test_undeleted_topic_directory_is_removed_at_the_next_open() -> None:
     async with opened() as rig:
         rig.disk.inject("unlink", path="/jobs.")
         await rig.hl.delete_topic("jobs")
@@ -193,7 +193,7 @@ async def test_damaged_topic_is_refused_by_name_while_the_others_serve() -> None
         await hl.enqueue("jobs", b"anew")
 
 
-async def test_topic_whose_files_are_gone_is_damaged_and_not_empty() -> None:
+async def test_topic_without_its_files_is_corrupt_and_not_empty() -> None:
     async with opened() as rig:
         await rig.topic("other")
         await rig.hl.close()
@@ -239,7 +239,7 @@ async def test_clock_set_back_between_two_lives_repeats_no_id_and_ends_no_lease_
 
 
 @pytest.mark.parametrize("jump", [3600, -3600])
-async def test_jump_of_the_wall_clock_is_counted_and_moves_only_what_hangs_on_it(jump: int) -> None:
+async def test_wall_clock_jump_is_counted_and_moves_only_wall_times(jump: int) -> None:
     async with opened() as rig:
         moment = from_ms(rig.clock.wall_ms()) + timedelta(seconds=100)
         delay = (await rig.hl.enqueue("jobs", b"delay", delay=100)).id

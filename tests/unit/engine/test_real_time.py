@@ -39,7 +39,7 @@ async def test_delay_is_never_early(hl: Broker, delay: float) -> None:
         await hl.ack(messages)
 
 
-async def test_moment_is_never_early(hl: Broker) -> None:
+async def test_deliver_at_is_never_early(hl: Broker) -> None:
     moment = datetime.now(UTC) + timedelta(seconds=0.05)
     await hl.enqueue("jobs", b"x", deliver_at=moment)
     assert len(await hl.pop("jobs", wait=LONG)) == 1

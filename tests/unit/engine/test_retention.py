@@ -85,7 +85,7 @@ async def test_group_that_does_not_hold_is_moved_on_with_the_journals_start(how:
             assert await lag(rig) == 0
 
 
-async def test_message_that_fired_and_was_acked_by_a_worker_is_there_for_a_slow_group() -> None:
+async def test_fired_and_acked_message_is_kept_for_a_slow_group() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g")
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"later-%d" % i, delay=60.0, priority=-200) for i in range(3)])
@@ -107,7 +107,7 @@ async def test_message_that_fired_and_was_acked_by_a_worker_is_there_for_a_slow_
         assert len(rig.files(".seg")) <= 2
 
 
-async def test_fired_record_whose_segment_is_dead_but_for_it_stays_until_its_row_is_passed() -> None:
+async def test_fired_record_pins_its_segment_until_groups_pass_its_row() -> None:
     async with opened(rewrite_below=0.0) as rig:  # nothing is moved
         await rig.hl.create_group("jobs", "g")
         await rig.hl.enqueue("jobs", b"later", delay=60.0, priority=-200)

@@ -207,7 +207,7 @@ def test_scheduler_fires_due_schedules_automatically() -> None:
 
 
 @pytest.mark.parametrize(("misfire", "count"), [("skip", 0), ("once", 1), ("all", 4)])
-async def test_misfire_decides_what_is_fired_after_an_absence(misfire: str, count: int) -> None:
+async def test_misfire_policy_decides_what_fires_after_downtime(misfire: str, count: int) -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=3600, topic="jobs", misfire=misfire)
         await rig.hl.close()
@@ -272,7 +272,7 @@ async def test_schedule_of_a_deleted_topic_stays_and_reports_it() -> None:
         assert [info.name for info in await rig.hl.list_schedules()] == ["b"]
 
 
-async def test_failed_write_of_a_change_leaves_what_is_on_disk() -> None:
+async def test_failed_schedule_write_keeps_the_stored_schedule() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
         rig.disk.inject("pwritev", errno.EIO, path=STORE)
@@ -384,7 +384,7 @@ async def test_damaged_journal_of_schedules_keeps_topics_open() -> None:
 # -- changing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_owed_is_fired_before_a_schedule_is_changed_paused_or_deleted() -> None:
+async def test_due_firings_run_before_a_schedule_is_changed_paused_or_deleted() -> None:
     async with opened() as rig:
         for count, act in enumerate((
             lambda: rig.hl.create_schedule("a", every=60, topic="jobs", payload=b"new"),
@@ -399,7 +399,7 @@ async def test_what_is_owed_is_fired_before_a_schedule_is_changed_paused_or_dele
                 await rig.hl.delete_schedule("a")
 
 
-async def test_schedule_made_again_is_another_though_its_times_are_the_same() -> None:
+async def test_recreated_schedule_is_new_even_with_the_same_times() -> None:
     async with opened() as rig:
         for _ in range(3):
             await rig.hl.create_schedule("a", cron="0 3 * * *", topic="jobs")
@@ -451,7 +451,7 @@ async def test_schedule_book_older_than_its_topics_does_not_fire_twice() -> None
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_the_topic_would_not_take_is_refused_when_the_schedule_is_made() -> None:
+async def test_message_its_topic_rejects_is_rejected_when_scheduled() -> None:
     async with opened(topic={"max_payload_bytes": 100}) as rig:
         with pytest.raises(PayloadTooLarge):
             await rig.hl.create_schedule("a", every=60, topic="jobs", payload=bytes(101))

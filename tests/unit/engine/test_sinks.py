@@ -55,7 +55,7 @@ async def test_many_commits_of_a_sink_leave_few_decisions_behind() -> None:
         assert len(await taken(rig.hl, "jobs")) == 3 * SINK_KEPT
 
 
-async def test_last_version_is_kept_though_a_later_commit_of_another_sink_is_newer() -> None:
+async def test_last_version_is_kept_despite_newer_commits_of_other_sinks() -> None:
     async with opened() as rig:
         await committed(rig, "a", 5, sink="a")
         rig.clock.advance(30 * DAY)
@@ -65,7 +65,7 @@ async def test_last_version_is_kept_though_a_later_commit_of_another_sink_is_new
         assert len(await taken(rig.hl, "jobs")) == 2
 
 
-async def test_forgotten_sink_is_forgotten_with_all_its_versions_also_after_reopening() -> None:
+async def test_forgotten_sink_loses_all_versions_even_after_reopening() -> None:
     async with opened() as rig:
         for version in range(3):
             await committed(rig, f"b{version}", version)
@@ -189,7 +189,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("offset", range(4))
-def test_versions_written_again_after_a_power_cut_at_any_step_are_there_once(offset: int) -> None:
+def test_versions_rewritten_after_a_power_cut_are_stored_once(offset: int) -> None:
     wanted = sorted(f"{version}{topic}{part}" for version in range(3) for topic in "ab" for part in "12")
     retried = 0
     for steps in range(offset, 1000, 4):

@@ -73,7 +73,7 @@ def test_errors_are_the_same(hl: SyncBroker) -> None:
         m.ack()
 
 
-def test_messages_may_come_in_any_collection_or_by_name(hl: SyncBroker) -> None:
+def test_messages_are_accepted_in_any_collection_or_by_keyword(hl: SyncBroker) -> None:
     hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(7)])
     a, b, c, d, e, f, g = hl.pop("jobs", 7)
     hl.ack([a])
@@ -86,7 +86,7 @@ def test_messages_may_come_in_any_collection_or_by_name(hl: SyncBroker) -> None:
     assert hl.stats("jobs").acked_total == 7
 
 
-def test_message_shows_what_it_is(hl: SyncBroker) -> None:
+def test_message_repr_shows_its_fields(hl: SyncBroker) -> None:
     hl.enqueue("jobs", b"x", priority=3)
     (m,) = hl.pop("jobs")
     assert m.message_id in repr(m)
@@ -121,7 +121,7 @@ def test_waiting_pop_wakes_for_an_enqueue_from_another_thread(hl: SyncBroker) ->
     assert found == [b"x"]
 
 
-def test_everything_is_there_when_opened_again(tmp_path: Path) -> None:
+def test_reopened_broker_has_everything(tmp_path: Path) -> None:
     for round_number in range(3):
         with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
             hl.create_topic("jobs", **SMALL)
@@ -140,6 +140,6 @@ def test_closed_facade_says_so_and_leaves_no_thread(tmp_path: Path) -> None:
         heapline.open_sync(tmp_path).pop("jobs")
 
 
-def test_what_a_broker_does_not_have_the_facade_has_not_either(hl: SyncBroker) -> None:
+def test_facade_has_only_the_brokers_methods(hl: SyncBroker) -> None:
     with pytest.raises(AttributeError, match="frobnicate"):
         hl.frobnicate()

@@ -49,7 +49,7 @@ def test_batches_and_their_rows_are_acked_together(hl: Any) -> None:
     assert hl.get_group("jobs", "g").lag == 0
 
 
-def test_refusals_are_raised_where_it_begins(hl: Any) -> None:
+def test_rejections_are_raised_when_a_subscription_begins(hl: Any) -> None:
     with pytest.raises(heapline.TopicNotFound):
         hl.subscribe("none", group="g").__enter__()
     hl.close()

@@ -93,7 +93,7 @@ async def test_burst_adds_no_unit_while_calls_wait_for_a_write() -> None:
         assert sum(waiting(rig)) == 0
 
 
-async def test_pop_finds_something_though_the_unit_has_had_its_share() -> None:
+async def test_pop_finds_messages_even_if_the_units_slice_is_used() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, delay=60)
         rig.clock.advance(61)
@@ -139,7 +139,7 @@ async def test_few_timers_of_one_partition_do_not_wait_for_anothers_burst() -> N
         assert waiting(rig, "wide")[4] == 0
 
 
-async def test_order_is_strict_among_what_has_fired() -> None:
+async def test_order_is_strict_among_fired_messages() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, delay=60)
         rig.clock.advance(61)
@@ -156,7 +156,7 @@ async def test_order_is_strict_among_what_has_fired() -> None:
         assert popped == HERD
 
 
-async def test_leases_that_expire_together_come_back_in_slices() -> None:
+async def test_leases_expiring_together_are_returned_in_slices() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD)
         assert len(await rig.hl.pop("jobs", HERD, max_bytes=1 << 40, visibility=5)) == HERD

@@ -73,7 +73,7 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("case", sorted(CALLS))
-async def test_every_answer_waits_until_what_it_was_decided_on_is_durable(case: str) -> None:
+async def test_every_answer_waits_for_the_events_it_depends_on(case: str) -> None:
     async with opened() as rig:
         facts = await prepared(rig)
         await rig.topic("other")
@@ -112,7 +112,7 @@ async def test_message_is_handed_over_only_when_its_lease_is_durable() -> None:
         await crashed.hl.close()
 
 
-async def test_pop_sees_what_was_asked_in_the_same_turn() -> None:
+async def test_pop_sees_enqueues_of_the_same_turn() -> None:
     async with opened() as rig:
         pop, _ = await asyncio.gather(rig.hl.pop("jobs"), rig.hl.enqueue("jobs", b"x"))
         assert [m.payload for m in pop] == [b"x"]
@@ -147,7 +147,7 @@ async def test_leases_of_more_messages_than_one_frame_holds() -> None:
         assert await hl.purge("jobs") == 50_000
 
 
-async def test_what_changes_nothing_writes_nothing() -> None:
+async def test_calls_without_changes_write_nothing() -> None:
     async with opened() as rig:
         facts = await prepared(rig)
         before = (await rig.hl.stats("jobs")).commits_total, await rig.hl.offsets("jobs")
@@ -164,7 +164,7 @@ async def test_what_changes_nothing_writes_nothing() -> None:
         assert after == (before[0] + 2, {0: (0, before[1][0][1] + 2)}), "a pause and a resume, and that is all"
 
 
-async def test_close_makes_durable_what_was_decided_and_answers_it() -> None:
+async def test_close_makes_decisions_durable_and_answers_them() -> None:
     rig = Rig()
     hl = await rig.open()
     await rig.topic()

@@ -79,7 +79,7 @@ def test_skipped_firings_leave_a_record_without_messages() -> None:
     assert (info.state.fired_ms, info.state.fired_count, info.next_ms) == (None, 0, HOURS[4])
 
 
-def test_what_was_missed_comes_in_slices_and_all_of_it() -> None:
+def test_missed_firings_are_returned_in_slices_completely() -> None:
     book = with_hourly(misfire="all")
     fired: list[int] = []
     sizes = []
@@ -200,7 +200,7 @@ def test_change_of_the_payload_does_not_shift_every() -> None:
     assert book.get("e").next_ms == NOW + 28 * MINUTE
 
 
-def test_what_is_owed_can_be_settled_before_a_change() -> None:
+def test_due_firings_can_be_settled_before_a_change() -> None:
     book = with_hourly()
     taken = book.take_one("hourly", HOURS[1])
     assert taken is not None
@@ -209,7 +209,7 @@ def test_what_is_owed_can_be_settled_before_a_change() -> None:
     assert book.take_one("hourly", HOURS[1]) is None
 
 
-def test_pause_drops_what_falls_due_meanwhile_and_outlasts_a_change() -> None:
+def test_pause_drops_due_firings_and_survives_a_change() -> None:
     book = with_hourly(misfire="all")
     assert book.pause("hourly", NOW) is not None
     assert book.pause("hourly", NOW) is None
@@ -221,7 +221,7 @@ def test_pause_drops_what_falls_due_meanwhile_and_outlasts_a_change() -> None:
     assert fire(book, HOURS[3]) == [HOURS[3]]
 
 
-def test_deleted_schedule_is_gone_and_its_incarnation_never_comes_again() -> None:
+def test_deleted_schedule_never_reuses_its_incarnation() -> None:
     book = with_hourly()
     fire(book, HOURS[1])
     book.delete("hourly")

@@ -204,11 +204,11 @@ def test_missing_time_zones_error_says_what_to_install(monkeypatch: pytest.Monke
         CronTimes("* * * * *", "Mars/Olympus")
 
 
-def test_short_names_are_what_they_stand_for() -> None:
+def test_cron_aliases_equal_their_expressions() -> None:
     at = ms("2026-11-16T07:30") // 1000
     for name, cron in MACROS.items():
         assert CronTimes(name, "UTC").next(at) == CronTimes(cron, "UTC").next(at)
 
 
-def test_an_expression_is_read_once() -> None:
+def test_expression_is_read_once() -> None:
     assert cron_times("0 3 * * *", "UTC") is cron_times("0 3 * * *", "UTC")

@@ -27,7 +27,7 @@ def test_every_fires_first_one_interval_after_its_anchor() -> None:
     assert table(every=90).next_fire(NOW) == NOW + 90 * SECOND
 
 
-def test_every_keeps_its_step_however_late_it_is_asked() -> None:
+def test_every_keeps_its_phase_when_evaluated_late() -> None:
     hourly = table(every=3600)
     for late in (0, 1, 17 * MINUTE, HOUR - 1):
         assert hourly.next_fire(NOW + 5 * HOUR + late) == NOW + 6 * HOUR
@@ -74,9 +74,7 @@ AWAY = [
 
 
 @pytest.mark.parametrize(("away", "late", "misfire", "expected"), AWAY)
-def test_policy_decides_what_of_an_absence_is_made_up(
-    away: int, late: int, misfire: Misfire, expected: list[int]
-) -> None:
+def test_policy_decides_which_missed_firings_run(away: int, late: int, misfire: Misfire, expected: list[int]) -> None:
     hourly = table(cron="0 * * * *", misfire=misfire, makeup_max=5)
     now = NOW + late * SECOND
     owed = hourly.owed(now - away * MINUTE, now)
@@ -133,7 +131,7 @@ def naive_owed(fires: list[int], now: int, misfire: str, grace: int, makeup_max:
     away=st.lists(st.integers(1, 20 * 60) | st.integers(1, 3), min_size=1, max_size=5),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_what_is_owed_over_random_absences_is_what_a_walk_by_the_minute_finds(
+def test_missed_firings_equal_a_minute_by_minute_walk(
     cron: Cron, zone: str, day: str, misfire: Misfire, grace: int, makeup_max: int, away: list[int], seconds: int
 ) -> None:
     try:

@@ -66,7 +66,7 @@ async def test_after_a_failed_write_the_retry_with_the_same_keys_makes_one_messa
         assert {b.state for b in await rig.hl.list_batches()} == {"committed"}
 
 
-async def test_what_a_killed_run_had_prepared_is_dropped_by_the_next() -> None:
+async def test_parts_prepared_by_a_killed_run_are_dropped_by_the_next() -> None:
     async with opened() as rig:
         await rig.topic("other")
         await rig.hl.prepare_batch(f"{PREFIX}earlier:1", "all", shares(b"x", "k"))
@@ -79,7 +79,7 @@ async def test_what_a_killed_run_had_prepared_is_dropped_by_the_next() -> None:
         assert await ready(rig) == (1, 0)
 
 
-async def test_what_was_cancelled_before_its_commit_is_dropped_by_the_next() -> None:
+async def test_parts_cancelled_before_their_commit_are_dropped_by_the_next() -> None:
     async with opened() as rig:
         await rig.topic("other")
         batches = AtomicEnqueue(rig.hl)

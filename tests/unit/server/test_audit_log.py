@@ -23,7 +23,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_line_says_who_what_where_when_and_how_it_ended(tmp_path: Path) -> None:
+def test_line_has_caller_call_topic_time_and_outcome(tmp_path: Path) -> None:
     clock = FakeClock()
     AuditLog(str(tmp_path), clock).write(
         "key:0011", "purge", topic="jobs", outcome="PermissionDenied", count=3, correlation_id="c-1"

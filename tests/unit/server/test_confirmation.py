@@ -71,7 +71,7 @@ def test_used_tokens_are_forgotten_when_they_have_run_out() -> None:
         (("purgej", "obs"), ADA),
     ],
 )
-def test_token_is_bound_to_who_what_and_where(call: tuple[Any, ...], who: Principal) -> None:
+def test_token_is_bound_to_caller_call_and_topic(call: tuple[Any, ...], who: Principal) -> None:
     confirmations = Confirmations(FakeClock(), SECRET)
     token = ask(confirmations, "purge", "jobs")
     assert is_refused(confirmations, token, *call, who=who)

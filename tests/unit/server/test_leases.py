@@ -43,7 +43,7 @@ async def test_of_pops_that_wait_side_by_side_some_get_all_that_the_limit_allows
         assert (await rig.hl.stats("jobs")).leased == 5
 
 
-async def test_pops_wait_side_by_side_while_there_is_nothing_to_lease() -> None:
+async def test_pops_wait_concurrently_while_nothing_is_ready() -> None:
     async with opened() as rig:
         pops = [begin(rig, 5, wait=60.0) for _ in range(4)]
         await settle()

@@ -136,7 +136,7 @@ async def test_acks_are_answered_by_number_with_their_lost_rows() -> None:
     assert ("nack", {0: [3]}, "no") in broker.calls
 
 
-async def test_leave_comes_after_what_was_settled_before_and_ends_the_stream() -> None:
+async def test_leave_follows_earlier_settlements_and_ends_the_stream() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"]))
     client = Client(broker, credits=5)
     await client.rows()
@@ -207,7 +207,7 @@ async def test_stopping_server_and_revoked_credential_end_the_stream() -> None:
         await other.next()
 
 
-async def test_who_may_not_consume_gets_nothing() -> None:
+async def test_caller_without_the_consume_right_gets_nothing() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"]))
     client = Client(broker, credits=1, scopes="*:produce")
     with pytest.raises(PermissionDenied):

@@ -40,11 +40,11 @@ def hl() -> Iterator[SyncMemoryBroker]:
         ({"match": lambda info: info.state == "delayed"}, 1),
     ],
 )
-def test_finds_what_fits(hl: SyncMemoryBroker, wanted: dict[str, object], count: int) -> None:
+def test_assert_enqueued_finds_matching_messages(hl: SyncMemoryBroker, wanted: dict[str, object], count: int) -> None:
     assert len(assert_enqueued(hl, "mail", **wanted)) == count  # type: ignore[arg-type]
 
 
-def test_failure_shows_what_is_there_instead(hl: SyncMemoryBroker) -> None:
+def test_failure_lists_the_waiting_messages(hl: SyncMemoryBroker) -> None:
     with pytest.raises(AssertionError) as failure:
         assert_enqueued(hl, "mail", {"to": "bob"}, priority=5)
     assert str(failure.value).splitlines() == [
@@ -77,7 +77,7 @@ def test_missing_topic_error_lists_existing_topics(hl: SyncMemoryBroker) -> None
     assert_enqueued(hl, "default/mail", b"plain", count=2)
 
 
-def test_what_was_done_is_not_enqueued_any_more(hl: SyncMemoryBroker) -> None:
+def test_settled_message_does_not_match(hl: SyncMemoryBroker) -> None:
     [m] = hl.pop("mail")
     assert_enqueued(hl, "mail", count=2)
     m.ack()

@@ -64,7 +64,7 @@ class Tale:
         return {complaint.partition(" ")[0] for complaint in judge(self.history)}
 
 
-def test_a_history_in_which_all_went_well_has_no_complaints() -> None:
+def test_history_in_which_all_went_well_has_no_complaints() -> None:
     tale = Tale()
     tale.enqueue("a", "b")
     first = tale.got("a")
@@ -161,7 +161,7 @@ def test_single_lease_sees_one_lease_given_twice_and_a_message_twice_in_a_pop() 
 
 
 @pytest.mark.parametrize("verb", ["ack", "cancel", "dlq_delete"])
-def test_acked_stays_gone(verb: str) -> None:
+def test_acked_message_must_not_return(verb: str) -> None:
     tale = Tale(backoff=Backoff(base=0.0))
     tale.enqueue("a")
     got = tale.got("a")
@@ -178,7 +178,7 @@ def test_acked_stays_gone(verb: str) -> None:
     assert tale.broken() == {"AckedStaysGone"}
 
 
-def test_an_unanswered_ack_may_go_either_way() -> None:
+def test_unanswered_ack_may_be_applied_or_not() -> None:
     tale = Tale()
     tale.enqueue("a")
     got = tale.got("a")
@@ -190,7 +190,7 @@ def test_an_unanswered_ack_may_go_either_way() -> None:
     assert tale.broken() == set()
 
 
-def test_purged_stays_gone() -> None:
+def test_purged_message_must_not_return() -> None:
     tale = Tale()
     tale.enqueue("a")
     tale.call("purge", 1)
@@ -278,7 +278,7 @@ def test_batch_all_or_nothing() -> None:
     assert tale.broken() == set()
 
 
-def test_an_atomic_batch_is_not_refused_in_part() -> None:
+def test_atomic_batch_is_not_refused_in_part() -> None:
     tale = Tale()
     call = tale.enqueue("a", "b")
     call.result[1] = Told(0, error="PayloadTooLarge")
@@ -317,7 +317,7 @@ def test_attempts_counted(attempts: int, complaint: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("attempts", "complaint"), [(1, set()), (2, {"AttemptsCounted"})])
-def test_a_release_counts_no_attempt(attempts: int, complaint: set[str]) -> None:
+def test_release_counts_no_attempt(attempts: int, complaint: set[str]) -> None:
     tale = Tale()
     tale.enqueue("a")
     got = tale.got("a")
@@ -327,7 +327,7 @@ def test_a_release_counts_no_attempt(attempts: int, complaint: set[str]) -> None
     assert tale.broken() == complaint
 
 
-def test_a_pop_without_an_answer_may_have_counted() -> None:
+def test_pop_without_an_answer_may_have_counted() -> None:
     for attempts in (1, 2):
         tale = Tale()
         tale.enqueue("a")
@@ -360,7 +360,7 @@ def test_strict_order(mode: str) -> None:
     assert tale.broken() == {"StrictOrder"}
 
 
-def test_strict_order_goes_by_id_among_equals() -> None:
+def test_strict_order_uses_ids_among_equal_priorities() -> None:
     tale = Tale()
     tale.enqueue("a", "b")
     tale.drain(tale.got("b", 2), tale.got("a", 1))
@@ -422,7 +422,7 @@ def test_strict_order_of_a_fair_topic_is_by_priority_alone() -> None:
     assert "StrictOrder" in tale.broken()
 
 
-def test_strict_order_does_not_count_what_a_limit_may_hold_back() -> None:
+def test_strict_order_ignores_messages_a_limit_may_block() -> None:
     keyed, free = NAMES["a"][0], NAMES[None]
     tale = fair_tale(max_inflight_per_key=1)
     tale.enqueue(keyed, free[0], ids=[1, 2])
@@ -464,7 +464,7 @@ def test_no_false_alarm_among_dead_letters() -> None:
     assert tale.broken() == {"NoFalseAlarm"}
 
 
-def test_a_crash_leaves_every_open_call_without_an_answer() -> None:
+def test_crash_leaves_every_open_call_without_an_answer() -> None:
     tale = Tale()
     call = tale.history.start("c", "pop", TOPIC, visibility_ms=1000)
     tale.history.crash("CRASH")

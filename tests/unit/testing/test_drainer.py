@@ -23,7 +23,7 @@ async def hl(clock: HandClock) -> Any:
         yield broker
 
 
-async def test_best_first_and_also_what_handlers_enqueue(hl: MemoryBroker) -> None:
+async def test_drain_handles_best_first_including_enqueued_messages(hl: MemoryBroker) -> None:
     await hl.create_topic("more")
 
     async def handler(m: heapline.Message) -> str:

@@ -31,7 +31,7 @@ def outcomes(disk: FakeDisk, path: str = "/d/f", tries: int = 200) -> set[bytes 
     return found
 
 
-def test_it_is_a_disk() -> None:
+def test_fake_disk_implements_the_disk_protocol() -> None:
     disk: Disk = FakeDisk()
     assert disk.exists("/")
 
@@ -50,7 +50,7 @@ def test_unsynced_sectors_survive_whole_or_not_at_all() -> None:
     assert outcomes(disk) == {o + o, o + n, n + o, n + n}
 
 
-def test_a_write_inside_a_sector_leaves_the_rest_of_it() -> None:
+def test_write_inside_a_sector_leaves_the_rest_of_it() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"o" * SECTOR)
     file.pwritev([b"new"], 100)
@@ -59,14 +59,14 @@ def test_a_write_inside_a_sector_leaves_the_rest_of_it() -> None:
     assert outcomes(disk) == {b"o" * SECTOR, changed}
 
 
-def test_an_unsynced_size_may_be_lost() -> None:
+def test_unsynced_size_may_be_lost() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"")
     file.pwritev([b"x" * 100], 0)
     assert {b"", b"x" * 100} <= outcomes(disk)
 
 
-def test_a_truncation_happens_or_does_not() -> None:
+def test_truncation_happens_or_does_not() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"abcd" * SECTOR)
     file.truncate(SECTOR)
@@ -75,7 +75,7 @@ def test_a_truncation_happens_or_does_not() -> None:
     assert outcomes(disk) == {b"abcd" * (SECTOR // 4)}
 
 
-def test_an_unsynced_name_may_be_lost_with_all_its_synced_bytes() -> None:
+def test_unsynced_name_may_be_lost_with_all_its_synced_bytes() -> None:
     disk = FakeDisk()
     disk.mkdir("/d")
     disk.fsync_dir("/")
@@ -87,14 +87,14 @@ def test_an_unsynced_name_may_be_lost_with_all_its_synced_bytes() -> None:
     assert outcomes(disk) == {b"x"}
 
 
-def test_a_directory_whose_parent_was_not_synced_may_take_its_files_along() -> None:
+def test_directory_whose_parent_was_not_synced_may_take_its_files_along() -> None:
     disk = FakeDisk()
     disk.mkdir("/d")
     disk.write_file_atomic("/d/f", b"x")
     assert outcomes(disk) == {None, b"x"}
 
 
-def test_a_rename_between_directories_is_there_whole_or_not_at_all() -> None:
+def test_rename_between_directories_is_atomic() -> None:
     disk = FakeDisk()
     synced_file(disk, b"x", "/d/f")
     disk.mkdir("/e")
@@ -114,7 +114,7 @@ def test_name_changes_of_a_directory_survive_in_their_order() -> None:
     assert seen == {"", "a", "ab", "abc"}
 
 
-def test_a_rename_replaces_atomically() -> None:
+def test_rename_replaces_atomically() -> None:
     disk = FakeDisk()
     disk.mkdir("/d")
     disk.fsync_dir("/")
@@ -143,7 +143,7 @@ def test_after_a_failed_sync_bytes_may_be_shown_and_yet_never_reach_the_disk() -
     assert shown_but_lost
 
 
-def test_what_was_lost_in_a_failed_sync_can_be_written_again() -> None:
+def test_bytes_lost_in_a_failed_sync_can_be_rewritten() -> None:
     for seed in range(50):
         disk = FakeDisk(seed=seed)
         file = synced_file(disk, b"o" * SECTOR)
@@ -156,7 +156,7 @@ def test_what_was_lost_in_a_failed_sync_can_be_written_again() -> None:
         assert outcomes(disk, tries=5) == {b"n" * SECTOR}
 
 
-def test_a_full_disk_refuses_growth_and_takes_overwrites() -> None:
+def test_full_disk_refuses_growth_and_takes_overwrites() -> None:
     disk = FakeDisk(capacity=8192)
     file = synced_file(disk, bytes(4096))
     for grow in (
@@ -174,7 +174,7 @@ def test_a_full_disk_refuses_growth_and_takes_overwrites() -> None:
     assert disk.used == 0
 
 
-def test_a_hole_takes_no_space_until_it_is_written() -> None:
+def test_hole_takes_no_space_until_it_is_written() -> None:
     disk = FakeDisk(capacity=4096)
     file = synced_file(disk, b"")
     file.truncate(1 << 20)
@@ -207,7 +207,7 @@ def test_faults_come_at_a_rate() -> None:
 
 
 @pytest.mark.parametrize("how", ["garbage", "zeros", "flip"])
-def test_a_sector_gone_bad_reads_as_something_else(how: str) -> None:
+def test_corrupt_sector_returns_other_bytes(how: str) -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"x" * 3 * SECTOR)
     disk.damage("/d/f", 1, how)
@@ -217,7 +217,7 @@ def test_a_sector_gone_bad_reads_as_something_else(how: str) -> None:
     assert outcomes(disk, tries=3) == {data}
 
 
-def test_an_unreadable_sector_fails_until_it_is_written_again() -> None:
+def test_unreadable_sector_fails_until_it_is_written_again() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"x" * 3 * SECTOR)
     disk.damage("/d/f", 1, "eio")
@@ -253,7 +253,7 @@ def test_one_lock_at_a_time_and_none_after_a_crash() -> None:
     disk.crash().lock("/d/LOCK")
 
 
-def test_a_closed_or_read_only_file_refuses() -> None:
+def test_closed_or_read_only_file_refuses() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"x")
     with pytest.raises(OSError, match="not open for writing"):

@@ -121,7 +121,7 @@ async def test_same_disk_in_a_second_broker_is_a_restart() -> None:
 
 
 @pytest.mark.parametrize("seconds", [60, timedelta(minutes=1)])
-async def test_clock_moved_by_hand_wakes_who_waits_for_delayed_work(seconds: float | timedelta) -> None:
+async def test_advancing_the_clock_wakes_waiting_pops(seconds: float | timedelta) -> None:
     clock = HandClock()
     async with memory_broker(clock) as hl:
         await hl.create_topic("jobs")
@@ -133,7 +133,7 @@ async def test_clock_moved_by_hand_wakes_who_waits_for_delayed_work(seconds: flo
         assert [m.payload for m in await waiting] == [b"x"]
 
 
-async def test_clock_that_stands_lets_nothing_fall_due() -> None:
+async def test_stopped_clock_makes_nothing_due() -> None:
     clock = HandClock()
     async with memory_broker(clock) as hl:
         await hl.create_topic("jobs")

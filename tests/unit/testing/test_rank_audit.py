@@ -80,7 +80,7 @@ async def test_messages_that_a_batch_brought_count_from_its_commit_on(
 
 
 @pytest.mark.parametrize("config", [{}, FAIR], ids=["plain", "fair"])
-async def test_the_audit_finds_a_choice_that_forgets_a_partition(
+async def test_audit_finds_a_choice_that_forgets_a_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     whole = Heads._owners

@@ -50,7 +50,7 @@ def test_sleeping_takes_virtual_time_and_drives_the_clock() -> None:
     assert run(work(), clock) == ["none 0", "short 5", "long 86400"]
 
 
-def test_a_timer_is_never_early() -> None:
+def test_timer_is_never_early() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         rng = random.Random(5)
@@ -129,7 +129,7 @@ def test_power_cut_is_not_an_ordinary_exception() -> None:
     assert not issubclass(PowerCut, Exception)
 
 
-def test_a_loop_can_share_a_clock_with_the_one_before_it() -> None:
+def test_loop_can_share_a_clock_with_the_one_before_it() -> None:
     clock = FakeClock()
     for _ in range(2):
         loop = SimLoop(clock)

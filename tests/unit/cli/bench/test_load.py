@@ -29,7 +29,7 @@ def wanted(scratch: Path, **given: Any) -> command.Plan:
 
 
 @pytest.mark.parametrize("index", range(5))
-async def test_every_load_counts_what_went_through(index: int) -> None:
+async def test_every_load_counts_its_messages(index: int) -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("bench")
         found = await Loads(hl, "bench", 64, 4, SECONDS).run(index)
@@ -42,7 +42,7 @@ async def test_every_load_counts_what_went_through(index: int) -> None:
         assert (stats.acked_total, stats.ready) == (found.messages, 0)
 
 
-async def test_large_messages_go_in_smaller_batches() -> None:
+async def test_large_messages_use_smaller_batches() -> None:
     async with MemoryBroker() as hl:
         assert Loads(hl, "bench", 256, 4, 1.0).batch == 100
         assert Loads(hl, "bench", 1 << 18, 4, 1.0).batch == 4
@@ -84,7 +84,7 @@ async def test_bench_leaves_no_topic_and_no_file_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_bench_refuses_a_topic_that_exists_whatever_its_settings_and_leaves_it_alone(tmp_path: Path) -> None:
+async def test_bench_rejects_an_existing_topic_and_leaves_it_unchanged(tmp_path: Path) -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("bench", max_backlog=command.BACKLOG_MIN)
         await hl.enqueue("bench", b"precious")

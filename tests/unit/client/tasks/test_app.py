@@ -335,7 +335,7 @@ async def test_topics_are_not_made_where_the_app_says_so(tmp_path: Path) -> None
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_targets_are_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for target in ("./x", "a/b", "data", Path("anything")):

@@ -99,7 +99,7 @@ DEFAULTS = {"how": "fast", "amount": Decimal("1.5"), "free": None}
 
 @settings(max_examples=50)
 @given(calls)
-def test_arguments_come_out_as_they_went_in(arguments: dict[str, Any]) -> None:
+def test_arguments_survive_encoding(arguments: dict[str, Any]) -> None:
     payload = CODEC.encode(CODEC.bind((), arguments))
     json.loads(payload)  # plain JSON, for anybody
     assert CODEC.decode(payload) == DEFAULTS | arguments
@@ -137,7 +137,7 @@ def test_positional_only_parameters_are_called_as_such() -> None:
     assert codec.call(arguments) == (1, 2, 3)
 
 
-def test_parameter_without_annotation_takes_what_json_has() -> None:
+def test_parameter_without_annotation_accepts_any_json() -> None:
     def task(a, b=1):  # type: ignore[no-untyped-def]
         return a, b
 

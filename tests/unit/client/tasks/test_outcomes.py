@@ -29,7 +29,7 @@ def test_most_specific_class_decides() -> None:
     assert rules.decide(KeyError("x"), 1, 0.5).act == "bury"
 
 
-def test_bury_goes_before_retry_for_the_same_class() -> None:
+def test_bury_takes_precedence_over_retry_for_the_same_class() -> None:
     assert Rules(retry_on={ValueError: 1.0}, bury_on=ValueError).decide(ValueError(), 1, 0.5).act == "bury"
 
 
@@ -44,7 +44,7 @@ def test_back_off_grows_with_the_attempts(attempts: int, seconds: float) -> None
     assert rules.decide(ValueError("x"), attempts, 0.5).backoff == seconds
 
 
-def test_retry_and_bury_say_it_themselves_whatever_the_rules() -> None:
+def test_retry_and_bury_override_the_rules() -> None:
     rules = Rules(retry_on={Exception: 99.0}, bury_on=())
     assert rules.decide(heapline.Retry(delay=3), 1, 0.5) == Outcome("nack", "the handler asked for a retry", 3)
     assert rules.decide(heapline.Retry("closed"), 1, 0.5) == Outcome("nack", "closed", None)

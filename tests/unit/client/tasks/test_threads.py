@@ -70,7 +70,7 @@ async def test_abandoned_thread_reports_its_end() -> None:
     threads.close()
 
 
-async def test_hung_plain_handler_is_left_behind_its_lease_let_go_and_its_place_given_on(tmp_path: Path) -> None:
+async def test_hung_plain_handler_is_abandoned_and_frees_lease_and_slot(tmp_path: Path) -> None:
     app, free, said = heapline.App(tmp_path / "data", topics={"jobs": SMALL}), threading.Event(), list[int]()
 
     @app.task(topic="jobs", timeout=0.2)

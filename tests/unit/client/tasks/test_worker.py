@@ -45,7 +45,7 @@ def test_messages_run_in_order_of_priority() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [3, 41])  # one pop for all places, and two for half of them each
-def test_worker_leases_as_many_as_it_has_places_for_and_no_more(concurrency: int) -> None:
+def test_worker_leases_at_most_its_free_slots(concurrency: int) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap(n: int) -> None:
@@ -326,7 +326,7 @@ def test_handler_continues_after_a_lost_lease_if_configured() -> None:
     in_world(scenario)
 
 
-def test_lease_that_cannot_be_extended_is_taken_for_lost_when_it_runs_out() -> None:
+def test_unextendable_lease_counts_as_lost_when_it_expires() -> None:
     async def scenario(world: World) -> None:
         loop = asyncio.get_running_loop()
 
@@ -354,7 +354,7 @@ def test_lease_that_cannot_be_extended_is_taken_for_lost_when_it_runs_out() -> N
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_drain_finishes_what_runs_and_takes_no_more() -> None:
+def test_drain_finishes_running_messages_and_leases_no_more() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap(n: int) -> None:
@@ -370,7 +370,7 @@ def test_drain_finishes_what_runs_and_takes_no_more() -> None:
     in_world(scenario)
 
 
-def test_drain_gives_back_what_outlasts_the_grace_without_counting_an_attempt() -> None:
+def test_drain_releases_messages_after_the_grace_without_an_attempt() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap() -> None:
@@ -476,7 +476,7 @@ def test_worker_ends_when_stopped_while_the_broker_does_not_answer(seed: int) ->
     in_world(scenario, seed)
 
 
-def test_message_that_comes_again_to_the_same_worker_ends_the_run_of_its_lost_lease() -> None:
+def test_redelivery_to_the_same_worker_ends_the_run_of_its_lost_lease() -> None:
     async def scenario(world: World) -> None:
         loop = asyncio.get_running_loop()
 
@@ -553,7 +553,7 @@ def test_worker_stopped_before_its_broker_was_reached_ends() -> None:
     in_world(scenario)
 
 
-def test_worker_that_may_not_take_fails_with_the_reason_after_finishing_what_runs() -> None:
+def test_worker_without_the_consume_right_finishes_then_fails() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def note() -> None:
@@ -581,7 +581,7 @@ def test_worker_that_may_not_take_fails_with_the_reason_after_finishing_what_run
 # --- around runs ------------------------------------------------------------------------------------------------------
 
 
-def test_middleware_stands_around_each_run_the_first_outermost() -> None:
+def test_middleware_wraps_each_run_first_outermost() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def note(n: int) -> str:

@@ -173,7 +173,7 @@ def test_app_keeps_no_broker_of_a_closed_loop(
     assert Client.alive <= 2
 
 
-def test_a_retry_rule_for_a_parent_class_does_not_hide_the_one_for_its_child() -> None:
+def test_retry_rule_for_a_parent_class_does_not_hide_the_one_for_its_child() -> None:
     rules = heapline.App(None).task(topic="t", retry_on={OSError: 5.0, ConnectionError: 1.0})(_nothing).rules
     assert rules.decide(ConnectionResetError("x"), 1, 0.0).backoff == 1.0
     assert rules.decide(FileNotFoundError("x"), 1, 0.0).backoff == 5.0

@@ -31,7 +31,7 @@ async def lag(rig: Rig) -> int:
     return sum(offset.lag for offset in await rig.hl.group_offsets("jobs", "g"))
 
 
-async def test_a_row_is_handed_out_only_when_it_is_durable() -> None:
+async def test_row_is_handed_out_only_when_it_is_durable() -> None:
     async with opened() as rig:
         await fetch(rig.hl)
         waiting = asyncio.ensure_future(fetch(rig.hl, wait=30.0))
@@ -44,7 +44,7 @@ async def test_a_row_is_handed_out_only_when_it_is_durable() -> None:
         assert payloads(await waiting) == [b"x"]
 
 
-async def test_an_ack_is_answered_when_it_is_durable() -> None:
+async def test_ack_is_answered_when_it_is_durable() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         got = await fetch(rig.hl)
@@ -99,7 +99,7 @@ async def test_group_calls_during_a_reload_raise_topic_reloading_then_closed() -
             await waiting
 
 
-async def test_a_power_cut_loses_no_row_and_no_ack() -> None:
+async def test_power_cut_loses_no_row_and_no_ack() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g")
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(10)])
@@ -113,7 +113,7 @@ async def test_a_power_cut_loses_no_row_and_no_ack() -> None:
     await hl.close()
 
 
-async def test_a_backlog_is_read_from_disk_in_pages_and_a_little_of_it_from_memory() -> None:
+async def test_backlog_is_read_from_disk_in_pages_and_a_little_of_it_from_memory() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g")
         for start in range(0, 5000, 1000):

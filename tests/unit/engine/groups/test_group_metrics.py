@@ -21,7 +21,7 @@ def test_batches_are_counted_like_single_rows() -> None:
     assert len(one.tally().counts) == len(BOUNDS_MS) + 1
 
 
-async def test_the_scheduler_delay_is_from_due_to_fired() -> None:
+async def test_scheduler_delay_is_from_due_to_fired() -> None:
     clock = HandClock()
     async with await world(clock) as hl:
         await hl.enqueue("jobs", b"x", delay=1.0)

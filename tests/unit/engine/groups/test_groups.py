@@ -38,7 +38,7 @@ async def lag(hl: MemoryBroker, group: str = "g") -> int:
     return sum(offset.lag for offset in await hl.group_offsets("jobs", group))
 
 
-async def test_a_group_gets_every_message_once_and_its_lag_becomes_zero() -> None:
+async def test_group_gets_every_message_once_and_its_lag_becomes_zero() -> None:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs", **SMALL)
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(10)])
@@ -59,7 +59,7 @@ async def test_a_group_gets_every_message_once_and_its_lag_becomes_zero() -> Non
         assert offset.outstanding == 0
 
 
-async def test_what_fires_from_long_ago_is_delivered_together_with_what_is_not_written_yet() -> None:
+async def test_old_fired_rows_and_unwritten_rows_are_delivered_together() -> None:
     clock = HandClock()
     async with MemoryBroker(clock=clock) as hl:
         await hl.create_topic("jobs", **SMALL)
@@ -128,7 +128,7 @@ async def test_delayed_message_is_in_the_stream_where_it_became_due() -> None:
         assert payloads(await fetch(again, group="made after the restart".replace(" ", "-"))) == expected
 
 
-async def test_a_worker_may_be_done_with_a_delayed_message_before_a_slow_group_comes_to_it() -> None:
+async def test_slow_group_gets_a_delayed_message_already_acked_by_a_worker() -> None:
     clock = HandClock()
     hl = await world(clock)
     await hl.create_group("jobs", "slow")
@@ -208,7 +208,7 @@ async def test_unacked_row_is_redelivered_then_becomes_a_dead_letter() -> None:
         assert payloads(await fetch(hl)) == [b"next"]
 
 
-async def test_a_nacked_row_comes_again_after_its_back_off_also_after_a_restart() -> None:
+async def test_nacked_row_is_redelivered_after_backoff_across_a_restart() -> None:
     clock = HandClock()
     hl = await world(clock)
     await hl.create_group("jobs", "g", backoff={"base": 5.0, "factor": 1.0, "jitter": 0.0})
@@ -288,7 +288,7 @@ async def test_leaving_member_releases_immediately_and_dead_one_by_timeout() -> 
         assert [(row.payload, row.attempts) for row in rows(again)] == [(b"0", 2), (b"1", 2), (b"2", 2)]
 
 
-async def test_another_session_takes_the_name_over_and_gets_what_the_first_one_held() -> None:
+async def test_new_session_takes_over_the_name_and_rows() -> None:
     async with await world() as hl:
         await hl.enqueue("jobs", b"x")
         await fetch(hl, session="one")
@@ -301,7 +301,7 @@ async def test_another_session_takes_the_name_over_and_gets_what_the_first_one_h
         assert await lag(hl) == 0
 
 
-async def test_a_topic_that_grows_gives_its_members_the_new_partitions_too() -> None:
+async def test_topic_that_grows_gives_its_members_the_new_partitions_too() -> None:
     async with await world(partitions=1) as hl:
         await fetch(hl)
         await hl.update_topic("jobs", partitions=3)
@@ -344,7 +344,7 @@ async def test_waiting_fetch_is_woken_by_rows_retries_and_new_partitions() -> No
             await fetch(hl)  # a subscription does not make its group anew
 
 
-async def test_a_cancelled_fetch_loses_nothing() -> None:
+async def test_cancelled_fetch_loses_nothing() -> None:
     cancelled = 0
     for steps in range(12):
         async with await world() as hl:
@@ -381,7 +381,7 @@ async def test_group_starts_at_the_requested_offset() -> None:
             assert await lag(hl, group) == expected
 
 
-async def test_a_group_is_reset_and_its_lag_is_right() -> None:
+async def test_group_is_reset_and_its_lag_is_right() -> None:
     async with await world() as hl:
         await hl.create_group("jobs", "g")
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(5)])

@@ -200,7 +200,7 @@ OPS = (
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(OPS), st.integers(0, 1000)), max_size=60))
-def test_a_group_does_what_the_model_says(steps: list[tuple[str, int]]) -> None:
+def test_group_matches_the_model(steps: list[tuple[str, int]]) -> None:
     async def run() -> None:
         world = World()
         await world.start()
@@ -215,7 +215,7 @@ def test_a_group_does_what_the_model_says(steps: list[tuple[str, int]]) -> None:
     asyncio.run(run())
 
 
-async def test_a_later_group_sees_the_same_stream_as_an_early_one() -> None:
+async def test_later_group_sees_the_same_stream_as_an_early_one() -> None:
     world = World()
     await world.start()
     for n in range(0, 60, 7):

@@ -29,7 +29,7 @@ async def pass_time(rig: Rig, ms: int) -> None:
     await settle()
 
 
-async def test_a_page_holds_what_was_enqueued_without_delay_in_order() -> None:
+async def test_page_contains_immediate_messages_in_order() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"a", priority=7)
         await rig.hl.enqueue("jobs", b"later", delay=60)
@@ -42,7 +42,7 @@ async def test_a_page_holds_what_was_enqueued_without_delay_in_order() -> None:
         assert got.keys is got.headers is got.fairness_keys is None
 
 
-async def test_what_fires_stands_where_it_fired_also_when_a_worker_is_done_with_it() -> None:
+async def test_fired_row_stays_at_its_offset_after_a_worker_acked_it() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"second", delay=2)
         await rig.hl.enqueue("jobs", b"first", delay=1, key="k", headers={"h": "v"})
@@ -78,7 +78,7 @@ async def test_cancelled_and_purged_before_firing_have_no_row() -> None:
         assert got.end == rig.runner().loaded.topic.partitions[0].offset, "a reader makes way over what is no row"
 
 
-async def test_a_delayed_message_made_ready_by_hand_stands_there_with_its_new_priority() -> None:
+async def test_rescheduled_message_is_in_the_stream_with_its_new_priority() -> None:
     async with opened() as rig:
         known = await rig.hl.enqueue("jobs", b"late", delay=60, priority=1)
         await rig.hl.enqueue("jobs", b"now")
@@ -89,7 +89,7 @@ async def test_a_delayed_message_made_ready_by_hand_stands_there_with_its_new_pr
         assert payloads(got)[-1] == b"late"
 
 
-async def test_a_committed_batch_stands_where_it_was_committed() -> None:
+async def test_committed_batch_is_in_the_stream_at_its_commit() -> None:
     async with opened() as rig:
         await rig.hl.prepare_batch("b1", "p1", [Outgoing(b"one"), Outgoing(b"two", delay=60.0)], topic="jobs")
         await rig.hl.enqueue("jobs", b"between")
@@ -116,7 +116,7 @@ async def test_pages_follow_one_another_and_end_at_units() -> None:
         assert found == [b"%d" % number for number in range(20) for _ in range(5)]
 
 
-async def test_a_page_from_the_middle_of_a_unit_covers_the_whole_unit() -> None:
+async def test_page_from_the_middle_of_a_unit_covers_the_whole_unit() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(10)])
         got = page(rig, 4)
@@ -124,7 +124,7 @@ async def test_a_page_from_the_middle_of_a_unit_covers_the_whole_unit() -> None:
         assert payloads(got)[4 - got.start :] == [b"%d" % i for i in range(4, 10)]
 
 
-async def test_a_record_that_does_not_check_is_named_and_its_neighbours_are_served() -> None:
+async def test_record_that_does_not_check_is_named_and_its_neighbours_are_served() -> None:
     async with opened() as rig:
         for i in range(3):
             await rig.hl.enqueue("jobs", b"fired %d" % i, delay=1)

@@ -132,7 +132,7 @@ async def facts(rig: Rig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_a_crash_leads_to_is_what_was_in_memory(seed: int) -> None:
+async def test_recovered_groups_equal_those_in_memory(seed: int) -> None:
     async with opened(topic={"partitions": 2}) as rig:
         walk = Walk(rig, seed)
         for _ in range(8):

@@ -62,13 +62,13 @@ async def steps(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_embedded_broker_keeps_to_the_contract_of_groups() -> None:
+def test_embedded_broker_keeps_to_the_contract_of_groups() -> None:
     broker: Broker = MemoryBroker()
     subscription: type[Subscription] = Subscription
     assert broker is not subscription
 
 
-async def test_at_most_so_many_rows_are_out_as_there_are_credits() -> None:
+async def test_outstanding_rows_never_exceed_the_credits() -> None:
     async with await world(50) as hl, hl.subscribe("jobs", group="g", credits=10) as subscription:
         got = await take(subscription, 10)
         with pytest.raises(TimeoutError):
@@ -89,7 +89,7 @@ async def test_batches_come_as_columns_and_are_acked_whole() -> None:
         assert (await hl.get_group("jobs", "g")).lag == 0
 
 
-async def test_acks_given_while_one_is_under_way_go_together() -> None:
+async def test_acks_during_another_ack_are_joined() -> None:
     async with await world(50) as hl, hl.subscribe("jobs", group="g") as subscription:
         got = await take(subscription, 50)
         hl.held = asyncio.Event()
@@ -103,7 +103,7 @@ async def test_acks_given_while_one_is_under_way_go_together() -> None:
         assert (await hl.get_group("jobs", "g")).lag == 0
 
 
-async def test_of_acks_that_went_together_only_those_hear_of_lost_rows_who_named_them() -> None:
+async def test_joined_acks_report_lost_rows_only_to_their_callers() -> None:
     async with await world(3) as hl, hl.subscribe("jobs", group="g", member="m") as subscription:
         got = await take(subscription, 3)
         hl.held = asyncio.Event()
@@ -119,7 +119,7 @@ async def test_of_acks_that_went_together_only_those_hear_of_lost_rows_who_named
         assert (lost.value.partitions, lost.value.offsets) == ([0], [12345])
 
 
-async def test_a_slow_consumer_gives_signs_of_life() -> None:
+async def test_slow_consumer_gives_signs_of_life() -> None:
     more: dict[str, Any] = {"member": "m", "credits": 5, "member_lease": 0.3}
     async with await world(5) as hl, hl.subscribe("jobs", group="g", **more) as subscription:
         got = await take(subscription, 5)
@@ -183,7 +183,7 @@ async def test_closing_releases_unacked_rows_immediately() -> None:
             assert {row.attempts for row in again} == {1}
 
 
-async def test_who_is_replaced_hears_it_when_it_iterates() -> None:
+async def test_replaced_member_raises_on_iteration() -> None:
     async with await world() as hl, hl.subscribe("jobs", group="g", member="m") as first:
         waiting = asyncio.ensure_future(anext(first))
         await steps()
@@ -322,7 +322,7 @@ async def test_subscription_may_be_closed_by_its_own_hook() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{0: [-1]}, {"0": [1]}, {-1: [0]}, {0: [1.5]}, {0: [1 << 64]}, {0: 7}, {0: "12"}])
-async def test_malformed_ack_is_refused_and_harms_no_other_that_goes_with_it(wrong: Any) -> None:
+async def test_malformed_ack_is_rejected_without_affecting_joined_acks(wrong: Any) -> None:
     async with await world(2) as hl, hl.subscribe("jobs", group="g") as subscription:
         got = await take(subscription, 2)
         answers = await asyncio.gather(got[0].ack(), subscription.ack(wrong), got[1].ack(), return_exceptions=True)

@@ -50,7 +50,7 @@ async def drained(hl: Any, topic: str) -> list[bytes]:
 # -- what goes in ------------------------------------------------------------------------------------------------------
 
 
-async def test_messages_keep_what_they_were_and_say_where_they_came_from() -> None:
+async def test_replayed_messages_keep_their_fields_and_name_their_source() -> None:
     async with opened(topic={"fairness": "keys"}) as rig:
         await rig.topic("other", fairness="keys")
         first = await rig.hl.enqueue(
@@ -85,7 +85,7 @@ async def test_priority_and_due_time_can_be_replaced() -> None:
         assert {m.priority for m in await rig.hl.pop("other", 10)} == {9}
 
 
-async def test_into_its_own_topic_it_does_not_chase_its_own_tail() -> None:
+async def test_replay_into_its_own_topic_does_not_loop() -> None:
     async with opened(topic={"partitions": 3}) as rig:
         await fill(rig.hl, 30)
         await rig.hl.start_replay("r", "jobs")
@@ -103,7 +103,7 @@ async def test_filtered_rows_are_counted_as_skipped() -> None:
         assert (info.replayed, info.skipped) == (3, 7)
 
 
-async def test_a_name_belongs_to_one_request() -> None:
+async def test_name_belongs_to_one_request() -> None:
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 3)
@@ -121,7 +121,7 @@ async def test_a_name_belongs_to_one_request() -> None:
             await rig.hl.get_replay("s")
 
 
-async def test_the_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "ENDED_MAX", 2)
     async with opened() as rig:
         await rig.topic("other")
@@ -136,7 +136,7 @@ async def test_the_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pyte
 # -- what can go wrong -------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_topic_is_waited_for_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_topic_is_waited_for_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other", max_backlog=3)
@@ -167,7 +167,7 @@ async def test_deleted_target_ends_the_replay_even_if_recreated(monkeypatch: pyt
         assert await drained(rig.hl, "other") == []
 
 
-async def test_a_message_that_never_fits_ends_it_and_is_named() -> None:
+async def test_unacceptable_message_ends_the_replay_and_is_named() -> None:
     async with opened() as rig:
         await rig.topic("other", max_payload_bytes=100)
         await rig.hl.enqueue("jobs", b"small")
@@ -186,9 +186,7 @@ async def reclaim(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reason", ["full", "slow", "restarted"])
-async def test_rows_stay_while_a_replay_waits_and_go_when_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+async def test_rows_are_kept_until_a_waiting_replay_ends(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """For room in its target or for its rate, however long that takes; and while the broker is restarted."""
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     monkeypatch.setattr(job_runner, "PAUSE_MAX", 0.0)
@@ -241,7 +239,7 @@ async def test_reclaimed_rows_end_the_replay(monkeypatch: pytest.MonkeyPatch) ->
         assert f"the log starts at {first}" in str(info.error)
 
 
-async def test_a_cancelled_one_stays_cancelled_and_what_is_in_stays_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_replay_stays_cancelled_and_keeps_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "BATCH_ROWS", 2)
     async with opened() as rig:
         await rig.topic("other")
@@ -258,7 +256,7 @@ async def test_a_cancelled_one_stays_cancelled_and_what_is_in_stays_in(monkeypat
         assert await drained(rig.hl, "other") == [b"0"]
 
 
-async def test_a_damaged_file_keeps_its_name_shut_and_nothing_else() -> None:
+async def test_damaged_file_keeps_its_name_shut_and_nothing_else() -> None:
     async with opened() as rig:
         await rig.topic("other")
         for name in ("r", "s"):
@@ -273,7 +271,7 @@ async def test_a_damaged_file_keeps_its_name_shut_and_nothing_else() -> None:
         assert (await rig.hl.get_replay("s")).state == "done"
 
 
-async def test_a_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other")
@@ -343,7 +341,7 @@ class CutRig(Rig):
 
 @pytest.mark.parametrize("mode", ["all", "fast"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_cut_off_anywhere_and_again_each_message_goes_in_exactly_once(
+async def test_replay_interrupted_anywhere_enqueues_each_message_once(
     seed: int, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_runner, "BATCH_ROWS", 3)
@@ -391,7 +389,7 @@ async def test_cut_off_anywhere_and_again_each_message_goes_in_exactly_once(
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_times(
+async def test_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_times(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_reader, "SAVE_ROWS", 4)
@@ -459,7 +457,7 @@ async def test_forgotten_replay_name_can_be_reused(monkeypatch: pytest.MonkeyPat
         assert len(await drained(rig.hl, "other")) == 12
 
 
-async def test_a_cancelled_one_stays_cancelled_though_its_place_was_just_being_written() -> None:
+async def test_replay_cancelled_during_a_checkpoint_stays_cancelled() -> None:
     """A thread does not stop when its caller is cancelled."""
     async with opened() as rig:
         await rig.topic("other")
@@ -522,7 +520,7 @@ async def test_jobs_are_listed_again_after_an_internal_error(
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_an_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new_one(
+async def test_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(manager, "ENDED_MAX", 1)

@@ -45,7 +45,7 @@ async def made(clock: HandClock, **config: Any) -> MemoryBroker:
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-async def test_rows_come_in_the_order_of_units_over_partitions_and_of_offsets_within(
+async def test_rows_are_ordered_by_unit_across_and_offset_within_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (7, 1 << 20))
@@ -93,7 +93,7 @@ async def test_offset_ranges_cut_units_where_they_are_asked_to() -> None:
     assert await payloads(hl, start=100) == []
 
 
-async def test_time_ranges_hold_the_units_written_from_one_moment_to_the_other() -> None:
+async def test_time_range_contains_the_units_written_in_it() -> None:
     clock = HandClock()
     hl = await made(clock, partitions=2)
     moments = []
@@ -125,7 +125,7 @@ async def test_time_ranges_find_their_place_by_the_index_in_a_long_journal() -> 
         assert reader.offset_at(0, wall=at) == i
 
 
-async def test_a_delayed_message_is_in_the_time_range_in_which_it_fired() -> None:
+async def test_delayed_message_is_in_the_time_range_in_which_it_fired() -> None:
     clock = HandClock()
     hl = await made(clock)
     await hl.enqueue("jobs", b"late", delay=60)
@@ -137,7 +137,7 @@ async def test_a_delayed_message_is_in_the_time_range_in_which_it_fired() -> Non
     assert await payloads(hl, start=middle) == [b"late"]
 
 
-async def test_the_end_is_what_was_there_when_it_began() -> None:
+async def test_replay_ends_at_the_log_end_seen_at_its_start() -> None:
     hl = await made(HandClock())
     await hl.enqueue("jobs", b"0")
     seen = []
@@ -172,13 +172,13 @@ async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
                 {"partitions": [3]}, {"partitions": []}, {"partitions": "0"}, {"mode": "slow"}, {"rate": 0},
                 {"rate": "1"}, {"where": {"key": "a"}}, {"checkpoint": "a/b"}, {"end": "never"}], ids=str,
 )  # fmt: skip
-async def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+async def test_invalid_replay_request_is_rejected(options: dict[str, Any]) -> None:
     hl = await made(HandClock())
     with pytest.raises((heapline.BadRequest, heapline.BadName)):
         await read(hl, **options)
 
 
-async def test_a_topic_without_streams_cannot_be_replayed() -> None:
+async def test_topic_without_streams_cannot_be_replayed() -> None:
     hl = await made(HandClock(), streams=False)
     with pytest.raises(heapline.BadRequest, match="streams=False"):
         await read(hl)
@@ -200,7 +200,7 @@ async def test_filters_choose_by_priority_key_and_headers() -> None:
     assert await payloads(hl, where=ReplayFilter()) == [b"plain", b"key", b"both", b"other"]
 
 
-async def test_a_rate_lets_so_many_a_second_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rate_limits_rows_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LOOK_MS", 0)  # looks at the clock in every step of the loop
     clock = HandClock()
     hl = await made(clock)
@@ -250,7 +250,7 @@ async def test_checkpoint_continues_where_its_reader_stopped(monkeypatch: pytest
     assert await payloads(hl, checkpoint="mine") == []
 
 
-async def test_checkpoints_survive_a_restart_and_go_with_their_topic() -> None:
+async def test_checkpoints_survive_a_restart_and_are_deleted_with_their_topic() -> None:
     clock = HandClock()
     hl = await made(clock)
     await hl.enqueue("jobs", b"0")
@@ -335,7 +335,7 @@ async def test_live_message_is_read_at_its_current_position(mode: str, monkeypat
         assert told == {(b"kept", "k", "v", 7), (b"beside", None, None, 9)}
 
 
-async def test_a_replay_that_lasts_keeps_its_part_of_the_journal_and_lets_go_of_it(
+async def test_running_replay_pins_its_part_of_the_journal_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (1, 1))
@@ -369,7 +369,7 @@ async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
 
 
 @pytest.mark.parametrize("start", ["latest", 7])
-async def test_a_checkpoint_reads_partitions_that_came_later_from_their_beginning(start: Any) -> None:
+async def test_checkpoint_reads_new_partitions_from_their_beginning(start: Any) -> None:
     async with opened(topic={"partitions": 2}) as rig:
         await read(rig.hl, start=start, checkpoint="c")
         await rig.hl.update_topic("jobs", partitions=6)

@@ -25,7 +25,7 @@ def test_rows_batches_and_checkpoints_without_await() -> None:
             hl.replay("jobs", mode="slow")
 
 
-def test_a_replay_into_a_topic_without_await() -> None:
+def test_replay_into_a_topic_without_await() -> None:
     with memory_broker_sync() as hl:
         for topic in ("jobs", "other"):
             hl.create_topic(topic)

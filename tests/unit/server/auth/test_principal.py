@@ -65,7 +65,7 @@ def test_pattern_of_many_stars_is_matched_quickly() -> None:
 
 
 @given(PATTERNS, st.sets(st.sampled_from(list(Right)), min_size=1))
-def test_scope_reads_as_it_is_written(pattern: str, actions: set[Right]) -> None:
+def test_scope_survives_formatting(pattern: str, actions: set[Right]) -> None:
     scope = Scope(pattern, frozenset(actions))
     assert parse_scope(str(scope)) == scope
 

@@ -43,7 +43,7 @@ def signed(rig: Rig, algorithm: str = "HS256", key: bytes | None = None, **chang
     return jwt.encode({k: v for k, v in claims.items() if v is not None}, secret, algorithm=algorithm)
 
 
-async def test_login_gives_a_token_that_stands_for_the_user() -> None:
+async def test_login_returns_a_token_of_the_user() -> None:
     rig = with_user()
     principal = await rig.guard.authenticate(f"Bearer {await login(rig, email=' ADA@example.ORG')}")
     assert principal.subject == f"user:{EMAIL}"
@@ -84,7 +84,7 @@ async def test_wrong_password_unknown_and_disabled_user_get_one_answer_at_one_co
     assert len(rig.hasher.verified) == 3
 
 
-async def test_guesses_at_a_password_are_bounded_and_come_back_with_time() -> None:
+async def test_password_attempts_are_limited_and_refilled_over_time() -> None:
     rig = with_user()
     for _ in range(100):
         with pytest.raises((Unauthenticated, ResourceExhausted)):

@@ -51,7 +51,7 @@ def test_facts_named_like_a_field_of_the_line_do_not_replace_it() -> None:
     assert line["facts"] == {"level": "high", "time": 3}
 
 
-def test_terminal_gets_text_and_anything_else_json_unless_it_is_said() -> None:
+def test_log_format_defaults_to_text_on_a_terminal_else_json() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     configure(None, terminal)
     log.info("serving", port=1)

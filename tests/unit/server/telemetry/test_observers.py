@@ -46,7 +46,7 @@ async def test_calls_are_counted_by_how_they_end() -> None:
     assert sum(told(counts)["call_duration_ms"]["grpc", "Ack"].counts) == 4
 
 
-async def test_caller_who_is_not_let_in_is_counted_too() -> None:
+async def test_rejected_caller_is_counted() -> None:
     class Nobody(NoAuthGuard):
         async def authenticate(self, credential: str | None) -> Any:
             raise Unauthenticated("no")
@@ -78,7 +78,7 @@ async def test_call_that_waited_is_counted_and_its_duration_is_not() -> None:
     assert sum(told(counts)["call_duration_ms"]["grpc", "Pop"].counts) == 1
 
 
-async def test_call_that_ends_in_another_context_than_it_began_is_ended_all_the_same(
+async def test_call_ending_in_another_context_is_still_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
