@@ -28,6 +28,7 @@ ASSIGNMENT_KEY = "assignment"
 FORMAT = b"\x01"
 NOBODY = -1
 ELSEWHERE = -2  # the index of no worker and of no session
+COLUMNS = ("ids", "weights", "targets", "holders", "fences", "revoked")  # fields with one row per partition
 
 
 class Lifecycle(StrEnum):
@@ -182,12 +183,7 @@ def advance(
         members=members,
         sessions=sessions,
         workers=table.workers,
-        ids=table.ids,
-        weights=table.weights,
-        targets=table.targets,
-        holders=table.holders,
-        fences=table.fences,
-        revoked=table.revoked,
+        **{name: getattr(table, name) for name in COLUMNS},
     )
 
 
@@ -230,7 +226,7 @@ class _Table:
     def _drop(self, removed: list[int]) -> None:
         if removed:
             drop = set(removed)
-            for name in ("ids", "weights", "targets", "holders", "fences", "revoked"):
+            for name in COLUMNS:
                 setattr(self, name, [value for i, value in enumerate(getattr(self, name)) if i not in drop])
 
     def sessions_of(self, members: Mapping[str, str], seen: Mapping[tuple[str, str], Session]) -> list[Session]:

@@ -95,49 +95,48 @@ class PrometheusMetrics:
     """
 
     def __init__(self, manager: str = "default", registry: CollectorRegistry | None = None) -> None:
-        instruments = _instruments_of(registry)
-        # Metrics without labels exist from the start, as 0, so that a first failure shows as a change.
-        self._unlabeled = {
-            n: instruments[n].labels(manager=manager) for n, family in FAMILIES.items() if not family.labels
-        }
-        self._labeled = {n: instruments[n] for n, family in FAMILIES.items() if family.labels}
-        self._manager = manager
+        self._instruments, self._manager = _instruments_of(registry), manager
         self._worker_id: str | None = None
         self._leader = ""
+        for name, family in FAMILIES.items():
+            if not family.labels:
+                self._metric(name)  # it exists from the start, as 0, so that a first failure shows as a change
+
+    def _metric(self, name: str, *labels: str) -> Any:
+        return self._instruments[name].labels(self._manager, *labels)
 
     def record_state_transition(self, before: State, after: State, duration: float) -> None:
-        labels = {"manager": self._manager, "from": before.name, "to": after.name}
-        self._labeled["parti_state_transitions_total"].labels(**labels).inc()
-        self._unlabeled["parti_worker_state"].set(int(after))
+        self._metric("parti_state_transitions_total", before.name, after.name).inc()
+        self._metric("parti_worker_state").set(int(after))
 
     def record_state_duration(self, state: State, duration: float) -> None:
-        self._labeled["parti_state_duration_seconds"].labels(manager=self._manager, state=state.name).observe(duration)
+        self._metric("parti_state_duration_seconds", state.name).observe(duration)
 
     def record_assignment_change(self, added: int, removed: int, version: int) -> None:
-        self._unlabeled["parti_assignment_changes_total"].inc()
-        self._unlabeled["parti_assigned_partitions"].inc(added - removed)
-        self._unlabeled["parti_assignment_version"].set(version)
+        self._metric("parti_assignment_changes_total").inc()
+        self._metric("parti_assigned_partitions").inc(added - removed)
+        self._metric("parti_assignment_version").set(version)
 
     def record_assignment_calculation_time(self, duration: float) -> None:
-        self._unlabeled["parti_assignment_calculation_seconds"].observe(duration)
+        self._metric("parti_assignment_calculation_seconds").observe(duration)
 
     def record_affinity_score(self, score: float) -> None:
-        self._unlabeled["parti_affinity_score"].observe(score)
+        self._metric("parti_affinity_score").observe(score)
 
     def record_heartbeat(self, worker_id: str, success: bool) -> None:
         self._worker_id = worker_id
         self._update_is_leader()
         if not success:
-            self._unlabeled["parti_heartbeat_failures_total"].inc()
+            self._metric("parti_heartbeat_failures_total").inc()
 
     def record_leadership_change(self, new_leader: str, duration: float) -> None:
         self._leader = new_leader
-        self._unlabeled["parti_leadership_changes_total"].inc()
+        self._metric("parti_leadership_changes_total").inc()
         self._update_is_leader()
 
     def _update_is_leader(self) -> None:
-        """Update parti_is_leader. Only heartbeats tell which worker this is."""
-        self._unlabeled["parti_is_leader"].set(int(self._leader != "" and self._leader == self._worker_id))
+        """Update parti_is_leader. Only heartbeats carry the id of this worker."""
+        self._metric("parti_is_leader").set(int(self._leader != "" and self._leader == self._worker_id))
 
 
 def _require_prometheus() -> Any:

@@ -42,7 +42,7 @@ HEADERS_MAX = 64 << 10  # reserved below max_payload: a larger message makes the
 LARGE_VALUE = 4096  # bytes from which a known value is not read again
 REREAD_SECONDS = 30.0  # seconds after which it is read again anyway, so that a recreated bucket is noticed
 PAGE_KEYS = 500  # keys per page of a listing
-EVENTS_MAX = 256  # unread events per watcher; beyond, it is told to poll
+EVENTS_MAX = 256  # unread events per watcher; beyond that, it receives one event that means: poll the store
 
 
 class NatsKV:
@@ -297,7 +297,7 @@ class NatsKV:
                 self._request_recheck()
 
     def _request_recheck(self) -> None:
-        """Tell all watchers to poll, because events may have been lost."""
+        """Send all watchers the event that means: poll the store. Events may have been lost."""
         for events in tuple(self._watchers):
             put_event(events, None)
 

@@ -68,9 +68,8 @@ class Claimer:
 
     def __init__(self, kv: KV, config: Config, clock: Callable[[], float], new_session: Callable[[], str]) -> None:
         self._kv, self._config, self._clock, self._new_session = kv, config, clock, new_session
-        self._tombstones: dict[
-            str, tuple[int, float]
-        ] = {}  # worker: revision of its tombstone, and when it was first seen
+        # worker: revision of its tombstone, and when it was first seen
+        self._tombstones: dict[str, tuple[int, float]] = {}
         self._own: set[str] = set()  # sessions of this process, including earlier ones and unanswered claims
 
     async def claim(self, preferred: str | None = None) -> Claim | None:
