@@ -1,4 +1,4 @@
-"""What goes in: every option of `enqueue`, and every message that is refused without changing anything."""
+"""Every option of `enqueue`, and every message that is rejected without changing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out first: priorities over all of int64, ties in order of arrival, aging, several partitions."""
+"""The order of delivery: all int64 priorities, ties in order of arrival, aging, several partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared batches: parts are stored unseen, then exactly the named ones become visible, all at once, or none."""
+"""Prepared batches: parts are stored invisibly, then exactly the named ones become visible together, or none."""
 
 from __future__ import annotations
 

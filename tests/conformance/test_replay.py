@@ -1,4 +1,4 @@
-"""What was, again: the stream to whoever iterates, and into a topic."""
+"""Replays of past messages: to an iterating reader, and into a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything is kept over a restart: from what the broker likes to remember by, and from its log alone."""
+"""A restart keeps everything: with the broker's snapshots, and from its log alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stats` tells beyond counts: depth by priority, what falls due when, how long the oldest has waited."""
+"""Statistics beyond counts: depth by priority, due times, and the age of the oldest message."""
 
 from __future__ import annotations
 

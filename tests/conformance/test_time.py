@@ -1,4 +1,4 @@
-"""Delays, moments and times to live: never early, kept over restarts, and counted from the right instant."""
+"""Delays, delivery times and ttls: never early, kept across restarts, and counted from the right instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server of server_rig.py, asked over HTTP as anybody with curl would."""
+"""The server of server_rig.py, called over plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and users over HTTP: who may change them, what is told, and that nobody gives more than he has."""
+"""Keys and users over HTTP: the rights to change them, the responses, and that no caller grants rights they lack."""
 
 from __future__ import annotations
 

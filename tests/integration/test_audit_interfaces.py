@@ -1,4 +1,4 @@
-"""The audit log of a real server: what was done on either face and beside it, and nothing that is secret."""
+"""The audit log of a real server: calls on every interface and by the command line, without secrets."""
 
 from __future__ import annotations
 

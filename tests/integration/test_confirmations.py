@@ -1,4 +1,4 @@
-"""What destroys is asked for twice over gRPC; the contract's calls do both steps by themselves."""
+"""Destructive calls need a confirmation token over gRPC; the contract's methods do both steps automatically."""
 
 from __future__ import annotations
 

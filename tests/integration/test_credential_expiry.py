@@ -1,4 +1,4 @@
-"""A credential that ends takes what it had open with it, on both faces; nobody else notices."""
+"""A credential that ends also ends its open calls on every interface, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A browser on the server's own machine, with a page of somebody else in it: where there is no lock, it is the lock."""
+"""Cross-site requests by a browser on the server's machine are rejected if the server requires no credential."""
 
 from __future__ import annotations
 

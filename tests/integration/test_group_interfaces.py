@@ -1,4 +1,4 @@
-"""Groups on a real server: who may do what, what is asked twice, limits, broken connections, and slow members."""
+"""Groups on a real server: rights, confirmations, limits, broken connections, and slow members."""
 
 from __future__ import annotations
 

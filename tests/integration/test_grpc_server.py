@@ -1,4 +1,4 @@
-"""What only a server can get wrong: garbage on its port, limits, deadlines, who may call, stopping, what it tells."""
+"""The gRPC server: malformed requests, limits, deadlines, rights, stopping, and error messages."""
 
 from __future__ import annotations
 

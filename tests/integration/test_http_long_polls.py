@@ -1,4 +1,4 @@
-"""What only lasts over HTTP: pops that wait, for clients that go away and servers that stop; and logging in."""
+"""Pops that wait over HTTP while clients disconnect and servers stop; and logins."""
 
 from __future__ import annotations
 

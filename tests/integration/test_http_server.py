@@ -1,4 +1,4 @@
-"""The HTTP face as a caller sees it: shapes, routes, refusals. That it keeps the contract is tests/conformance's."""
+"""The HTTP interface: shapes, routes and rejections. The contract itself is tested in tests/conformance."""
 
 from __future__ import annotations
 

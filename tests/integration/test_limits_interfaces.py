@@ -1,4 +1,4 @@
-"""What one caller may have at a time, on a real server: over a limit he is told its name, and nothing changes."""
+"""Limits per caller on a real server: a call over a limit names the limit and changes nothing."""
 
 from __future__ import annotations
 

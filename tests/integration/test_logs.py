@@ -1,4 +1,4 @@
-"""What a server writes: one JSON object a line, with the ids of the call it is about, and never what was sent."""
+"""The log of a server: one JSON object per line, with the ids of its call, and never a payload."""
 
 from __future__ import annotations
 

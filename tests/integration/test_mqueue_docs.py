@@ -1,4 +1,4 @@
-"""What docs/mqueue.md shows as commands and settings works as it stands there."""
+"""The commands and settings in docs/mqueue.md work as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MQueue's API: a namespace that asks too often is told when to come again, and leaves the others alone."""
+"""MQueue's API: a namespace over its rate receives Retry-After, and other namespaces are not affected."""
 
 from __future__ import annotations
 

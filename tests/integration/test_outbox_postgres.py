@@ -1,4 +1,4 @@
-"""The outbox on a real PostgreSQL: several relays and writers at once, rows that are locked, relays that die."""
+"""The outbox on a real PostgreSQL: concurrent relays and writers, locked rows, relays that die."""
 
 from __future__ import annotations
 

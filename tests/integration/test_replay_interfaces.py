@@ -1,4 +1,4 @@
-"""Replays on a guarded server: who may, what is on record, what a broken connection does, and what outsiders learn."""
+"""Replays on a guarded server: rights, audit, broken connections, and errors for callers without rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what with schedules on a real server, on either face, and what the audit log has of it."""
+"""Rights on schedules of a real server, on every interface, and their lines in the audit log."""
 
 from __future__ import annotations
 

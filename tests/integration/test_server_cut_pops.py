@@ -1,4 +1,4 @@
-"""Pops whose client goes away, with a word or without: no message is taken for nobody longer than it must be."""
+"""Pops of clients that disconnect, cleanly or not: their leases are returned as soon as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams and batches whose connection breaks: what was answered stands, what was leased comes back, nothing leaks."""
+"""Streams and batches with broken connections: acknowledged calls are kept, leases are returned, nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server process lets in whoever has a key of its directory, for what that key is good for, and nobody else."""
+"""A real server process accepts only the keys of its directory, and only within their scopes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server process is killed with SIGKILL under load: what it had answered for stands, to the last message."""
+"""A real server process is killed with SIGKILL under load: every acknowledged call is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories that earlier versions wrote, behind a server: everything there is told and served over gRPC."""
+"""Directories written by earlier versions: a server serves everything in them over gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM while clients are at work: what was answered stands, what is refused says so, and nothing is left to mend."""
+"""SIGTERM under load: acknowledged calls are kept, rejected ones say so, and nothing is left to repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks and driver of a Spark write do, without Spark: attempts, replays, repeats and kills in any order."""
+"""The tasks and driver of a Spark write, without Spark: attempts, replays, repeats and kills in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits in a topic, read through a server: the same as from its directory, pinned, for who may consume."""
+"""The waiting messages of a topic, read through a server: pinned, equal to the directory's, for consumers only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and mTLS on both ports of a real server, with what `heapline certs dev` makes."""
+"""TLS and mTLS on both ports of a real server, with the certificates of `heapline certs dev`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trace from the client through the server into the engine, and nothing in it that is nobody's business."""
+"""One trace from the client through the server into the engine, without payloads or secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody without a credential can make a server do: little, and none of it is parsing what he sends."""
+"""Unauthenticated clients get almost nothing done, and the server parses nothing that they send."""
 
 from __future__ import annotations
 

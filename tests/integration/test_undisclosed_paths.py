@@ -1,4 +1,4 @@
-"""Where the server keeps its files is told to nobody: not by damage, not by a full or failing disk."""
+"""Errors never contain the paths of the server's files, whether data is corrupt or the disk full or failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator has found, each as the shortest scenario that shows it."""
+"""Defects found by the simulator, each as the shortest scenario that shows it."""
 
 from __future__ import annotations
 

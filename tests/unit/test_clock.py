@@ -1,4 +1,4 @@
-"""Steady time: follows boot time, goes on from the journal's last, never back; jumps of the wall are only counted."""
+"""Steady time follows boot time, continues from the journal's last time and never falls; wall jumps are counted."""
 
 from __future__ import annotations
 

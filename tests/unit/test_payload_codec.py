@@ -1,4 +1,4 @@
-"""What a payload says: read by its content type, into the type that the reader names."""
+"""Payloads are decoded by their content type into the type that the reader names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people hold in their hands: spellings, defaults, and how things show themselves."""
+"""Public types: spellings, defaults, and reprs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client is made: from arguments, from the environment, with the key that lies at hand; and what is refused."""
+"""Creating a client from arguments, from the environment and with a local key; and rejected arguments."""
 
 from __future__ import annotations
 

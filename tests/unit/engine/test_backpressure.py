@@ -1,4 +1,4 @@
-"""Bytes that wait for the disk are bounded: enqueues wait for room, then hear ResourceExhausted; acks go on."""
+"""Bytes that wait for the disk are bounded: enqueues wait, then raise ResourceExhausted; acks continue."""
 
 from __future__ import annotations
 

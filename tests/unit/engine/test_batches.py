@@ -1,4 +1,4 @@
-"""The one who decides about prepared batches: crashes at every step, failed writes, doubts, timeouts, forgetting."""
+"""Decisions about prepared batches: crashes at every step, failed writes, doubts, timeouts, forgetting."""
 
 from __future__ import annotations
 

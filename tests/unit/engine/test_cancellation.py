@@ -1,4 +1,4 @@
-"""Callers who go away leave nothing behind: no lease, no waiter, no half-made change."""
+"""Cancelled callers leave nothing: no lease, no waiter, no partial change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which message and when, where several of fairness, limits, rates, strategies and freshness are at work."""
+"""Delivery when several of fairness, limits, rates, strategies and freshness apply together."""
 
 from __future__ import annotations
 

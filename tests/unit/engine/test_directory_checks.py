@@ -1,4 +1,4 @@
-"""Opening a directory: what is missing is refused, what is newer than the catalog is left alone, time goes on."""
+"""Opening a directory: missing files are rejected, newer topics than the catalog stay, and time continues."""
 
 from __future__ import annotations
 

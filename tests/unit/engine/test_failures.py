@@ -1,4 +1,4 @@
-"""A failed write: nobody is answered, the topic is read back from disk, then goes on. An fsync is never repeated."""
+"""A failed write: no call is acknowledged, and the topic is reloaded from disk. An fsync is never repeated."""
 
 from __future__ import annotations
 

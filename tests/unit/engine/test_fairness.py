@@ -1,4 +1,4 @@
-"""Fair topics in a whole engine: a key that lies in several partitions, reloads, and the rate's own waking."""
+"""Fair topics in a complete engine: keys in several partitions, reloads, and wakeups by the rate."""
 
 from __future__ import annotations
 

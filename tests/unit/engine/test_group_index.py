@@ -1,4 +1,4 @@
-"""What a topic keeps for its groups is what its journal tells, live, after a crash and from a snapshot."""
+"""The index of a topic's groups equals its journal: live, after a crash, and from a snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that come one by one, as a server's do, join one turn and so one commit when they are let gather."""
+"""Calls that arrive one by one, as a server's do, join one turn and one commit if they may gather."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose lease a message is out under: told when that is durable, and never by a number that a failure takes back."""
+"""`lease_of` returns the current lease of a message once it is durable, never a token that a failure reverts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spine in one process: whatever changed, a selection is the best of all, and its limits tell what was kept."""
+"""The spine in one process: a selection is always the best of all partitions, and its limits are correct."""
 
 from __future__ import annotations
 

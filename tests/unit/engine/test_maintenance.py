@@ -1,4 +1,4 @@
-"""Upkeep: snapshots lose nothing, dead segments are given back, and long-lived messages do not pin them."""
+"""Maintenance: snapshots lose nothing, dead segments are deleted, and long-lived messages do not pin them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's own name is forgotten a day after its last use: else every short-lived client would stay for ever."""
+"""A client's own producer name is forgotten a day after its last use, so that short-lived clients cost nothing."""
 
 from __future__ import annotations
 

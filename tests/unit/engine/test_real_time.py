@@ -1,4 +1,4 @@
-"""With the system's own clock, disk and threads: what time brings about comes by itself, and never early."""
+"""The system's own clock, disk and threads: timed events happen automatically and never early."""
 
 from __future__ import annotations
 

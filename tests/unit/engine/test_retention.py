@@ -1,4 +1,4 @@
-"""What of the journal stays: by age, by size, and for groups that have not come so far; and what goes all the same."""
+"""Retention by age, by size, and for groups that have not read so far; and hard limits that override them."""
 
 from __future__ import annotations
 

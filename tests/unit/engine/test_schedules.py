@@ -1,4 +1,4 @@
-"""Schedules of an embedded broker: fired in time and once each, whatever is cut off, full, gone or damaged."""
+"""Schedules of an embedded broker fire on time and once each, despite crashes, full disks and corruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of a sink's commits: over power cuts, forgetting, doubts and many commits at once."""
+"""Versions of a sink's commits: across power cuts, forgetting, doubts and concurrent commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several topics' messages go in whole or not at all, and what is left of one that failed stands in nobody's way."""
+"""Enqueues over several topics are atomic, and the remains of a failed one block nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls leave a line, and what a flood of refusals leaves."""
+"""Calls that are audited, and the bound on lines of many rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lasts ends with its credential, and with nothing else."""
+"""Long calls end with their credential, and with nothing else."""
 
 from __future__ import annotations
 

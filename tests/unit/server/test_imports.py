@@ -1,4 +1,4 @@
-"""The server stands on the contract: it knows no engine."""
+"""The server imports the contract and no engine."""
 
 from __future__ import annotations
 

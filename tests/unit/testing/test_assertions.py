@@ -1,4 +1,4 @@
-"""`assert_enqueued` finds what fits, and says what there is when nothing does."""
+"""`assert_enqueued` finds matching messages, and lists the waiting ones when none matches."""
 
 from __future__ import annotations
 

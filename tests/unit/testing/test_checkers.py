@@ -1,4 +1,4 @@
-"""Each checker is shown a history in which its promise was broken, and one beside it in which it was kept."""
+"""Each checker rejects a history that breaks its promise and accepts one that keeps it."""
 
 from __future__ import annotations
 

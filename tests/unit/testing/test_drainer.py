@@ -1,4 +1,4 @@
-"""`drain` does what is due, once, in order, and tells what it did."""
+"""`drain` handles due messages once, in order, and returns what was handled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fake disk promises: exactly what a real one does, and no more."""
+"""The fake disk promises exactly what a real one does."""
 
 from __future__ import annotations
 

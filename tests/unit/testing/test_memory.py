@@ -1,4 +1,4 @@
-"""The broker in memory: opens by itself, leaves nothing behind, and keeps time by hand."""
+"""The in-memory broker opens automatically, leaves nothing behind, and uses a clock that tests move."""
 
 from __future__ import annotations
 

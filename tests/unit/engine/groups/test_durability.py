@@ -1,4 +1,4 @@
-"""What groups are given when writes are slow or fail, when records are damaged, and when the log has moved on."""
+"""Groups with slow or failed writes, corrupt records, and a log whose start has moved."""
 
 from __future__ import annotations
 

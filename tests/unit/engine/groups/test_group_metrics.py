@@ -1,4 +1,4 @@
-"""What a topic tells of its groups and of how late its timers fire."""
+"""Metrics of a topic's groups, and of the lateness of its timers."""
 
 from __future__ import annotations
 

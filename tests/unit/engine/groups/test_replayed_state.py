@@ -1,4 +1,4 @@
-"""Whatever was done to groups: what snapshot and journal lead to is what was in memory when it was answered."""
+"""After any calls on groups, snapshot and journal restore exactly the state that was acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fast replay against a naive model: every message that is not gone and ever fell due, once, as it stands now."""
+"""A fast replay against a naive model: every live message that became due, once, in its current state."""
 
 from __future__ import annotations
 

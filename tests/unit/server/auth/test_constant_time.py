@@ -1,4 +1,4 @@
-"""What is secret is compared in constant time: by `hmac.compare_digest`, or by Argon2's own."""
+"""Secrets are compared in constant time: by `hmac.compare_digest`, or by Argon2 itself."""
 
 from __future__ import annotations
 

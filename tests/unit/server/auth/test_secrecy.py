@@ -1,4 +1,4 @@
-"""Secrets are in no repr, no exception, no log and no answer; and the room's public names are those it lists."""
+"""Secrets are in no repr, exception, log or answer; and the package's public names are those it lists."""
 
 from __future__ import annotations
 
