@@ -31,9 +31,11 @@ from heapline.assign.worker_ids import Standing, WorkerRecord, worker_key
 from tests.unit.assign.pool_rig import Pool, held, in_virtual_time, until
 
 QUICK = Config(
-    worker_id_max=3, cold_start_window=2.0, planned_scale_window=1.0,
+    worker_id_max=3,
+    cold_start_window=2.0,
+    planned_scale_window=1.0,
     retry=RetryConfig(initial_delay=1.0, max_delay=4.0),
-)  # fmt: skip
+)
 
 
 class DeadKV(MemoryKV):

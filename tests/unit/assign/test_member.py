@@ -13,10 +13,19 @@ A, B = Partition(("a",)), Partition(("b",))
 
 def document(version: int, holders: list[int], revoked: list[int] | None = None, fence: int = 1) -> Document:
     return Document(
-        version=version, epoch=1, writer="leader", members={"w": "s"}, workers=["w"],
-        sessions=[Session("w", "s", 1), Session("x", "t", 2)], ids=["a", "b"], weights=[1, 1], targets=[0, 0],
-        holders=holders, fences=[fence, fence], revoked=revoked or [0, 0],
-    )  # fmt: skip
+        version=version,
+        epoch=1,
+        writer="leader",
+        members={"w": "s"},
+        workers=["w"],
+        sessions=[Session("w", "s", 1), Session("x", "t", 2)],
+        ids=["a", "b"],
+        weights=[1, 1],
+        targets=[0, 0],
+        holders=holders,
+        fences=[fence, fence],
+        revoked=revoked or [0, 0],
+    )
 
 
 def member(now: float = 0.0) -> Member:

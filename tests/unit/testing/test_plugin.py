@@ -72,8 +72,12 @@ def run_pytest(tmp_path: Path, source: str, *options: str) -> str:
     plugins = ["-p", "heapline_pytest", "-p", "no:cacheprovider"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, *options, str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
