@@ -22,8 +22,8 @@ from rich.text import Text
 
 from heapline.assign.overview import Move, Overview, Sample, WorkerView, moves, overview
 from heapline.cli.main import CommandGroup
-from heapline.cli.output import JsonOption, count, make_console, print_json
-from heapline.cli.units import option
+from heapline.cli.options import Env, JsonOption
+from heapline.cli.output import count, make_console, print_json
 
 if TYPE_CHECKING:
     from heapline.assign.kv import KV
@@ -54,10 +54,10 @@ def assign() -> None:
 @app.command()
 def watch(
     nats: Annotated[
-        str, option("--nats", "URL of a NATS server, or several separated by commas.", envvar="HEAPLINE_NATS_URL")
+        str, "URL of a NATS server, or several separated by commas.", Env("HEAPLINE_NATS_URL")
     ] = "nats://127.0.0.1:4222",
-    bucket: Annotated[str, option("--bucket", "Bucket in which the workers coordinate.")] = "heapline-assign",
-    once: Annotated[bool, option("--once", "Print the current state and exit.")] = False,
+    bucket: Annotated[str, "Bucket in which the workers coordinate."] = "heapline-assign",
+    once: Annotated[bool, "Print the current state and exit."] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show workers live: their leader, their partitions, and what moves. Stop with Ctrl-C.

@@ -19,8 +19,8 @@ from rich.markup import escape
 
 from heapline.cli.error_help import not_a_directory
 from heapline.cli.main import CommandGroup
-from heapline.cli.output import JsonOption, Output, bold, make_console, timestamp
-from heapline.cli.units import option
+from heapline.cli.options import Env, JsonOption
+from heapline.cli.output import Output, bold, make_console, timestamp
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.server.audit import AuditLog
@@ -34,11 +34,11 @@ from heapline.server.auth.users import Users
 
 DATA = Path("data")
 SCOPE_HELP = "PATTERN:ACTIONS; repeatable. * matches any part of a name; actions are produce, consume, admin."
-DataOption = Annotated[Path, option("--data -d", "Data directory of the server.", envvar="HEAPLINE_DATA")]
-ScopeOption = Annotated[list[str], option("--scope -s", SCOPE_HELP)]
+DataOption = Annotated[Path, "--data -d", "Data directory of the server.", Env("HEAPLINE_DATA")]
+ScopeOption = Annotated[list[str], "--scope -s", SCOPE_HELP]
 EmailArgument = Annotated[str, typer.Argument(help="Email address of the user (case-insensitive).")]
 PasswordFileOption = Annotated[
-    Path | None, option("--password-file", "Read the password from this file (mode 0600), or from stdin with -.")
+    Path | None, "--password-file", "Read the password from this file (mode 0600), or from stdin with -."
 ]
 
 keys_app = CommandGroup(
@@ -104,7 +104,7 @@ def _fields(*names: str) -> Callable[[object], dict[str, object]]:
 
 @keys_app.command("create")
 def create_key_command(
-    name: Annotated[str, option("--name -n", "Purpose of the key, shown in lists.")],
+    name: Annotated[str, "-n", "Purpose of the key, shown in lists."],
     scope: ScopeOption,
     data: DataOption = DATA,
 ) -> None:
@@ -268,7 +268,7 @@ def certs() -> None:
 @certs_app.command("dev")
 def dev_command(
     directory: Annotated[Path, typer.Argument(help="Target directory; created if it does not exist.")],
-    host: Annotated[list[str] | None, option("--host", "Additional name or address of the server; repeatable.")] = None,
+    host: Annotated[list[str] | None, "Additional name or address of the server; repeatable."] = None,
 ) -> None:
     """Create a development CA, and a server and a client certificate signed by it (mode 0600, valid for a year).
 

@@ -21,8 +21,8 @@ from typing import Annotated
 
 from rich.markup import escape
 
+from heapline.cli.options import Env
 from heapline.cli.output import make_console, size
-from heapline.cli.units import option
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, CorruptionError
 from heapline.engine.batches.decisions import NAMESPACE as SYSTEM
@@ -38,8 +38,8 @@ NOT_COPIED = {CATALOG, "LOCK", "auth.lock"}
 
 
 def backup(
-    data: Annotated[Path, option("--data -d", "Data directory.", envvar="HEAPLINE_DATA")],
-    to: Annotated[Path, option("--to", "Directory of the copy; must not exist.")],
+    data: Annotated[Path, "-d", "Data directory.", Env("HEAPLINE_DATA")],
+    to: Annotated[Path, "Directory of the copy; must not exist."],
 ) -> None:
     """Copy a data directory, even while a server is using it.
 

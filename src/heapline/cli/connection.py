@@ -8,51 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from heapline.cli.error_help import Where, advised
+from heapline.cli.options import Env, File, Panel, Seconds, Value, compose, options_of, with_signature
 from heapline.cli.output import Output, make_console
-from heapline.cli.units import duration_option, option, span
+from heapline.cli.units import span
 from heapline.client import connect as client_connect
 from heapline.client.target import ClientTls
 from heapline.contract.errors import BadRequest, HeaplineError
 
-TIMEOUT = "10s"
 QUIET_SECONDS = 0.5  # how long a command waits before it reports that no server listens
-PANEL = "Server"
+SERVER = Panel("Server")
 TO_HELP = "Server address; heaplines://host:port for TLS. Several, separated by commas: the first that answers."
 KEY_HELP = (
     "File that contains the API key. Default for a server on this machine: admin.key in its data directory "
     "(HEAPLINE_DATA, or ./data)."
 )
 CA_HELP = "Use TLS and trust the certificate authorities in this PEM file."
-
-
-ToOption = Annotated[str, option("--to", TO_HELP, panel=PANEL, metavar="HOST:PORT", envvar=client_connect.URL)]
-#: For commands that can use a data directory instead: only an explicit --to conflicts with it.
-OptionalToOption = Annotated[
-    str | None,
-    option("--to", f"{TO_HELP} Default: HEAPLINE_URL, or localhost:7400.", panel=PANEL, metavar="HOST:PORT"),
-]
-KeyFileOption = Annotated[
-    Path | None, option("--key-file", KEY_HELP, panel=PANEL, metavar="FILE", envvar=client_connect.KEY_FILE)
-]
-CaOption = Annotated[Path | None, option("--ca", CA_HELP, panel=PANEL, metavar="FILE", envvar=client_connect.CA_FILE)]
-TimeoutOption = Annotated[float, duration_option("--timeout", "Time limit per call, including retries.", panel=PANEL)]
-#: Name -> annotation and default of the options that every command that calls a server has.
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "to": (ToOption, client_connect.TARGET), "key_file": (KeyFileOption, None), "ca": (CaOption, None),
-    "timeout": (TimeoutOption, TIMEOUT),
-}  # fmt: skip
+Address = Annotated[str, Value("HOST:PORT")]
+KeyFileOption = Annotated[File | None, KEY_HELP, SERVER, Env(client_connect.KEY_FILE)]
+CaOption = Annotated[File | None, CA_HELP, SERVER, Env(client_connect.CA_FILE)]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name, or namespace/name.")]
 
 
@@ -67,8 +50,13 @@ class Settings:
     where: Where
 
 
-def settle(to: str, key_file: Path | None, ca: Path | None, timeout: float) -> Settings:
-    """Read the key file and return the settings of the connection."""
+def settle(
+    to: Annotated[Address, TO_HELP, SERVER, Env(client_connect.URL)] = client_connect.TARGET,
+    key_file: KeyFileOption = None,
+    ca: CaOption = None,
+    timeout: Annotated[Seconds, "Time limit per call, including retries.", SERVER] = 10.0,
+) -> Settings:
+    """Return the settings of the connection. All commands that call a server have these options."""
     endpoints = [part.strip() for part in to.split(",") if part.strip()]
     if not endpoints:
         raise BadRequest("--to is empty; use host:port")
@@ -77,6 +65,13 @@ def settle(to: str, key_file: Path | None, ca: Path | None, timeout: float) -> S
     key_from = key_file or (client_connect.local_key_file() if key is not None else None)
     where = Where(endpoints, key_from, client_connect.local_key_file() if is_local else None)
     return Settings(endpoints, key, ClientTls(ca=ca) if ca is not None else None, timeout, where)
+
+
+def server_options(timeout: float = 10.0) -> Callable[..., dict[str, Any]]:
+    """Return a function with the options of `settle` that returns its arguments, for a command that calls it later."""
+    options = {option.name: (option.annotation, option.default) for option in options_of(settle)}
+    options["timeout"] = options["timeout"][0], timeout
+    return with_signature(lambda **given: given, options)
 
 
 def _read_key(file: Path) -> str:
@@ -99,56 +94,24 @@ def connect(settings: Settings) -> Any:
         raise BadRequest("commands that call a server need more packages; pip install 'heapline[client]'") from None
 
 
-class OptionSet(NamedTuple):
-    """Options that several commands share, and the one value that is built from them."""
-
-    options: dict[str, tuple[Any, Any]]  # name -> annotation and default
-    build: Callable[..., Any]
-
-
 def over_network(
-    json: str, **sets: OptionSet
+    json: str, **parts: Callable[..., Any]
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
     """Turn `async def show(hl, out, topic: …)` into a command that connects to a server.
 
     `hl` is the broker and `out` prints the result. `json` describes, for --help, what --json prints. A parameter that
-    is named in `sets` gets the value that its option set builds.
+    is named in `parts` gets the value that its function builds from its own options.
     """
+    json_option = Annotated[bool, "--json", f"Print JSON lines for programs: {json}"]
+    output = with_signature(lambda as_json: Output(as_json), {"as_json": (json_option, False)})
 
     def decorate(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        json_option = Annotated[bool, option("--json", f"Print JSON lines for programs: {json}")]
-        shared = {name: entry for option_set in sets.values() for name, entry in option_set.options.items()}
+        def run(server: Settings, **given: Any) -> None:
+            run_on(lambda hl: command(hl, **given), server)
 
-        def run(**given: Any) -> None:
-            out = Output(given.pop("as_json"))
-            settings = settle(**{name: given.pop(name) for name in OPTIONS})
-            for parameter, (options, build) in sets.items():
-                given[parameter] = build(**{name: given.pop(name) for name in options})
-            run_on(lambda hl: command(hl, out, **given), settings)
-
-        return with_options(run, command, ("hl", "out", *sets), {**shared, "as_json": (json_option, False), **OPTIONS})
+        return compose(command, run, {**parts, "out": output, "server": settle}, hidden=("hl",))
 
     return decorate
-
-
-def with_options(
-    run: Callable[..., None], command: Callable[..., Any], hidden: Sequence[str], added: dict[str, tuple[Any, Any]]
-) -> Callable[..., None]:
-    """Give `run` the name, the help and the options of `command` except the hidden ones, and the added options."""
-    functools.update_wrapper(run, command)
-    del run.__wrapped__  # type: ignore[attr-defined]
-    parameters = []
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name not in hidden:
-            annotation = eval(parameter.annotation, command.__globals__)
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in added.items()
-    ]
-    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
 
 
 def run_on(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings) -> None:
@@ -156,15 +119,24 @@ def run_on(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings)
     asyncio.run(_run(work, settings))
 
 
+@contextlib.asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[Any]:
+    """Yield the broker, and rewrite errors for the command line."""
+    async with connect(settings) as hl:
+        try:
+            yield hl
+        except HeaplineError as error:
+            raise await advised(error, hl, settings.where) from None
+
+
 async def _run(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings) -> None:
     watching = asyncio.ensure_future(_report_silence(settings))
     try:
-        async with connect(settings) as hl:
+        async with connected(settings) as hl:
             try:
                 await work(hl)
-            except HeaplineError as error:
-                watching.cancel()  # it would only repeat the error
-                raise await advised(error, hl, settings.where) from None
+            finally:
+                watching.cancel()  # it would only repeat an error
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

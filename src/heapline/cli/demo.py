@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 from rich.console import Console
 
 import heapline
 from heapline.cli.output import count, facts_table, make_console, progress_bar, rate, seconds
-from heapline.cli.units import option
 from heapline.journal import RealDisk, verify
 
 TOPIC = "demo"
@@ -57,9 +57,9 @@ class Run:
 
 
 def demo(
-    messages: Annotated[int, option("--messages", "Number of messages.", min=MESSAGES_MIN)] = 200_000,
-    dir: Annotated[Path | None, option("--dir", "Directory for the queue; must not exist or be empty.")] = None,
-    keep: Annotated[bool, option("--keep", "Keep the directory, so that you can inspect it.")] = False,
+    messages: Annotated[int, "Number of messages.", Meta(ge=MESSAGES_MIN)] = 200_000,
+    dir: Annotated[Path | None, "Directory for the queue; must not exist or be empty."] = None,
+    keep: Annotated[bool, "Keep the directory, so that you can inspect it."] = False,
 ) -> None:
     """Watch a queue survive [bold]kill -9[/bold], in less than a minute.
 

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 
-from heapline.cli.connection import OptionSet, TopicArgument, over_network
+from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.main import CommandGroup
 from heapline.cli.message_view import JSON_HELP, message_json, messages_table
-from heapline.cli.output import Output, YesOption, bold, confirm, count, counted
-from heapline.cli.units import option, past_option
+from heapline.cli.options import Panel, Past, YesOption
+from heapline.cli.output import Output, bold, confirm, count, counted
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
 from heapline.contract.ids import parse_id
 from heapline.contract.message import DlqFilter
 
-PANEL = "Which dead letters"
+PANEL = Panel("Which dead letters")
 COUNT_MAX = 100  # letters counted before a question: they are transferred with their payloads
 COUNT_JSON = '{"count": NUMBER}.'
 
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Only these messages.")]
-AllOption = Annotated[bool, option("--all", "All dead letters.", panel=PANEL)]
-
-
-def _filter(**given: Any) -> DlqFilter | None:
-    where = DlqFilter(**given)
-    return None if where == DlqFilter() else where
+AllOption = Annotated[bool, "--all", "All dead letters.", PANEL]
 
 
 _AFTER_HELP = "Died after this time: 2030-01-31T12:00:00Z, or how long ago, such as 2h."
 _REASON_HELP = "Only letters whose reason contains this text (case-insensitive)."
-FILTER = OptionSet(
-    {
-        "reason": (Annotated[str | None, option("--reason", _REASON_HELP, panel=PANEL)], None),
-        "key": (Annotated[str | None, option("--key", "Only this partition key.", panel=PANEL)], None),
-        "priority_min": (Annotated[int | None, option("--priority-min", "Smallest priority.", panel=PANEL)], None),
-        "priority_max": (Annotated[int | None, option("--priority-max", "Largest priority.", panel=PANEL)], None),
-        "died_after": (Annotated[datetime | None, past_option("--died-after", _AFTER_HELP, PANEL)], None),
-        "died_before": (
-            Annotated[datetime | None, past_option("--died-before", "Died before this time.", PANEL)],
-            None,
-        ),
-    },
-    _filter,
-)
+
+
+def _filter(
+    reason: Annotated[str | None, _REASON_HELP, PANEL] = None,
+    key: Annotated[str | None, "Only this partition key.", PANEL] = None,
+    priority_min: Annotated[int | None, "Smallest priority.", PANEL] = None,
+    priority_max: Annotated[int | None, "Largest priority.", PANEL] = None,
+    died_after: Annotated[Past | None, _AFTER_HELP, PANEL] = None,
+    died_before: Annotated[Past | None, "Died before this time.", PANEL] = None,
+) -> DlqFilter | None:
+    priorities = {"priority_min": priority_min, "priority_max": priority_max}
+    where = DlqFilter(reason=reason, key=key, **priorities, died_after=died_after, died_before=died_before)
+    return None if where == DlqFilter() else where
+
 
 app = CommandGroup(
     """List, replay and delete dead letters: messages that have no retries left, or that were buried.
@@ -56,13 +51,13 @@ app = CommandGroup(
 
 
 @app.command("list")
-@over_network(json=JSON_HELP, where=FILTER)
+@over_network(json=JSON_HELP, where=_filter)
 async def list_command(
     hl: Broker,
     out: Output,
     where: DlqFilter | None,
     topic: TopicArgument,
-    limit: Annotated[int, option("--limit -n", "Maximum number of dead letters.", min=1)] = 100,
+    limit: Annotated[int, "-n", "Maximum number of dead letters.", Meta(ge=1)] = 100,
 ) -> None:
     """List the dead letters of a topic and why they died, oldest first.
 
@@ -76,7 +71,7 @@ async def list_command(
 
 
 @app.command("replay")
-@over_network(json=COUNT_JSON, where=FILTER)
+@over_network(json=COUNT_JSON, where=_filter)
 async def replay_command(
     hl: Broker,
     out: Output,
@@ -84,7 +79,7 @@ async def replay_command(
     topic: TopicArgument,
     ids: IdsArgument = None,
     everything: AllOption = False,
-    rate: Annotated[float | None, option("--rate", "Maximum number that become due per second.")] = None,
+    rate: Annotated[float | None, "Maximum number that become due per second."] = None,
 ) -> None:
     """Return dead letters to their topic, with all their retries.
 
@@ -102,7 +97,7 @@ async def replay_command(
 
 
 @app.command("delete")
-@over_network(json=COUNT_JSON, where=FILTER)
+@over_network(json=COUNT_JSON, where=_filter)
 async def delete_command(
     hl: Broker,
     out: Output,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from msgspec import Meta
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -13,14 +14,15 @@ from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.group_read import member_name, read_command
 from heapline.cli.main import CommandGroup
 from heapline.cli.message_view import ago, preview
-from heapline.cli.output import Output, YesOption, bold, columns_table, confirm, count, counted, facts_table, harmless
-from heapline.cli.units import POSITION_HELP, duration_option, option, position_option, span
+from heapline.cli.options import Panel, Position, Seconds, YesOption
+from heapline.cli.output import Output, bold, columns_table, confirm, count, counted, facts_table, harmless
+from heapline.cli.units import POSITION_HELP, span
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
 from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset
 from heapline.wire.json_forms import to_json
 
-SETTINGS = "Settings"
+SETTINGS = Panel("Settings")
 GROUP_JSON = (
     "one object per group, with name, topic, lag, members, offsets (one per partition: committed, end, lag, "
     "outstanding, retrying, dead, member) and config."
@@ -30,7 +32,7 @@ DEAD_JSON = "one object per row: partition, offset, message_id, attempts, reason
 COUNT_JSON = '{"count": NUMBER}.'
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
 RowsArgument = Annotated[list[str] | None, typer.Argument(metavar="P:OFFSET", help="Only these rows, such as 0:17.")]
-AllOption = Annotated[bool, option("--all", "All dead letters of the group.")]
+AllOption = Annotated[bool, "--all", "All dead letters of the group."]
 
 app = CommandGroup(
     """Manage consumer groups. Each group reads every message of a topic in due order, and can rewind.
@@ -57,24 +59,16 @@ async def create_command(
     out: Output,
     topic: TopicArgument,
     group: GroupArgument,
-    start: Annotated[Any, position_option("--start", f"Where the group starts: {POSITION_HELP}.")] = "earliest",
-    ack_timeout: Annotated[
-        float | None, duration_option("--ack-timeout", "Redeliver a row that is not acked after this long.", SETTINGS)
-    ] = None,
+    start: Annotated[Position, f"Where the group starts: {POSITION_HELP}."] = "earliest",
+    ack_timeout: Annotated[Seconds | None, "Redeliver a row that is not acked after this long.", SETTINGS] = None,
     max_retries: Annotated[
-        int | None,
-        option("--max-retries", "Deliveries after the first until a row is a dead letter; 0 to 250.", panel=SETTINGS),
+        int | None, "Deliveries after the first until a row is a dead letter; 0 to 250.", SETTINGS
     ] = None,
-    member_lease: Annotated[
-        float | None, duration_option("--member-lease", "Remove a member that is silent for this long.", SETTINGS)
-    ] = None,
+    member_lease: Annotated[Seconds | None, "Remove a member that is silent for this long.", SETTINGS] = None,
     unused_after: Annotated[
-        float | None,
-        duration_option("--unused-after", "Stop holding the journal for a group unused for this long.", SETTINGS),
+        Seconds | None, "Stop holding the journal for a group unused for this long.", SETTINGS
     ] = None,
-    observer: Annotated[
-        bool, option("--observer", "Only report the lag: the group has no members and holds nothing.", panel=SETTINGS)
-    ] = False,
+    observer: Annotated[bool, "Only report the lag: the group has no members and holds nothing.", SETTINGS] = False,
 ) -> None:
     """Create a group. Running it again with the same settings changes nothing.
 
@@ -136,8 +130,8 @@ async def reset_command(
     out: Output,
     topic: TopicArgument,
     group: GroupArgument,
-    where: Annotated[Any, position_option("--where", f"Where the group continues: {POSITION_HELP}.")],
-    partitions: Annotated[list[int] | None, option("--partition", "Only this partition; repeatable.")] = None,
+    where: Annotated[Position, f"Where the group continues: {POSITION_HELP}."],
+    partitions: Annotated[list[int] | None, "--partition", "Only this partition; repeatable."] = None,
     yes: YesOption = False,
 ) -> None:
     """Move a group to another position. Asks first.
@@ -182,7 +176,7 @@ async def dead_list_command(
     out: Output,
     topic: TopicArgument,
     group: GroupArgument,
-    limit: Annotated[int, option("--limit -n", "Maximum number of rows.", min=1)] = 100,
+    limit: Annotated[int, "-n", "Maximum number of rows.", Meta(ge=1)] = 100,
 ) -> None:
     """List the dead letters of a group, and why they failed.
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from msgspec import Meta
 from rich.markup import escape
 
 from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.message_view import print_stream_rows
+from heapline.cli.options import Position, Seconds
 from heapline.cli.output import Output, bold, counted, harmless
-from heapline.cli.units import POSITION_HELP, duration_option, option, position_option
+from heapline.cli.units import POSITION_HELP
 from heapline.contract.broker import Broker
 from heapline.contract.stream import StreamBatch
 from heapline.contract.subscription import Subscription
@@ -32,15 +34,15 @@ async def read_command(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
-    group: Annotated[str, option("--group -g", "Group to read for; created if it does not exist.")],
-    max_rows: Annotated[int | None, option("--max -n", "Maximum number of rows.", min=1)] = None,
-    follow: Annotated[bool, option("--follow -f", "Keep reading new rows until Ctrl-C.")] = False,
-    wait: Annotated[float, duration_option("--wait -w", "End when no row has arrived for this long.")] = "1s",  # type: ignore[assignment]
+    group: Annotated[str, "-g", "Group to read for; created if it does not exist."],
+    max_rows: Annotated[int | None, "--max -n", "Maximum number of rows.", Meta(ge=1)] = None,
+    follow: Annotated[bool, "-f", "Keep reading new rows until Ctrl-C."] = False,
+    wait: Annotated[Seconds, "-w", "End when no row has arrived for this long."] = 1.0,
     ack: Annotated[
-        bool, option("--ack/--no-ack", "Ack rows after they are printed; otherwise the group reads them again.")
+        bool, "--ack/--no-ack", "Ack rows after they are printed; otherwise the group reads them again."
     ] = True,
-    member: Annotated[str | None, option("--member", "Name of the member. Default: a new unique name.")] = None,
-    start: Annotated[Any, position_option("--start", f"Where a new group starts: {POSITION_HELP}.")] = "earliest",
+    member: Annotated[str | None, "Name of the member. Default: a new unique name."] = None,
+    start: Annotated[Position, f"Where a new group starts: {POSITION_HELP}."] = "earliest",
 ) -> None:
     """Read a topic as a member of a group: rows in due order, each acked after it is printed.
 

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build_command
 
+from heapline.cli.options import declare
 from heapline.contract.errors import BadRequest, HeaplineError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,14 +89,15 @@ class CommandGroup(typer.Typer):
         super().__init__(cls=cls, add_completion=False, no_args_is_help=True, rich_markup_mode="rich", help=help)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        return super().command(name, cls=Command, **options)
+        register = super().command(name, cls=Command, **options)
+        return lambda function: register(declare(function))
 
 
 def command_of(target: Any, name: str) -> Any:
     """Build the command of a typer app, or of a function."""
     if not isinstance(target, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(cls=Command)(target)
+        single.command(cls=Command)(declare(target))
         target = single
     command = build_command(target)
     command.name = name

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 
 from heapline.cli import put_file
-from heapline.cli.connection import OptionSet, TopicArgument, over_network
+from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.message_view import (
     JSON_HELP,
     clock,
@@ -21,8 +21,9 @@ from heapline.cli.message_view import (
     messages_table,
     print_messages,
 )
+from heapline.cli.options import Pair, Panel, Seconds, Time, Value
 from heapline.cli.output import Output, bold, counted, facts_table, interruptible, make_console
-from heapline.cli.units import duration_option, option, pair, time_option
+from heapline.cli.units import pair
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.message import Message, Outgoing
@@ -30,39 +31,36 @@ from heapline.wire.json_forms import to_json
 
 NOTHING = 3  # exit code of a pop that got no message
 POP_MAX = 1000  # messages of one call
-PANEL, FILE = "Message", "From a file"
+PANEL, FILE = Panel("Message"), Panel("From a file")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Message id, as put and peek print it.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as put and peek print them.")]
-
-
-def _message(header: list[str] | None, **given: Any) -> dict[str, Any]:
-    """Return the fields of a message that `put` and `schedule create` set alike."""
-    return {**given, "headers": dict(pair(text) for text in header or ()) or None}
 
 
 _PRIORITY = "Smallest first, or largest first if the topic's mode is max."
 _TTL = "Expire the message if it is not leased this long after it is due."
 _RETRIES = "Deliveries after the first. Default: the topic's max_retries_default."
 _FAIRNESS = "Key that takes turns with other keys, if the topic's fairness is keys."
-_HEADER = option("--header -H", "Add a header; repeatable.", panel=PANEL, metavar="NAME=VALUE")
-MESSAGE = OptionSet(
-    {
-        "priority": (Annotated[int, option("--priority -p", _PRIORITY, panel=PANEL)], 0),
-        "key": (Annotated[str | None, option("--key", "Partition key: equal keys share one.", panel=PANEL)], None),
-        "header": (Annotated[list[str] | None, _HEADER], None),
-        "ttl": (Annotated[float | None, duration_option("--ttl", _TTL, PANEL)], None),
-        "max_retries": (Annotated[int | None, option("--max-retries", _RETRIES, panel=PANEL)], None),
-        "fairness_key": (Annotated[str | None, option("--fairness-key", _FAIRNESS, panel=PANEL)], None),
-    },
-    _message,
-)
+
+
+def message_fields(
+    priority: Annotated[int, "-p", _PRIORITY, PANEL] = 0,
+    key: Annotated[str | None, "Partition key: equal keys share one.", PANEL] = None,
+    header: Annotated[list[Pair] | None, "-H", "Add a header; repeatable.", PANEL] = None,
+    ttl: Annotated[Seconds | None, _TTL, PANEL] = None,
+    max_retries: Annotated[int | None, _RETRIES, PANEL] = None,
+    fairness_key: Annotated[str | None, _FAIRNESS, PANEL] = None,
+) -> dict[str, Any]:
+    """Return the fields of a message that `put` and `schedule create` set alike."""
+    headers = dict(map(pair, header or ())) or None
+    fields = {"priority": priority, "key": key, "headers": headers, "ttl": ttl}
+    return {**fields, "max_retries": max_retries, "fairness_key": fairness_key}
 
 
 @over_network(
     json="message_id, id and duplicate of a message; for a file the numbers of lines, enqueued, duplicates and "
     "refused, and the first errors with their line numbers.",
-    message=MESSAGE,
+    message=message_fields,
 )
 async def put(
     hl: Broker,
@@ -72,46 +70,33 @@ async def put(
     payload: Annotated[
         str | None, typer.Argument(metavar="PAYLOAD", help="Message text. Default, or with -: read stdin.")
     ] = None,
-    delay: Annotated[
-        float | None, duration_option("--delay", "Deliver no earlier than this from now: 30s, 2h.")
-    ] = None,
-    at: Annotated[datetime | None, time_option("--at", "Deliver no earlier than 2030-01-31T12:00:00Z.")] = None,
+    delay: Annotated[Seconds | None, "Deliver no earlier than this from now: 30s, 2h."] = None,
+    at: Annotated[Time | None, "Deliver no earlier than 2030-01-31T12:00:00Z."] = None,
     idempotency_key: Annotated[
         str | None,
-        option(
-            "--idempotency-key",
-            "Make repeating the command safe: the same key enqueues once. With --file each line uses this key and its "
-            "line number, so you can restart an interrupted import.",
-        ),
+        "Make repeating the command safe: the same key enqueues once. With --file each line uses this key and its "
+        "line number, so you can restart an interrupted import.",
     ] = None,
     idempotency_scope: Annotated[
         str | None,
-        option(
-            "--idempotency-scope",
-            "How long the key is valid: window (the topic's dedup_window), pending (until the message is first leased) "
-            "or until_ack (until it is removed). Default: window.",
-            metavar="SCOPE",
-        ),
+        "How long the key is valid: window (the topic's dedup_window), pending (until the message is first leased) "
+        "or until_ack (until it is removed). Default: window.",
+        Value("SCOPE"),
     ] = None,
     file: Annotated[
         Path | None,
-        option(
-            "--file -f",
-            "Enqueue a file of JSON lines, or stdin with -. Each line is a payload, stored as it is written. The "
-            "options above apply to every line.",
-            panel=FILE,
-        ),
+        "-f",
+        "Enqueue a file of JSON lines, or stdin with -. Each line is a payload, stored as it is written. The "
+        "options above apply to every line.",
+        FILE,
     ] = None,
     messages: Annotated[
         bool,
-        option(
-            "--messages",
-            'Read each line as a complete message: {"payload_json": …, "priority": 5, "delay": 10, …}. Use '
-            "payload_text or payload (base64) if the payload is not JSON.",
-            panel=FILE,
-        ),
+        'Read each line as a complete message: {"payload_json": …, "priority": 5, "delay": 10, …}. Use '
+        "payload_text or payload (base64) if the payload is not JSON.",
+        FILE,
     ] = False,
-    batch: Annotated[int, option("--batch", "Lines per call.", panel=FILE, min=1, max=10_000)] = put_file.BATCH,
+    batch: Annotated[int, "Lines per call.", FILE, Meta(ge=1, le=10_000)] = put_file.BATCH,
 ) -> None:
     """Enqueue a message, or a file of messages. They are durable when the command succeeds.
 
@@ -154,7 +139,7 @@ async def peek(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
-    limit: Annotated[int, option("--limit -n", "Maximum number of messages.")] = 10,
+    limit: Annotated[int, "-n", "Maximum number of messages."] = 10,
 ) -> None:
     """Show the messages that would be popped next, best first. Nothing is leased or changed.
 
@@ -170,17 +155,11 @@ async def pop(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
-    max_messages: Annotated[int, option("--max -n", "Maximum number of messages.", min=1)] = 1,
-    ack: Annotated[
-        bool, option("--ack", "Acknowledge the messages after they are printed, which removes them.")
-    ] = False,
-    wait: Annotated[float, duration_option("--wait -w", "Wait this long for the first message.")] = "0s",  # type: ignore[assignment]
-    visibility: Annotated[
-        float | None, duration_option("--visibility", "Length of the lease. Default: the topic's visibility_default.")
-    ] = None,
-    holder: Annotated[
-        str | None, option("--holder", "Name of the lease's holder. Default: your name at the server.")
-    ] = None,
+    max_messages: Annotated[int, "--max -n", "Maximum number of messages.", Meta(ge=1)] = 1,
+    ack: Annotated[bool, "Acknowledge the messages after they are printed, which removes them."] = False,
+    wait: Annotated[Seconds, "-w", "Wait this long for the first message."] = 0.0,
+    visibility: Annotated[Seconds | None, "Length of the lease. Default: the topic's visibility_default."] = None,
+    holder: Annotated[str | None, "Name of the lease's holder. Default: your name at the server."] = None,
 ) -> None:
     """Lease the best messages that are due, and print them.
 
@@ -250,9 +229,9 @@ async def reschedule(
     out: Output,
     topic: TopicArgument,
     ids: IdsArgument,
-    delay: Annotated[float | None, duration_option("--delay", "Deliver this long from now; 0s means now.")] = None,
-    at: Annotated[datetime | None, time_option("--at", "Deliver at this time: 2030-01-31T12:00:00Z.")] = None,
-    priority: Annotated[int | None, option("--priority -p", "New priority.")] = None,
+    delay: Annotated[Seconds | None, "Deliver this long from now; 0s means now."] = None,
+    at: Annotated[Time | None, "Deliver at this time: 2030-01-31T12:00:00Z."] = None,
+    priority: Annotated[int | None, "-p", "New priority."] = None,
 ) -> None:
     """Change the due time or the priority of waiting messages. Settings that you omit stay as they are.
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from heapline.cli.connection import PANEL, CaOption, KeyFileOption, OptionalToOption
+from heapline.cli.connection import SERVER, TO_HELP, Address, CaOption, KeyFileOption
 from heapline.cli.main import CommandGroup
-from heapline.cli.output import JsonOption, Output, harmless
-from heapline.cli.units import option
+from heapline.cli.options import Env, JsonOption
+from heapline.cli.output import Output, harmless
 from heapline.client import connect
 from heapline.contract.errors import BadRequest
 
@@ -30,23 +30,20 @@ app = CommandGroup(
     """
 )
 DatabaseOption = Annotated[
-    str,
-    option("--database", "SQLAlchemy URL: postgresql+psycopg://…, sqlite:///…", envvar="HEAPLINE_OUTBOX_DATABASE"),
+    str, "--database", "SQLAlchemy URL: postgresql+psycopg://…, sqlite:///…", Env("HEAPLINE_OUTBOX_DATABASE")
 ]
 
 
 @app.command()
 def relay(
     database: DatabaseOption,
-    to: OptionalToOption = None,
-    data: Annotated[
-        Path | None, option("--data", "Data directory on this machine, instead of a server.", panel=PANEL)
-    ] = None,
+    to: Annotated[Address | None, f"{TO_HELP} Default: HEAPLINE_URL, or localhost:7400.", SERVER] = None,
+    data: Annotated[Path | None, "Data directory on this machine, instead of a server.", SERVER] = None,
     key_file: KeyFileOption = None,
     ca: CaOption = None,
-    once: Annotated[bool, option("--once", "Relay the rows that are waiting now, and exit.")] = False,
-    poll: Annotated[float, option("--poll", "Seconds between checks of an empty outbox.")] = 0.5,
-    batch_rows: Annotated[int, option("--batch-rows", "Rows per call.")] = 200,
+    once: Annotated[bool, "Relay the rows that are waiting now, and exit."] = False,
+    poll: Annotated[float, "Seconds between checks of an empty outbox."] = 0.5,
+    batch_rows: Annotated[int, "Rows per call."] = 200,
 ) -> None:
     """Relay messages of committed transactions to the broker, each exactly once.
 
@@ -106,8 +103,8 @@ def status(database: DatabaseOption, as_json: JsonOption = False) -> None:
 def retry(
     database: DatabaseOption,
     rows: Annotated[list[int] | None, typer.Argument(help="Ids of refused rows, as status shows them.")] = None,
-    every: Annotated[bool, option("--all", "All refused rows, except those that may have been enqueued.")] = False,
-    topic: Annotated[str | None, option("--topic", "Only rows for this topic.")] = None,
+    every: Annotated[bool, "--all", "All refused rows, except those that may have been enqueued."] = False,
+    topic: Annotated[str | None, "Only rows for this topic."] = None,
 ) -> None:
     """Send refused rows again, after you have fixed the reason.
 

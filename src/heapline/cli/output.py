@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import typer
@@ -34,14 +34,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from heapline.cli.options import JsonOption
+
 T = TypeVar("T")
 PLAIN_WIDTH = 160  # columns of output to a file or a pipe
 #: Control characters that JSON does not escape and that some terminals obey.
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines for programs instead of tables.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 class Output:
     """Prints the result of a command, either as JSON lines or for people."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    def __init__(self, as_json: JsonOption = False) -> None:
         self.as_json = as_json
 
     @cached_property

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Annotated, Any, cast
 
 import typer
+from msgspec import Meta
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from heapline.cli.connection import OptionSet, over_network
+from heapline.cli.connection import over_network
 from heapline.cli.main import CommandGroup
 from heapline.cli.message_view import ago, clock, delivered_json, preview
+from heapline.cli.options import Pair, Panel, Position, Seconds, Time, TopicName, Value
 from heapline.cli.output import (
     Output,
     bold,
@@ -26,53 +27,45 @@ from heapline.cli.output import (
     make_console,
     progress_bar,
 )
-from heapline.cli.units import POSITION_HELP, duration_option, option, pair, position_option, time_option
+from heapline.cli.units import POSITION_HELP, pair
 from heapline.contract.broker import Broker
 from heapline.contract.stream import ReplayFilter, ReplayInfo, StreamMessage
 
 POLL_SECONDS = 0.2  # between two checks of a replay that is followed
-ROWS, TARGET = "Which rows", "How they are enqueued"
+ROWS, TARGET = Panel("Which rows"), Panel("How they are enqueued")
 INFO_JSON = "one object per replay."
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read: name, or namespace/name.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replay.")]
-FollowOption = Annotated[bool, option("--follow -f", "Wait until the replay has ended; exit code 1 if it failed.")]
+FollowOption = Annotated[bool, "--follow -f", "Wait until the replay has ended; exit code 1 if it failed."]
+
+
+_FAST_HELP = "Only current messages: each once, in its current state, without removed ones."
 
 
 def _selection(
-    key: str | None, header: list[str] | None, priority_min: int | None, priority_max: int | None, **given: Any
+    start: Annotated[Position, f"First row: {POSITION_HELP}.", ROWS] = "earliest",
+    end: Annotated[Position, "Position to stop before. Default: the end now.", ROWS] = None,
+    partition: Annotated[list[int] | None, "Only this one; repeatable.", ROWS, Meta(ge=0)] = None,
+    fast: Annotated[bool, _FAST_HELP, ROWS] = False,
+    key: Annotated[str | None, "Only this partition key.", ROWS] = None,
+    header: Annotated[list[Pair] | None, "Only with this; repeatable.", ROWS] = None,
+    priority_min: Annotated[int | None, "Smallest priority.", ROWS] = None,
+    priority_max: Annotated[int | None, "Largest priority.", ROWS] = None,
+    rate: Annotated[float | None, "Maximum number of rows per second."] = None,
 ) -> dict[str, Any]:
     """Return the arguments of Broker.replay and start_replay that select rows."""
     headers = dict(map(pair, header or ()))
     where = ReplayFilter(key=key, headers=headers, priority_min=priority_min, priority_max=priority_max)
-    mode = "fast" if given.pop("fast") else "all"
-    partitions = given.pop("partition") or None
-    return {**given, "partitions": partitions, "mode": mode, "where": None if where == ReplayFilter() else where}
+    return {
+        "start": start,
+        "end": end,
+        "partitions": partition or None,
+        "mode": "fast" if fast else "all",
+        "where": None if where == ReplayFilter() else where,
+        "rate": rate,
+    }
 
-
-_FAST_HELP = "Only current messages: each once, in its current state, without removed ones."
-SELECTION = OptionSet(
-    {
-        "start": (Annotated[Any, position_option("--start", f"First row: {POSITION_HELP}.", ROWS)], "earliest"),
-        "end": (Annotated[Any, position_option("--end", "Position to stop before. Default: the end now.", ROWS)], None),
-        "partition": (
-            Annotated[list[int] | None, option("--partition", "Only this one; repeatable.", panel=ROWS, min=0)],
-            None,
-        ),
-        "fast": (Annotated[bool, option("--fast", _FAST_HELP, panel=ROWS)], False),
-        "key": (Annotated[str | None, option("--key", "Only this partition key.", panel=ROWS)], None),
-        "header": (
-            Annotated[
-                list[str] | None, option("--header", "Only with this; repeatable.", panel=ROWS, metavar="NAME=VALUE")
-            ],
-            None,
-        ),
-        "priority_min": (Annotated[int | None, option("--priority-min", "Smallest priority.", panel=ROWS)], None),
-        "priority_max": (Annotated[int | None, option("--priority-max", "Largest priority.", panel=ROWS)], None),
-        "rate": (Annotated[float | None, option("--rate", "Maximum number of rows per second.")], None),
-    },
-    _selection,
-)
 
 app = CommandGroup(
     """Read past messages of a topic, or enqueue them again.
@@ -88,16 +81,14 @@ app = CommandGroup(
 
 
 @app.command("read")
-@over_network(json="one object per row, with the names of the HTTP API.", selection=SELECTION)
+@over_network(json="one object per row, with the names of the HTTP API.", selection=_selection)
 async def read_command(
     hl: Broker,
     out: Output,
     selection: dict[str, Any],
     topic: TopicArgument,
-    checkpoint: Annotated[
-        str | None, option("--checkpoint", "Continue where the last read with this name ended.", metavar="NAME")
-    ] = None,
-    limit: Annotated[int | None, option("--limit -n", "Maximum number of rows.", min=1)] = None,
+    checkpoint: Annotated[str | None, "Continue where the last read with this name ended.", Value("NAME")] = None,
+    limit: Annotated[int | None, "-n", "Maximum number of rows.", Meta(ge=1)] = None,
 ) -> None:
     """Read the stream of a topic. Nothing is leased or changed.
 
@@ -116,20 +107,18 @@ async def read_command(
 
 
 @app.command("start")
-@over_network(json=INFO_JSON, selection=SELECTION)
+@over_network(json=INFO_JSON, selection=_selection)
 async def start_command(
     hl: Broker,
     out: Output,
     selection: dict[str, Any],
     name: NameArgument,
     topic: TopicArgument,
-    into: Annotated[str | None, option("--into", "Target topic. Default: the same topic.", metavar="TOPIC")] = None,
-    priority: Annotated[int | None, option("--priority", "New priority of the messages.", panel=TARGET)] = None,
-    delay: Annotated[float | None, duration_option("--delay", "Due this long after they are enqueued.", TARGET)] = None,
-    deliver_at: Annotated[datetime | None, time_option("--deliver-at", "Due at this time.", TARGET)] = None,
-    keep_due: Annotated[
-        bool, option("--keep-due", "With --fast: delayed messages keep their due time.", panel=TARGET)
-    ] = False,
+    into: Annotated[TopicName | None, "Target topic. Default: the same topic."] = None,
+    priority: Annotated[int | None, "New priority of the messages.", TARGET] = None,
+    delay: Annotated[Seconds | None, "Due this long after they are enqueued.", TARGET] = None,
+    deliver_at: Annotated[Time | None, "Due at this time.", TARGET] = None,
+    keep_due: Annotated[bool, "With --fast: delayed messages keep their due time.", TARGET] = False,
     follow: FollowOption = False,
 ) -> None:
     """Enqueue the messages of a stream again, each exactly once. The server does it, across restarts.

@@ -13,17 +13,18 @@ from rich.text import Text
 
 from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.main import CommandGroup
-from heapline.cli.message import MESSAGE
+from heapline.cli.message import message_fields
 from heapline.cli.message_view import Facts, ago, full_payload
-from heapline.cli.output import Output, YesOption, bold, confirm, count, facts_table, harmless
-from heapline.cli.units import duration_option, option, span, time_option
+from heapline.cli.options import Panel, Seconds, Time, Value, YesOption
+from heapline.cli.output import Output, bold, confirm, count, facts_table, harmless
+from heapline.cli.units import span
 from heapline.contract.broker import Broker
 from heapline.contract.cron import cron_times
 from heapline.contract.message import EPOCH
 from heapline.contract.schedules import ScheduleInfo
 from heapline.wire.json_forms import to_json
 
-WHEN = "When it fires"
+WHEN = Panel("When it fires")
 FIRINGS_SHOWN = 3  # after the next one
 STYLES = {"active": "green", "paused": "yellow", "failing": "red", "over": "dim"}
 JSON_HELP = (
@@ -45,7 +46,7 @@ app = CommandGroup(
 
 
 @app.command("create")
-@over_network(json=JSON_HELP, message=MESSAGE)
+@over_network(json=JSON_HELP, message=message_fields)
 async def create_command(
     hl: Broker,
     out: Output,
@@ -53,35 +54,21 @@ async def create_command(
     name: NameArgument,
     topic: TopicArgument,
     payload: Annotated[str, typer.Argument(metavar="PAYLOAD", help="Message text.")] = "",
-    cron: Annotated[str | None, option("--cron", CRON_HELP, panel=WHEN, metavar="EXPRESSION")] = None,
-    every: Annotated[
-        float | None, duration_option("--every", "Interval instead of --cron: 90s, 15m, 6h.", WHEN)
-    ] = None,
-    tz: Annotated[
-        str | None,
-        option("--tz", "Time zone of --cron, such as Europe/Berlin. Default: UTC.", panel=WHEN, metavar="ZONE"),
-    ] = None,
+    cron: Annotated[str | None, CRON_HELP, WHEN, Value("EXPRESSION")] = None,
+    every: Annotated[Seconds | None, "Interval instead of --cron: 90s, 15m, 6h.", WHEN] = None,
+    tz: Annotated[str | None, "Time zone of --cron, such as Europe/Berlin. Default: UTC.", WHEN, Value("ZONE")] = None,
     starts: Annotated[
-        datetime | None,
-        time_option("--starts", "No firing before 2030-01-31T12:00:00Z. With --every, the time of the first.", WHEN),
+        Time | None, "No firing before 2030-01-31T12:00:00Z. With --every, the time of the first.", WHEN
     ] = None,
-    ends: Annotated[datetime | None, time_option("--ends", "No firing from this time on.", WHEN)] = None,
+    ends: Annotated[Time | None, "No firing from this time on.", WHEN] = None,
     misfire: Annotated[
         str,
-        option(
-            "--misfire",
-            "What to do with firings missed while the server was down: skip them, enqueue the latest once, or all.",
-            panel=WHEN,
-            metavar="skip|once|all",
-        ),
+        "What to do with firings missed while the server was down: skip them, enqueue the latest once, or all.",
+        WHEN,
+        Value("skip|once|all"),
     ] = "once",
-    grace: Annotated[
-        float,
-        duration_option("--grace", "A firing this late still counts as on time, whatever --misfire says.", WHEN),
-    ] = "60s",  # type: ignore[assignment]
-    makeup_max: Annotated[
-        int, option("--makeup-max", "Maximum number of missed firings with --misfire all.", panel=WHEN)
-    ] = 100,
+    grace: Annotated[Seconds, "A firing this late still counts as on time, whatever --misfire says.", WHEN] = 60.0,
+    makeup_max: Annotated[int, "Maximum number of missed firings with --misfire all.", WHEN] = 100,
 ) -> None:
     """Create a schedule, or change the schedule of that name. Firings due before the change have been enqueued.
 

@@ -10,34 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
-from heapline.cli.units import option
 from heapline.contract.errors import BadRequest
 
 
 def serve(
-    data: Annotated[Path | None, option("--data", "Directory of the queue, created if needed. Default: data.")] = None,
-    config: Annotated[Path | None, option("--config", "YAML file with settings.")] = None,
-    host: Annotated[str | None, option("--host", "Address to listen on. Default: 127.0.0.1.")] = None,
-    grpc_port: Annotated[int | None, option("--grpc-port", "Port for gRPC. Default: 7400.")] = None,
-    http_port: Annotated[
-        int | None, option("--http-port", "Port for HTTP: /v1, /metrics, /healthz, /docs. Default: 7480.")
-    ] = None,
-    log_format: Annotated[
-        str | None, option("--log-format", "text or json. Default: text on a terminal, otherwise json.")
-    ] = None,
-    tls_certificate: Annotated[
-        Path | None, option("--tls-certificate", "PEM file with the certificate: use TLS on both ports.")
-    ] = None,
-    tls_key: Annotated[Path | None, option("--tls-key", "PEM file with the private key, mode 0600.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, option("--tls-client-ca", "PEM file: accept only clients with a certificate of this CA (mTLS).")
-    ] = None,
-    plaintext: Annotated[
-        bool | None, option("--plaintext", "Serve without TLS although --host is not loopback. Keys are readable.")
-    ] = None,
-    insecure_everybody: Annotated[
-        bool | None, option("--insecure-everybody", "Disable authentication. Loopback only; for testing.")
-    ] = None,
+    data: Annotated[Path | None, "Directory of the queue, created if needed. Default: data."] = None,
+    config: Annotated[Path | None, "YAML file with settings."] = None,
+    host: Annotated[str | None, "Address to listen on. Default: 127.0.0.1."] = None,
+    grpc_port: Annotated[int | None, "Port for gRPC. Default: 7400."] = None,
+    http_port: Annotated[int | None, "Port for HTTP: /v1, /metrics, /healthz, /docs. Default: 7480."] = None,
+    log_format: Annotated[str | None, "text or json. Default: text on a terminal, otherwise json."] = None,
+    tls_certificate: Annotated[Path | None, "PEM file with the certificate: use TLS on both ports."] = None,
+    tls_key: Annotated[Path | None, "PEM file with the private key, mode 0600."] = None,
+    tls_client_ca: Annotated[Path | None, "PEM file: accept only clients with a certificate of this CA (mTLS)."] = None,
+    plaintext: Annotated[bool | None, "Serve without TLS although --host is not loopback. Keys are readable."] = None,
+    insecure_everybody: Annotated[bool | None, "Disable authentication. Loopback only; for testing."] = None,
 ) -> None:
     """Serve a queue to other processes over gRPC and HTTP.
 

@@ -10,7 +10,8 @@ from rich.markup import escape
 from heapline.cli.connection import over_network
 from heapline.cli.main import CommandGroup
 from heapline.cli.message_view import ago
-from heapline.cli.output import Output, YesOption, bold, confirm, count, some
+from heapline.cli.options import YesOption
+from heapline.cli.output import Output, bold, confirm, count, some
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.main import CommandGroup
 from heapline.cli.message_view import clock
+from heapline.cli.options import Seconds, Time, YesOption
 from heapline.cli.output import (
     Output,
-    YesOption,
     bold,
     columns_table,
     confirm,
@@ -24,8 +24,8 @@ from heapline.cli.output import (
     harmless,
     size,
 )
-from heapline.cli.topic_settings import CHANGED_TOPIC, DEFAULTS, NEW_TOPIC, as_settings, config_fields, shown
-from heapline.cli.units import duration_option, option, span, time_option
+from heapline.cli.topic_settings import DEFAULTS, as_settings, changed_topic, config_fields, new_topic, shown
+from heapline.cli.units import span
 from heapline.contract.broker import Broker
 from heapline.contract.config import parse_topic
 from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound
@@ -45,7 +45,7 @@ app = CommandGroup(
 
 
 @app.command("create")
-@over_network(json=JSON_HELP, settings=NEW_TOPIC)
+@over_network(json=JSON_HELP, settings=new_topic)
 async def create_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
     """Create a topic. Running it again with the same settings changes nothing.
 
@@ -87,7 +87,7 @@ async def show_command(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
-    settings: Annotated[bool, option("--settings", "Show all settings, even those with default values.")] = False,
+    settings: Annotated[bool, "Show all settings, even those with default values."] = False,
 ) -> None:
     """Show the state and the settings of a topic.
 
@@ -104,7 +104,7 @@ async def show_command(
 
 
 @app.command("update")
-@over_network(json=JSON_HELP, settings=CHANGED_TOPIC)
+@over_network(json=JSON_HELP, settings=changed_topic)
 async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
     """Change settings of a topic. Settings that you omit stay, and delivery continues meanwhile.
 
@@ -128,8 +128,8 @@ async def pause_command(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
-    duration: Annotated[float | None, duration_option("--for", "Resume automatically after this long.")] = None,
-    until: Annotated[datetime | None, time_option("--until", "Resume automatically at 2030-01-31T12:00:00Z.")] = None,
+    duration: Annotated[Seconds | None, "--for", "Resume automatically after this long."] = None,
+    until: Annotated[Time | None, "Resume automatically at 2030-01-31T12:00:00Z."] = None,
 ) -> None:
     """Stop delivering messages of a topic. You can still enqueue, ack and inspect.
 

@@ -6,18 +6,16 @@ A new field needs a line in the table below, which a test enforces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from heapline.cli.connection import OptionSet
+from heapline.cli.options import Panel, Seconds, Size, Value, with_signature
 from heapline.cli.output import size
-from heapline.cli.units import duration, nbytes, option, pair, span
+from heapline.cli.units import pair, span
 from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.contract.errors import BadRequest
 
-ORDER, DELIVERY, RETRIES, LIMITS, STORAGE = "Order", "Delivery", "Retries", "Limits", "Storage"
 DEFAULTS = TopicConfig()
 BACKOFF = "backoff_"
 _FLAGS = {"ordering": "--aging", "partition_weights": "--partition-weight"}
@@ -25,67 +23,67 @@ _FLAGS = {"ordering": "--aging", "partition_weights": "--partition-weight"}
 
 class Setting(NamedTuple):
     name: str  # a field of the config, or backoff_ and a field of the backoff
-    kind: Any
-    panel: str
+    kind: Any  # the annotation of an option's value
     help: str
-    parser: Callable[[str], Any] | None = None
-    metavar: str | None = None
+    panel: Panel
 
 
-def _duration(name: str, panel: str, help: str) -> Setting:
-    return Setting(name, float, panel, help, duration, "DURATION")
-
-
-def _size(name: str, panel: str, help: str) -> Setting:
-    return Setting(name, int, panel, help, nbytes, "SIZE")
-
-
-SETTINGS = (
-    Setting("mode", str, ORDER, "Which priority is served first: the smallest or the largest.", None, "min|max"),
-    Setting("ordering", float, ORDER, "How much more urgent waiting messages become per second.", None, "RATE"),
-    Setting("fairness", str, ORDER, "keys: within a priority, fairness keys take turns.", None, "none|keys"),
-    Setting("partitions", int, ORDER, "1 to 1024; can grow, never shrink. Order holds across all partitions."),
-    Setting("k", int, ORDER, "A popped message is among the k best; 1 means exact order."),
-    Setting("strategy", str, ORDER, "How pops choose partitions: best_first, round_robin or weighted. Only best_first "
-            "keeps the order across partitions."),
-    Setting("partition_weights", list[str], ORDER, "Share of a partition, such as 0=2.5, for --strategy weighted; "
-            "repeatable.", None, "P=WEIGHT"),
-    _duration("max_staleness", ORDER, "Age at which a partition's candidate is fetched again; 0 means no limit."),
-    _duration("min_freshness", ORDER, "How long a new best message must be known before it is delivered."),
-    _duration("visibility_default", DELIVERY, "Length of a lease if the pop does not set one."),
-    _duration("lease_max", DELIVERY, "How long after its pop a lease can be extended."),
-    Setting("max_inflight", int, DELIVERY, "Maximum number of leased messages; 0 means no limit."),
-    Setting("max_inflight_per_key", int, DELIVERY, "Maximum number of leased messages per fairness key; needs "
-            "--fairness keys."),
-    Setting("max_pops_per_second", float, DELIVERY, "Maximum number of messages delivered per second; 0 means no "
-            "limit."),
-    Setting("max_retries_default", int, RETRIES, "Deliveries after the first until a message is dead; 0 to 250."),
-    _duration("backoff_base", RETRIES, "Delay before the first retry."),
-    Setting("backoff_factor", float, RETRIES, "Factor by which each further delay grows; 1 means constant."),
-    _duration("backoff_max", RETRIES, "Longest delay."),
-    Setting("backoff_jitter", float, RETRIES, "Random share of a delay; 0 to 1."),
-    Setting("dlq", bool, RETRIES, "Keep dead messages, so that you can inspect and replay them."),
-    Setting("max_backlog", int, LIMITS, "Maximum number of ready and delayed messages; 0 means no limit."),
-    _size("max_payload_bytes", LIMITS, "Largest payload that is accepted."),
-    _duration("dedup_window", LIMITS, "How long idempotency keys are remembered."),
-    _duration("retention", STORAGE, "How long the journal of removed messages is kept; 0 means until reclaimed."),
-    _size("retention_bytes", STORAGE, "Journal size above which the oldest of that is deleted; 0 means no limit."),
-    Setting("retention_margin", int, STORAGE, "Rows to keep before the offset of the slowest group."),
-    _size("retention_hard_bytes", STORAGE, "Journal size above which even unread rows are deleted; 0 means no limit."),
-    _duration("retention_hard_age", STORAGE, "Age at which even unread rows are deleted; 0 means no limit."),
-    _size("segment_bytes", STORAGE, "Size of a journal file, 1MiB to 1GiB."),
-    Setting("fsync", str, STORAGE, "commit: acknowledged data is on disk. interval and os do not guarantee that."),
-    _duration("fsync_interval", STORAGE, "Time between syncs, with --fsync interval."),
-    _duration("tick", STORAGE, "How late an idle timer may fire, 10ms to 1s."),
-    Setting("streams", bool, STORAGE, "Record which messages became due, so that groups can read the topic."),
-)  # fmt: skip
+#: Panel -> name, the annotation of the option's value, and help. A name is a field of the config, or of its backoff.
+_TABLE: dict[str, tuple[tuple[str, Any, str], ...]] = {
+    "Order": (
+        ("mode", Annotated[str, Value("min|max")], "Which priority is served first: the smallest or the largest."),
+        ("ordering", Annotated[float, Value("RATE")], "How much more urgent waiting messages become per second."),
+        ("fairness", Annotated[str, Value("none|keys")], "keys: within a priority, fairness keys take turns."),
+        ("partitions", int, "1 to 1024; can grow, never shrink. Order holds across all partitions."),
+        ("k", int, "A popped message is among the k best; 1 means exact order."),
+        ("strategy", str, "How pops choose partitions: best_first, round_robin or weighted. Only best_first keeps "
+         "the order across partitions."),
+        ("partition_weights", Annotated[list[str], Value("P=WEIGHT")], "Share of a partition, such as 0=2.5, for "
+         "--strategy weighted; repeatable."),
+        ("max_staleness", Seconds, "Age at which a partition's candidate is fetched again; 0 means no limit."),
+        ("min_freshness", Seconds, "How long a new best message must be known before it is delivered."),
+    ),
+    "Delivery": (
+        ("visibility_default", Seconds, "Length of a lease if the pop does not set one."),
+        ("lease_max", Seconds, "How long after its pop a lease can be extended."),
+        ("max_inflight", int, "Maximum number of leased messages; 0 means no limit."),
+        ("max_inflight_per_key", int, "Maximum number of leased messages per fairness key; needs --fairness keys."),
+        ("max_pops_per_second", float, "Maximum number of messages delivered per second; 0 means no limit."),
+    ),
+    "Retries": (
+        ("max_retries_default", int, "Deliveries after the first until a message is dead; 0 to 250."),
+        ("backoff_base", Seconds, "Delay before the first retry."),
+        ("backoff_factor", float, "Factor by which each further delay grows; 1 means constant."),
+        ("backoff_max", Seconds, "Longest delay."),
+        ("backoff_jitter", float, "Random share of a delay; 0 to 1."),
+        ("dlq", bool, "Keep dead messages, so that you can inspect and replay them."),
+    ),
+    "Limits": (
+        ("max_backlog", int, "Maximum number of ready and delayed messages; 0 means no limit."),
+        ("max_payload_bytes", Size, "Largest payload that is accepted."),
+        ("dedup_window", Seconds, "How long idempotency keys are remembered."),
+    ),
+    "Storage": (
+        ("retention", Seconds, "How long the journal of removed messages is kept; 0 means until reclaimed."),
+        ("retention_bytes", Size, "Journal size above which the oldest of that is deleted; 0 means no limit."),
+        ("retention_margin", int, "Rows to keep before the offset of the slowest group."),
+        ("retention_hard_bytes", Size, "Journal size above which even unread rows are deleted; 0 means no limit."),
+        ("retention_hard_age", Seconds, "Age at which even unread rows are deleted; 0 means no limit."),
+        ("segment_bytes", Size, "Size of a journal file, 1MiB to 1GiB."),
+        ("fsync", str, "commit: acknowledged data is on disk. interval and os do not guarantee that."),
+        ("fsync_interval", Seconds, "Time between syncs, with --fsync interval."),
+        ("tick", Seconds, "How late an idle timer may fire, 10ms to 1s."),
+        ("streams", bool, "Record which messages became due, so that groups can read the topic."),
+    ),
+}  # fmt: skip
+SETTINGS = [Setting(*row, Panel(panel)) for panel, rows in _TABLE.items() for row in rows]
 
 
 def _options(updating: bool) -> dict[str, tuple[Any, Any]]:
-    return {setting.name: (Annotated[setting.kind | None, _option(setting, updating)], None) for setting in SETTINGS}
+    return {setting.name: (_annotation(setting, updating), None) for setting in SETTINGS}
 
 
-def _option(setting: Setting, updating: bool) -> Any:
+def _annotation(setting: Setting, updating: bool) -> Any:
     flag = _FLAGS.get(setting.name, "--" + setting.name.replace("_", "-"))
     if setting.kind is bool:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
@@ -95,13 +93,11 @@ def _option(setting: Setting, updating: bool) -> Any:
         help += " Cannot be changed later."
     if not updating:
         help += f" \\[default: {shown(setting.name, as_settings(DEFAULTS)[setting.name])}]"
-    return option(
-        flag, help, panel=setting.panel, parser=setting.parser, metavar=setting.metavar, hidden=updating and is_fixed,
-        show_default=False,
-    )  # fmt: skip
+    more = {"hidden": updating and is_fixed, "show_default": False}
+    return Annotated[setting.kind | None, flag, help, setting.panel, more]
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _given(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that were typed."""
     return {name: value for name, value in values.items() if value not in (None, [])}
 
@@ -135,10 +131,10 @@ def as_settings(config: TopicConfig) -> dict[str, Any]:
 
 def shown(name: str, value: Any) -> str:
     """Return the value of a setting in the form in which it is typed."""
-    parser = next(setting.parser for setting in SETTINGS if setting.name == name)
-    if parser is duration:
+    kind = next(setting.kind for setting in SETTINGS if setting.name == name)
+    if kind is Seconds:
         return span(value)
-    if parser is nbytes:
+    if kind is Size:
         return size(value).replace(" ", "").replace(".0", "")
     if isinstance(value, Aging):
         return f"{value.rate:g} per second"
@@ -149,6 +145,6 @@ def shown(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-NEW_TOPIC = OptionSet(_options(updating=False), _given)
+new_topic = with_signature(lambda **values: _given(values), _options(updating=False))
 #: Flags of fixed settings are hidden in --help but accepted, so that the topic explains why they cannot change.
-CHANGED_TOPIC = OptionSet(_options(updating=True), _given)
+changed_topic = with_signature(lambda **values: _given(values), _options(updating=True))

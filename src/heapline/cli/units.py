@@ -1,4 +1,4 @@
-"""Parse durations, sizes, times and stream positions as people type them, and declare the options that take them.
+"""Parse durations, sizes, times and stream positions as people type them.
 
 A value that cannot be parsed raises BadParameter, so that the command line names its option. Whether a value makes
 sense (a lease of a year, a delay of zero) is not decided here.
@@ -125,26 +125,3 @@ def pair(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not a pair; use NAME=VALUE")
     return name, value
-
-
-def option(flags: str, help: str, *, panel: str | None = None, **more: Any) -> Any:
-    """Declare an option by its flags, separated by spaces."""
-    return typer.Option(*flags.split(), help=help, rich_help_panel=panel, **more)
-
-
-def duration_option(flags: str, help: str, panel: str | None = None) -> Any:
-    return option(flags, help, panel=panel, metavar="DURATION", parser=duration)
-
-
-def time_option(flags: str, help: str, panel: str | None = None) -> Any:
-    """Declare an option that takes a time such as 2030-01-31T12:00:00Z."""
-    return option(flags, help, panel=panel, metavar="TIME", parser=instant)
-
-
-def past_option(flags: str, help: str, panel: str | None = None) -> Any:
-    """Declare an option that takes a time, or how long ago."""
-    return option(flags, help, panel=panel, metavar="TIME", parser=past)
-
-
-def position_option(flags: str, help: str, panel: str | None = None) -> Any:
-    return option(flags, help, panel=panel, metavar="POSITION", parser=position)

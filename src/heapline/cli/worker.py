@@ -20,9 +20,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Meta
 
 from heapline.cli.serve import run_fast
-from heapline.cli.units import option
 from heapline.contract.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ IGNORED_DIRECTORIES = {"__pycache__", "node_modules", "venv", "site-packages"}
 
 def worker(
     app: Annotated[str, typer.Argument(help="The app, as module:name, such as proj.tasks:app.", metavar="APP")],
-    concurrency: Annotated[int, option("--concurrency -c", "Concurrent handlers per process.")] = 16,
-    processes: Annotated[int, option("--processes -p", "Number of processes.", min=1, max=1024)] = 1,
-    topics: Annotated[str | None, option("--topics", "Only these topics, separated by commas.")] = None,
-    reload: Annotated[bool, option("--reload", "Restart the workers when a source file changes.")] = False,
-    reload_dir: Annotated[Path, option("--reload-dir", "Directory of the source files to watch.")] = Path(),
-    grace: Annotated[float, option("--grace", "Seconds that running handlers get when it stops.", min=0)] = 30.0,
-    visibility: Annotated[float, option("--visibility", "Seconds of a lease; extended while its handler runs.")] = 30.0,
-    report: Annotated[float, option("--report", "Seconds between log lines with totals.")] = 60.0,
+    concurrency: Annotated[int, "-c", "Concurrent handlers per process."] = 16,
+    processes: Annotated[int, "-p", "Number of processes.", Meta(ge=1, le=1024)] = 1,
+    topics: Annotated[str | None, "Only these topics, separated by commas."] = None,
+    reload: Annotated[bool, "Restart the workers when a source file changes."] = False,
+    reload_dir: Annotated[Path, "Directory of the source files to watch."] = Path(),
+    grace: Annotated[float, "Seconds that running handlers get when it stops.", Meta(ge=0)] = 30.0,
+    visibility: Annotated[float, "Seconds of a lease; extended while its handler runs."] = 30.0,
+    report: Annotated[float, "Seconds between log lines with totals."] = 60.0,
 ) -> None:
     """Run the tasks of an app.
 

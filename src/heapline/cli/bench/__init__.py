@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 from rich.progress import Progress
 
 from heapline.cli.bench.load import NUMBER_BYTES, Loads, bare_calls, fsynced_writes
 from heapline.cli.bench.report import Measurement, Report, report_json, report_table
-from heapline.cli.connection import TIMEOUT, CaOption, KeyFileOption, Settings, TimeoutOption, ToOption, connect, settle
-from heapline.cli.error_help import advised, not_a_directory
-from heapline.cli.output import JsonOption, Output, make_console, progress_bar
+from heapline.cli.connection import Settings, connected, server_options, settle
+from heapline.cli.error_help import not_a_directory
+from heapline.cli.options import takes
+from heapline.cli.output import Output, make_console, progress_bar
 from heapline.cli.serve import run_fast
-from heapline.cli.units import option
-from heapline.client.connect import TARGET
 from heapline.contract.broker import Broker
-from heapline.contract.errors import BadRequest, HeaplineError, TopicExists, UnavailableError
+from heapline.contract.errors import BadRequest, TopicExists, UnavailableError
 from heapline.engine import open as open_embedded
 
 REFRESH_SECONDS = 0.1
@@ -47,22 +47,16 @@ class Plan:
     over_grpc: bool
 
 
+@takes(out=Output, server=server_options())
 def bench(
-    seconds: Annotated[float, option("--seconds", "Seconds per measurement.", min=0.1, max=600)] = 2.0,
-    size: Annotated[int, option("--size", "Bytes per message.", min=NUMBER_BYTES, max=1 << 20)] = 256,
-    concurrency: Annotated[int, option("--concurrency -c", "Number of coroutines.", min=1, max=4096)] = 64,
-    topic: Annotated[str, option("--topic", "Topic that is created for the bench and deleted after it.")] = TOPIC,
-    data: Annotated[
-        Path | None, option("--data", "Measure the engine in this process, in a scratch directory here; no server.")
-    ] = None,
-    scratch: Annotated[
-        Path, option("--scratch", "Directory where the bare disk is measured; best on the server's disk.")
-    ] = Path(),
-    as_json: JsonOption = False,
-    to: ToOption = TARGET,
-    key_file: KeyFileOption = None,
-    ca: CaOption = None,
-    timeout: TimeoutOption = TIMEOUT,  # type: ignore[assignment]
+    out: Output,
+    server: dict[str, Any],
+    seconds: Annotated[float, "Seconds per measurement.", Meta(ge=0.1, le=600)] = 2.0,
+    size: Annotated[int, "Bytes per message.", Meta(ge=NUMBER_BYTES, le=1 << 20)] = 256,
+    concurrency: Annotated[int, "-c", "Number of coroutines.", Meta(ge=1, le=4096)] = 64,
+    topic: Annotated[str, "Topic that is created for the bench and deleted after it."] = TOPIC,
+    data: Annotated[Path | None, "Measure the engine in this process, in a scratch directory here; no server."] = None,
+    scratch: Annotated[Path, "Directory where the bare disk is measured; best on the server's disk."] = Path(),
 ) -> None:
     """Measure the speed of a server, next to the bare machine.
 
@@ -77,12 +71,12 @@ def bench(
     plan = Plan(seconds, size, concurrency, topic, scratch if data is None else data, data is None)
     if data is not None and not data.is_dir():
         raise BadRequest(f"{not_a_directory(data)}; choose a directory on the disk to measure")
-    work = _measure_server(plan, settle(to, key_file, ca, timeout)) if data is None else _measure_embedded(plan, data)
+    work = _measure_server(plan, settle(**server)) if data is None else _measure_embedded(plan, data)
     try:
         report: Report = run_fast(_until_interrupted(work))
     except asyncio.CancelledError:
         raise typer.Exit(130) from None
-    Output(as_json).row(report_json(report), report_table(report))
+    out.row(report_json(report), report_table(report))
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, Report]) -> Report:
@@ -94,11 +88,8 @@ async def _until_interrupted(work: Coroutine[Any, Any, Report]) -> Report:
 
 
 async def _measure_server(plan: Plan, settings: Settings) -> Report:
-    async with connect(settings) as hl:
-        try:
-            return await _measure(hl, plan, f"server {settings.where.servers}")
-        except HeaplineError as error:
-            raise await advised(error, hl, settings.where) from None
+    async with connected(settings) as hl:
+        return await _measure(hl, plan, f"server {settings.where.servers}")
 
 
 async def _measure_embedded(plan: Plan, data: Path) -> Report:

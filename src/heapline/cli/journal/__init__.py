@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
 
@@ -27,8 +28,8 @@ from heapline.cli.journal.check import (
 from heapline.cli.journal.contents import row_line, rows, show_stats, stats_json, topic_stats
 from heapline.cli.journal.topic_files import DataDirectory, TopicFiles, counting, find_topics, segment_sizes
 from heapline.cli.main import CommandGroup
-from heapline.cli.output import JsonOption, YesOption, json_line, make_console, print_json, progress_bar, some
-from heapline.cli.units import option
+from heapline.cli.options import JsonOption, YesOption
+from heapline.cli.output import json_line, make_console, print_json, progress_bar, some
 from heapline.contract.errors import BadRequest
 from heapline.core.events import KIND_NAMES
 from heapline.journal import Disk, RealDisk, repair
@@ -37,7 +38,7 @@ T = TypeVar("T")
 PathArgument = Annotated[
     Path, typer.Argument(help="Data directory (all its topics), or the directory of one topic.", show_default=False)
 ]
-TopicOption = Annotated[str | None, option("--topic -t", "Only this topic.")]
+TopicOption = Annotated[str | None, "--topic -t", "Only this topic."]
 
 app = CommandGroup(
     """Check, inspect and repair the files of a data directory.
@@ -55,7 +56,7 @@ def verify_command(
     topic: TopicOption = None,
     as_json: JsonOption = False,
     replay: Annotated[
-        bool, option("--replay/--no-replay", "Also rebuild each topic in memory, as opening it would do.")
+        bool, "--replay/--no-replay", "Also rebuild each topic in memory, as opening it would do."
     ] = True,
 ) -> None:
     """Check every segment, unit, record, snapshot, index and watermark, and the catalog.
@@ -109,13 +110,13 @@ def stats_command(path: PathArgument, topic: TopicOption = None, as_json: JsonOp
 def dump_command(
     path: PathArgument,
     topic: TopicOption = None,
-    partition: Annotated[int | None, option("--partition", "Only this partition.", min=0)] = None,
-    start: Annotated[int, option("--start", "First offset.", min=0)] = 0,
-    end: Annotated[int | None, option("--end", "Offset to stop before.", min=0)] = None,
-    limit: Annotated[int | None, option("--limit", "Maximum number of rows.", min=1)] = None,
-    kind: Annotated[list[str] | None, option("--kind", "Only events of this kind; repeatable.")] = None,
+    partition: Annotated[int | None, "Only this partition.", Meta(ge=0)] = None,
+    start: Annotated[int, "First offset.", Meta(ge=0)] = 0,
+    end: Annotated[int | None, "Offset to stop before.", Meta(ge=0)] = None,
+    limit: Annotated[int | None, "Maximum number of rows.", Meta(ge=1)] = None,
+    kind: Annotated[list[str] | None, "Only events of this kind; repeatable."] = None,
     as_json: JsonOption = False,
-    payloads: Annotated[bool, option("--payloads", "Include payloads, in base64.")] = False,
+    payloads: Annotated[bool, "Include payloads, in base64."] = False,
 ) -> None:
     """Print the events of a journal, one line per message and event: partition:offset, time, kind, message.
 

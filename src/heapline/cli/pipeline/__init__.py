@@ -21,8 +21,8 @@ from rich.markup import escape
 from heapline.cli import connection
 from heapline.cli.error_help import not_a_directory
 from heapline.cli.main import TRACEBACK, CommandGroup, Lazy, LazyGroup
-from heapline.cli.output import JsonOption, Output, harmless, make_console, some
-from heapline.cli.units import option
+from heapline.cli.options import Directory, Panel, TopicName, Value, compose
+from heapline.cli.output import Output, harmless, make_console, some
 from heapline.client import connect
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound
@@ -55,14 +55,11 @@ _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
 
 PATH_HELP = "Read this data directory, even while a server runs on it, instead of calling a server."
 MASTER_HELP = "Spark master: local[2] is this machine, spark://host:7077 a cluster."
-PathOption = Annotated[Path | None, option("--path", PATH_HELP, panel=connection.PANEL, metavar="DIR")]
-MasterOption = Annotated[str | None, option("--master", MASTER_HELP, panel="Spark", metavar="URL")]
-TopicOption = Annotated[str, option("--topic", "Topic name, or namespace/name.", metavar="TOPIC")]
-TopicsOption = Annotated[
-    list[str] | None, option("--topic", "Topic name, or namespace/name; repeatable.", metavar="TOPIC")
-]
+MasterOption = Annotated[str | None, MASTER_HELP, Panel("Spark"), Value("URL")]
+TopicOption = Annotated[TopicName, "--topic", "Topic name, or namespace/name."]
+TopicsOption = Annotated[list[TopicName] | None, "--topic", "Topic name, or namespace/name; repeatable."]
 ARCHIVE_HELP = "Also read this archive, which has rows that the journal no longer has."
-ArchiveOption = Annotated[Path | None, option("--lake", ARCHIVE_HELP, metavar="DIR")]
+ArchiveOption = Annotated[Directory | None, "--lake", ARCHIVE_HELP]
 
 
 class Jobs(LazyGroup):
@@ -101,14 +98,8 @@ def spark_job(*, first: Callable[..., None] | None = None, writes: bool = False)
     """
 
     def decorate(job: Callable[..., None]) -> Callable[..., None]:
-        added = {"as_json": (JsonOption, False), "path": (PathOption, None), **connection.OPTIONS}
-        added["master"] = (MasterOption, None)
-        if writes:
-            del added["path"]
-
-        def run(**given: Any) -> None:
-            out, master, path = Output(given.pop("as_json")), given.pop("master"), given.pop("path", None)
-            server = {name: given.pop(name) for name in connection.OPTIONS}
+        def run(out: Output, server: dict[str, Any], place: dict[str, Any], **given: Any) -> None:
+            path = place.get("path")
             where = read_options(path, server["to"], server["key_file"])
             _check_folders(given)
             if first is not None:
@@ -119,11 +110,27 @@ def spark_job(*, first: Callable[..., None] | None = None, writes: bool = False)
             if not lake_only:
                 check_topics(path, server, needed_topics(given))
             # A job that writes to a server changes a lake without Spark.
-            job(None if lake_only and writes else start_spark(master), where, out, **given)
+            spark = None if lake_only and writes else start_spark(place["master"])
+            job(spark, where, out, **given)
 
-        return connection.with_options(run, job, ("spark", "where", "out"), added)
+        parts: dict[str, Callable[..., Any]] = {"out": Output}
+        if not writes:
+            parts["place"] = _read_place
+        parts["server"] = connection.server_options()
+        parts.setdefault("place", _write_place)
+        return compose(job, run, parts, hidden=("spark", "where"))
 
     return decorate
+
+
+def _read_place(
+    path: Annotated[Directory | None, PATH_HELP, connection.SERVER] = None, master: MasterOption = None
+) -> dict[str, Any]:
+    return {"path": path, "master": master}
+
+
+def _write_place(master: MasterOption = None) -> dict[str, Any]:
+    return {"master": master}
 
 
 def read_options(path: Path | None, to: str, key_file: Path | None) -> dict[str, str]:

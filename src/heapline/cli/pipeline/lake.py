@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Meta
 from rich.markup import escape
 
 from heapline.cli.main import CommandGroup
+from heapline.cli.options import Directory, JsonOption, Seconds, Value, YesOption
 from heapline.cli.output import (
-    JsonOption,
     Output,
-    YesOption,
     columns_table,
     confirm,
     count,
@@ -25,12 +25,12 @@ from heapline.cli.output import (
     size,
 )
 from heapline.cli.pipeline import ArchiveOption, TopicOption, TopicsOption, cell, spark_job
-from heapline.cli.units import duration_option, option, span
+from heapline.cli.units import span
 from heapline.contract.errors import BadRequest
 
 DAY = 86400.0  # seconds
 LIFECYCLE_COLUMNS = ("message_id", "priority", "enqueued_at", "wait_ms", "service_ms", "attempts", "outcome", "reason")
-LakeOption = Annotated[Path, option("--lake", "Directory of the lake.", metavar="DIR")]
+LakeOption = Annotated[Directory, "--lake", "Directory of the lake."]
 
 
 # -- archive -----------------------------------------------------------------------------------------------------------
@@ -46,29 +46,19 @@ def archive(
     spark: Any,
     where: dict[str, str],
     out: Output,
-    lake: Annotated[
-        Path, option("--lake", "Directory of the lake, created if needed; executors must see it too.", metavar="DIR")
-    ],
+    lake: Annotated[Directory, "Directory of the lake, created if needed; executors must see it too."],
     topic: TopicsOption = None,
     pattern: Annotated[
-        str | None,
-        option("--pattern", "All topics whose names match, including new ones, instead of --topic.", metavar="REGEX"),
+        str | None, "All topics whose names match, including new ones, instead of --topic.", Value("REGEX")
     ] = None,
-    view: Annotated[
-        list[str] | None, option("--view", "Only messages, or only events. Default: both.", metavar="VIEW")
-    ] = None,
-    follow: Annotated[bool, option("--follow", "Continue with new rows until Ctrl-C.")] = False,
-    every: Annotated[float, option("--every", "Seconds between two commits, with --follow.", metavar="SECONDS")] = 10.0,
-    group: Annotated[
-        str | None, option("--group", "Consumer group that holds the journal on a server.", metavar="NAME")
-    ] = None,
-    no_group: Annotated[
-        bool, option("--no-group", "Do not hold the journal: rows that are reclaimed meanwhile are lost.")
-    ] = False,
-    accept_loss: Annotated[bool, option("--accept-loss", "Continue after rows that no journal has any more.")] = False,
+    view: Annotated[list[str] | None, "Only messages, or only events. Default: both.", Value("VIEW")] = None,
+    follow: Annotated[bool, "Continue with new rows until Ctrl-C."] = False,
+    every: Annotated[float, "Seconds between two commits, with --follow.", Value("SECONDS")] = 10.0,
+    group: Annotated[str | None, "Consumer group that holds the journal on a server.", Value("NAME")] = None,
+    no_group: Annotated[bool, "Do not hold the journal: rows that are reclaimed meanwhile are lost."] = False,
+    accept_loss: Annotated[bool, "Continue after rows that no journal has any more."] = False,
     metrics_port: Annotated[
-        int | None,
-        option("--metrics-port", "Serve progress to Prometheus on this port.", metavar="PORT", min=0, max=65535),
+        int | None, "Serve progress to Prometheus on this port.", Meta(ge=0, le=65535), Value("PORT")
     ] = None,
 ) -> None:
     """Copy new rows of topics into a lake, each row once. You can repeat it after any failure.
@@ -166,18 +156,13 @@ def _days(table: Any) -> str:
 @lake_app.command()
 def maintain(
     lake: LakeOption,
-    keep: Annotated[
-        float | None, duration_option("--keep", "Drop days older than this, such as 400d. Default: keep all days.")
-    ] = None,
-    no_compact: Annotated[bool, option("--no-compact", "Do not join small files.")] = False,
+    keep: Annotated[Seconds | None, "Drop days older than this, such as 400d. Default: keep all days."] = None,
+    no_compact: Annotated[bool, "Do not join small files."] = False,
     vacuum: Annotated[
-        float,
-        duration_option(
-            "--vacuum",
-            "Delete files that are in no commit when they are this old. Must be longer than any query or archive runs, "
-            "because those use such files.",
-        ),
-    ] = "7d",  # type: ignore[assignment]
+        Seconds,
+        "Delete files that are in no commit when they are this old. Must be longer than any query or archive runs, "
+        "because those use such files.",
+    ] = 7 * DAY,
     as_json: JsonOption = False,
 ) -> None:
     """Join small files, drop old days, and delete unused files. May run beside an archive.
@@ -232,10 +217,8 @@ def lifecycles(
     where: dict[str, str],
     out: Output,
     topic: TopicOption,
-    out_dir: Annotated[
-        Path | None, option("--out", "Store the rows in this Delta table, updated to now.", metavar="DIR")
-    ] = None,
-    show: Annotated[int | None, option("--show", "Print this many rows, newest first.", metavar="N", min=1)] = None,
+    out_dir: Annotated[Directory | None, "--out", "Store the rows in this Delta table, updated to now."] = None,
+    show: Annotated[int | None, "Print this many rows, newest first.", Meta(ge=1), Value("N")] = None,
     lake: ArchiveOption = None,
 ) -> None:
     """Show or store what happened to each message, one row per message: times, attempts and outcome.
@@ -283,12 +266,10 @@ def forget(
     spark: Any,
     where: dict[str, str],
     out: Output,
-    key: Annotated[str, option("--key", "Partition key of the messages.", metavar="KEY")],
+    key: Annotated[str, "Partition key of the messages.", Value("KEY")],
     topic: TopicsOption = None,
-    lake: Annotated[
-        Path | None, option("--lake", "Erase from this archive too, before the queue.", metavar="DIR")
-    ] = None,
-    lake_only: Annotated[bool, option("--lake-only", "Do not change queue and journal.")] = False,
+    lake: Annotated[Directory | None, "Erase from this archive too, before the queue."] = None,
+    lake_only: Annotated[bool, "Do not change queue and journal."] = False,
     yes: YesOption = False,
 ) -> None:
     """Erase the payloads of a key from lake and queue: rows, waiting messages and dead letters. Asks first.

@@ -6,26 +6,27 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 from rich.markup import escape
 
+from heapline.cli.options import Directory, Pair, Position, Sql, TopicName, Value
 from heapline.cli.output import Output, count, facts_table, make_console, progress_bar, rate, seconds
 from heapline.cli.pipeline import ARCHIVE_HELP, TopicOption, spark_job
-from heapline.cli.units import option, pair, position_option
+from heapline.cli.units import pair
 from heapline.contract.errors import BadRequest
 
 POSITION = "a time such as 2030-01-31T12:00:00Z, how long ago such as 2h, or offsets by partition such as 0:120,1:80."
 FILES_HELP = "Files or directories of Parquet, JSON, CSV, text or ORC, or a Delta table."
 FOLDER_HELP = "Directory for the job's plan and data. Default: heapline-jobs/JOB."
 NameOption = Annotated[
-    str, option("--name", "Name of the job. Repeating the command with this name continues it.", metavar="JOB")
+    str, "--name", "Name of the job. Repeating the command with this name continues it.", Value("JOB")
 ]
-RateOption = Annotated[float | None, option("--rate", "Maximum number of messages per second.", metavar="N")]
-ChunkOption = Annotated[int | None, option("--chunk-rows", "Rows per chunk.", metavar="N", min=1)]
-FolderOption = Annotated[Path | None, option("--folder", FOLDER_HELP, metavar="DIR")]
+RateOption = Annotated[float | None, "--rate", "Maximum number of messages per second.", Value("N")]
+ChunkOption = Annotated[int | None, "--chunk-rows", "Rows per chunk.", Meta(ge=1), Value("N")]
+FolderOption = Annotated[Directory | None, "--folder", FOLDER_HELP]
 
 
 @spark_job(writes=True)
@@ -37,26 +38,17 @@ def load(
     topic: TopicOption,
     name: NameOption,
     select: Annotated[
-        str | None,
-        option(
-            "--select",
-            "Expressions for value and, optionally, priority, key, deliver_at, delay, headers, ttl, idempotency_key, "
-            "fairness_key. Default: the column value, or each row as JSON.",
-            metavar="SQL",
-        ),
+        Sql | None,
+        "Expressions for value and, optionally, priority, key, deliver_at, delay, headers, ttl, idempotency_key, "
+        "fairness_key. Default: the column value, or each row as JSON.",
     ] = None,
-    filter: Annotated[str | None, option("--where", "Only rows that satisfy this condition.", metavar="SQL")] = None,
-    format: Annotated[str | None, option("--format", "Format of the files, if their names do not show it.")] = None,
-    reader: Annotated[
-        list[str] | None,
-        option("--option", "Option of Spark's reader, such as sep=; repeatable.", metavar="NAME=VALUE"),
-    ] = None,
+    filter: Annotated[Sql | None, "--where", "Only rows that satisfy this condition."] = None,
+    format: Annotated[str | None, "Format of the files, if their names do not show it."] = None,
+    reader: Annotated[list[Pair] | None, "--option", "Option of Spark's reader, such as sep=; repeatable."] = None,
     rate_max: RateOption = None,
     chunk_rows: ChunkOption = None,
     folder: FolderOption = None,
-    bad_records: Annotated[
-        Path | None, option("--bad-records", "Write rows that are not valid messages to this directory.", metavar="DIR")
-    ] = None,
+    bad_records: Annotated[Directory | None, "Write rows that are not valid messages to this directory."] = None,
 ) -> None:
     """Enqueue the rows of files, each exactly once. You can repeat the command if it was killed.
 
@@ -98,30 +90,20 @@ def replay(
     out: Output,
     topic: TopicOption,
     name: NameOption,
-    into: Annotated[str | None, option("--into", "Target topic. Default: the same topic.", metavar="TOPIC")] = None,
-    start: Annotated[Any, position_option("--start", f"First row: {POSITION}")] = None,
-    end: Annotated[Any, position_option("--end", "Position to stop before. Default: the end now.")] = None,
+    into: Annotated[TopicName | None, "Target topic. Default: the same topic."] = None,
+    start: Annotated[Position, f"First row: {POSITION}"] = None,
+    end: Annotated[Position, "Position to stop before. Default: the end now."] = None,
     filter: Annotated[
-        str | None,
-        option(
-            "--where",
-            "Only messages that satisfy this condition on the columns of the view messages: priority, key, "
-            "get_json_object(CAST(value AS STRING), '$.kind') and so on.",
-            metavar="SQL",
-        ),
+        Sql | None,
+        "--where",
+        "Only messages that satisfy this condition on the columns of the view messages: priority, key, "
+        "get_json_object(CAST(value AS STRING), '$.kind') and so on.",
     ] = None,
     select: Annotated[
-        str | None,
-        option(
-            "--select",
-            "Named expressions, such as 'priority + 10 AS priority', that replace fields of the message.",
-            metavar="SQL",
-        ),
+        Sql | None, "Named expressions, such as 'priority + 10 AS priority', that replace fields of the message."
     ] = None,
-    lake: Annotated[str | None, option("--lake", ARCHIVE_HELP, metavar="DIR")] = None,
-    from_path: Annotated[
-        Path | None, option("--from-path", "Read this data directory, such as a backup.", metavar="DIR")
-    ] = None,
+    lake: Annotated[str | None, ARCHIVE_HELP, Value("DIR")] = None,
+    from_path: Annotated[Directory | None, "Read this data directory, such as a backup."] = None,
     rate: RateOption = None,
     chunk_rows: ChunkOption = None,
     folder: FolderOption = None,

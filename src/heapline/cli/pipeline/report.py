@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 from rich.markup import escape
 from rich.text import Text
 
 from heapline.cli import units
+from heapline.cli.options import Directory, Past, TopicName, Value
 from heapline.cli.output import Output, columns_table, count, facts_table, make_console, rate, seconds, timestamp
 from heapline.cli.pipeline import ARCHIVE_HELP, ArchiveOption, TopicOption, cell, spark_job
-from heapline.cli.units import option, past_option
 from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.pages import Section, printable
 
@@ -32,14 +33,10 @@ def audit(
     spark: Any,
     where: dict[str, str],
     out: Output,
-    topic: Annotated[list[str], option("--topic", "Topic name, or namespace/name; repeatable.", metavar="TOPIC")],
+    topic: Annotated[list[TopicName], "Topic name, or namespace/name; repeatable."],
     lake: ArchiveOption = None,
-    opening: Annotated[
-        Path | None, option("--opening", "Lifecycles that were stored up to the start of the journal.", metavar="DIR")
-    ] = None,
-    examples: Annotated[
-        int, option("--examples", "Maximum number of counterexamples per promise.", metavar="N", min=1)
-    ] = 10,
+    opening: Annotated[Directory | None, "Lifecycles that were stored up to the start of the journal."] = None,
+    examples: Annotated[int, "Maximum number of counterexamples per promise.", Meta(ge=1), Value("N")] = 10,
 ) -> None:
     """Prove or refute that no message was lost, leased twice or delivered early, from the complete log.
 
@@ -101,16 +98,13 @@ def page_file(text: str) -> Path:
     return path
 
 
-HtmlOption = Annotated[
-    Path | None, option("--html", "Also write a page with plots to this file.", metavar="FILE", parser=page_file)
-]
+HtmlOption = Annotated[Path | None, "--html", "Also write a page with plots to this file.", Value("FILE", page_file)]
 SinceOption = Annotated[
-    datetime | None,
-    past_option("--since", "Only messages enqueued since: how long ago, such as 7d, or 2030-01-31T12:00:00Z."),
+    Past | None, "--since", "Only messages enqueued since: how long ago, such as 7d, or 2030-01-31T12:00:00Z."
 ]
-UntilOption = Annotated[datetime | None, past_option("--until", "Only messages enqueued before; as --since.")]
-LakeOption = Annotated[str | None, option("--lake", ARCHIVE_HELP, metavar="DIR")]
-LakeOnlyOption = Annotated[bool, option("--lake-only", "Read only the archive, not the journal. Needs --lake.")]
+UntilOption = Annotated[Past | None, "--until", "Only messages enqueued before; as --since."]
+LakeOption = Annotated[str | None, "--lake", ARCHIVE_HELP, Value("DIR")]
+LakeOnlyOption = Annotated[bool, "--lake-only", "Read only the archive, not the journal. Needs --lake."]
 
 
 def _log_source(where: dict[str, str], lake: str | None, lake_only: bool) -> dict[str, str] | None:
@@ -151,7 +145,7 @@ def report(
     until: UntilOption = None,
     lake: LakeOption = None,
     lake_only: LakeOnlyOption = False,
-    top: Annotated[int, option("--top", "Number of keys and reasons to list.", min=1, max=1000)] = 10,
+    top: Annotated[int, "Number of keys and reasons to list.", Meta(ge=1, le=1000)] = 10,
 ) -> None:
     """Report waits, throughput, retries and the busiest keys of a topic.
 
@@ -207,16 +201,10 @@ def forecast(
     out: Output,
     topic: TopicOption,
     workers: Annotated[
-        Any,
-        option(
-            "--workers",
-            "Numbers of workers to try. Default: chosen automatically.",
-            metavar="N,N,…",
-            parser=worker_counts,
-        ),
+        Any, "Numbers of workers to try. Default: chosen automatically.", Value("N,N,…", worker_counts)
     ] = None,
-    goals: Annotated[list[Any] | None, option("--goal", _GOAL_HELP, metavar="[PRIORITY=]WAIT", parser=goal)] = None,
-    growth: Annotated[float, option("--growth", "Multiply the load by this factor.", metavar="X")] = 1.0,
+    goals: Annotated[list[Any] | None, "--goal", _GOAL_HELP, Value("[PRIORITY=]WAIT", goal)] = None,
+    growth: Annotated[float, "Multiply the load by this factor.", Value("X")] = 1.0,
     html: HtmlOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
@@ -262,19 +250,13 @@ def rebuild(
     where: dict[str, str],
     out: Output,
     topic: TopicOption,
-    at: Annotated[datetime | None, past_option("--at", "Time: 2030-01-31T12:00Z, or how long ago, such as 2h.")] = None,
-    offsets: Annotated[
-        Any, option("--offsets", "End of the log instead of --at: 0:120,1:80.", metavar="OFFSETS", parser=_offsets)
-    ] = None,
+    at: Annotated[Past | None, "Time: 2030-01-31T12:00Z, or how long ago, such as 2h."] = None,
+    offsets: Annotated[Any, "End of the log instead of --at: 0:120,1:80.", Value("OFFSETS", _offsets)] = None,
     lake: LakeOption = None,
-    values: Annotated[bool, option("--values", "Include payloads, keys and headers.")] = False,
-    incomplete: Annotated[
-        bool, option("--incomplete", "Accept a log whose beginning was deleted, and use the rest.")
-    ] = False,
-    out_dir: Annotated[
-        Path | None, option("--out", "Write the messages to this directory, as Parquet.", metavar="DIR")
-    ] = None,
-    show: Annotated[int, option("--show", "Print this many messages, best first.", metavar="N", min=0)] = 0,
+    values: Annotated[bool, "Include payloads, keys and headers."] = False,
+    incomplete: Annotated[bool, "Accept a log whose beginning was deleted, and use the rest."] = False,
+    out_dir: Annotated[Directory | None, "--out", "Write the messages to this directory, as Parquet."] = None,
+    show: Annotated[int, "Print this many messages, best first.", Meta(ge=0), Value("N")] = 0,
 ) -> None:
     """Show which messages a topic contained at a past time, and their states.
 

@@ -16,18 +16,17 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec import Meta
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from heapline.cli.connection import CaOption, KeyFileOption, Settings, TimeoutOption, ToOption, connect, settle
-from heapline.cli.error_help import advised
+from heapline.cli.connection import Settings, connected, server_options, settle
+from heapline.cli.options import takes
 from heapline.cli.output import make_console, print_json
 from heapline.cli.top.keyboard import Screen, reading_keys
 from heapline.cli.top.sampler import SORTS, TopicWatch, Watch, sample
 from heapline.cli.top.view import detail_frame, list_frame, plain_lines, translated
-from heapline.cli.units import option
-from heapline.client.connect import TARGET
 from heapline.contract.config import parse_topic
 from heapline.contract.errors import HeaplineError, TopicNotFound, UnavailableError
 
@@ -36,19 +35,15 @@ STATS = ("ready", "delayed", "leased", "dead", "paused", "oldest_ready_age", "le
 LATENCIES = ("enqueue", "pop", "commit")
 
 
+@takes(server=server_options(timeout=3.0))
 def top(
+    server: dict[str, Any],
     topic: Annotated[str | None, typer.Argument(help="Show only this topic, with its partitions.")] = None,
-    interval: Annotated[float, option("--interval -i", "Seconds between refreshes.", min=0.05)] = 1.0,
-    sort: Annotated[str, option("--sort", f"Order of the topics: {', '.join(SORTS)}.")] = "ready",
-    only: Annotated[str, option("--filter -f", "Only topics whose names contain this text.")] = "",
-    once: Annotated[bool, option("--once", "Measure for one interval, print the result, and exit.")] = False,
-    json: Annotated[
-        bool, option("--json", "Print one JSON object per refresh, until interrupted. With --once, print one.")
-    ] = False,
-    to: ToOption = TARGET,
-    key_file: KeyFileOption = None,
-    ca: CaOption = None,
-    timeout: TimeoutOption = "3s",  # type: ignore[assignment]
+    interval: Annotated[float, "-i", "Seconds between refreshes.", Meta(ge=0.05)] = 1.0,
+    sort: Annotated[str, f"Order of the topics: {', '.join(SORTS)}."] = "ready",
+    only: Annotated[str, "--filter -f", "Only topics whose names contain this text."] = "",
+    once: Annotated[bool, "Measure for one interval, print the result, and exit."] = False,
+    json: Annotated[bool, "Print one JSON object per refresh, until interrupted. With --once, print one."] = False,
 ) -> None:
     """Watch the topics of a server: depths, rates, waits and leases.
 
@@ -68,7 +63,7 @@ def top(
     if topic is not None:
         namespace, name = parse_topic(topic)
         topic = name if namespace == "default" else topic
-    settings = settle(to, key_file, ca, timeout)
+    settings = settle(**server)
     screen = Screen(settings.where.servers, interval, sort, only=only, topic=topic)
     is_live = not (once or json) and is_drawable(make_console())
     asyncio.run(_run(settings, screen, is_live=is_live, as_json=json, once=once))
@@ -80,18 +75,15 @@ def is_drawable(console: Console) -> bool:
 
 
 async def _run(settings: Settings, screen: Screen, *, is_live: bool, as_json: bool, once: bool) -> None:
-    async with connect(settings) as hl:
-        try:
-            if is_live:
-                await LiveView(hl, screen, Console(highlight=False)).run()
-            elif as_json:
-                await print_json_lines(hl, screen, once)
-            else:
-                console = make_console()
-                for line in translated(plain_lines(await _two_samples(hl, screen), screen, console.width), console):
-                    console.print(line)
-        except HeaplineError as error:
-            raise await advised(error, hl, settings.where) from None
+    async with connected(settings) as hl:
+        if is_live:
+            await LiveView(hl, screen, Console(highlight=False)).run()
+        elif as_json:
+            await print_json_lines(hl, screen, once)
+        else:
+            console = make_console()
+            for line in translated(plain_lines(await _two_samples(hl, screen), screen, console.width), console):
+                console.print(line)
 
 
 async def _two_samples(hl: Any, screen: Screen) -> Watch:
