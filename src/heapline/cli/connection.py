@@ -18,6 +18,7 @@ import typer
 from rich.markup import escape
 
 from heapline.cli.error_help import Where, advised
+from heapline.cli.main import CommandGroup
 from heapline.cli.options import Env, File, Panel, Seconds, Value, compose, options_of, with_signature
 from heapline.cli.output import Output, make_console
 from heapline.cli.units import span
@@ -112,6 +113,16 @@ def over_network(
         return compose(command, run, {**parts, "out": output, "server": settle}, hidden=("hl",))
 
     return decorate
+
+
+class NetworkGroup(CommandGroup):
+    """A group of commands that call a server."""
+
+    def call(
+        self, name: str, json: str, **parts: Callable[..., Any]
+    ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+        """Register a command of the group: see `over_network`."""
+        return lambda command: self.command(name)(over_network(json, **parts)(command))
 
 
 def run_on(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings) -> None:

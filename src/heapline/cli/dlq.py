@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from msgspec import Meta
 
-from heapline.cli.connection import TopicArgument, over_network
-from heapline.cli.main import CommandGroup
+from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message_view import JSON_HELP, message_json, messages_table
 from heapline.cli.options import Panel, Past, YesOption
 from heapline.cli.output import Output, bold, confirm, count, counted
@@ -42,7 +41,7 @@ def _filter(
     return None if where == DlqFilter() else where
 
 
-app = CommandGroup(
+app = NetworkGroup(
     """List, replay and delete dead letters: messages that have no retries left, or that were buried.
 
     Example:  [cyan]heapline dlq list jobs --reason timeout[/cyan]
@@ -50,8 +49,7 @@ app = CommandGroup(
 )
 
 
-@app.command("list")
-@over_network(json=JSON_HELP, where=_filter)
+@app.call("list", json=JSON_HELP, where=_filter)
 async def list_command(
     hl: Broker,
     out: Output,
@@ -70,8 +68,7 @@ async def list_command(
         out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
 
 
-@app.command("replay")
-@over_network(json=COUNT_JSON, where=_filter)
+@app.call("replay", json=COUNT_JSON, where=_filter)
 async def replay_command(
     hl: Broker,
     out: Output,
@@ -96,8 +93,7 @@ async def replay_command(
         )
 
 
-@app.command("delete")
-@over_network(json=COUNT_JSON, where=_filter)
+@app.call("delete", json=COUNT_JSON, where=_filter)
 async def delete_command(
     hl: Broker,
     out: Output,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec import Meta
@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from heapline.cli.connection import TopicArgument, over_network
+from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.group_read import member_name, read_command
-from heapline.cli.main import CommandGroup
 from heapline.cli.message_view import ago, preview
 from heapline.cli.options import Panel, Position, Seconds, YesOption
 from heapline.cli.output import Output, bold, columns_table, confirm, count, counted, facts_table, harmless
@@ -34,7 +33,7 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the
 RowsArgument = Annotated[list[str] | None, typer.Argument(metavar="P:OFFSET", help="Only these rows, such as 0:17.")]
 AllOption = Annotated[bool, "--all", "All dead letters of the group."]
 
-app = CommandGroup(
+app = NetworkGroup(
     """Manage consumer groups. Each group reads every message of a topic in due order, and can rewind.
 
     Groups do not affect workers that pop. Reading also creates a group:
@@ -42,7 +41,7 @@ app = CommandGroup(
     Example:  [cyan]heapline group read jobs --group billing[/cyan]
     """
 )
-dead_app = CommandGroup(
+dead_app = NetworkGroup(
     """List, replay and delete the rows that a group failed too often.
 
     Example:  [cyan]heapline group dead list jobs billing[/cyan]
@@ -52,14 +51,7 @@ app.command("read")(read_command)
 app.add_typer(dead_app, name="dead")
 
 
-@app.command("create")
-@over_network(json=GROUP_JSON)
-async def create_command(
-    hl: Broker,
-    out: Output,
-    topic: TopicArgument,
-    group: GroupArgument,
-    start: Annotated[Position, f"Where the group starts: {POSITION_HELP}."] = "earliest",
+def group_settings(
     ack_timeout: Annotated[Seconds | None, "Redeliver a row that is not acked after this long.", SETTINGS] = None,
     max_retries: Annotated[
         int | None, "Deliveries after the first until a row is a dead letter; 0 to 250.", SETTINGS
@@ -68,7 +60,22 @@ async def create_command(
     unused_after: Annotated[
         Seconds | None, "Stop holding the journal for a group unused for this long.", SETTINGS
     ] = None,
-    observer: Annotated[bool, "Only report the lag: the group has no members and holds nothing.", SETTINGS] = False,
+    observer: Annotated[
+        bool | None, "Only report the lag: the group has no members and holds nothing.", SETTINGS
+    ] = None,
+) -> dict[str, Any]:
+    """Return the settings that are given."""
+    return {name: value for name, value in locals().items() if value is not None}
+
+
+@app.call("create", json=GROUP_JSON, settings=group_settings)
+async def create_command(
+    hl: Broker,
+    out: Output,
+    settings: dict[str, Any],
+    topic: TopicArgument,
+    group: GroupArgument,
+    start: Annotated[Position, f"Where the group starts: {POSITION_HELP}."] = "earliest",
 ) -> None:
     """Create a group. Running it again with the same settings changes nothing.
 
@@ -77,19 +84,13 @@ async def create_command(
     Start yesterday, with a minute per row:
     [cyan]heapline group create jobs audit --start 1d --ack-timeout 1m[/cyan]
     """
-    settings = {
-        "ack_timeout": ack_timeout, "max_retries": max_retries, "member_lease": member_lease,
-        "unused_after": unused_after, "observer": observer or None,
-    }  # fmt: skip
-    given = {name: value for name, value in settings.items() if value is not None}
-    info = await hl.create_group(topic, group, start=start, **given)
+    info = await hl.create_group(topic, group, start=start, **settings)
     out.row(to_json(info), f"group {bold(info.name)} of {info.topic} is ready: {_lag_summary(info)}")
     if not info.config.observer and not out.as_json:
         out.console.print(f"[dim]read it with:  heapline group read {info.topic} --group {escape(info.name)}[/dim]")
 
 
-@app.command("list")
-@over_network(json=GROUP_JSON)
+@app.call("list", json=GROUP_JSON)
 async def list_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
     """List the groups of a topic, and how far behind each is.
 
@@ -101,8 +102,7 @@ async def list_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
     out.table(infos, names, _cells, right=(1, 2, 3, 4), empty=empty, json=to_json)
 
 
-@app.command("show")
-@over_network(json=GROUP_JSON)
+@app.call("show", json=GROUP_JSON)
 async def show_command(hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument) -> None:
     """Show a group: its lag, its settings, and its members with their partitions.
 
@@ -113,8 +113,7 @@ async def show_command(hl: Broker, out: Output, topic: TopicArgument, group: Gro
     out.row(to_json(info), facts_table(title, _facts(info)), _offsets_table(info.offsets))
 
 
-@app.command("offsets")
-@over_network(json=OFFSETS_JSON)
+@app.call("offsets", json=OFFSETS_JSON)
 async def offsets_command(hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument) -> None:
     """Show how far a group has read each partition, and which member reads it.
 
@@ -123,8 +122,7 @@ async def offsets_command(hl: Broker, out: Output, topic: TopicArgument, group: 
     out.rows(await hl.group_offsets(topic, group), _offsets_table, empty="")
 
 
-@app.command("reset")
-@over_network(json=OFFSETS_JSON)
+@app.call("reset", json=OFFSETS_JSON)
 async def reset_command(
     hl: Broker,
     out: Output,
@@ -149,8 +147,7 @@ async def reset_command(
     out.rows(offsets, _offsets_table, empty="")
 
 
-@app.command("delete")
-@over_network(json='{"topic": NAME, "group": NAME, "deleted": true}.')
+@app.call("delete", json='{"topic": NAME, "group": NAME, "deleted": true}.')
 async def delete_command(
     hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument, yes: YesOption = False
 ) -> None:
@@ -169,8 +166,7 @@ async def delete_command(
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-@dead_app.command("list")
-@over_network(json=DEAD_JSON)
+@dead_app.call("list", json=DEAD_JSON)
 async def dead_list_command(
     hl: Broker,
     out: Output,
@@ -190,8 +186,7 @@ async def dead_list_command(
         out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
 
 
-@dead_app.command("replay")
-@over_network(json=COUNT_JSON)
+@dead_app.call("replay", json=COUNT_JSON)
 async def dead_replay_command(
     hl: Broker,
     out: Output,
@@ -215,8 +210,7 @@ async def dead_replay_command(
         )
 
 
-@dead_app.command("delete")
-@over_network(json=COUNT_JSON)
+@dead_app.call("delete", json=COUNT_JSON)
 async def dead_delete_command(
     hl: Broker,
     out: Output,

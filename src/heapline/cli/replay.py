@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from heapline.cli.connection import over_network
-from heapline.cli.main import CommandGroup
+from heapline.cli.connection import NetworkGroup
 from heapline.cli.message_view import ago, clock, delivered_json, preview
 from heapline.cli.options import Pair, Panel, Position, Seconds, Time, TopicName, Value
 from heapline.cli.output import (
@@ -67,7 +66,7 @@ def _selection(
     }
 
 
-app = CommandGroup(
+app = NetworkGroup(
     """Read past messages of a topic, or enqueue them again.
 
     The stream of a topic has one row for each message, at the position where the message became due.
@@ -80,8 +79,7 @@ app = CommandGroup(
 )
 
 
-@app.command("read")
-@over_network(json="one object per row, with the names of the HTTP API.", selection=_selection)
+@app.call("read", json="one object per row, with the names of the HTTP API.", selection=_selection)
 async def read_command(
     hl: Broker,
     out: Output,
@@ -106,8 +104,7 @@ async def read_command(
         out.console.print(f"{bold(topic)} has no matching rows")
 
 
-@app.command("start")
-@over_network(json=INFO_JSON, selection=_selection)
+@app.call("start", json=INFO_JSON, selection=_selection)
 async def start_command(
     hl: Broker,
     out: Output,
@@ -133,8 +130,7 @@ async def start_command(
     await _report(hl, out, info, follow)
 
 
-@app.command("list")
-@over_network(json=INFO_JSON)
+@app.call("list", json=INFO_JSON)
 async def list_command(hl: Broker, out: Output) -> None:
     """List the replays that are running or have recently ended.
 
@@ -145,8 +141,7 @@ async def list_command(hl: Broker, out: Output) -> None:
     out.table(await hl.list_replays(), names, _cells, right=(4, 5, 6), empty=empty)
 
 
-@app.command("show")
-@over_network(json=INFO_JSON)
+@app.call("show", json=INFO_JSON)
 async def show_command(hl: Broker, out: Output, name: NameArgument, follow: FollowOption = False) -> None:
     """Show the progress of a replay, and what it waits for.
 
@@ -155,8 +150,7 @@ async def show_command(hl: Broker, out: Output, name: NameArgument, follow: Foll
     await _report(hl, out, await hl.get_replay(name), follow)
 
 
-@app.command("cancel")
-@over_network(json=INFO_JSON)
+@app.call("cancel", json=INFO_JSON)
 async def cancel_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Cancel a replay. Messages that it has enqueued stay.
 

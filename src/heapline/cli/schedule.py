@@ -11,8 +11,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from heapline.cli.connection import TopicArgument, over_network
-from heapline.cli.main import CommandGroup
+from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message import message_fields
 from heapline.cli.message_view import Facts, ago, full_payload
 from heapline.cli.options import Panel, Seconds, Time, Value, YesOption
@@ -37,7 +36,7 @@ CRON_HELP = (
 )
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Schedule name, or namespace/name.")]
 
-app = CommandGroup(
+app = NetworkGroup(
     """Manage schedules: messages enqueued at times of day or at intervals.
 
     Example:  [cyan]heapline schedule create nightly jobs report --cron "0 3 * * *" --tz Europe/Berlin[/cyan]
@@ -45,15 +44,7 @@ app = CommandGroup(
 )
 
 
-@app.command("create")
-@over_network(json=JSON_HELP, message=message_fields)
-async def create_command(
-    hl: Broker,
-    out: Output,
-    message: dict[str, Any],
-    name: NameArgument,
-    topic: TopicArgument,
-    payload: Annotated[str, typer.Argument(metavar="PAYLOAD", help="Message text.")] = "",
+def firing(
     cron: Annotated[str | None, CRON_HELP, WHEN, Value("EXPRESSION")] = None,
     every: Annotated[Seconds | None, "Interval instead of --cron: 90s, 15m, 6h.", WHEN] = None,
     tz: Annotated[str | None, "Time zone of --cron, such as Europe/Berlin. Default: UTC.", WHEN, Value("ZONE")] = None,
@@ -69,6 +60,20 @@ async def create_command(
     ] = "once",
     grace: Annotated[Seconds, "A firing this late still counts as on time, whatever --misfire says.", WHEN] = 60.0,
     makeup_max: Annotated[int, "Maximum number of missed firings with --misfire all.", WHEN] = 100,
+) -> dict[str, Any]:
+    """Return when a schedule fires, and what happens to missed firings."""
+    return locals()
+
+
+@app.call("create", json=JSON_HELP, times=firing, message=message_fields)
+async def create_command(
+    hl: Broker,
+    out: Output,
+    times: dict[str, Any],
+    message: dict[str, Any],
+    name: NameArgument,
+    topic: TopicArgument,
+    payload: Annotated[str, typer.Argument(metavar="PAYLOAD", help="Message text.")] = "",
 ) -> None:
     """Create a schedule, or change the schedule of that name. Firings due before the change have been enqueued.
 
@@ -79,15 +84,12 @@ async def create_command(
     [cyan]heapline schedule create sync jobs '{"what": "sync"}' --every 15m --misfire all[/cyan]
     """
     message["payload"] = payload.encode("utf-8", "surrogateescape")
-    times = {"cron": cron, "every": every, "tz": tz, "starts": starts, "ends": ends}
-    missed = {"misfire": misfire, "grace": grace, "makeup_max": makeup_max}
-    info = await hl.create_schedule(name, topic=topic, **times, **missed, **message)  # type: ignore[arg-type]
+    info = await hl.create_schedule(name, topic=topic, **times, **message)
     text = f"schedule {bold(info.name)} enqueues into {bold(info.topic)} {escape(_timing(info))}"
     out.row(_json(info), text, *_next_firing(info))
 
 
-@app.command("list")
-@over_network(json=JSON_HELP)
+@app.call("list", json=JSON_HELP)
 async def list_command(hl: Broker, out: Output) -> None:
     """List all schedules, and when each fires next in your time zone.
 
@@ -105,8 +107,7 @@ async def list_command(hl: Broker, out: Output) -> None:
             out.console.print(Text.assemble((info.name, "bold"), " does not fire: ", harmless(info.problem)))
 
 
-@app.command("show")
-@over_network(json=JSON_HELP)
+@app.call("show", json=JSON_HELP)
 async def show_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Show one schedule: when it fires, what it enqueues, and its state.
 
@@ -116,8 +117,7 @@ async def show_command(hl: Broker, out: Output, name: NameArgument) -> None:
     out.row(_json(info), facts_table(escape(info.name), _facts(info)))
 
 
-@app.command("pause")
-@over_network(json=JSON_HELP)
+@app.call("pause", json=JSON_HELP)
 async def pause_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Stop a schedule until it is resumed, across restarts of the server.
 
@@ -127,8 +127,7 @@ async def pause_command(hl: Broker, out: Output, name: NameArgument) -> None:
     out.row(_json(info), f"schedule {bold(info.name)} is paused", *_next_firing(info))
 
 
-@app.command("resume")
-@over_network(json=JSON_HELP)
+@app.call("resume", json=JSON_HELP)
 async def resume_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Resume a paused schedule. Firings missed during the pause are not made up.
 
@@ -138,8 +137,7 @@ async def resume_command(hl: Broker, out: Output, name: NameArgument) -> None:
     out.row(_json(info), f"schedule {bold(info.name)} is active", *_next_firing(info))
 
 
-@app.command("delete")
-@over_network(json='{"name": NAME, "deleted": true}.')
+@app.call("delete", json='{"name": NAME, "deleted": true}.')
 async def delete_command(hl: Broker, out: Output, name: NameArgument, yes: YesOption = False) -> None:
     """Delete a schedule. Messages that it has enqueued stay in the topic. Asks first.
 

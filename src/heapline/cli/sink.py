@@ -7,15 +7,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from heapline.cli.connection import over_network
-from heapline.cli.main import CommandGroup
+from heapline.cli.connection import NetworkGroup
 from heapline.cli.message_view import ago
 from heapline.cli.options import YesOption
 from heapline.cli.output import Output, bold, confirm, count, some
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
 
-app = CommandGroup(
+app = NetworkGroup(
     """List and reset the sinks that write to a server, such as Spark streams.
 
     A sink commits rows with increasing versions. Repeating a commit, or an earlier one, changes nothing.
@@ -25,8 +24,7 @@ app = CommandGroup(
 )
 
 
-@app.command("list")
-@over_network(json="one object per sink: name, version, batch_id, messages, topics, committed_at.")
+@app.call("list", json="one object per sink: name, version, batch_id, messages, topics, committed_at.")
 async def list_command(hl: Broker, out: Output) -> None:
     """List all sinks with their last commit.
 
@@ -43,8 +41,7 @@ async def list_command(hl: Broker, out: Output) -> None:
     )
 
 
-@app.command("forget")
-@over_network(json='{"name": NAME, "forgotten": true}.')
+@app.call("forget", json='{"name": NAME, "forgotten": true}.')
 async def forget_command(
     hl: Broker,
     out: Output,

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from rich.markup import escape
 from rich.table import Table
 
-from heapline.cli.connection import TopicArgument, over_network
-from heapline.cli.main import CommandGroup
+from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message_view import clock
 from heapline.cli.options import Seconds, Time, YesOption
 from heapline.cli.output import (
@@ -36,7 +35,7 @@ JSON_HELP = (
     "them, stats (ready, delayed, leased, dead, …)."
 )
 
-app = CommandGroup(
+app = NetworkGroup(
     """Create, inspect, change and delete topics.
 
     Example:  [cyan]heapline topic create jobs && heapline put jobs hello && heapline topic list[/cyan]
@@ -44,8 +43,7 @@ app = CommandGroup(
 )
 
 
-@app.command("create")
-@over_network(json=JSON_HELP, settings=new_topic)
+@app.call("create", json=JSON_HELP, settings=new_topic)
 async def create_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
     """Create a topic. Running it again with the same settings changes nothing.
 
@@ -62,8 +60,7 @@ async def create_command(hl: Broker, out: Output, settings: dict[str, Any], topi
     )
 
 
-@app.command("list")
-@over_network(json=JSON_HELP)
+@app.call("list", json=JSON_HELP)
 async def list_command(hl: Broker, out: Output) -> None:
     """List all topics, and how many messages each holds.
 
@@ -81,8 +78,7 @@ async def list_command(hl: Broker, out: Output) -> None:
     )
 
 
-@app.command("show")
-@over_network(json=JSON_HELP)
+@app.call("show", json=JSON_HELP)
 async def show_command(
     hl: Broker,
     out: Output,
@@ -103,8 +99,7 @@ async def show_command(
     out.row(_json(info, stats), *tables, *_settings_tables(info, everything=settings))
 
 
-@app.command("update")
-@over_network(json=JSON_HELP, settings=changed_topic)
+@app.call("update", json=JSON_HELP, settings=changed_topic)
 async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
     """Change settings of a topic. Settings that you omit stay, and delivery continues meanwhile.
 
@@ -122,8 +117,7 @@ async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topi
     out.row(_json(info), table if changed else f"topic {bold(info.name)} already has these settings")
 
 
-@app.command("pause")
-@over_network(json='{"topic": NAME, "paused": true, "until": TIME or null}.')
+@app.call("pause", json='{"topic": NAME, "paused": true, "until": TIME or null}.')
 async def pause_command(
     hl: Broker,
     out: Output,
@@ -147,8 +141,7 @@ async def pause_command(
     out.row({"topic": topic, "paused": True, "until": until}, f"topic {bold(topic)} is paused{end}", resume)
 
 
-@app.command("resume")
-@over_network(json='{"topic": NAME, "paused": false}.')
+@app.call("resume", json='{"topic": NAME, "paused": false}.')
 async def resume_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
     """Resume delivery of a paused topic.
 
@@ -158,8 +151,7 @@ async def resume_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
     out.row({"topic": topic, "paused": False}, f"topic {bold(topic)} delivers messages")
 
 
-@app.command("purge")
-@over_network(json='{"topic": NAME, "count": NUMBER}.')
+@app.call("purge", json='{"topic": NAME, "count": NUMBER}.')
 async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
     """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay. Asks first.
 
@@ -176,8 +168,7 @@ async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesO
     out.row({"topic": info.name, "count": purged}, f"{counted(purged, 'message')} removed from topic {bold(info.name)}")
 
 
-@app.command("delete")
-@over_network(json='{"topic": NAME, "deleted": true}.')
+@app.call("delete", json='{"topic": NAME, "deleted": true}.')
 async def delete_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
     """Delete a topic permanently, with its messages, dead letters and journal. Asks first.
 

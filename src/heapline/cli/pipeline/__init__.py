@@ -90,35 +90,37 @@ def _pipeline() -> None:
     """Keep this a group, although its commands are in a table."""
 
 
-def spark_job(*, first: Callable[..., None] | None = None, writes: bool = False) -> Callable[..., Any]:
+def spark_job(
+    *, first: Callable[..., None] | None = None, writes: bool = False, **parts: Callable[..., dict[str, Any]]
+) -> Callable[..., Any]:
     """Turn `def audit(spark, where, out, topic: …)` into a command.
 
     `where` is a dict of options of the Spark format `heapline`. `first` gets the job's own options before anything
-    else happens, to check them or to ask. A job that `writes` uses a server, and has no --path.
+    else happens, to check them or to ask. A job that `writes` uses a server, and has no --path. `parts` are functions
+    that return some of the job's options by their names.
     """
 
     def decorate(job: Callable[..., None]) -> Callable[..., None]:
         def run(out: Output, server: dict[str, Any], place: dict[str, Any], **given: Any) -> None:
-            path = place.get("path")
+            path, options = place.get("path"), dict(given)
+            for part in parts:
+                options |= options.pop(part)
             where = read_options(path, server["to"], server["key_file"])
-            _check_folders(given)
+            _check_folders(options)
             if first is not None:
-                first(**given)
+                first(**options)
             if server["ca"] is not None:
                 os.environ[connect.CA_FILE] = str(server["ca"].resolve())  # read by Spark's side
-            lake_only = given.get("lake_only", False)
+            lake_only = options.get("lake_only", False)
             if not lake_only:
-                check_topics(path, server, needed_topics(given))
+                check_topics(path, server, needed_topics(options))
             # A job that writes to a server changes a lake without Spark.
             spark = None if lake_only and writes else start_spark(place["master"])
             job(spark, where, out, **given)
 
-        parts: dict[str, Callable[..., Any]] = {"out": Output}
-        if not writes:
-            parts["place"] = _read_place
-        parts["server"] = connection.server_options()
-        parts.setdefault("place", _write_place)
-        return compose(job, run, parts, hidden=("spark", "where"))
+        server = connection.server_options()
+        common = {"server": server, "place": _write_place} if writes else {"place": _read_place, "server": server}
+        return compose(job, run, {**parts, "out": Output, **common}, hidden=("spark", "where"))
 
     return decorate
 
@@ -126,11 +128,11 @@ def spark_job(*, first: Callable[..., None] | None = None, writes: bool = False)
 def _read_place(
     path: Annotated[Directory | None, PATH_HELP, connection.SERVER] = None, master: MasterOption = None
 ) -> dict[str, Any]:
-    return {"path": path, "master": master}
+    return locals()
 
 
 def _write_place(master: MasterOption = None) -> dict[str, Any]:
-    return {"master": master}
+    return locals()
 
 
 def read_options(path: Path | None, to: str, key_file: Path | None) -> dict[str, str]:

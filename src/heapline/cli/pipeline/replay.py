@@ -20,35 +20,58 @@ from heapline.contract.errors import BadRequest
 
 POSITION = "a time such as 2030-01-31T12:00:00Z, how long ago such as 2h, or offsets by partition such as 0:120,1:80."
 FILES_HELP = "Files or directories of Parquet, JSON, CSV, text or ORC, or a Delta table."
-FOLDER_HELP = "Directory for the job's plan and data. Default: heapline-jobs/JOB."
-NameOption = Annotated[
-    str, "--name", "Name of the job. Repeating the command with this name continues it.", Value("JOB")
-]
-RateOption = Annotated[float | None, "--rate", "Maximum number of messages per second.", Value("N")]
-ChunkOption = Annotated[int | None, "--chunk-rows", "Rows per chunk.", Meta(ge=1), Value("N")]
-FolderOption = Annotated[Directory | None, "--folder", FOLDER_HELP]
+NAME_HELP = "Name of the job. Repeating the command with this name continues it."
+VALUES_HELP = (
+    "Expressions for value and, optionally, priority, key, deliver_at, delay, headers, ttl, idempotency_key, "
+    "fairness_key. Default: the column value, or each row as JSON."
+)
+CHANGES_HELP = "Named expressions, such as 'priority + 10 AS priority', that replace fields of the message."
+CONDITION_HELP = (
+    "Only messages that satisfy this condition on the columns of the view messages: priority, key, "
+    "get_json_object(CAST(value AS STRING), '$.kind') and so on."
+)
 
 
-@spark_job(writes=True)
+def chunks(
+    name: Annotated[str, NAME_HELP, Value("JOB")],
+    rate: Annotated[float | None, "Maximum number of messages per second.", Value("N")] = None,
+    chunk_rows: Annotated[int | None, "Rows per chunk.", Meta(ge=1), Value("N")] = None,
+    folder: Annotated[Directory | None, "Directory for the job's plan and data. Default: heapline-jobs/JOB."] = None,
+) -> dict[str, Any]:
+    """Return the arguments that all jobs that write in chunks have."""
+    return locals()
+
+
+def rows_of_files(
+    select: Annotated[Sql | None, VALUES_HELP] = None,
+    filter: Annotated[Sql | None, "--where", "Only rows that satisfy this condition."] = None,
+    format: Annotated[str | None, "Format of the files, if their names do not show it."] = None,
+    options: Annotated[list[Pair] | None, "--option", "Option of Spark's reader, such as sep=; repeatable."] = None,
+    bad_records: Annotated[Directory | None, "Write rows that are not valid messages to this directory."] = None,
+) -> dict[str, Any]:
+    return locals() | {"options": dict(map(pair, options or ()))}
+
+
+def past_messages(
+    into: Annotated[TopicName | None, "Target topic. Default: the same topic."] = None,
+    start: Annotated[Position, f"First row: {POSITION}"] = None,
+    end: Annotated[Position, "Position to stop before. Default: the end now."] = None,
+    filter: Annotated[Sql | None, "--where", CONDITION_HELP] = None,
+    select: Annotated[Sql | None, CHANGES_HELP] = None,
+    lake: Annotated[str | None, ARCHIVE_HELP, Value("DIR")] = None,
+) -> dict[str, Any]:
+    return locals() | {"start": _checked(start), "end": _checked(end)}
+
+
+@spark_job(writes=True, rows=rows_of_files, chunks=chunks)
 def load(
     spark: Any,
     where: dict[str, str],
     out: Output,
+    rows: dict[str, Any],
+    chunks: dict[str, Any],
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help=FILES_HELP)],
     topic: TopicOption,
-    name: NameOption,
-    select: Annotated[
-        Sql | None,
-        "Expressions for value and, optionally, priority, key, deliver_at, delay, headers, ttl, idempotency_key, "
-        "fairness_key. Default: the column value, or each row as JSON.",
-    ] = None,
-    filter: Annotated[Sql | None, "--where", "Only rows that satisfy this condition."] = None,
-    format: Annotated[str | None, "Format of the files, if their names do not show it."] = None,
-    reader: Annotated[list[Pair] | None, "--option", "Option of Spark's reader, such as sep=; repeatable."] = None,
-    rate_max: RateOption = None,
-    chunk_rows: ChunkOption = None,
-    folder: FolderOption = None,
-    bad_records: Annotated[Directory | None, "Write rows that are not valid messages to this directory."] = None,
 ) -> None:
     """Enqueue the rows of files, each exactly once. You can repeat the command if it was killed.
 
@@ -57,56 +80,24 @@ def load(
     """
     from heapline.spark.jobs.load import load as job
 
-    reading: dict[str, Any] = {
-        "select": select,
-        "filter": filter,
-        "format": format,
-        "options": dict(map(pair, reader or [])),
-    }
     with _progress("copying the rows") as tell:
-        result = job(
-            spark,
-            where,
-            files,
-            topic,
-            name=name,
-            **reading,
-            rate=rate_max,
-            chunk_rows=chunk_rows,
-            folder=folder,
-            bad_records=bad_records,
-            tell=tell,
-        )
+        result = job(spark, where, files, topic, **rows, **chunks, tell=tell)
     facts = [("rows", count(result.rows)), *_chunk_facts(result)]
     if not result.was_done and not result.chunks_before:
         facts.append(("rate", rate(result.messages, result.seconds)))
-    out.row(dataclasses.asdict(result), _table(f"load {escape(name)} into {escape(topic)}", result, facts))
+    title = f"load {escape(chunks['name'])} into {escape(topic)}"
+    out.row(dataclasses.asdict(result), _table(title, result, facts))
 
 
-@spark_job(writes=True)
+@spark_job(writes=True, messages=past_messages, chunks=chunks)
 def replay(
     spark: Any,
     where: dict[str, str],
     out: Output,
+    messages: dict[str, Any],
+    chunks: dict[str, Any],
     topic: TopicOption,
-    name: NameOption,
-    into: Annotated[TopicName | None, "Target topic. Default: the same topic."] = None,
-    start: Annotated[Position, f"First row: {POSITION}"] = None,
-    end: Annotated[Position, "Position to stop before. Default: the end now."] = None,
-    filter: Annotated[
-        Sql | None,
-        "--where",
-        "Only messages that satisfy this condition on the columns of the view messages: priority, key, "
-        "get_json_object(CAST(value AS STRING), '$.kind') and so on.",
-    ] = None,
-    select: Annotated[
-        Sql | None, "Named expressions, such as 'priority + 10 AS priority', that replace fields of the message."
-    ] = None,
-    lake: Annotated[str | None, ARCHIVE_HELP, Value("DIR")] = None,
     from_path: Annotated[Directory | None, "Read this data directory, such as a backup."] = None,
-    rate: RateOption = None,
-    chunk_rows: ChunkOption = None,
-    folder: FolderOption = None,
 ) -> None:
     """Enqueue past messages again, selected and changed by SQL, each exactly once.
 
@@ -120,25 +111,9 @@ def replay(
 
     source = None if from_path is None else {"path": str(from_path.resolve())}
     with _progress("reading") as tell:
-        result = job(
-            spark,
-            where,
-            topic,
-            name=name,
-            into=into,
-            start=_checked(start),
-            end=_checked(end),
-            filter=filter,
-            select=select,
-            lake=lake,
-            source=source,
-            rate=rate,
-            chunk_rows=chunk_rows,
-            folder=folder,
-            tell=tell,
-        )
+        result = job(spark, where, topic, **messages, **chunks, source=source, tell=tell)
     ranges = ", ".join(f"{p}: {first}–{last}" for p, (first, last) in result.ranges.items())
-    title = f"replay {escape(name)} of {escape(topic)} into {escape(result.into)}"
+    title = f"replay {escape(chunks['name'])} of {escape(topic)} into {escape(result.into)}"
     out.row(dataclasses.asdict(result), _table(title, result, [*_chunk_facts(result), ("read", ranges)]))
 
 

@@ -99,18 +99,27 @@ def page_file(text: str) -> Path:
 
 
 HtmlOption = Annotated[Path | None, "--html", "Also write a page with plots to this file.", Value("FILE", page_file)]
-SinceOption = Annotated[
-    Past | None, "--since", "Only messages enqueued since: how long ago, such as 7d, or 2030-01-31T12:00:00Z."
-]
-UntilOption = Annotated[Past | None, "--until", "Only messages enqueued before; as --since."]
-LakeOption = Annotated[str | None, "--lake", ARCHIVE_HELP, Value("DIR")]
-LakeOnlyOption = Annotated[bool, "--lake-only", "Read only the archive, not the journal. Needs --lake."]
+_SINCE_HELP = "Only messages enqueued since: how long ago, such as 7d, or 2030-01-31T12:00:00Z."
 
 
-def _log_source(where: dict[str, str], lake: str | None, lake_only: bool) -> dict[str, str] | None:
+def period(
+    since: Annotated[Past | None, _SINCE_HELP] = None,
+    until: Annotated[Past | None, "Only messages enqueued before; as --since."] = None,
+    lake: Annotated[str | None, ARCHIVE_HELP, Value("DIR")] = None,
+    lake_only: Annotated[bool, "Read only the archive, not the journal. Needs --lake."] = False,
+) -> dict[str, Any]:
+    """Return the arguments that choose the messages of a report or a forecast."""
     if lake_only and lake is None:
         raise BadRequest("--lake-only needs --lake DIR")
-    return None if lake_only else where
+    return locals()
+
+
+def _run(job: Callable[..., Any], spark: Any, where: dict[str, str], topic: str, given: dict[str, Any]) -> Any:
+    """Run a report or a forecast, and show its steps."""
+    given, source = dict(given), None if given["lake_only"] else where
+    del given["lake_only"]
+    with make_console(stderr=True).status("reading the log …") as status:
+        return job(spark, source, topic, **given, tell=lambda step: status.update(step))
 
 
 def _sections(heading: str, lead: str, sections: list[Section]) -> list[Any]:
@@ -134,17 +143,14 @@ def _write_page(path: Path | None, page: Callable[[Any], str], found: Any) -> No
     make_console(stderr=True).print(Text(f"wrote the page to {path}"))
 
 
-@spark_job()
+@spark_job(period=period)
 def report(
     spark: Any,
     where: dict[str, str],
     out: Output,
+    period: dict[str, Any],
     topic: TopicOption,
     html: HtmlOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    lake: LakeOption = None,
-    lake_only: LakeOnlyOption = False,
     top: Annotated[int, "Number of keys and reasons to list.", Meta(ge=1, le=1000)] = 10,
 ) -> None:
     """Report waits, throughput, retries and the busiest keys of a topic.
@@ -153,13 +159,10 @@ def report(
 
     Example:  [cyan]heapline pipeline report --path data --topic jobs --since 24h --html report.html[/cyan]
     """
-    from heapline.spark.jobs import report as job
+    from heapline.spark.jobs.report import report as job
     from heapline.spark.jobs.report_page import lead, report_page, sections
 
-    period: dict[str, Any] = {"lake": lake, "since": since, "until": until}
-    with make_console(stderr=True).status("reading the topic …") as status:
-        source = _log_source(where, lake, lake_only)
-        found = job.report(spark, source, topic, **period, top=top, tell=lambda step: status.update(step))
+    found = _run(job, spark, where, topic, {**period, "top": top})
     _write_page(html, report_page, found)
     out.row(found, *_sections(f"Topic {found.topic}", lead(found), sections(found)))
 
@@ -189,40 +192,33 @@ def goal(text: str) -> tuple[int | None, float]:
         raise typer.BadParameter(f"{text!r} is not a goal; use 5s, or 0=250ms for one priority") from None
 
 
+_WORKERS_HELP = "Numbers of workers to try. Default: chosen automatically."
 _GOAL_HELP = (
     "Find the fewest workers that keep the p95 of waits below this: 5s, or 0=250ms for one priority; repeatable."
 )
 
 
-@spark_job()
+@spark_job(period=period)
 def forecast(
     spark: Any,
     where: dict[str, str],
     out: Output,
+    period: dict[str, Any],
     topic: TopicOption,
-    workers: Annotated[
-        Any, "Numbers of workers to try. Default: chosen automatically.", Value("N,N,…", worker_counts)
-    ] = None,
+    workers: Annotated[Any, _WORKERS_HELP, Value("N,N,…", worker_counts)] = None,
     goals: Annotated[list[Any] | None, "--goal", _GOAL_HELP, Value("[PRIORITY=]WAIT", goal)] = None,
     growth: Annotated[float, "Multiply the load by this factor.", Value("X")] = 1.0,
     html: HtmlOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    lake: LakeOption = None,
-    lake_only: LakeOnlyOption = False,
 ) -> None:
     """Forecast how long messages would wait with other numbers of workers, and how many a goal needs.
 
     Example:  [cyan]heapline pipeline forecast --path data --topic jobs --workers 1,2,4,8 --goal 5s --growth 1.5[/cyan]
     """
-    from heapline.spark.jobs import forecast as job
+    from heapline.spark.jobs.forecast import forecast as job
     from heapline.spark.jobs.forecast_page import forecast_page, lead, sections
 
-    period: dict[str, Any] = {"lake": lake, "since": since, "until": until}
-    scenario: dict[str, Any] = {"workers": workers, "goal": dict(goals) if goals else None, "growth": growth}
-    with make_console(stderr=True).status("reading the past …") as status:
-        source = _log_source(where, lake, lake_only)
-        found = job.forecast(spark, source, topic, **period, **scenario, tell=lambda step: status.update(step))
+    scenario = {"workers": workers, "goal": dict(goals) if goals else None, "growth": growth}
+    found = _run(job, spark, where, topic, {**period, **scenario})
     _write_page(html, forecast_page, found)
     out.row(found, *_sections(f"Topic {found.topic}", lead(found), sections(found)))
 
@@ -252,7 +248,7 @@ def rebuild(
     topic: TopicOption,
     at: Annotated[Past | None, "Time: 2030-01-31T12:00Z, or how long ago, such as 2h."] = None,
     offsets: Annotated[Any, "End of the log instead of --at: 0:120,1:80.", Value("OFFSETS", _offsets)] = None,
-    lake: LakeOption = None,
+    lake: Annotated[str | None, ARCHIVE_HELP, Value("DIR")] = None,
     values: Annotated[bool, "Include payloads, keys and headers."] = False,
     incomplete: Annotated[bool, "Accept a log whose beginning was deleted, and use the rest."] = False,
     out_dir: Annotated[Directory | None, "--out", "Write the messages to this directory, as Parquet."] = None,
