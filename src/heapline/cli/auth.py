@@ -17,10 +17,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from heapline.cli.error_help import not_a_directory
 from heapline.cli.main import CommandGroup
 from heapline.cli.options import Env, JsonOption
-from heapline.cli.output import Output, bold, make_console, timestamp
+from heapline.cli.output import Output, bold, make_console, not_a_directory, timestamp
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.server.audit import AuditLog

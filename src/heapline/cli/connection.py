@@ -1,15 +1,17 @@
 """How a command reaches a server: the options that all commands share, the key, and the connection.
 
 `over_network` turns a coroutine function that takes a broker into a command. It adds the options, connects, runs the
-function, and lets error_help.py rewrite errors. A secret is never an option: keys are stored in files.
+function, and rewrites errors: it names the command or option that helps, and where a key was looked for. An error
+keeps its class and its data. A secret is never an option: keys are stored in files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,14 +19,24 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from heapline.cli.error_help import Where, advised
 from heapline.cli.main import CommandGroup
-from heapline.cli.options import Env, File, Panel, Seconds, Value, compose, options_of, with_signature
-from heapline.cli.output import Output, make_console
-from heapline.cli.units import span
+from heapline.cli.options import Env, File, Panel, Seconds, Value, compose, options_of, span, with_signature
+from heapline.cli.output import Output, make_console, some
 from heapline.client import connect as client_connect
-from heapline.client.target import ClientTls
-from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.client.target import ClientTls, parse_target
+from heapline.contract.broker import Broker
+from heapline.contract.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    GroupExists,
+    GroupNotFound,
+    HeaplineError,
+    ScheduleNotFound,
+    TopicExists,
+    TopicNotFound,
+    Unauthenticated,
+    UnavailableError,
+)
 
 QUIET_SECONDS = 0.5  # how long a command waits before it reports that no server listens
 SERVER = Panel("Server")
@@ -37,7 +49,37 @@ CA_HELP = "Use TLS and trust the certificate authorities in this PEM file."
 Address = Annotated[str, Value("HOST:PORT")]
 KeyFileOption = Annotated[File | None, KEY_HELP, SERVER, Env(client_connect.KEY_FILE)]
 CaOption = Annotated[File | None, CA_HELP, SERVER, Env(client_connect.CA_FILE)]
+NAMES_SHOWN = 10
+CONNECT_SECONDS = 2.0
+_WRONG_PROTOCOL = (
+    "A process listens there. Check that both sides use TLS, or neither (--ca FILE, heaplines://HOST:PORT), and that "
+    "it is the gRPC port"
+)
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name, or namespace/name.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The servers that a command called, and the key that it sent."""
+
+    endpoints: Sequence[str]
+    key_from: Path | None  # None if no key was found
+    local_key_file: Path | None  # where the key of a server on this machine would be; None for another machine
+
+    @property
+    def servers(self) -> str:
+        return ", ".join(self.endpoints)
+
+    async def is_listening(self) -> bool:
+        """Return whether any of the servers accepts TCP connections."""
+        for endpoint in self.endpoints:
+            host, _, port = parse_target(endpoint)[0].rpartition(":")
+            with contextlib.suppress(OSError, ValueError):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                writer.close()
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +202,81 @@ async def _report_silence(settings: Settings) -> None:
     if not await settings.where.is_listening():
         text = f"no server listens at {settings.where.servers}; trying for {span(settings.timeout)} …"
         make_console(stderr=True).print(f"[dim]{escape(text)}[/dim]")
+
+
+# -- advice ------------------------------------------------------------------------------------------------------------
+
+
+async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineError:
+    """Return the error to show. The connection is still open, so the server can be asked which names exist."""
+    text = await _advice(error, hl, where)
+    if text is None:
+        return error
+    is_unreached = isinstance(error, UnavailableError) and not error.reached
+    changed = UnavailableError() if is_unreached else copy.copy(error)
+    changed.args = (text,)
+    return changed
+
+
+async def _advice(error: HeaplineError, hl: Any, where: Where) -> str | None:
+    match error:
+        case TopicNotFound(topic=topic):
+            known = await _names(hl.list_topics())
+            return f"topic {topic!r} does not exist{known}. Create it with: heapline topic create {topic}"
+        case ScheduleNotFound(schedule=schedule):
+            known = await _names(hl.list_schedules())
+            advice = known or ". Create one with: heapline schedule create NAME TOPIC --every 1h"
+            return f"schedule {schedule!r} does not exist{advice}"
+        case GroupNotFound(topic=topic, group=group):
+            known = await _names(hl.list_groups(topic))
+            create = f"heapline group create {topic} {group}"
+            return f"group {group!r} of topic {topic!r} does not exist{known}. Create it with: {create}"
+        case TopicExists(topic=topic, differing=differing):
+            return (
+                f"topic {topic!r} already exists with different settings ({', '.join(differing)}); change the settings "
+                f"that can change with: heapline topic update {topic}, or choose another name"
+            )
+        case GroupExists(topic=topic, group=group, differing=differing):
+            return (
+                f"group {group!r} of topic {topic!r} already exists with different settings ({', '.join(differing)}); "
+                f"choose another name, or delete it first with: heapline group delete {topic} {group}"
+            )
+        case Unauthenticated():
+            return _key_advice(where)
+        case UnavailableError(reached=False):
+            if await where.is_listening():
+                return f"cannot connect to {where.servers}; nothing was changed. {_WRONG_PROTOCOL}"
+            return f"no server listens at {where.servers}; nothing was changed. {_start_advice(where)}"
+        case DeadlineExceeded():
+            if await where.is_listening():
+                return f"{error}. {_WRONG_PROTOCOL}. If it is busy, wait longer with --timeout"
+            return f"{error}. No server listens at {where.servers} now. {_start_advice(where)}"
+    return None
+
+
+async def _names(listing: Awaitable[Any]) -> str:
+    """Return the existing names as the continuation of a sentence, or nothing if there are none to show."""
+    try:
+        names = sorted(info.name for info in await listing)
+    except HeaplineError:
+        return ""
+    return f"; there are {some(names, NAMES_SHOWN)}" if names else ""
+
+
+def _key_advice(where: Where) -> str:
+    if where.key_from is not None:
+        return (
+            f"the server at {where.servers} rejects the key in {str(where.key_from)!r}: it belongs to another server, "
+            "or is revoked. Choose a file with a valid key: --key-file FILE"
+        )
+    text = f"the server at {where.servers} needs an API key, and none was found: --key-file and "
+    text += "HEAPLINE_API_KEY_FILE are not set"
+    if where.local_key_file is not None:
+        text += f", and {str(where.local_key_file)!r} cannot be read (set HEAPLINE_DATA to the server's data directory)"
+    return f"{text}. Create a key with: heapline keys create"
+
+
+def _start_advice(where: Where) -> str:
+    if where.local_key_file is not None:
+        return "Start a server with: heapline serve --data data; or choose another one: --to HOST:PORT"
+    return "Check --to (or HEAPLINE_URL) and the network"

@@ -155,7 +155,7 @@ class Subcommands(LazyGroup):
         try:
             return super().invoke(ctx)
         except (HeaplineError, OSError) as error:
-            from heapline.cli.error_help import one_line
+            from heapline.cli.output import one_line
 
             if os.environ.get(TRACEBACK) or getattr(error, "errno", None) == errno.EPIPE:
                 raise

@@ -21,9 +21,8 @@ from heapline.cli.message_view import (
     messages_table,
     print_messages,
 )
-from heapline.cli.options import Pair, Panel, Seconds, Time, Value
+from heapline.cli.options import Pair, Panel, Seconds, Time, Value, pair
 from heapline.cli.output import Output, bold, counted, facts_table, interruptible, make_console
-from heapline.cli.units import pair
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.message import Message, Outgoing

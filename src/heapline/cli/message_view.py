@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from heapline.cli.options import span
 from heapline.cli.output import Output, bold, count, harmless, size
-from heapline.cli.units import span
 from heapline.contract.broker import Broker
 from heapline.contract.errors import HeaplineError
 from heapline.contract.message import Message, MessageInfo

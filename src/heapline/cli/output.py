@@ -7,6 +7,7 @@ lines, and no table is cut to a guessed width.
 from __future__ import annotations
 
 import codecs
+import errno
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -34,7 +36,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from heapline.cli.main import TRACEBACK
 from heapline.cli.options import JsonOption
+from heapline.contract.errors import HeaplineError
 
 T = TypeVar("T")
 PLAIN_WIDTH = 160  # columns of output to a file or a pipe
@@ -239,6 +243,40 @@ def some(items: Iterable[object], shown: int = 5) -> str:
     listed = [str(item) for item in items]
     rest = len(listed) - shown
     return ", ".join(listed[:shown]) + (f" and {count(rest)} more" if rest > 0 else "")
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+#: Advice by errno, after the path and the system's own text.
+_OS_ADVICE = {
+    errno.EACCES: "run the command as a user that may access it, or choose another path",
+    errno.EPERM: "run the command as a user that may access it, or choose another path",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file; choose a directory",
+    errno.EEXIST: "a file is in the way; choose another path",
+    errno.EISDIR: "choose a file",
+    errno.EROFS: "choose a path on a writable disk",
+    errno.EADDRINUSE: "another process uses this address; stop it, or choose another port",
+    errno.EADDRNOTAVAIL: "this machine does not have the address; choose another --host",
+}
+_OUTPUT_INCOMPLETE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def one_line(error: HeaplineError | OSError) -> str:
+    """Return the line that is shown instead of a traceback."""
+    if isinstance(error, HeaplineError):
+        return f"{type(error).__name__}: {error}"
+    text = error.strerror or str(error)
+    if error.errno in _OUTPUT_INCOMPLETE:
+        return f"the output is incomplete, because it could not be written: {text}"
+    path = f"{str(error.filename)!r}: " if error.filename is not None else ""
+    advice = _OS_ADVICE.get(error.errno or 0)
+    return f"{path}{text}; {advice or f'set {TRACEBACK}=1 to see where this happened'}"
+
+
+def not_a_directory(path: Path) -> str:
+    """Return why a path cannot be used as an existing directory."""
+    return f"{str(path)!r} is a file" if path.exists() else f"directory {str(path)!r} does not exist"
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------

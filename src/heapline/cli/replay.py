@@ -15,7 +15,7 @@ from rich.text import Text
 
 from heapline.cli.connection import NetworkGroup
 from heapline.cli.message_view import ago, clock, delivered_json, preview
-from heapline.cli.options import Pair, Panel, Position, Seconds, Time, TopicName, Value
+from heapline.cli.options import POSITION_HELP, Pair, Panel, Position, Seconds, Time, TopicName, Value, pair
 from heapline.cli.output import (
     Output,
     bold,
@@ -26,7 +26,6 @@ from heapline.cli.output import (
     make_console,
     progress_bar,
 )
-from heapline.cli.units import POSITION_HELP, pair
 from heapline.contract.broker import Broker
 from heapline.contract.stream import ReplayFilter, ReplayInfo, StreamMessage
 

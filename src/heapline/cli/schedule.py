@@ -14,9 +14,8 @@ from rich.text import Text
 from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message import message_fields
 from heapline.cli.message_view import Facts, ago, full_payload
-from heapline.cli.options import Panel, Seconds, Time, Value, YesOption
+from heapline.cli.options import Panel, Seconds, Time, Value, YesOption, span
 from heapline.cli.output import Output, bold, confirm, count, facts_table, harmless
-from heapline.cli.units import span
 from heapline.contract.broker import Broker
 from heapline.contract.cron import cron_times
 from heapline.contract.message import EPOCH

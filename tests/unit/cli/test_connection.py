@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from heapline.cli import connection, error_help, main
+from heapline.cli import connection, main
 from heapline.client import connect
 from heapline.contract.errors import (
     BadRequest,
@@ -61,8 +61,8 @@ def run(*arguments: str, **environment: str) -> Any:
     return CliRunner().invoke(main.app, list(arguments), env={"COLUMNS": "200", **environment})
 
 
-def where(*endpoints: str, key: str | None = None, local: str | None = None) -> error_help.Where:
-    return error_help.Where(endpoints, Path(key) if key else None, Path(local) if local else None)
+def where(*endpoints: str, key: str | None = None, local: str | None = None) -> connection.Where:
+    return connection.Where(endpoints, Path(key) if key else None, Path(local) if local else None)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -165,10 +165,10 @@ def test_put_reports_a_stopped_server(closed_port: int) -> None:
     assert f"o server listens at 127.0.0.1:{closed_port}" in said
 
 
-async def advise(error: Exception, about: error_help.Where) -> str:
+async def advise(error: Exception, about: connection.Where) -> str:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs")
-        shown = await error_help.advised(error, hl, about)  # type: ignore[arg-type]
+        shown = await connection.advised(error, hl, about)  # type: ignore[arg-type]
         assert type(shown) is type(error) or isinstance(error, UnavailableError)
         return str(shown)
 

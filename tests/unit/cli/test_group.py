@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heapline.cli.group_read import member_name
+from heapline.cli.group import member_name
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from heapline.cli import replay, units
+from heapline.cli import options, replay
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -96,10 +96,10 @@ def test_list_without_replays_says_how_to_start_one(cli: Cli) -> None:
      ("2030-01-31T12:00:00Z", datetime(2030, 1, 31, 12, tzinfo=UTC))],
 )  # fmt: skip
 def test_position_forms_are_parsed(text: str, meant: Any) -> None:
-    assert units.position(text) == meant
+    assert options.position(text) == meant
 
 
 @pytest.mark.parametrize("text", ["", "never", "0:", "-1", "2030-01-31T12:00:00", "0:1;2:3"])
 def test_invalid_position_lists_the_valid_forms(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="how long ago"):
-        units.position(text)
+        options.position(text)

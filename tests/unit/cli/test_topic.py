@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.cli import topic, topic_settings
+from heapline.cli import topic
 from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
@@ -19,7 +19,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 
 def test_every_setting_of_a_topic_has_a_flag() -> None:
-    named = {s.name for s in topic_settings.SETTINGS}
+    named = {s.name for s in topic.SETTINGS}
     fields = set(TopicConfig.__struct_fields__) - {"backoff"}
     assert named == fields | {f"backoff_{name}" for name in Backoff.__struct_fields__}
 

@@ -13,13 +13,13 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from heapline.cli.bench.report import Measurement
 from heapline.cli.serve import run_fast
 from heapline.client.consumer import consume
 from heapline.contract.broker import Broker
@@ -38,6 +38,41 @@ FILE_BYTES = 64 << 20  # of the baseline's file, which is allocated first and wr
 ECHO = "/heapline.bench.Echo/Call"
 ECHO_PROGRAM = "from heapline.cli.bench.load import run_echo_server; run_echo_server()"
 START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One load, or one baseline."""
+
+    name: str
+    messages: int
+    seconds: float
+    samples: Sequence[float]  # seconds
+    each: str  # what one sample measures
+    calls: int = 1  # the bare calls that one message corresponds to
+    is_baseline: bool = False
+
+    @property
+    def rate(self) -> float:
+        return self.messages / max(self.seconds, 1e-9)
+
+    def plus(self, other: Measurement) -> Measurement:
+        """Join two parts of the same measurement."""
+        messages, seconds = self.messages + other.messages, self.seconds + other.seconds
+        return replace(self, messages=messages, seconds=seconds, samples=[*self.samples, *other.samples])
+
+    def ms(self, percent: float) -> float | None:
+        return None if not self.samples else percentile(self.samples, percent) * 1000
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Return the smallest sample that is not exceeded by this share of the samples.
+
+    >>> percentile([4.0, 1.0, 3.0, 2.0], 50), percentile([4.0, 1.0, 3.0, 2.0], 99)
+    (2.0, 4.0)
+    """
+    ordered = sorted(samples)
+    return ordered[max(0, -(-len(ordered) * percent // 100).__int__() - 1)]
 
 
 class Drive:

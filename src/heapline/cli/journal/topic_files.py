@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from heapline.cli.error_help import not_a_directory
+from heapline.cli.output import not_a_directory
 from heapline.contract.config import TopicConfig, parse_topic
 from heapline.contract.errors import BadRequest, CorruptionError, JournalCorrupt, TopicNotFound
 from heapline.core.now import Now

@@ -19,10 +19,9 @@ from typing import Annotated, Any
 from rich.markup import escape
 
 from heapline.cli import connection
-from heapline.cli.error_help import not_a_directory
 from heapline.cli.main import TRACEBACK, CommandGroup, Lazy, LazyGroup
 from heapline.cli.options import Directory, Panel, TopicName, Value, compose
-from heapline.cli.output import Output, harmless, make_console, some
+from heapline.cli.output import Output, harmless, make_console, not_a_directory, some
 from heapline.client import connect
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound

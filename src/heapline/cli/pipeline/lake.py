@@ -11,7 +11,7 @@ from msgspec import Meta
 from rich.markup import escape
 
 from heapline.cli.main import CommandGroup
-from heapline.cli.options import Directory, JsonOption, Seconds, Value, YesOption
+from heapline.cli.options import Directory, JsonOption, Seconds, Value, YesOption, span
 from heapline.cli.output import (
     Output,
     columns_table,
@@ -25,7 +25,6 @@ from heapline.cli.output import (
     size,
 )
 from heapline.cli.pipeline import ArchiveOption, TopicOption, TopicsOption, cell, spark_job
-from heapline.cli.units import span
 from heapline.contract.errors import BadRequest
 
 DAY = 86400.0  # seconds

@@ -12,7 +12,7 @@ from msgspec import Meta
 from rich.markup import escape
 from rich.text import Text
 
-from heapline.cli import units
+from heapline.cli import options
 from heapline.cli.options import Directory, Past, TopicName, Value
 from heapline.cli.output import Output, columns_table, count, facts_table, make_console, rate, seconds, timestamp
 from heapline.cli.pipeline import ARCHIVE_HELP, ArchiveOption, TopicOption, cell, spark_job
@@ -185,9 +185,9 @@ def goal(text: str) -> tuple[int | None, float]:
     """
     priority, equals, wait = str(text).rpartition("=")
     if not equals:
-        return None, units.duration(wait)
+        return None, options.duration(wait)
     try:
-        return int(priority), units.duration(wait)
+        return int(priority), options.duration(wait)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a goal; use 5s, or 0=250ms for one priority") from None
 
@@ -227,7 +227,7 @@ def forecast(
 
 
 def _offsets(text: str) -> Any:
-    position = units.position(text)
+    position = options.position(text)
     if not isinstance(position, dict):
         raise typer.BadParameter(f"{text!r} has no partitions; use offsets by partition, such as 0:120,1:80")
     return position

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from heapline.cli.bench.report import Measurement, Report, percentile, report_json, report_table
+from heapline.cli.bench import Report, report_json, report_table
+from heapline.cli.bench.load import Measurement, percentile
 
 SAMPLES = [n / 1000 for n in range(1, 101)]  # 1 to 100 ms
 
