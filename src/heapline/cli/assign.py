@@ -11,7 +11,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -145,39 +146,36 @@ async def _listen(kv: KV, changed: asyncio.Event) -> None:
 # -- views -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Screen:
     """One sample, laid out for the terminal that it is printed on."""
 
-    def __init__(
-        self,
-        bucket: str,
-        state: Overview,
-        moved: Sequence[Move] = (),
-        ages: dict[str, float] | None = None,
-        trouble: str = "",
-    ) -> None:
-        self._bucket, self._state, self._moved, self._ages, self._trouble = bucket, state, moved, ages or {}, trouble
+    bucket: str
+    state: Overview
+    moved: Sequence[Move] = ()
+    ages: Mapping[str, float] = field(default_factory=dict)  # worker -> seconds since its last heartbeat
+    trouble: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.height or console.height
-        lines = max(3, height - OTHER_LINES) if console.is_terminal else len(self._state.workers)
+        lines = max(3, height - OTHER_LINES) if console.is_terminal else len(self.state.workers)
         yield Group(self._head(), self._workers(lines), *self._last_moves())
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(40, options.max_width)
 
     def _head(self) -> Text:
-        state = self._state
+        state = self.state
         leader = f"led by {state.leader} (epoch {state.epoch})" if state.leader else "no leader"
         head = Text(no_wrap=True, overflow="ellipsis")
-        head.append(self._bucket, "bold")
+        head.append(self.bucket, "bold")
         head.append(f"  version {state.version} {state.lifecycle.replace('_', ' ')}  {leader}\n")
         live = sum(seat.standing == "live" for seat in state.workers)
         head.append(f"{count(live)} workers, {count(state.partition_count)} partitions")
         if state.unheld:
             head.append(f", {count(len(state.unheld))} without a worker", "yellow")
-        if self._trouble:
-            head.append(f"  {self._trouble}", "red")
+        if self.trouble:
+            head.append(f"  {self.trouble}", "red")
         return head
 
     def _workers(self, lines: int) -> Table:
@@ -185,7 +183,7 @@ class Screen:
         for name in ("worker", "state", "held", "weight", "moving"):
             table.add_column(name, justify="right" if name in ("held", "weight") else "left", no_wrap=True)
         table.add_column("partitions", no_wrap=True, overflow="ellipsis", ratio=1)
-        seats = self._state.workers
+        seats = self.state.workers
         shown = seats if len(seats) <= lines else seats[: lines - 1]
         for seat in shown:
             table.add_row(*self._row(seat))
@@ -195,7 +193,7 @@ class Screen:
 
     def _row(self, seat: WorkerView) -> list[Text]:
         state = Text(seat.standing, STYLES.get(seat.standing, ""))
-        if seat.standing == "live" and (age := self._ages.get(seat.worker, 0.0)) >= LATE_SECONDS:
+        if seat.standing == "live" and (age := self.ages.get(seat.worker, 0.0)) >= LATE_SECONDS:
             state = Text(f"silent {age:.0f} s", "yellow")
         moving = Text()
         if seat.leaving:
@@ -207,11 +205,11 @@ class Screen:
         return [name, state, held, weight, moving, Text(" ".join(seat.partitions), "dim")]
 
     def _last_moves(self) -> list[Text]:
-        if not self._moved:
+        if not self.moved:
             return []
-        lines = [Text(f"last moves, of {count(len(self._moved))}:", "dim")]
+        lines = [Text(f"last moves, of {count(len(self.moved))}:", "dim")]
         return lines + [
-            Text(f"  {move_text(move)}", no_wrap=True, overflow="ellipsis") for move in self._moved[-MOVES_SHOWN:]
+            Text(f"  {move_text(move)}", no_wrap=True, overflow="ellipsis") for move in self.moved[-MOVES_SHOWN:]
         ]
 
 

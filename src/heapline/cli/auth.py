@@ -240,7 +240,7 @@ def _change(call: str, data: Path, email: str, change: Callable[[Users], UserRec
 
 
 def _password(source: Path | None, auth: AuthFiles) -> Secret:
-    """Return the password. `auth` proves that the data directory exists before anybody types."""
+    """Return the password. `auth` proves that the data directory exists before a password is typed."""
     if source is None:
         return Secret(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     if str(source) == "-":

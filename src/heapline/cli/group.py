@@ -18,7 +18,7 @@ from rich.text import Text
 from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message_view import ago, preview, print_stream_rows
 from heapline.cli.options import POSITION_HELP, Panel, Position, Seconds, YesOption, span
-from heapline.cli.output import Output, bold, columns_table, confirm, count, counted, facts_table, harmless
+from heapline.cli.output import Output, alarm, bold, columns_table, confirm, count, counted, facts_table, harmless
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
 from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset, StreamBatch
@@ -360,7 +360,7 @@ def _offsets_table(offsets: list[GroupOffset]) -> Table:
     rows = [
         (
             str(o.partition), count(o.committed), count(o.end), _lag(o.lag), count(o.outstanding), count(o.retrying),
-            _dead(o.dead), member_name(o.member or ""),
+            alarm(o.dead), member_name(o.member or ""),
         )
         for o in offsets
     ]  # fmt: skip
@@ -379,7 +379,7 @@ def _dead_cells(letter: GroupDeadLetter) -> tuple[str | Text, ...]:
 
 def _cells(info: GroupInfo) -> tuple[str, ...]:
     out, dead = sum(o.outstanding for o in info.offsets), sum(o.dead for o in info.offsets)
-    counts = _lag(info.lag), count(out), _dead(dead), count(len(info.members))
+    counts = _lag(info.lag), count(out), alarm(dead), count(len(info.members))
     return escape(info.name), *counts, _state(info), ago(info.used_at)
 
 
@@ -391,7 +391,10 @@ def _state(info: GroupInfo) -> str:
 
 def _facts(info: GroupInfo) -> list[tuple[str, str]]:
     config = info.config
-    members = [f"{member_name(name)} reads {_numbers(parts)}" for name, parts in sorted(info.members.items())]
+    members = []
+    for name, partitions in sorted(info.members.items()):
+        read = ", ".join(map(str, partitions)) or "nothing (there are more members than partitions)"
+        members.append(f"{member_name(name)} reads {read}")
     facts = [
         ("lag", _lag_summary(info)),
         ("state", _state(info)),
@@ -403,17 +406,9 @@ def _facts(info: GroupInfo) -> list[tuple[str, str]]:
     return [*facts, ("used", ago(info.used_at))] if info.used_at is not None else facts
 
 
-def _numbers(partitions: list[int]) -> str:
-    return ", ".join(map(str, partitions)) if partitions else "nothing (there are more members than partitions)"
-
-
 def _lag_summary(info: GroupInfo) -> str:
     return f"{counted(info.lag, 'row')} behind" if info.lag else "up to date"
 
 
 def _lag(number: int) -> str:
     return f"[bold]{count(number)}[/bold]" if number else "0"
-
-
-def _dead(number: int) -> str:
-    return f"[red]{count(number)}[/red]" if number else "0"

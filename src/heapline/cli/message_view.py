@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from heapline.cli.options import span
-from heapline.cli.output import Output, bold, count, harmless, size
+from heapline.cli.output import Output, bold, count, depths, harmless, size
 from heapline.contract.broker import Broker
 from heapline.contract.errors import HeaplineError
-from heapline.contract.message import Message, MessageInfo
+from heapline.contract.message import Message, MessageInfo, TopicStats
 from heapline.contract.stream import StreamMessage
 from heapline.wire.json_forms import show_payload, to_json
 
@@ -37,10 +37,6 @@ Facts = list[tuple[str | Text, str | Text]]
 
 def message_json(info: MessageInfo) -> Any:
     return to_json(info, "text")
-
-
-def popped_json(message: Message) -> dict[str, Any]:
-    return delivered_json(message, "attempts") | {"lease_token": str(message.token), "deadline": message.deadline}
 
 
 def delivered_json(message: Message | StreamMessage, *more: str) -> dict[str, Any]:
@@ -81,11 +77,16 @@ def ago(at: datetime | None) -> str:
     if at is None:
         return ""
     seconds = (datetime.now(UTC) - at).total_seconds()
-    return f"in {_rounded(-seconds)}" if seconds < 0 else f"{_rounded(seconds)} ago"
+    return f"in {rounded(-seconds)}" if seconds < 0 else f"{rounded(seconds)} ago"
 
 
-def _rounded(seconds: float) -> str:
-    return span(round(seconds) if seconds >= 1 else seconds) if seconds >= 0.001 else "0s"
+def rounded(seconds: float | None) -> str:
+    """Return a duration in whole seconds, or in milliseconds if it is shorter than a second."""
+    return "" if seconds is None else span(round(seconds) if seconds >= 1 else seconds)
+
+
+def states_of(stats: TopicStats) -> dict[str, int]:
+    return {"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "dead": stats.dead}
 
 
 def clock(at: datetime) -> str:
@@ -100,7 +101,9 @@ def messages_table(console: Console, infos: Sequence[MessageInfo], *, dead: bool
     """Return a table with one line per message. Payloads are cut to the width of the terminal, ids never."""
     names = ("message_id", "prio", "died", "reason") if dead else ("message_id", "prio", "tries", "age")
     cells: list[tuple[str | Text, ...]] = [
-        (m.message_id, str(m.priority), *((ago(m.ended_at), harmless(m.reason or "")) if dead else _tries_and_age(m)))
+        (m.message_id, str(m.priority), ago(m.ended_at), harmless(m.reason or ""))
+        if dead
+        else (m.message_id, str(m.priority), str(m.attempts), ago(m.enqueued_at).removesuffix(" ago"))
         for m in infos
     ]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
@@ -115,10 +118,6 @@ def messages_table(console: Console, infos: Sequence[MessageInfo], *, dead: bool
     for m, row in zip(infos, cells, strict=True):
         table.add_row(*row, preview(m.payload))
     return table
-
-
-def _tries_and_age(m: MessageInfo) -> tuple[str, str]:
-    return str(m.attempts), ago(m.enqueued_at).removesuffix(" ago")
 
 
 def message_facts(info: MessageInfo) -> Facts:
@@ -142,7 +141,8 @@ def message_facts(info: MessageInfo) -> Facts:
 
 def print_messages(out: Output, messages: Iterable[Message]) -> None:
     for m in messages:
-        out.row(popped_json(m), *_full_message(m.message_id, f"delivery {m.attempts}", m))
+        lease = {"lease_token": str(m.token), "deadline": m.deadline}
+        out.row(delivered_json(m, "attempts") | lease, *_full_message(m.message_id, f"delivery {m.attempts}", m))
 
 
 def print_stream_rows(out: Output, rows: Iterable[StreamMessage]) -> None:
@@ -167,6 +167,5 @@ async def empty_topic_help(hl: Broker, topic: str) -> str:
         return text  # the caller may lack the right to read statistics
     if stats.paused:
         text += "; the topic is [yellow]paused[/yellow]"
-    states = {"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "dead": stats.dead}
-    held = ", ".join(f"{count(number)} {state}" for state, number in states.items() if number)
+    held = depths({state: number for state, number in states_of(stats).items() if number})
     return f"{text} ({held})" if held else f"{text}: it is empty"

@@ -11,7 +11,7 @@ import errno
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -191,6 +191,19 @@ def count(number: int) -> str:
     '200 000'
     """
     return f"{number:,}".replace(",", " ")
+
+
+def alarm(number: int) -> str:
+    """Return a count as markup, red unless it is zero."""
+    return f"[red]{count(number)}[/red]" if number else "0"
+
+
+def depths(states: Mapping[str, int]) -> str:
+    """
+    >>> depths({"ready": 1000, "dead": 2})
+    '1 000 ready, 2 dead'
+    """
+    return ", ".join(f"{count(number)} {state}" for state, number in states.items())
 
 
 def counted(number: int, noun: str) -> str:

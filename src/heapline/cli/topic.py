@@ -15,15 +15,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from heapline.cli.connection import NetworkGroup, TopicArgument
-from heapline.cli.message_view import clock
+from heapline.cli.message_view import clock, rounded, states_of
 from heapline.cli.options import Panel, Seconds, Size, Time, Value, YesOption, pair, span, with_signature
 from heapline.cli.output import (
     Output,
+    alarm,
     bold,
     columns_table,
     confirm,
     count,
     counted,
+    depths,
     facts_table,
     harmless,
     size,
@@ -301,9 +303,9 @@ async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesO
     info = await _info(hl, topic)
     if not yes:
         stats = await _stats(hl, topic)
-        held = (
-            "all waiting messages" if stats is None else f"{count(stats.ready)} ready, {count(stats.delayed)} delayed"
-        )
+        held = "all waiting messages"
+        if stats is not None:
+            held = depths({"ready": stats.ready, "delayed": stats.delayed})
         confirm(f"Permanently remove {held} of topic {info.name}?", yes)
     purged = await hl.purge(topic)
     out.row({"topic": info.name, "count": purged}, f"{counted(purged, 'message')} removed from topic {bold(info.name)}")
@@ -318,7 +320,8 @@ async def delete_command(hl: Broker, out: Output, topic: TopicArgument, yes: Yes
     info = await _info(hl, topic)
     if not yes:
         stats = await _stats(hl, topic)
-        confirm(f"Permanently delete topic {info.name}, with {_depths(stats) if stats else 'all its messages'}?", yes)
+        held = depths(states_of(stats)) if stats else "all its messages"
+        confirm(f"Permanently delete topic {info.name}, with {held}?", yes)
     await hl.delete_topic(topic)
     out.row({"topic": info.name, "deleted": True}, f"topic {bold(info.name)} deleted")
 
@@ -353,37 +356,24 @@ def _summary(info: TopicInfo) -> str:
     return f"{first} priority first, leases of {lease}, {counted(info.config.partitions, 'partition')}"
 
 
-def _depths(stats: TopicStats) -> str:
-    states = ("ready", "delayed", "leased", "dead")
-    return ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)
-
-
 def _cells(stats: TopicStats | PartitionStats | None) -> tuple[str, ...]:
     if stats is None:
         return ("?",) * 5
-    depths = count(stats.ready), count(stats.delayed), count(stats.leased), _dead(stats.dead)
+    depths = count(stats.ready), count(stats.delayed), count(stats.leased), alarm(stats.dead)
     if isinstance(stats, PartitionStats):
         return *depths, "" if stats.throttled is None else escape(harmless(stats.throttled).plain) or "yes"
-    return *depths, "paused" if stats.paused else _age(stats.oldest_ready_age)
-
-
-def _dead(number: int) -> str:
-    return f"[red]{count(number)}[/red]" if number else "0"
-
-
-def _age(seconds: float | None) -> str:
-    return "" if seconds is None else span(round(seconds) if seconds >= 1 else seconds)
+    return *depths, "paused" if stats.paused else rounded(stats.oldest_ready_age)
 
 
 def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
-    age = _age(stats.oldest_ready_age)
+    age = rounded(stats.oldest_ready_age)
     names = {"enqueued": "enqueued", "acked": "acked", "nacked": "nacked", "lease_timeouts": "timed out"}
     totals = ", ".join(f"{count(getattr(stats, f'{name}_total'))} {text}" for name, text in names.items())
     facts = [
         ("ready", count(stats.ready) + (f", oldest for {age}" if age else "")),
         ("delayed", count(stats.delayed) + _next_due(stats)),
         ("leased", count(stats.leased)),
-        ("dead", _dead(stats.dead)),
+        ("dead", alarm(stats.dead)),
         ("since the server started", totals),
         ("journal", f"{size(stats.journal_bytes)} in {counted(stats.journal_segments, 'segment')}"),
         ("durability", stats.durability),

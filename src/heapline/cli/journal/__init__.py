@@ -26,7 +26,7 @@ from heapline.cli.journal.check import (
     verify_topic,
 )
 from heapline.cli.journal.contents import row_line, rows, show_stats, stats_json, topic_stats
-from heapline.cli.journal.topic_files import DataDirectory, TopicFiles, counting, find_topics, segment_sizes
+from heapline.cli.journal.topic_files import CountingDisk, DataDirectory, TopicFiles, find_topics, segment_sizes
 from heapline.cli.main import CommandGroup
 from heapline.cli.options import JsonOption, YesOption
 from heapline.cli.output import json_line, make_console, print_json, progress_bar, some
@@ -211,7 +211,8 @@ def _with_progress(directory: DataDirectory, verb: str, read: Callable[[Disk, To
     results = []
     with progress_bar(make_console(stderr=True), unit="bytes") as bar:
         task = bar.add_task(verb, total=total)
+        counting = CountingDisk(lambda nbytes: bar.advance(task, nbytes))
         for files in directory.topics:
             bar.update(task, description=f"{verb} {files.topic}")
-            results.append(read(counting(disk, lambda n: bar.advance(task, n)), files, running))
+            results.append(read(counting, files, running))
     return results

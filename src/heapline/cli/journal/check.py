@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from heapline.cli import output
 from heapline.cli.journal.topic_files import (
     DataDirectory,
     TopicFiles,
@@ -297,4 +298,4 @@ def _verdict_facts(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def depths_text(state: dict[str, int] | None, unknown: str) -> str:
-    return unknown if state is None else ", ".join(f"{count(number)} {name}" for name, number in state.items())
+    return unknown if state is None else output.depths(state)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from heapline.engine.snapshot_state import thaw
 from heapline.engine.topic import Topic
 from heapline.journal import (
     Disk,
+    File,
     LogReader,
     ReaderLease,
     RealDisk,
@@ -149,36 +149,23 @@ def _single_topic(folder: Path) -> DataDirectory:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-class _CountingFile:
-    """A file that reports how many bytes are read."""
+class CountingDisk(RealDisk):
+    """A disk that reports how many bytes are read from its files, for a progress bar."""
 
-    def __init__(self, file: Any, on_read: Callable[[int], None]) -> None:
-        self._file, self._on_read = file, on_read
+    def __init__(self, on_read: Callable[[int], None]) -> None:
+        self._on_read = on_read
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    def open(self, path: str, *, write: bool = False) -> File:
+        file = super().open(path, write=write)
+        read = file.pread
 
-    def pread(self, n: int, off: int) -> bytes:
-        data: bytes = self._file.pread(n, off)
-        self._on_read(len(data))
-        return data
+        def pread(n: int, off: int) -> bytes:
+            data = read(n, off)
+            self._on_read(len(data))
+            return data
 
-
-class _CountingDisk:
-    """A disk whose files report how many bytes are read, for a progress bar."""
-
-    def __init__(self, disk: Disk, on_read: Callable[[int], None]) -> None:
-        self._disk, self._on_read = disk, on_read
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._disk, name)
-
-    def open(self, path: str, *, write: bool = False) -> Any:
-        return _CountingFile(self._disk.open(path, write=write), self._on_read)
-
-
-def counting(disk: Disk, on_read: Callable[[int], None]) -> Disk:
-    return cast(Disk, _CountingDisk(disk, on_read))
+        file.pread = pread  # type: ignore[method-assign]
+        return file
 
 
 def wall_ms() -> int:

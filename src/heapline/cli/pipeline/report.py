@@ -14,7 +14,17 @@ from rich.text import Text
 
 from heapline.cli import options
 from heapline.cli.options import Directory, Past, TopicName, Value
-from heapline.cli.output import Output, columns_table, count, facts_table, make_console, rate, seconds, timestamp
+from heapline.cli.output import (
+    Output,
+    columns_table,
+    count,
+    depths,
+    facts_table,
+    make_console,
+    rate,
+    seconds,
+    timestamp,
+)
 from heapline.cli.pipeline import ARCHIVE_HELP, ArchiveOption, TopicOption, cell, spark_job
 from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.pages import Section, printable
@@ -69,7 +79,7 @@ def _audit_tables(found: Any) -> list[Any]:
     facts = [
         ("events", count(found.events)),
         ("messages", count(found.messages)),
-        ("at the end", ", ".join(f"{count(number)} {state}" for state, number in found.standing.items())),
+        ("at the end", depths(found.standing)),
         ("took", f"{seconds(found.seconds)}, {rate(found.events, found.seconds)}"),
     ]
     table = columns_table(f"audit of {', '.join(found.topics)}", names, rows, right=(2, 3))
