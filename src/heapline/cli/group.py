@@ -357,13 +357,11 @@ def _number(text: str) -> int:
 
 def _offsets_table(offsets: list[GroupOffset]) -> Table:
     names = ("partition", "committed", "end", "lag", "out", "retrying", "dead", "member")
-    rows = [
-        (
-            str(o.partition), count(o.committed), count(o.end), _lag(o.lag), count(o.outstanding), count(o.retrying),
-            alarm(o.dead), member_name(o.member or ""),
-        )
-        for o in offsets
-    ]  # fmt: skip
+    rows = []
+    for o in offsets:
+        position = str(o.partition), count(o.committed), count(o.end), _lag(o.lag)
+        failed = count(o.retrying), alarm(o.dead)
+        rows.append((*position, count(o.outstanding), *failed, member_name(o.member or "")))
     if len(offsets) > 1:
         lag, out, retrying, dead = (
             count(sum(getattr(o, name) for o in offsets)) for name in ("lag", "outstanding", "retrying", "dead")

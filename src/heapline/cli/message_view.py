@@ -122,16 +122,12 @@ def messages_table(console: Console, infos: Sequence[MessageInfo], *, dead: bool
 
 def message_facts(info: MessageInfo) -> Facts:
     """Return everything that is known about a message, for a table of facts."""
-    facts: Facts = [
-        ("message_id", info.message_id), ("state", f"[bold]{info.state}[/bold]"),
-        ("priority", "" if info.priority is None else str(info.priority)),
-        ("deliveries so far", count(info.attempts)), ("partition", str(info.partition)),
-        ("key", harmless(info.key or "")), ("fairness key", harmless(info.fairness_key or "")),
-    ]  # fmt: skip
-    times = {
-        "enqueued": info.enqueued_at, "due": info.due_at, "expires": info.expires_at, "leased until": info.deadline,
-        "ended": info.ended_at,
-    }  # fmt: skip
+    priority = "" if info.priority is None else str(info.priority)
+    facts: Facts = [("message_id", info.message_id), ("state", f"[bold]{info.state}[/bold]"), ("priority", priority)]
+    facts += [("deliveries so far", count(info.attempts)), ("partition", str(info.partition))]
+    facts += [("key", harmless(info.key or "")), ("fairness key", harmless(info.fairness_key or ""))]
+    times = {"enqueued": info.enqueued_at, "due": info.due_at, "expires": info.expires_at}
+    times |= {"leased until": info.deadline, "ended": info.ended_at}
     facts += [(name, f"{clock(at)} ({ago(at)})") for name, at in times.items() if at is not None]
     facts += [("leased by", harmless(info.holder or "")), ("reason", harmless(info.reason or ""))]
     facts += [(Text.assemble("header ", harmless(name)), harmless(value)) for name, value in info.headers.items()]

@@ -1,18 +1,24 @@
-"""Durations, sizes and times as people type them."""
+"""How options are declared, and durations, sizes and times as people type them."""
 
 from __future__ import annotations
 
 import doctest
 import io
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 from rich.console import Console
+from typer.testing import CliRunner
 
 from heapline.cli import group, message_view, options, output
+from heapline.cli.main import CommandGroup
+from heapline.cli.options import Env, Panel, Seconds
 from heapline.cli.output import facts_table, harmless
 
 
@@ -77,3 +83,61 @@ def test_foreign_text_is_escaped_and_never_markup(text: str) -> None:
     spelled = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     assert stream.getvalue().count(spelled) >= 3
     assert not set("\x1b\x9b\u202e") & set(stream.getvalue())
+
+
+def run(command: Callable[..., None], *arguments: str) -> Any:
+    group = CommandGroup("Try options.")
+    group.command("other")(lambda: None)
+    group.command("try")(command)
+    return CliRunner().invoke(group, ["try", *arguments], env={"COLUMNS": "200"})
+
+
+def test_flag_follows_from_the_name_unless_another_is_given() -> None:
+    def command(
+        max_rows: Annotated[int, "-n", "Rows."] = 1,
+        every: Annotated[bool, "--all", "All rows."] = False,
+        wait: Annotated[Seconds | None, "Wait."] = None,
+    ) -> None:
+        print(max_rows, every, wait)
+
+    assert run(command).stdout == "1 False None\n"
+    assert run(command, "-n", "2", "--all", "--wait", "1m").stdout == "2 True 60.0\n"
+    assert run(command, "--max-rows", "3").stdout == "3 False None\n"
+
+
+def test_default_duration_is_shown_as_it_is_typed() -> None:
+    def command(wait: Annotated[Seconds, "Wait."] = 90.0) -> None:
+        print(wait)
+
+    assert "[default: 1m30s]" in run(command, "--help").stdout
+    assert run(command).stdout == "90.0\n"
+
+
+def test_value_out_of_bounds_is_refused_with_its_option() -> None:
+    def command(rows: Annotated[int, "Rows.", Meta(ge=1, le=9)] = 1) -> None:
+        print(rows)
+
+    refused = run(command, "--rows", "10")
+    assert (refused.exit_code, "--rows" in refused.stderr) == (2, True)
+
+
+def test_environment_sets_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(rows: Annotated[list[int] | None, "Rows.", Env("HEAPLINE_TEST_ROWS")] = None) -> None:
+        print(rows)
+
+    monkeypatch.setenv("HEAPLINE_TEST_ROWS", "1 2")
+    assert run(command).stdout == "[1, 2]\n"
+
+
+def test_command_takes_the_value_that_a_part_builds_from_its_options() -> None:
+    def area(width: Annotated[int, "Width.", Panel("Size")], height: Annotated[int, "Height."] = 2) -> int:
+        return width * height
+
+    @options.takes(size=area)
+    def command(size: int, name: Annotated[str, "Name."] = "box") -> None:
+        """Show an area."""
+        print(name, size)
+
+    assert run(command, "--width", "3").stdout == "box 6\n"
+    assert run(command, "--width", "3", "--height", "5", "--name", "hall").stdout == "hall 15\n"
+    assert "Show an area." in run(command, "--help").stdout

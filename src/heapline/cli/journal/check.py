@@ -258,14 +258,11 @@ def _opens(disk: Disk, files: TopicFiles) -> bool:
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
-    report = verdict.report
-    return {
-        "topic": verdict.topic, "folder": verdict.folder, "ok": not verdict.findings, "running": verdict.running,
-        "segments": report.segments, "units": report.units, "first_unit": report.first_unit,
-        "last_unit": report.last_unit, "frames": report.frames, "messages": report.rows, "bytes": report.bytes,
-        "torn_unit": report.torn_unit or None, "snapshots": verdict.snapshots, "indexes": verdict.indexes,
-        "state": verdict.state, "findings": [asdict(finding) for finding in verdict.findings],
-    }  # fmt: skip
+    report, findings = verdict.report, [asdict(finding) for finding in verdict.findings]
+    names = ("segments", "units", "first_unit", "last_unit", "frames", "bytes")
+    counts = {name: getattr(report, name) for name in names} | {"messages": report.rows}
+    fields = {name: getattr(verdict, name) for name in ("topic", "folder", "running", "snapshots", "indexes", "state")}
+    return {**fields, "ok": not findings, **counts, "torn_unit": report.torn_unit or None, "findings": findings}
 
 
 def show_verdicts(console: Console, directory: DataDirectory, catalog: list[Finding], verdicts: list[Verdict]) -> None:

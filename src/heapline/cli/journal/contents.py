@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -187,17 +187,15 @@ def _reasons(
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
-    return {
-        "topic": stats.topic, "folder": stats.folder, "running": stats.running, "segments": len(stats.segments),
-        "bytes": sum(stats.segments.values()), "unit_bytes": stats.unit_bytes, "live_bytes_max": stats.live_bytes,
-        "units": stats.units, "first_unit": stats.first_unit, "last_unit": stats.last_unit,
-        "events": dict(stats.events), "rows": dict(stats.rows), "from_ms": stats.from_ms, "to_ms": stats.to_ms,
-        "snapshots": {str(unit): nbytes for unit, nbytes in stats.snapshots.items()}, "state": stats.state,
-        "live_messages": None if stats.live is None else {str(n): c for n, (c, _) in stats.live.items()},
-        "given_back_segments": stats.reclaimed, "given_back_bytes": stats.reclaimed * stats.segment_bytes,
-        "moved_records": stats.rows["moved"], "kept_for": stats.kept_for,
-        "groups": None if stats.groups is None else {name: asdict(group) for name, group in stats.groups.items()},
-    }  # fmt: skip
+    names = ("topic", "folder", "running", "unit_bytes", "units", "first_unit", "last_unit", "from_ms", "to_ms")
+    fields = {name: getattr(stats, name) for name in (*names, "state", "kept_for", "groups")}
+    fields["segments"], fields["bytes"] = len(stats.segments), sum(stats.segments.values())
+    fields["events"], fields["rows"] = dict(stats.events), dict(stats.rows)
+    fields["snapshots"] = {str(unit): nbytes for unit, nbytes in stats.snapshots.items()}
+    fields["live_messages"] = stats.live and {str(number): messages for number, (messages, _) in stats.live.items()}
+    fields["live_bytes_max"], fields["moved_records"] = stats.live_bytes, stats.rows["moved"]
+    fields["given_back_segments"], fields["given_back_bytes"] = stats.reclaimed, stats.reclaimed * stats.segment_bytes
+    return fields
 
 
 def show_stats(console: Console, stats: Stats) -> None:
@@ -273,11 +271,8 @@ def _frame_rows(frame: LogFrame, kinds: frozenset[str], payloads: bool) -> Itera
         if kinds and event.kind not in kinds:
             continue
         for index in range(event.row_count):
-            row: Row = {
-                "topic": frame.topic, "partition": frame.partition, "offset": event.offset + index,
-                "unit": frame.unit, "time_ms": frame.time_ms, "kind": event.kind,
-            }  # fmt: skip
-            row.update(_row_fields(event, index))
+            row: Row = {"topic": frame.topic, "partition": frame.partition, "offset": event.offset + index}
+            row |= {"unit": frame.unit, "time_ms": frame.time_ms, "kind": event.kind, **_row_fields(event, index)}
             if "id" in row:
                 row["message_id"] = to_ulid(row["id"], frame.id_suffix)
             if event.payloads is not None and payloads:

@@ -139,10 +139,7 @@ def show(lake: LakeOption, as_json: JsonOption = False) -> None:
     from heapline.spark.lake.maintenance import contents
 
     topics = _with_packages(contents, lake)
-    rows = [
-        (t.topic, t.view, count(t.rows), count(t.files), size(t.nbytes), _days(t), _ends(t))
-        for t in topics
-    ]  # fmt: skip
+    rows = [(t.topic, t.view, count(t.rows), count(t.files), size(t.nbytes), _days(t), _ends(t)) for t in topics]
     names = ("topic", "view", "rows", "files", "size", "days", "ends at")
     Output(as_json).row(topics, columns_table(f"lake {lake}", names, rows, right=(2, 3, 4)))
 

@@ -213,10 +213,9 @@ def partitions(topic: TopicWatch, shown: Sequence[PartitionStats], width: int) -
     lines = [head]
     for part in shown:
         line = Text(f" {part.partition:>4}")
-        for value, style, wide in (
-            (part.ready, READY, 7), (part.delayed, DELAYED, 7), (part.leased, LEASED, 7), (part.dead, DEAD, 7),
-            (topic.served.get(part.partition), OUT, 8),
-        ):  # fmt: skip
+        taken = topic.served.get(part.partition)
+        depths = [(part.ready, READY, 7), (part.delayed, DELAYED, 7), (part.leased, LEASED, 7), (part.dead, DEAD, 7)]
+        for value, style, wide in (*depths, (taken, OUT, 8)):
             text = number(value, style)
             line += Text(" " * (wide - text.cell_len)) + text
         line += Text(f"{age(part.oldest_ready_age):>7}{age(part.lease_ends_in):>7}")
