@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heapline.cli.journal.contents import Selection
 from heapline.cli.journal.contents import rows as dumped
 from heapline.cli.journal.topic_files import TopicFiles
 from heapline.contract.config import Backoff
@@ -64,7 +65,7 @@ async def live_through_everything(rig: Rig) -> None:
 def naive(rig: Rig) -> list[dict[str, Any]]:
     folder = next(path.rpartition("/")[0] for path in rig.files(".seg") if "/jobs." in path)
     place = TopicFiles("jobs", folder, id_suffix=rig.hl.topic_info("jobs").id_suffix)
-    found = dumped(rig.disk, place, running=True, partition=None, start=0, end=None, kinds=frozenset(), payloads=False)
+    found = dumped(rig.disk, place, Selection(), running=True)
     return sorted(found, key=lambda row: (row["partition"], row["offset"]))
 
 

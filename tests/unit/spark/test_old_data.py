@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from heapline.cli.journal.contents import Selection
 from heapline.cli.journal.contents import rows as dumped
 from heapline.cli.journal.topic_files import find_topics
 from heapline.journal import RealDisk
@@ -40,9 +41,7 @@ def test_fixture_log_reads_as_in_the_engine(version: str, tmp_path: Path) -> Non
     for place in places:
         events = table(catalog.parent, place.topic, "events")
         told = sorted(
-            dumped(
-                RealDisk(), place, running=True, partition=None, start=0, end=None, kinds=frozenset(), payloads=False
-            ),
+            dumped(RealDisk(), place, Selection(), running=True),
             key=lambda row: (row["partition"], row["offset"]),
         )  # fmt: skip
         assert [(e["partition"], e["offset"], e["kind"], e["id"]) for e in events] == [

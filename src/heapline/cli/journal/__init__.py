@@ -25,13 +25,12 @@ from heapline.cli.journal.check import (
     verdict_json,
     verify_topic,
 )
-from heapline.cli.journal.contents import row_line, rows, show_stats, stats_json, topic_stats
+from heapline.cli.journal.contents import Selection, row_line, rows, show_stats, stats_json, topic_stats
 from heapline.cli.journal.topic_files import CountingDisk, DataDirectory, TopicFiles, find_topics, segment_sizes
 from heapline.cli.main import CommandGroup
-from heapline.cli.options import JsonOption, YesOption
+from heapline.cli.options import JsonOption, YesOption, takes
 from heapline.cli.output import json_line, make_console, print_json, progress_bar, some
 from heapline.contract.errors import BadRequest
-from heapline.core.events import KIND_NAMES
 from heapline.journal import Disk, RealDisk, repair
 
 T = TypeVar("T")
@@ -107,39 +106,24 @@ def stats_command(path: PathArgument, topic: TopicOption = None, as_json: JsonOp
 
 
 @app.command("dump")
+@takes(selection=Selection)
 def dump_command(
+    selection: Selection,
     path: PathArgument,
     topic: TopicOption = None,
-    partition: Annotated[int | None, "Only this partition.", Meta(ge=0)] = None,
-    start: Annotated[int, "First offset.", Meta(ge=0)] = 0,
-    end: Annotated[int | None, "Offset to stop before.", Meta(ge=0)] = None,
     limit: Annotated[int | None, "Maximum number of rows.", Meta(ge=1)] = None,
-    kind: Annotated[list[str] | None, "Only events of this kind; repeatable."] = None,
     as_json: JsonOption = False,
-    payloads: Annotated[bool, "Include payloads, in base64."] = False,
 ) -> None:
     """Print the events of a journal, one line per message and event: partition:offset, time, kind, message.
 
     Example:  [cyan]heapline journal dump data --topic jobs --kind enqueued --limit 20[/cyan]
     """
-    unknown = set(kind or ()) - set(KIND_NAMES.values())
-    if unknown:
-        raise BadRequest(f"unknown kind {some(sorted(unknown))}; use {', '.join(KIND_NAMES.values())}")
     directory = find_topics(path, topic)
     _check_catalog(directory)
     if len(directory.topics) != 1:
         names = some([files.topic for files in directory.topics], 20) or "no topics"
         raise BadRequest(f"choose one topic with --topic; this directory contains {names}")
-    chosen = rows(
-        RealDisk(),
-        directory.topics[0],
-        running=directory.is_open(),
-        partition=partition,
-        start=start,
-        end=end,
-        kinds=frozenset(kind or ()),
-        payloads=payloads,
-    )
+    chosen = rows(RealDisk(), directory.topics[0], selection, running=directory.is_open())
     write, line = sys.stdout.write, json_line if as_json else row_line
     try:
         for row in islice(chosen, limit):

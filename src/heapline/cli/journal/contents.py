@@ -12,10 +12,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
 
@@ -30,8 +31,8 @@ from heapline.cli.journal.topic_files import (
     units_of,
     wall_ms,
 )
-from heapline.cli.output import columns_table, count, facts_table, size, timestamp
-from heapline.contract.errors import CorruptionError, SnapshotCorrupt
+from heapline.cli.output import columns_table, count, facts_table, size, some, timestamp
+from heapline.contract.errors import BadRequest, CorruptionError, SnapshotCorrupt
 from heapline.contract.ids import to_ulid
 from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import KIND_NAMES, decode_events
@@ -232,50 +233,57 @@ def show_stats(console: Console, stats: Stats) -> None:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def rows(
-    disk: Disk,
-    files: TopicFiles,
-    *,
-    running: bool,
-    partition: int | None,
-    start: int,
-    end: int | None,
-    kinds: frozenset[str],
-    payloads: bool,
-) -> Iterator[Row]:
-    """Yield the rows with offsets in [start, end), in the order in which they were written."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows to dump, as options of the command."""
+
+    partition: Annotated[int | None, "Only this partition.", Meta(ge=0)] = None
+    start: Annotated[int, "First offset.", Meta(ge=0)] = 0
+    end: Annotated[int | None, "Offset to stop before.", Meta(ge=0)] = None
+    kind: Annotated[list[str] | None, "Only events of this kind; repeatable."] = None
+    payloads: Annotated[bool, "Include payloads, in base64."] = False
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.kind or ()) - set(KIND_NAMES.values()):
+            raise BadRequest(f"unknown kind {some(sorted(unknown))}; use {', '.join(KIND_NAMES.values())}")
+
+    def overlaps(self, partition: int, first: int, end: int) -> bool:
+        """Return whether any of the partition's rows from `first` to before `end` is selected."""
+        is_in_range = end > self.start and (self.end is None or first < self.end)
+        return is_in_range and self.partition in (None, partition)
+
+
+def rows(disk: Disk, files: TopicFiles, selection: Selection, *, running: bool) -> Iterator[Row]:
+    """Yield the selected rows, in the order in which they were written."""
     with reader_lease(disk, files.folder, running):
-        for unit in _units(disk, files, running, partition, start):
+        for unit in _units(disk, files, selection, running):
             for frame in unit.frames:
-                if partition is not None and frame.partition != partition:
-                    continue
-                if frame.first_offset + frame.row_count <= start or (end is not None and frame.first_offset >= end):
-                    continue
-                for row in _frame_rows(decode_frame(unit, frame, files.topic, files.id_suffix), kinds, payloads):
-                    if row["offset"] >= start and (end is None or row["offset"] < end):
-                        yield row
+                if selection.overlaps(frame.partition, frame.first_offset, frame.first_offset + frame.row_count):
+                    for row in _frame_rows(decode_frame(unit, frame, files.topic, files.id_suffix), selection):
+                        if selection.overlaps(row["partition"], row["offset"], row["offset"] + 1):
+                            yield row
 
 
-def _units(disk: Disk, files: TopicFiles, running: bool, partition: int | None, start: int) -> Iterator[Unit]:
-    if partition is not None and start:
+def _units(disk: Disk, files: TopicFiles, selection: Selection, running: bool) -> Iterator[Unit]:
+    if selection.partition is not None and selection.start:
         reader = LogReader(disk, files.folder)
-        place = reader.locate(partition, offset=start)
+        place = reader.locate(selection.partition, offset=selection.start)
         if place is not None:
             # A closed journal may have complete units after its watermark, which opening would accept.
             return reader.read_units(place=place, durable_only=running)
     return units_of(disk, files, running)
 
 
-def _frame_rows(frame: LogFrame, kinds: frozenset[str], payloads: bool) -> Iterator[Row]:
+def _frame_rows(frame: LogFrame, selection: Selection) -> Iterator[Row]:
     for event in frame.events:
-        if kinds and event.kind not in kinds:
+        if selection.kind and event.kind not in selection.kind:
             continue
         for index in range(event.row_count):
             row: Row = {"topic": frame.topic, "partition": frame.partition, "offset": event.offset + index}
             row |= {"unit": frame.unit, "time_ms": frame.time_ms, "kind": event.kind, **_row_fields(event, index)}
             if "id" in row:
                 row["message_id"] = to_ulid(row["id"], frame.id_suffix)
-            if event.payloads is not None and payloads:
+            if event.payloads is not None and selection.payloads:
                 encoded = [base64.b64encode(payload).decode("ascii") for payload in event.payloads]
                 row |= {"payloads": encoded} if event.kind == "batch_prepared" else {"payload": encoded[index]}
             yield row
