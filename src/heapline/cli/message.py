@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +29,7 @@ from heapline.wire.json_forms import to_json
 
 NOTHING = 3  # exit code of a pop that got no message
 POP_MAX = 1000  # messages of one call
-PANEL, FILE = Panel("Message"), Panel("From a file")
+PANEL = Panel("Message")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Message id, as put and peek print it.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as put and peek print them.")]
@@ -60,11 +59,13 @@ def message_fields(
     json="message_id, id and duplicate of a message; for a file the numbers of lines, enqueued, duplicates and "
     "refused, and the first errors with their line numbers.",
     message=message_fields,
+    lines=put_file.Lines,
 )
 async def put(
     hl: Broker,
     out: Output,
     message: dict[str, Any],
+    lines: put_file.Lines,
     topic: TopicArgument,
     payload: Annotated[
         str | None, typer.Argument(metavar="PAYLOAD", help="Message text. Default, or with -: read stdin.")
@@ -82,20 +83,6 @@ async def put(
         "or until_ack (until it is removed). Default: window.",
         Value("SCOPE"),
     ] = None,
-    file: Annotated[
-        Path | None,
-        "-f",
-        "Enqueue a file of JSON lines, or stdin with -. Each line is a payload, stored as it is written. The "
-        "options above apply to every line.",
-        FILE,
-    ] = None,
-    messages: Annotated[
-        bool,
-        'Read each line as a complete message: {"payload_json": …, "priority": 5, "delay": 10, …}. Use '
-        "payload_text or payload (base64) if the payload is not JSON.",
-        FILE,
-    ] = False,
-    batch: Annotated[int, "Lines per call.", FILE, Meta(ge=1, le=10_000)] = put_file.BATCH,
 ) -> None:
     """Enqueue a message, or a file of messages. They are durable when the command succeeds.
 
@@ -107,12 +94,12 @@ async def put(
     """
     keys = {"idempotency_key": idempotency_key, "idempotency_scope": idempotency_scope}
     settings = {**message, "delay": delay, "deliver_at": at, **keys}
-    if file is not None:
+    if lines.file is not None:
         if payload is not None:
             raise BadRequest("a payload and --file exclude each other; omit one")
-        await put_file.put_file(hl, out, topic, file, settings, complete=messages, batch_lines=batch)
+        await put_file.put_file(hl, out, topic, lines, settings)
         return
-    if messages:
+    if lines.messages:
         raise BadRequest("--messages needs --file FILE")
     content = payload.encode("utf-8", "surrogateescape") if payload not in (None, "-") else _read_stdin()
     (result,) = await hl.enqueue_batch(topic, [Outgoing(content, **settings)], atomic=False)

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 import typer
+from msgspec import Meta
 from rich.text import Text
 
+from heapline.cli.options import Panel
 from heapline.cli.output import Output, bold, count, counted, harmless, interruptible, make_console, progress_bar
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
@@ -25,6 +27,7 @@ from heapline.contract.message import Enqueued, Outgoing
 from heapline.contract.payload_codec import without_values
 from heapline.wire.json_forms import message_form
 
+FILE = Panel("From a file")
 BATCH = 500  # lines
 BATCH_BYTES = 4 << 20
 REFUSED_MAX = 100  # refused lines after which the rest of the file is not read
@@ -33,6 +36,26 @@ _FORM = message_form()
 _MESSAGE = msgspec.json.Decoder(_FORM.twin)
 _ANY = msgspec.json.Decoder()
 Batch = list[tuple[int, bytes]]  # line numbers, from 1, and lines
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A file of messages, as options of the command."""
+
+    file: Annotated[
+        Path | None,
+        "-f",
+        "Enqueue a file of JSON lines, or stdin with -. Each line is a payload, stored as it is written. The "
+        "options above apply to every line.",
+        FILE,
+    ] = None
+    messages: Annotated[
+        bool,
+        'Read each line as a complete message: {"payload_json": …, "priority": 5, "delay": 10, …}. Use '
+        "payload_text or payload (base64) if the payload is not JSON.",
+        FILE,
+    ] = False
+    batch: Annotated[int, "Lines per call.", FILE, Meta(ge=1, le=10_000)] = BATCH
 
 
 @dataclass(slots=True)
@@ -107,14 +130,13 @@ class LineReader:
         return numbers, messages
 
 
-async def put_file(
-    hl: Broker, out: Output, topic: str, path: Path, settings: dict[str, Any], *, complete: bool, batch_lines: int
-) -> None:
+async def put_file(hl: Broker, out: Output, topic: str, lines: Lines, settings: dict[str, Any]) -> None:
     """Enqueue all lines of a file, and print how many were enqueued and refused."""
-    reader, tally = LineReader(settings, complete), Tally()
-    with _open(path) as file:
+    assert lines.file is not None
+    reader, tally = LineReader(settings, lines.messages), Tally()
+    with _open(lines.file) as file:
         try:
-            await _send(hl, topic, file, reader, tally, batch_lines)
+            await _send(hl, topic, file, reader, tally, lines.batch)
         except BaseException:  # Ctrl-C too
             if tally.enqueued or tally.duplicates:
                 text = f"[yellow]interrupted: at least {tally}.[/yellow] {_restart_advice(settings)}"

@@ -36,8 +36,6 @@ REFRESH_SECONDS = 0.1
 BASELINE_SECONDS_MAX = 4.0
 TOPIC = "heapline-bench"
 BACKLOG_MIN = 1 << 39  # larger than any bench
-
-
 CAPTION = """\
 Times are of one call; of a full cycle (enqueue, pop, ack); of a delivery from \
 its due time to its arrival at a waiting consumer. Compared: the rate as a multiple \
@@ -47,25 +45,18 @@ PERCENTS = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    seconds: float
-    size: int
-    concurrency: int
-    topic: str
-    scratch: Path
-    over_grpc: bool
+    """What to measure, as options of the command."""
+
+    seconds: Annotated[float, "Seconds per measurement.", Meta(ge=0.1, le=600)] = 2.0
+    size: Annotated[int, "Bytes per message.", Meta(ge=NUMBER_BYTES, le=1 << 20)] = 256
+    concurrency: Annotated[int, "-c", "Number of coroutines.", Meta(ge=1, le=4096)] = 64
+    topic: Annotated[str, "Topic that is created for the bench and deleted after it."] = TOPIC
+    data: Annotated[Path | None, "Measure the engine in this process, in a scratch directory here; no server."] = None
+    scratch: Annotated[Path, "Directory where the bare disk is measured; best on the server's disk."] = Path()
 
 
-@takes(out=Output, server=server_options())
-def bench(
-    out: Output,
-    server: dict[str, Any],
-    seconds: Annotated[float, "Seconds per measurement.", Meta(ge=0.1, le=600)] = 2.0,
-    size: Annotated[int, "Bytes per message.", Meta(ge=NUMBER_BYTES, le=1 << 20)] = 256,
-    concurrency: Annotated[int, "-c", "Number of coroutines.", Meta(ge=1, le=4096)] = 64,
-    topic: Annotated[str, "Topic that is created for the bench and deleted after it."] = TOPIC,
-    data: Annotated[Path | None, "Measure the engine in this process, in a scratch directory here; no server."] = None,
-    scratch: Annotated[Path, "Directory where the bare disk is measured; best on the server's disk."] = Path(),
-) -> None:
+@takes(plan=Plan, out=Output, server=server_options())
+def bench(plan: Plan, out: Output, server: dict[str, Any]) -> None:
     """Measure the speed of a server, next to the bare machine.
 
     Example:  [cyan]heapline bench[/cyan]
@@ -76,10 +67,9 @@ def bench(
     everything else that the server does, and is slowed down by it: the numbers are of
     this machine now, not of Heapline in general.
     """
-    plan = Plan(seconds, size, concurrency, topic, scratch if data is None else data, data is None)
-    if data is not None and not data.is_dir():
-        raise BadRequest(f"{not_a_directory(data)}; choose a directory on the disk to measure")
-    work = _measure_server(plan, settle(**server)) if data is None else _measure_embedded(plan, data)
+    if plan.data is not None and not plan.data.is_dir():
+        raise BadRequest(f"{not_a_directory(plan.data)}; choose a directory on the disk to measure")
+    work = _measure_server(plan, settle(**server)) if plan.data is None else _measure_embedded(plan, plan.data)
     try:
         report: Report = run_fast(_until_interrupted(work))
     except asyncio.CancelledError:
@@ -133,9 +123,9 @@ async def _baselines(plan: Plan, batch: int, bar: Progress) -> list[Measurement]
     seconds, found = min(plan.seconds, BASELINE_SECONDS_MAX) / 2, []
     for messages in (1, batch):
         name = f"fsynced writes of {messages}"
-        work = asyncio.to_thread(fsynced_writes, plan.scratch, name, plan.size, messages, seconds)
+        work = asyncio.to_thread(fsynced_writes, plan.data or plan.scratch, name, plan.size, messages, seconds)
         found.append(await _with_progress(bar, name, work))
-    if plan.over_grpc:
+    if plan.data is None:
         name = "bare gRPC calls"
         found.append(await _with_progress(bar, name, bare_calls(name, plan.size, plan.concurrency, seconds)))
     return found

@@ -22,9 +22,7 @@ runner = CliRunner()
 
 
 def wanted(scratch: Path, **given: Any) -> command.Plan:
-    fields: dict[str, Any] = {
-        "seconds": SECONDS, "size": 64, "concurrency": 4, "topic": "bench", "scratch": scratch, "over_grpc": False,
-    }  # fmt: skip
+    fields: dict[str, Any] = {"seconds": SECONDS, "size": 64, "concurrency": 4, "topic": "bench", "data": scratch}
     return command.Plan(**{**fields, **given})
 
 
