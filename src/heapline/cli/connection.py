@@ -1,8 +1,8 @@
 """How a command reaches a server: the options that all commands share, the key, and the connection.
 
 `over_network` turns a coroutine function that takes a broker into a command. It adds the options, connects, runs the
-function, and rewrites errors: it names the command or option that helps, and where a key was looked for. An error
-keeps its class and its data. A secret is never an option: keys are stored in files.
+function, and rewrites errors: they name the command or option that helps, and the files that were searched for a key.
+An error keeps its class and its data. A secret is never an option: keys are stored in files.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ CA_HELP = "Use TLS and trust the certificate authorities in this PEM file."
 Address = Annotated[str, Value("HOST:PORT")]
 KeyFileOption = Annotated[File | None, KEY_HELP, SERVER, Env(client_connect.KEY_FILE)]
 CaOption = Annotated[File | None, CA_HELP, SERVER, Env(client_connect.CA_FILE)]
-NAMES_SHOWN = 10
-CONNECT_SECONDS = 2.0
+NAMES_SHOWN = 10  # existing names in an error
+CONNECT_SECONDS = 2.0  # to find out whether a server listens
 _WRONG_PROTOCOL = (
     "A process listens there. Check that both sides use TLS, or neither (--ca FILE, heaplines://HOST:PORT), and that "
     "it is the gRPC port"
