@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.spark.audit.batches import BatchBook
-from heapline.spark.audit.facts import Balance
+from heapline.spark.audit.facts import Balance, BatchBook
 from heapline.spark.audit.marks import Mark, Reach
 from heapline.spark.audit.ranks import BEGIN, END, NEVER, Exclusion, Intervals, exclude, ranks
 from heapline.spark.audit.report import NOT_APPLICABLE, PROVED

@@ -19,7 +19,7 @@ from functools import cache, partial, reduce
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -40,11 +40,10 @@ from heapline.spark.target import resolve
 EXAMPLES = 10
 ROWS_PER_TASK = 1_500_000
 PIECES = 4  # the minimum number of tasks that read a journal
-#: Rows that tasks return: a kind, and numbers whose meaning depends on the kind; or a binary value with many of them.
-_ROW = ("what", "topic", "id", "key", "a", "b", "c", "d", "e")
-_ROW_NAMES = ", ".join(f"{name} bigint" for name in _ROW) + ", blob binary"
-_ROW_SCHEMA = pa.schema([*((name, pa.int64()) for name in _ROW), ("blob", pa.binary())])
-_VIOLATIONS, _EXAMPLE, _STANDING, _PURGED, _TOTALS, _READY, _RANKED, _RANK_EXAMPLE = range(8)
+#: Rows that tasks return: encoded Findings, columns of Intervals, or an encoded Ranked.
+_ROW_DDL = "what int, topic int, blob binary"
+_ROW_SCHEMA = pa.schema([("what", pa.int32()), ("topic", pa.int32()), ("blob", pa.binary())])
+_FOUND, _READY, _RANKED = range(3)
 
 
 def audit(
@@ -193,14 +192,17 @@ def _judge(packed: Any, opening: Any, facts: Facts, examples: int) -> AuditResul
     names = [topic.name for topic in facts.topics]
     if opening is not None:
         packed = packed.unionByName(_opening(opening, names).mapInArrow(partial(S.pack_steps, names), S.PACKED_DDL))
-    rows = sum(reach.rows for reach in facts.reaches)
-    tasks = min(S.BUCKETS, max(2, -(-rows // ROWS_PER_TASK)))
+    events = sum(reach.rows for reach in facts.reaches)
+    tasks = min(S.BUCKETS, max(2, -(-events // ROWS_PER_TASK)))
     judged = packed.repartitionById(tasks, packed["bucket"] % tasks).select("blob")
-    judged = judged.mapInArrow(partial(_judge_task, facts.topics, examples), _ROW_NAMES)
+    judged = judged.mapInArrow(partial(_judge_task, facts.topics, examples), _ROW_DDL)
     if any(rule is not None for rule in facts.rules):
         ranking = partial(_rank_task, facts.rules, examples)
-        judged = judged.repartition(len(names), "topic").mapInArrow(ranking, _ROW_NAMES)
-    return _report(facts, judged.drop("blob").toArrow(), examples)
+        judged = judged.repartition(len(names), "topic").mapInArrow(ranking, _ROW_DDL)
+    rows = judged.where(judged["what"] != _READY).toArrow().to_pylist()
+    findings = [msgspec.msgpack.decode(row["blob"], type=H.Findings) for row in rows if row["what"] == _FOUND]
+    ranked = [msgspec.msgpack.decode(row["blob"], type=Ranked) for row in rows if row["what"] == _RANKED]
+    return make_report(facts, findings, ranked, examples)
 
 
 def _number(names: Sequence[str]) -> Any:
@@ -241,22 +243,15 @@ def _judge_task(topics: Sequence[H.Topic], examples: int, batches: Iterator[Any]
 
 
 def _as_rows(found: H.Findings) -> Iterator[Any]:
-    t = found.topic
-    rows = [(_TOTALS, t, 0, 0, found.messages, found.leases, found.timed, found.unknown, 0)]
-    rows += [(_VIOLATIONS, t, 0, what, count, 0, 0, 0, 0) for what, count in found.violations.items()]
-    rows += [(_EXAMPLE, t, v.id, v.what, v.offset, v.before, v.at, v.due, 0) for v in found.examples]
-    rows += [(_STANDING, t, 0, state, part, count, 0, 0, 0) for (part, state), count in found.standing.items()]
-    rows += [(_PURGED, t, 0, 0, part, offset, count, 0, 0) for (part, offset), count in found.purged.items()]
-    yield _batch(np.array(rows, dtype=np.int64).T)
-    if found.intervals is not None:
-        for blob in S.pack_columns(found.intervals):
-            yield _batch([[_READY], [t], *[[0]] * 7], [blob])
+    intervals, found.intervals = found.intervals, None
+    yield _row(_FOUND, found.topic, msgspec.msgpack.encode(found))
+    if intervals is not None:
+        for blob in S.pack_columns(intervals):
+            yield _row(_READY, found.topic, blob)
 
 
-def _batch(columns: Any, blobs: list[bytes | None] | None = None) -> Any:
-    numbers = [pa.array(column, pa.int64()) for column in columns]
-    values = pa.array(blobs, pa.binary()) if blobs else pa.nulls(len(numbers[0]), pa.binary())
-    return pa.RecordBatch.from_arrays([*numbers, values], schema=_ROW_SCHEMA)
+def _row(what: int, topic: int, blob: bytes) -> Any:
+    return pa.RecordBatch.from_pylist([{"what": what, "topic": topic, "blob": blob}], schema=_ROW_SCHEMA)
 
 
 def _rank_task(rules: Sequence[RankRule | None], examples: int, batches: Iterator[Any]) -> Iterator[Any]:
@@ -273,34 +268,4 @@ def _rank_task(rules: Sequence[RankRule | None], examples: int, batches: Iterato
         if rule is None:
             continue
         found = rank(Intervals(*S.unpack_columns(blobs, Intervals._fields)), number, rule, examples)
-        rows = [(_RANKED, number, 0, 0, found.looked_at, found.wrong, found.rank_max, 0, 0)]
-        rows += [(_RANK_EXAMPLE, number, id, 0, offset, place, 0, 0, 0) for id, offset, place in found.examples]
-        yield _batch(np.array(rows, dtype=np.int64).T)
-
-
-def _report(facts: Facts, table: Any, examples: int) -> AuditResult:
-    """Convert the tasks' rows back to findings, and report on them."""
-    findings: list[H.Findings] = []
-    ranked: dict[int, Ranked] = {}
-    for row in table.to_pylist():
-        what, t, id, key, a, b, c, d, _ = (row[name] for name in _ROW)
-        part = H.Findings(t)
-        if what == _TOTALS:
-            part.messages, part.leases, part.timed, part.unknown = a, b, c, d
-        elif what == _VIOLATIONS:
-            part.violations[key] = a
-        elif what == _EXAMPLE:
-            part.examples.append(H.Violation(key, t, id, a, b, c, d))
-        elif what == _STANDING:
-            part.standing[a, key] = b
-        elif what == _PURGED:
-            part.purged[a, b] = c
-        elif what == _RANKED:
-            ranked[t] = Ranked(t, a, b, c, ranked[t].examples if t in ranked else ())
-            continue
-        elif what == _RANK_EXAMPLE:
-            before = ranked.get(t, Ranked(t, 0, 0, 0, ()))
-            ranked[t] = before._replace(examples=(*before.examples, (id, a, b)))
-            continue
-        findings.append(part)
-    return make_report(facts, findings, list(ranked.values()), examples)
+        yield _row(_RANKED, number, msgspec.msgpack.encode(found))

@@ -58,7 +58,9 @@ def exclusions_of(marks: Sequence[Mark], reaches: Sequence[Reach]) -> list[Exclu
     """
     found: list[Exclusion] = []
     for reach in reaches:
-        mine = sorted((m for m in marks if m.kind == "throttled" and m.partition == reach.partition), key=_offset)
+        mine = sorted(
+            (m for m in marks if m.kind == "throttled" and m.partition == reach.partition), key=lambda mark: mark.offset
+        )
         since = None if reach.first == 0 else -1
         if since is not None and reach.first_lease < NEVER and (not mine or reach.first_lease < mine[0].unit):
             found.append(Exclusion(reach.partition, since, reach.first_lease))
@@ -72,10 +74,6 @@ def exclusions_of(marks: Sequence[Mark], reaches: Sequence[Reach]) -> list[Exclu
         if since is not None:
             found.append(Exclusion(reach.partition, since, NEVER - 1))
     return found
-
-
-def _offset(mark: Mark) -> int:
-    return mark.offset
 
 
 def settings_of(marks: Sequence[Mark], now: TopicConfig | None) -> tuple[list[TopicConfig], int]:
@@ -138,41 +136,15 @@ def merge_marks(tables: Sequence[Any]) -> tuple[list[Mark], list[Reach]]:
     """Merge tables of `collect_marks`."""
     if not tables:
         return [], []
-    rows = _summed(pa.concat_tables(tables), _KEYS).to_pylist()
+    table = pa.concat_tables(tables)
     marks = [
-        Mark(
-            r["topic"],
-            r["partition"],
-            r["kind"],
-            r["batch_id"],
-            r["details"],
-            r["unit"],
-            r["first"],
-            r["rows"],
-            r["named"],
-            r["count"] or 0,
-        )
-        for r in rows
-        if r["kind"] is not None
+        Mark._make([*(row[name] for name in (*_KEYS[:-1], "first", "rows", "named")), row["count"] or 0])
+        for row in _summed(table, _KEYS).to_pylist()
+        if row["kind"] is not None
     ]
-    return marks, _reaches(rows)
-
-
-def _reaches(rows: Sequence[dict[str, Any]]) -> list[Reach]:
-    found: dict[tuple[str, int], Reach] = {}
-    for r in rows:
-        lease = NEVER if r["first_lease"] is None else r["first_lease"]
-        ends = (r["first"], r["last"], r["last_unit"])
-        reach = Reach(r["topic"], r["partition"], r["rows"], *ends, lease, r["ahead"])
-        before = found.get((reach.topic, reach.partition), reach._replace(rows=0))
-        found[reach.topic, reach.partition] = Reach(
-            reach.topic,
-            reach.partition,
-            rows=before.rows + reach.rows,
-            first=min(before.first, reach.first),
-            last=max(before.last, reach.last),
-            last_unit=max(before.last_unit, reach.last_unit),
-            first_lease=min(before.first_lease, reach.first_lease),
-            wall_ahead=max(before.wall_ahead, reach.wall_ahead),
-        )
-    return list(found.values())
+    reaches = []
+    for row in _summed(table, _KEYS[:2]).to_pylist():
+        known = (row[name] for name in ("topic", "partition", "rows", "first", "last", "last_unit"))
+        first_lease = NEVER if row["first_lease"] is None else row["first_lease"]
+        reaches.append(Reach._make([*known, first_lease, row["ahead"]]))
+    return marks, reaches
