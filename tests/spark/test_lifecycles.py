@@ -19,7 +19,7 @@ from heapline.contract.message import Outgoing
 from heapline.spark.audit.job import audit, audit_events
 from heapline.spark.jobs import lifecycle_updates as keeping
 from heapline.spark.jobs.archive import archive
-from heapline.spark.jobs.lake import events_of
+from heapline.spark.jobs.lake import topic_rows
 from heapline.spark.jobs.lifecycle_updates import (
     TYPES,
     Extent,
@@ -145,7 +145,7 @@ def test_kept_lifecycles_equal_a_full_run_even_after_a_kill(
     stale = LifecycleTable(out, keeping.TYPES)
     assert keep_lifecycles(spark, where, "jobs", out).events > 0
     assert keep_lifecycles(spark, where, "jobs", out).events == 0
-    whole = rows_of(lifecycles(events_of(spark, where, topic="jobs")))
+    whole = rows_of(lifecycles(topic_rows(spark, where, topic="jobs")))
     assert rows_of(read_lifecycles(spark, out)) == whole
     assert len(rows_of(read_lifecycles(spark, out, over=False))) == sum(not row["is_over"] for row in whole.values())
     with pytest.raises(TableMoved, match="run again"):
@@ -164,7 +164,7 @@ def test_first_lifecycle_run_with_a_lake_starts_at_its_beginning(spark: Any, hl:
     archive(TasksAtOnce(), where, "jobs", lake, views=("events",), fail_on_loss=False)
     keep_lifecycles(spark, where, "jobs", str(tmp_path / "lives"), lake=lake)
     kept = rows_of(read_lifecycles(spark, str(tmp_path / "lives")))
-    assert kept == rows_of(lifecycles(events_of(spark, where, lake, "jobs")))
+    assert kept == rows_of(lifecycles(topic_rows(spark, where, lake, "jobs")))
     assert sum(row["payload_bytes"] == 20 for row in kept.values()) == 60
 
 

@@ -221,7 +221,7 @@ def lifecycles(
 
     Example:  [cyan]heapline pipeline lifecycles --path data --topic jobs --out lifecycles[/cyan]
     """
-    from heapline.spark.jobs.lake import events_of
+    from heapline.spark.jobs.lake import topic_rows
     from heapline.spark.jobs.lifecycle_updates import keep_lifecycles, read_lifecycles
     from heapline.spark.jobs.lifecycles import NEEDS
     from heapline.spark.jobs.lifecycles import lifecycles as lifecycles_of
@@ -233,7 +233,7 @@ def lifecycles(
             rows = read_lifecycles(spark, str(out_dir), topic=topic)
         else:
             stored = None
-            rows = lifecycles_of(events_of(spark, where, archive_dir, topic, columns=NEEDS))
+            rows = lifecycles_of(topic_rows(spark, where, archive_dir, topic, columns=NEEDS))
         by_outcome = {row["outcome"]: row["count"] for row in rows.groupBy("outcome").count().collect()}
         newest = rows.orderBy("id", ascending=False).limit(show).select(*LIFECYCLE_COLUMNS).collect() if show else []
     facts = [(outcome, count(number)) for outcome, number in sorted(by_outcome.items())]

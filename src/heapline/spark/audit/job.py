@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from heapline.contract.errors import BadRequest
@@ -32,7 +34,7 @@ from heapline.spark.audit.facts import Balances, BrokerState, Facts, RankRule, b
 from heapline.spark.audit.marks import merge_marks
 from heapline.spark.audit.ranks import Intervals
 from heapline.spark.audit.report import AuditResult, Example, Ranked, make_report, rank
-from heapline.spark.jobs.lake import Offsets, events_of, journal_events
+from heapline.spark.jobs.lake import Offsets, journal_rows, topic_rows
 from heapline.spark.options import parse_options, plain_topic
 from heapline.spark.source import BatchReader, HeaplineSource
 from heapline.spark.target import resolve
@@ -78,7 +80,7 @@ def audit(
     packed = _read(spark, where, names, lake, start, broker.ends)
     closing = closing if closing is not None else broker.closing
     result = _audited(packed, names, opening, closing, {**broker.configs, **(configs or {})}, examples, started)
-    return _with_ulids(result, lambda name: events_of(spark, where, lake, name, columns=("topic", "message_id")))
+    return _with_ulids(result, lambda name: topic_rows(spark, where, lake, name, columns=("topic", "message_id")))
 
 
 def audit_events(
@@ -125,13 +127,13 @@ def _read(
     ends: Mapping[str, Offsets],
 ) -> Any:
     if lake is not None:
-        parts = [_packed(events_of(spark, where, lake, name, columns=S.NEEDS)) for name in names]
+        parts = [_packed(topic_rows(spark, where, lake, name, columns=S.NEEDS)) for name in names]
     elif where is None:
         raise BadRequest("no source of events; give options of the format heapline, or a lake")
     else:
         spark.dataSource.register(PackedEvents)
         where = {"minPartitions": str(PIECES), **where}
-        read = partial(journal_events, spark, where, columns=S.NEEDS, start=start, source=PackedEvents.name())
+        read = partial(journal_rows, spark, where, columns=S.NEEDS, start=start, source=PackedEvents.name())
         parts = [read(name, end=ends.get(name)) for name in names]
     return reduce(lambda a, b: a.unionByName(b), parts)
 
@@ -149,8 +151,6 @@ def _audited(
     examples: int,
     started: float,
 ) -> AuditResult:
-    from pyspark import StorageLevel
-
     packed = packed.persist(StorageLevel.DISK_ONLY)
     try:
         blobs = packed.where(packed["what"] == S.MARK_ROWS).select("blob").toArrow()["blob"]
@@ -168,8 +168,6 @@ def _with_ulids(result: AuditResult, events_of_topic: Callable[[str], Any]) -> A
 
     The steps have no id suffix, so it is read from one event of each topic that has an example.
     """
-    from pyspark.sql import functions as F
-
     @cache
     def suffix_of_topic(topic: str) -> int | None:
         found = events_of_topic(topic).where((F.col("topic") == topic) & F.col("message_id").isNotNull())
@@ -206,8 +204,6 @@ def _judge(packed: Any, opening: Any, facts: Facts, examples: int) -> AuditResul
 
 
 def _number(names: Sequence[str]) -> Any:
-    from pyspark.sql import functions as F
-
     if len(names) == 1:
         return F.lit(0)
     return F.coalesce(*(F.when(F.col("topic") == name, number) for number, name in enumerate(names)))
@@ -215,8 +211,6 @@ def _number(names: Sequence[str]) -> Any:
 
 def _opening(rows: Any, names: Sequence[str]) -> Any:
     """Return the messages that existed at the start, as steps before all others."""
-    from pyspark.sql import functions as F
-
     columns = {
         "topic": _number(names),
         "id": F.col("id"),

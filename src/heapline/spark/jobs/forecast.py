@@ -17,10 +17,12 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
+from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.queue_simulation import F64, I64, Load, fewest, grown, load_of, quantiles, resampled, simulate
-from heapline.spark.jobs.report import read_lifecycles, within
+from heapline.spark.jobs.lifecycles import topic_lifecycles
+from heapline.spark.jobs.report import within
 
 MESSAGES_MAX = 1_000_000  # about 3 s per worker pool
 WINDOWS = 48  # a long past is divided into windows, of which every n-th is used
@@ -89,7 +91,7 @@ def forecast(
     tell = tell or (lambda _: None)
     goals = _checked(workers, goal, growth)
     if lifecycles is None:
-        lifecycles, _ = read_lifecycles(spark, where, lake, topic)
+        lifecycles, _ = topic_lifecycles(spark, where, lake, topic)
     tell("collecting arrivals …")
     past, sampled = _collected(lifecycles, since, until, max(int(messages_max / max(growth, 1.0)), 1))
     rng = np.random.default_rng(_SEED)
@@ -183,9 +185,7 @@ def _default_sizes(floor: int, needed: int | None) -> list[int]:
 
 def _collected(lifecycles: Any, since: datetime | None, until: datetime | None, most: int) -> tuple[Any, float]:
     """Return (ready_ms, priority, service_ms, tries, wait_ms, run) as an Arrow table, and its share of the past."""
-    from pyspark.sql import functions as F
-
-    rows = lifecycles.where(within(F, "due_at", since, until) & F.col("priority").isNotNull()).select(
+    rows = lifecycles.where(within("due_at", since, until) & F.col("priority").isNotNull()).select(
         F.unix_millis("due_at").alias("ready_ms"),
         "priority",
         "service_ms",

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heapline.contract.errors import BadRequest, MessageLeased, MessageNotFound
+from heapline.contract.message import DlqFilter
 from heapline.spark.options import plain_topic
 from heapline.spark.target import client_of, server_target, subscribed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -113,22 +114,16 @@ def forget_in_queue(
 
 
 def _in_topic(spark: Any, client: Any, where: Mapping[str, str], topic: str, retention: float, key: str) -> InTopic:
-    from heapline.contract.message import DlqFilter
+    from heapline.spark.jobs.lake import journal_rows
 
-    waiting = _of_key(_view(spark, where, topic, "backlog", "key,id"), key).select("id").collect()
+    waiting = _of_key(journal_rows(spark, where, topic, "backlog", columns=("key", "id")), key).select("id").collect()
     cancelled, leased = cancel_all(client, topic, (row.id for row in waiting))
     deleted = client.dlq_delete(topic, where=DlqFilter(key=key))
-    left = _of_key(_view(spark, where, topic, "messages", "key,unit,timestamp"), key)
+    left = _of_key(journal_rows(spark, where, topic, "messages", columns=("key", "unit", "timestamp")), key)
     row = left.selectExpr("count(*)", "min(unit)", "max(unit)", "max(timestamp)").collect()[0]
     segments = None if not row[0] else segments_of(where, topic, row[1], row[2])
     newest = None if row[3] is None else row[3].astimezone(UTC)  # Spark returns local time without a time zone
     return InTopic(topic, cancelled, deleted, leased, row[0], segments, newest, retention)
-
-
-def _view(spark: Any, where: Mapping[str, str], topic: str, view: str, columns: str) -> DataFrame:
-    options = {**where, "subscribe": topic, "view": view, "columns": columns}
-    found: DataFrame = spark.read.format("heapline").options(**options).load()
-    return found
 
 
 def _of_key(rows: Any, key: str) -> Any:

@@ -11,10 +11,14 @@ them, because Spark cannot tell a Python source and columns that are not named a
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
 from heapline.spark.lake.claims import Claim, claim_of
@@ -28,17 +32,18 @@ Offsets = Mapping[int, int]  # by partition
 _PARTITION_TYPES = {"namespace": "string", "topic": "string", "date": "date"}
 
 
-def events_of(
+def topic_rows(
     spark: Any,
     where: Mapping[str, str] | None = None,
     lake: str | None = None,
     topic: str = "",
+    view: str = "events",
     *,
     columns: Sequence[str] | None = None,
     start: Offsets | None = None,
     end: Offsets | None = None,
 ) -> Any:
-    """Return the events of a topic as a DataFrame with the given columns, or all columns of the view.
+    """Return the rows of a topic as a DataFrame with the given columns, or all columns of the view.
 
     `where` has options of the format `heapline` (`path`, or `heapline.url` and so on): the journal. `lake` is the
     directory of an archive; with both, the rows of the journal follow those of the archive without a gap. `start` and
@@ -48,35 +53,53 @@ def events_of(
         raise BadRequest("no topic given")
     if lake is None:
         if where is None:
-            raise BadRequest("no source of events; give options of the format heapline (path, heapline.url) or a lake")
-        return journal_events(spark, where, topic, columns=columns, start=start, end=end)
+            raise BadRequest(f"no source of {view}; give options of the format heapline (path, heapline.url) or a lake")
+        return journal_rows(spark, where, topic, view, columns=columns, start=start, end=end)
     if start or end:
         raise BadRequest("offsets apply to the journal, not to a lake; filter the DataFrame by partition and offset")
-    found = lake_rows(spark, lake, None if where is None else dict(where), topic, "events")
+    found = lake_rows(spark, lake, None if where is None else dict(where), topic, view)
     return found if columns is None else found.select(*columns)
 
 
-def journal_events(
+def journal_rows(
     spark: Any,
     where: Mapping[str, str],
     topic: str,
+    view: str = "events",
     *,
     columns: Sequence[str] | None = None,
     start: Offsets | None = None,
     end: Offsets | None = None,
     source: str = "heapline",
 ) -> Any:
-    """Return the events in the journal. A batch is fixed when it is loaded, so every action reads the same rows.
+    """Return the rows in the journal. A batch is fixed when it is loaded, so every action reads the same rows.
 
     `source` is the name of a format that has the options of `heapline`.
     """
-    reader = spark.read.format(source).options(**where).option("view", "events").option("subscribe", topic)
+    reader = spark.read.format(source).options(**where).option("view", view).option("subscribe", topic)
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
     for name, offsets in (("startingOffsets", start), ("endingOffsets", end)):
         if offsets is not None:
-            reader = reader.option(name, json.dumps({topic: {str(p): o for p, o in offsets.items()}}))
+            reader = reader.option(name, _offsets_json({topic: offsets}))
     return reader.load()
+
+
+def _offsets_json(offsets: Mapping[str, Offsets]) -> str:
+    return json.dumps({topic: {str(p): offset for p, offset in parts.items()} for topic, parts in offsets.items()})
+
+
+def offset_ranges(rows: Any) -> Ranges:
+    """Return the first offset and the end of each partition that has rows."""
+    found = rows.groupBy("partition").agg(F.min("offset"), F.max("offset")).collect()
+    return {partition: (first, last + 1) for partition, first, last in sorted(found)}
+
+
+def in_ranges(ranges: Ranges) -> Any:
+    """Return the condition for rows whose offset is in the range of their partition."""
+    partition, offset = F.col("partition"), F.col("offset")
+    tests = ((partition == p) & (offset >= first) & (offset < end) for p, (first, end) in ranges.items())
+    return reduce(operator.or_, tests, F.lit(False))
 
 
 def ranges_of(where: Mapping[str, str], topic: str, **options: str) -> Ranges:
@@ -131,10 +154,10 @@ def _live(spark: Any, table: LakeTable | None, where: Mapping[str, str], topics:
     if "path" in options:
         options["path"] = os.path.abspath(options["path"])  # Spark plans in a process with its own working directory
     claims = _missing(table, options)
-    starts = {t: {str(p): start for p, (start, _) in claim.ranges.items()} for t, claim in claims.items()}
-    ends = {t: {str(p): end for p, end in claim.ends.items()} for t, claim in claims.items()}
+    starts = _offsets_json({t: {p: start for p, (start, _) in c.ranges.items()} for t, c in claims.items()})
+    ends = _offsets_json({t: c.ends for t, c in claims.items()})
     reader = spark.read.format("heapline").options(**options).option("includeHeaders", "true")
-    rows = reader.option("startingOffsets", json.dumps(starts)).option("endingOffsets", json.dumps(ends)).load()
+    rows = reader.option("startingOffsets", starts).option("endingOffsets", ends).load()
     return rows.selectExpr(*(_expression(view, name) for name, _ in table_columns(view)))
 
 

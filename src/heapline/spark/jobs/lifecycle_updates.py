@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
+from pyspark.sql import functions as F
+
 from heapline.contract.errors import BadRequest, ConflictError
-from heapline.spark.jobs.lake import events_of, journal_events
+from heapline.spark.jobs.lake import in_ranges, journal_rows, offset_ranges, topic_rows
 from heapline.spark.jobs.lifecycles import COLUMNS, MARK_NEEDS, NEEDS, lifecycles
 from heapline.spark.lake.claims import Extent
 from heapline.spark.lake.files import sync_path
@@ -88,11 +90,8 @@ def _available(
     if where is None:
         if lake is None:
             raise BadRequest("no source of events; give options of the format heapline, or a lake")
-        from pyspark.sql import functions as F
-
-        rows = events_of(spark, None, lake, topic, columns=["partition", "offset"])
-        found = rows.groupBy("partition").agg(F.min("offset").alias("a"), F.max("offset").alias("b")).collect()
-        return 0, {r["partition"]: r["a"] for r in found}, {r["partition"]: r["b"] + 1 for r in found}
+        found = offset_ranges(topic_rows(spark, None, lake, topic, columns=("partition", "offset")))
+        return 0, {p: first for p, (first, _) in found.items()}, {p: end for p, (_, end) in found.items()}
     with subscribed(where, subscribe=topic, view="events") as (subscription, _):
         log = subscription.logs[topic]
         return log.ref.incarnation, dict(log.starts()), dict(log.ends())
@@ -102,11 +101,8 @@ def _starts_with_lake(
     spark: Any, where: Mapping[str, str], topic: str, lake: str, ends: Mapping[int, int]
 ) -> dict[int, int]:
     """Return where lake and journal together begin. Only needed if the journal alone does not go back far enough."""
-    from pyspark.sql import functions as F
-
-    rows = events_of(spark, where, lake, topic, columns=["partition", "offset"])
-    found = dict(tuple(row) for row in rows.groupBy("partition").agg(F.min("offset")).collect())
-    return {p: found.get(p, end) for p, end in ends.items()}
+    found = offset_ranges(topic_rows(spark, where, lake, topic, columns=("partition", "offset")))
+    return {p: found[p][0] if p in found else end for p, end in ends.items()}
 
 
 def _new_events(
@@ -119,13 +115,10 @@ def _new_events(
 ) -> tuple[Any, Any]:
     if lake is None:
         assert where is not None
-        events = journal_events(spark, where, topic, columns=NEEDS, start=first, end=ends)
-        return events, journal_events(spark, where, topic, columns=MARK_NEEDS, start=first, end=ends)
-    from pyspark.sql import functions as F
-
-    offset, partition = F.col("offset"), F.col("partition")
-    within = [(partition == p) & (offset >= first[p]) & (offset < ends[p]) for p in ends]
-    events = events_of(spark, where, lake, topic, columns=NEEDS).where(reduce(lambda a, b: a | b, within))
+        events = journal_rows(spark, where, topic, columns=NEEDS, start=first, end=ends)
+        return events, journal_rows(spark, where, topic, columns=MARK_NEEDS, start=first, end=ends)
+    new = in_ranges({p: (first[p], end) for p, end in ends.items()})
+    events = topic_rows(spark, where, lake, topic, columns=NEEDS).where(new)
     return events, events
 
 
@@ -143,8 +136,6 @@ def _micros(spark: Any) -> Iterator[None]:
 
 def read_lifecycles(spark: Any, out_dir: str, *, topic: str | None = None, over: bool | None = None) -> Any:
     """Return the table as a DataFrame with the columns of `lifecycles`."""
-    from pyspark.sql import functions as F
-
     table = LifecycleTable(out_dir, TYPES)
     if not table.exists:
         raise BadRequest(f"{out_dir!r} does not contain lifecycles")

@@ -1,6 +1,6 @@
 """Lifecycles: one row per message with its times, attempts and outcome, derived from events.
 
-A transformation of DataFrames only; lifecycle_updates.py keeps the result on disk.
+`lifecycles` is a transformation of DataFrames only; lifecycle_updates.py keeps the result on disk.
 
 *How it works.* Each event becomes a *step*: the few columns that it sets for its message. Steps are brought to their
 message in one shuffle and folded in the order of their offsets; a message never leaves its partition, so this order is
@@ -16,7 +16,13 @@ their own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from heapline.spark.jobs.lake import topic_rows
 
 #: Required columns of the view `events`, for reading with `columns=`.
 NEEDS = (
@@ -45,8 +51,6 @@ def lifecycles(events: Any, before: Any = None, marks: Any = None) -> Any:
     `before` has rows of an earlier call that these events continue. `marks` has the same events, or only those of the
     kinds `purged` and `fired` without an id, if that is cheaper than reading `events` twice.
     """
-    from pyspark.sql import functions as F
-
     steps = _steps(events)
     if before is not None:
         steps = steps.unionByName(_steps_before(before))
@@ -56,10 +60,18 @@ def lifecycles(events: Any, before: Any = None, marks: Any = None) -> Any:
     return _finished(rows)
 
 
+def topic_lifecycles(
+    spark: Any, where: Mapping[str, str] | None, lake: str | None, topic: str, events: Any = None
+) -> tuple[Any, Any]:
+    """Return the lifecycles of a topic, and the events that they were derived from; these are read unless given."""
+    if events is not None:
+        return lifecycles(events), events
+    events, marks = (topic_rows(spark, where, lake, topic, columns=columns) for columns in (NEEDS, MARK_NEEDS))
+    return lifecycles(events, marks=marks), events
+
+
 def _steps(events: Any) -> Any:
     """Return the step of each event."""
-    from pyspark.sql import functions as F
-
     kind, at, due = F.col("kind"), F.col("at"), F.col("due")
     is_new, is_lease = kind.isin("enqueued", "batch_committed"), kind == "leased"
     later = F.when(due.isNull(), WAITING).otherwise(DELAYED)
@@ -98,8 +110,6 @@ def _steps(events: Any) -> Any:
 
 def _steps_before(rows: Any) -> Any:
     """Return known rows as the first step of each message."""
-    from pyspark.sql import functions as F
-
     code = F.coalesce(*(F.when(F.col("outcome") == name, n) for n, name in enumerate(OUTCOMES)))
     return rows.select(
         "topic", "partition", "id", "message_id", F.col("last_offset").alias("offset"),
@@ -113,16 +123,11 @@ def _steps_before(rows: Any) -> Any:
 
 def _packed(offset: str, code: Any) -> Any:
     """Return a state and its offset as one number, of which the largest is the latest."""
-    from pyspark.sql import functions as F
-
     return F.shiftleft(offset, _CODE_BITS) + code
 
 
 def _folded(steps: Any) -> Any:
     """Fold steps to one row per message. One shuffle and one sort serve both the window and the aggregation."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     so_far = Window.partitionBy("topic", "id").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
     offset = F.col("offset")
 
@@ -146,8 +151,6 @@ def _folded(steps: Any) -> Any:
 
 def _marks(events: Any) -> Any:
     """Return, per partition, the purges in order and the time of the last firing that counted messages."""
-    from pyspark.sql import functions as F
-
     purge = F.when(F.col("kind") == "purged", F.struct("offset", "at"))
     fired = F.when(F.col("kind") == "fired", F.col("timestamp"))
     rows = events.where(F.col("kind").isin("purged", "fired") & F.col("id").isNull())
@@ -157,8 +160,6 @@ def _marks(events: Any) -> Any:
 
 
 def _finished(rows: Any) -> Any:
-    from pyspark.sql import functions as F
-
     code, since = F.col("state") % (1 << _CODE_BITS), F.shiftright("state", _CODE_BITS)
     waits = code.isin(WAITING, DELAYED)
     purges = F.filter("purges", lambda purge: purge["offset"] > since)
@@ -170,8 +171,6 @@ def _finished(rows: Any) -> Any:
 
 
 def _as_columns(rows: Any) -> Any:
-    from pyspark.sql import functions as F
-
     code = F.col("code")
     ended = code >= DEAD
     ms = {name: F.unix_millis(name) for name in ("first_leased_at", "last_leased_at", "due_at", "ended_at")}

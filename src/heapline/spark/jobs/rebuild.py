@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
-from heapline.spark.jobs.lake import events_of, lake_rows, ranges_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from heapline.spark.jobs.lake import offset_ranges, ranges_of, topic_rows
 
 _NEW = ("enqueued", "batch_committed")
 _BACK = ("nacked", "lease_expired", "rescheduled", "replayed")  # it waits again, until `due`
@@ -53,17 +52,18 @@ def rebuild(
     `values=True` adds payloads, keys and headers of messages whose enqueue can still be read. If the beginning of the
     log was reclaimed, `incomplete=True` returns the messages that the rest of the log mentions.
     """
-    from pyspark.sql import functions as F
-
     check_asked(at, offsets, datetime.now(UTC))
-    events = events_of(spark, where, lake, topic, columns=NEEDS)
+    events = topic_rows(spark, where, lake, topic, columns=NEEDS)
     if not incomplete:
-        firsts = {p: first for p, (first, _) in ranges_of(where or {}, topic).items()} if lake is None else None
-        check_complete(first_offsets(events) if firsts is None else firsts, topic)
+        ranges = ranges_of(where or {}, topic) if lake is None else offset_ranges(events)
+        check_complete({partition: first for partition, (first, _) in ranges.items()}, topic)
     cut = events.where(up_to(at, offsets))
     moment = F.lit(at) if at is not None else F.lit(cut.agg(F.max("timestamp")).head()[0])
     found = states(cut.withColumn(MOMENT, moment))
-    return found if not values else _with_values(spark, where, lake, topic, found)
+    if not values:
+        return found
+    messages = topic_rows(spark, where, lake, topic, "messages", columns=("id", *VALUES))
+    return found.join(messages, "id", "left")
 
 
 def check_asked(at: datetime | None, offsets: Mapping[int, int] | None, now: datetime) -> None:
@@ -79,18 +79,10 @@ def check_asked(at: datetime | None, offsets: Mapping[int, int] | None, now: dat
 
 def up_to(at: datetime | None, offsets: Mapping[int, int] | None) -> Column:
     """Return the condition for rows that count. A partition that `offsets` does not name had no rows then."""
-    from pyspark.sql import functions as F
-
     if at is not None:
         return F.col("timestamp") <= F.lit(at)
     ends = F.create_map(*(F.lit(x) for p, end in sorted((offsets or {}).items()) for x in (p, end)))
     return F.col("offset") < ends[F.col("partition")]
-
-
-def first_offsets(events: DataFrame) -> dict[int, int]:
-    from pyspark.sql import functions as F
-
-    return {row[0]: row[1] for row in events.groupBy("partition").agg(F.min("offset")).collect()}
 
 
 def check_complete(firsts: Mapping[int, int], topic: str) -> None:
@@ -114,8 +106,6 @@ def states(events: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     A column `moment` has the time up to which the rows reach. With `by`, columns that identify several histories, each
     history is derived separately.
     """
-    from pyspark.sql import functions as F
-
     keys = [*by, "topic", "partition"]
     kind = F.col("kind")
     # Purges, and firings that only count messages, concern whole partitions; there are few.
@@ -143,8 +133,6 @@ def states(events: DataFrame, by: Sequence[str] = ()) -> DataFrame:
 
 def _latest_values() -> list[Column]:
     """Return, per message, the value of the last row that sets it."""
-    from pyspark.sql import functions as F
-
     def last(what: str, kinds: Sequence[str], name: str) -> Column:
         listed = ", ".join(f"'{kind}'" for kind in kinds)
         return F.expr(f"max_by({what}, `offset`) FILTER (WHERE kind IN ({listed}))").alias(name)
@@ -166,8 +154,6 @@ def _latest_values() -> list[Column]:
 
 def _state() -> Column:
     """Return the state. A topic without streams only records how many messages became ready: those that were due."""
-    from pyspark.sql import functions as F
-
     kind = F.col("last.kind")
     counted = (F.col("_fired") > F.col("last.offset")) & (F.col("due.due") <= F.col(MOMENT))
     state = F.when(kind == "leased", "leased").when(kind == "dead_lettered", "dead")
@@ -176,20 +162,7 @@ def _state() -> Column:
 
 def _attempts() -> Column:
     """Return the attempts. A release does not count as a delivery; a replayed dead letter starts again at 0."""
-    from pyspark.sql import functions as F
-
     counted, attempts = F.col("counted"), F.col("lease.attempts")
     before_release = F.greatest(attempts - 1, F.lit(0))
     found = F.when(counted == "leased", attempts).when(counted == "released", before_release)
     return found.otherwise(0).cast("int")
-
-
-def _with_values(
-    spark: SparkSession, where: Mapping[str, str] | None, lake: str | None, topic: str, found: DataFrame
-) -> DataFrame:
-    if lake is not None:
-        messages = lake_rows(spark, lake, where, topic).select("id", *VALUES)
-    else:
-        options = {**(where or {}), "subscribe": topic, "includeHeaders": "true", "columns": ",".join(("id", *VALUES))}
-        messages = spark.read.format("heapline").options(**options).load()
-    return found.join(messages, "id", "left")

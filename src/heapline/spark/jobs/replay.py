@@ -11,26 +11,23 @@ decides how often it is retried, because the sink has no column for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
 from heapline.spark.jobs import chunked_write
 from heapline.spark.jobs.chunked_write import JobFolder, Json, Server, Tell
-from heapline.spark.jobs.lake import lake as read_lake
-from heapline.spark.jobs.lake import ranges_of
+from heapline.spark.jobs.lake import in_ranges, journal_rows, lake_rows, offset_ranges, ranges_of
 from heapline.spark.jobs.tables import selected, short_sql_errors, sink_columns
-from heapline.spark.options import plain_topic
 from heapline.spark.pushdown import Ranges
 from heapline.spark.schema import PAIRS
 from heapline.spark.target import server_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 REPLAY, REPLAYED_FROM, REPLAYED_ID = "heapline-replay", "heapline-replayed-from", "heapline-replayed-id"
 LogPosition = datetime | Mapping[int, int] | None
@@ -142,38 +139,26 @@ class _Log:
         return {p: _within(r, start, end, p) for p, r in whole.items()}
 
     def _lake_ranges(self, start: LogPosition, end: LogPosition) -> Ranges:
-        from pyspark.sql import functions as F
-
         rows = self._archived()
         if isinstance(start, datetime):
             rows = rows.where(F.col("timestamp") >= F.lit(start))
         if isinstance(end, datetime):
             rows = rows.where(F.col("timestamp") < F.lit(end))
-        found = rows.groupBy("partition").agg(F.min("offset"), F.max("offset")).collect()
-        return {row[0]: _within((row[1], row[2] + 1), start, end, row[0]) for row in sorted(found)}
+        return {p: _within(found, start, end, p) for p, found in offset_ranges(rows).items()}
 
     def _archived(self) -> DataFrame:
         if self._archive is None:
             # With `source={}`, only the archive is read.
-            self._archive = read_lake(self._spark, self._lake or "", self._where or None, self._topic, "messages")
+            self._archive = lake_rows(self._spark, self._lake or "", self._where or None, self._topic, "messages")
         return self._archive
 
     def messages(self, ranges: Ranges) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        if self._lake is None:
-            bounds = {
-                f"{which}Offsets": json.dumps({plain_topic(self._topic): {str(p): r[i] for p, r in ranges.items()}})
-                for i, which in enumerate(("starting", "ending"))
-            }
-            options = {**self._where, "subscribe": self._topic, "includeHeaders": "true", **bounds}
-            found: DataFrame = self._spark.read.format("heapline").options(**options).load()
-            return found
-        within = F.lit(False)
-        for partition, (first, last) in ranges.items():
-            offset = F.col("offset")
-            within = within | ((F.col("partition") == partition) & (offset >= first) & (offset < last))
-        return self._archived().where(within)
+        if self._lake is not None:
+            return self._archived().where(in_ranges(ranges))
+        where = {**self._where, "includeHeaders": "true"}
+        start, end = ({p: span[i] for p, span in ranges.items()} for i in (0, 1))
+        found: DataFrame = journal_rows(self._spark, where, self._topic, "messages", start=start, end=end)
+        return found
 
 
 def _option(which: str, position: LogPosition) -> dict[str, str]:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from heapline.spark.jobs.lake import events_of, lake_rows
-from heapline.spark.jobs.lifecycles import MARK_NEEDS, NEEDS
-from heapline.spark.jobs.lifecycles import lifecycles as lifecycles_of
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from heapline.spark.jobs.lake import topic_rows
+from heapline.spark.jobs.lifecycles import topic_lifecycles
 
 PERCENTILES = (0.5, 0.9, 0.99)
 PRIORITIES_MAX = 40  # priorities with their own row, the most frequent ones first
@@ -109,29 +111,27 @@ def report(
 
     DataFrames that are given are used instead of reading.
     """
-    from pyspark.sql import functions as F
-
     tell = tell or (lambda _: None)
     if lifecycles is None:
-        lifecycles, events = read_lifecycles(spark, where, lake, topic, events)
+        lifecycles, events = topic_lifecycles(spark, where, lake, topic, events)
     if messages is None and (where or lake):
-        messages = _messages(spark, where, lake, topic)
+        messages = topic_rows(spark, where, lake, topic, "messages", columns=("key", "enqueued_at"))
     rows = lifecycles.select(*COLUMNS).persist()
     try:
         meant = functools.partial(within, since=since, until=until)
         # Messages that were enqueued before the first event have neither value.
-        fresh = rows.where(meant(F, "enqueued_at")).where("priority IS NOT NULL")
+        fresh = rows.where(meant("enqueued_at")).where("priority IS NOT NULL")
         tell("reading lifecycles …")
-        (all_,) = fresh.agg(*_totals(F)).collect()
+        (all_,) = fresh.agg(*_totals()).collect()
         tell("waits by priority …")
-        priorities = _by_priority(F, fresh)
+        priorities = _by_priority(fresh)
         tell("throughput …")
-        seconds, throughput = _throughput(F, rows, meant)
+        seconds, throughput = _throughput(rows, meant)
         tell("retries and dead letters …")
-        outcomes, retried, reasons = _ends(F, fresh, top)
+        outcomes, retried, reasons = _ends(fresh, top)
         tell("delays and keys …")
-        delays = _delays(F, fresh, events) if all_.delayed else None
-        keys = () if messages is None else _keys(F, messages.where(meant(F, "enqueued_at")), top)
+        delays = _delays(fresh, events) if all_.delayed else None
+        keys = () if messages is None else _keys(messages.where(meant("enqueued_at")), top)
     finally:
         rows.unpersist()
     return Report(
@@ -154,26 +154,7 @@ def report(
     )
 
 
-def read_lifecycles(
-    spark: Any, where: Mapping[str, str] | None, lake: str | None, topic: str, events: Any = None
-) -> tuple[Any, Any]:
-    """Return the lifecycles, and the events that they were derived from."""
-    if events is not None:
-        return lifecycles_of(events), events
-    events, marks = (
-        events_of(spark, where=where, lake=lake, topic=topic, columns=columns) for columns in (NEEDS, MARK_NEEDS)
-    )
-    return lifecycles_of(events, marks=marks), events
-
-
-def _messages(spark: Any, where: Mapping[str, str] | None, lake: str | None, topic: str) -> Any:
-    if lake is not None:
-        return lake_rows(spark, lake, where=where, topic=topic, view="messages").select("key", "enqueued_at")
-    reader = spark.read.format("heapline").options(**(where or {})).option("subscribe", topic)
-    return reader.option("columns", "key,enqueued_at").load()
-
-
-def within(F: Any, column: str, since: datetime | None, until: datetime | None) -> Any:
+def within(column: str, since: datetime | None, until: datetime | None) -> Any:
     tests = [F.col(column).isNotNull()]
     if since is not None:
         tests.append(F.col(column) >= F.timestamp_millis(F.lit(int(since.timestamp() * 1000))))
@@ -182,7 +163,7 @@ def within(F: Any, column: str, since: datetime | None, until: datetime | None) 
     return functools.reduce(operator.and_, tests)
 
 
-def _totals(F: Any) -> list[Any]:
+def _totals() -> list[Any]:
     return [
         F.count("*").alias("messages"),
         F.sum("attempts").alias("deliveries"),
@@ -194,7 +175,7 @@ def _totals(F: Any) -> list[Any]:
     ]
 
 
-def _spread(F: Any, column: Any, name: str) -> list[Any]:
+def _spread(column: Any, name: str) -> list[Any]:
     """Return the aggregates that `_percentiles` reads."""
     quantiles = F.percentile_approx(column, list(PERCENTILES), 10_000)
     return [F.count(column).alias(f"{name}_count"), quantiles.alias(f"{name}_at"), F.max(column).alias(f"{name}_max")]
@@ -205,14 +186,14 @@ def _percentiles(row: Any, name: str) -> Percentiles:
     return Percentiles(row[f"{name}_count"], p50, p90, p99, row[f"{name}_max"])
 
 
-def _by_priority(F: Any, fresh: Any) -> tuple[OfPriority, ...]:
+def _by_priority(fresh: Any) -> tuple[OfPriority, ...]:
     rows = (
         fresh.rollup("priority")
         .agg(
             F.grouping("priority").alias("is_all"),
             F.count("*").alias("messages"),
-            *_spread(F, F.col("wait_ms"), "wait"),
-            *_spread(F, F.col("service_ms"), "service"),
+            *_spread(F.col("wait_ms"), "wait"),
+            *_spread(F.col("service_ms"), "service"),
         )
         .orderBy(F.desc("is_all"), F.desc("messages"), "priority")
         .limit(PRIORITIES_MAX + 1)
@@ -231,10 +212,10 @@ def _by_priority(F: Any, fresh: Any) -> tuple[OfPriority, ...]:
     return tuple(sorted(found, key=lambda of: (of.priority is not None, of.priority or 0)))
 
 
-def _throughput(F: Any, rows: Any, meant: Callable[..., Any]) -> tuple[int, tuple[Bucket, ...]]:
+def _throughput(rows: Any, meant: Callable[..., Any]) -> tuple[int, tuple[Bucket, ...]]:
     """Count enqueued and ended messages per bucket. Messages that ended count whenever they were enqueued."""
     moments = [
-        rows.where(meant(F, column)).select(F.unix_millis(column).alias("ms"), F.lit(kind).alias("kind"))
+        rows.where(meant(column)).select(F.unix_millis(column).alias("ms"), F.lit(kind).alias("kind"))
         for kind, column in enumerate(("enqueued_at", "done_at"))
     ]
     both = moments[0].unionAll(moments[1])
@@ -264,10 +245,8 @@ def bucket_width(low_ms: int, high_ms: int) -> int:
     return next((width for width in _WIDTHS if span / width <= BUCKETS_MAX), int(days))
 
 
-def _ends(F: Any, fresh: Any, top: int) -> tuple[tuple[Counted, ...], ...]:
+def _ends(fresh: Any, top: int) -> tuple[tuple[Counted, ...], ...]:
     """Count outcomes, numbers of retries, and reasons of dead letters in one pass."""
-    from pyspark.sql import Window
-
     values = (
         F.col("outcome"),
         F.when(F.col("retries") > 0, F.least("retries", F.lit(RETRIES_MAX)).cast("string")),
@@ -282,7 +261,7 @@ def _ends(F: Any, fresh: Any, top: int) -> tuple[tuple[Counted, ...], ...]:
     return found[0], found[1], found[2][:top]
 
 
-def _delays(F: Any, fresh: Any, events: Any) -> Delays:
+def _delays(fresh: Any, events: Any) -> Delays:
     delayed = fresh.where("due_at > enqueued_at").select("id", "due_at", "wait_ms")
     if events is not None:
         timers = (
@@ -297,11 +276,11 @@ def _delays(F: Any, fresh: Any, events: Any) -> Delays:
         to_ready = F.unix_millis("fired_at") - F.unix_millis("due_at")
     else:
         to_ready = F.lit(None).cast("bigint")
-    (row,) = delayed.agg(*_spread(F, to_ready, "ready"), *_spread(F, F.col("wait_ms"), "leased")).collect()
+    (row,) = delayed.agg(*_spread(to_ready, "ready"), *_spread(F.col("wait_ms"), "leased")).collect()
     return Delays(_percentiles(row, "ready"), _percentiles(row, "leased"))
 
 
-def _keys(F: Any, messages: Any, top: int) -> tuple[Counted, ...]:
+def _keys(messages: Any, top: int) -> tuple[Counted, ...]:
     """Return the number of messages with a key, followed by the busiest keys."""
     grouped = messages.where("key IS NOT NULL").groupBy("key").agg(F.count("*").alias("n")).persist()
     try:
