@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 from heapline.cli.pipeline import report as cli
 from heapline.spark import metrics
 from heapline.spark.jobs import forecast, pages, plots, queue_simulation, report
-from heapline.spark.jobs import forecast_page as forecast_page_module
+from heapline.spark.jobs import report_page as report_page_module
 from heapline.spark.jobs.forecast import Forecast, Wait, WorkerPool
-from heapline.spark.jobs.forecast_page import forecast_page
-from heapline.spark.jobs.forecast_page import lead as forecast_lead
-from heapline.spark.jobs.forecast_page import sections as forecast_sections
 from heapline.spark.jobs.pages import Section, page, printable
 from heapline.spark.jobs.report import Bucket, Counted, Delays, OfPriority, Percentiles, Report
-from heapline.spark.jobs.report_page import report_page, sections
+from heapline.spark.jobs.report_page import (
+    forecast_lead,
+    forecast_page,
+    forecast_sections,
+    report_page,
+    report_sections,
+)
 
 NASTY = "</svg><script>alert(1)</script> \x1b[31m \x00 \u202e \ud800 & \" ' ]]> -->"
 SVG = "{http://www.w3.org/1999/xhtml}svg"
@@ -117,7 +120,7 @@ def test_empty_report_is_a_valid_page() -> None:
     empty = Report(
         "jobs", None, None, 0, 0, 0, 0, (OfPriority(None, 0, 0, NOTHING, NOTHING),), 1, (), (), (), (), None, (), 0
     )
-    assert sections(empty) == []
+    assert report_sections(empty) == []
     assert "No messages were enqueued" in "".join(parsed(report_page(empty)).itertext())
 
 
@@ -135,9 +138,7 @@ def test_single_priority_has_no_section_of_its_own() -> None:
     assert [s.title for s in forecast_sections(a_forecast())] == ["Workers and waits", "Waits by priority"]
 
 
-@pytest.mark.parametrize(
-    "module", [pages, plots, forecast, forecast_page_module, queue_simulation, metrics, report, cli]
-)
+@pytest.mark.parametrize("module", [pages, plots, forecast, report_page_module, queue_simulation, metrics, report, cli])
 def test_docstring_examples_pass(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0

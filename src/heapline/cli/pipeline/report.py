@@ -170,11 +170,11 @@ def report(
     Example:  [cyan]heapline pipeline report --path data --topic jobs --since 24h --html report.html[/cyan]
     """
     from heapline.spark.jobs.report import report as job
-    from heapline.spark.jobs.report_page import lead, report_page, sections
+    from heapline.spark.jobs.report_page import report_lead, report_page, report_sections
 
     found = _run(job, spark, where, topic, {**period, "top": top})
     _write_page(html, report_page, found)
-    out.row(found, *_sections(f"Topic {found.topic}", lead(found), sections(found)))
+    out.row(found, *_sections(f"Topic {found.topic}", report_lead(found), report_sections(found)))
 
 
 def worker_counts(text: str) -> list[int]:
@@ -225,12 +225,12 @@ def forecast(
     Example:  [cyan]heapline pipeline forecast --path data --topic jobs --workers 1,2,4,8 --goal 5s --growth 1.5[/cyan]
     """
     from heapline.spark.jobs.forecast import forecast as job
-    from heapline.spark.jobs.forecast_page import forecast_page, lead, sections
+    from heapline.spark.jobs.report_page import forecast_lead, forecast_page, forecast_sections
 
     scenario = {"workers": workers, "goal": dict(goals) if goals else None, "growth": growth}
     found = _run(job, spark, where, topic, {**period, **scenario})
     _write_page(html, forecast_page, found)
-    out.row(found, *_sections(f"Topic {found.topic}", lead(found), sections(found)))
+    out.row(found, *_sections(f"Topic {found.topic}", forecast_lead(found), forecast_sections(found)))
 
 
 # -- rebuild -----------------------------------------------------------------------------------------------------------

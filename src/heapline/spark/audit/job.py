@@ -168,6 +168,7 @@ def _with_ulids(result: AuditResult, events_of_topic: Callable[[str], Any]) -> A
 
     The steps have no id suffix, so it is read from one event of each topic that has an example.
     """
+
     @cache
     def suffix_of_topic(topic: str) -> int | None:
         found = events_of_topic(topic).where((F.col("topic") == topic) & F.col("message_id").isNotNull())

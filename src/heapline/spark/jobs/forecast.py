@@ -2,7 +2,7 @@
 
 Spark collects the past: when each message was ready, its priority, and how long its work took. The driver receives this
 as Arrow columns, and queue_simulation.py plays it against pools of workers. If the past is too long, whole windows of
-time are sampled, so that bursts stay bursts. forecast_page.py decides what is shown.
+time are sampled, so that bursts stay bursts. report_page.py decides what is shown.
 
 A message that was retried costs as many service times as it had tries. Service times are drawn from those seen with the
 same priority, with a fixed seed, so the same past gives the same answer.
@@ -20,8 +20,8 @@ import numpy as np
 from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
-from heapline.spark.jobs.queue_simulation import F64, I64, Load, fewest, grown, load_of, quantiles, resampled, simulate
 from heapline.spark.jobs.lifecycles import topic_lifecycles
+from heapline.spark.jobs.queue_simulation import F64, I64, Load, fewest, grown, load_of, quantiles, resampled, simulate
 from heapline.spark.jobs.report import within
 
 MESSAGES_MAX = 1_000_000  # about 3 s per worker pool

@@ -133,6 +133,7 @@ def states(events: DataFrame, by: Sequence[str] = ()) -> DataFrame:
 
 def _latest_values() -> list[Column]:
     """Return, per message, the value of the last row that sets it."""
+
     def last(what: str, kinds: Sequence[str], name: str) -> Column:
         listed = ", ".join(f"'{kind}'" for kind in kinds)
         return F.expr(f"max_by({what}, `offset`) FILTER (WHERE kind IN ({listed}))").alias(name)
