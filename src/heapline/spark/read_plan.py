@@ -1,4 +1,4 @@
-"""Plan reads: divide ranges of offsets into tasks, for a batch or for the next micro-batch of a stream.
+"""Plan reads: divide ranges of offsets, narrowed by filters, into tasks of a batch or of a stream's next micro-batch.
 
 A task reads a run of units for all partitions of a topic, because the partitions share one journal: if tasks were
 divided by partition, each would read the whole journal. Rows outside the ranges are skipped when a task reads. Time is
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from heapline.contract.errors import BadRequest
+from heapline.contract.message import EPOCH
 from heapline.journal.unit import Unit
 from heapline.logs import Log
 from heapline.spark.offsets import Offsets, Subscription, check_incarnations, pack_offsets, unpack_offsets
 from heapline.spark.options import EARLIEST, LATEST, Positions, ReadOptions
-from heapline.spark.pushdown import Pushdown, Ranges
-from heapline.spark.topic_log import DataLost, LogIndex, Source, TopicLog, TopicRef, UnitPosition, share_out
+from heapline.spark.topic_log import DataLost, LogIndex, Ranges, Source, TopicLog, TopicRef, UnitPosition, share_out
 from heapline.spark.views.decoder import Decoder
 from heapline.spark.views.events import EventBatches
 from heapline.spark.views.messages import MessageBatches
 
 log_ = Log("heapline.spark")
+_MS = timedelta(milliseconds=1)
 TOPICS_EVERY = 1.0  # seconds between checks for new topics
 
 
@@ -90,7 +92,7 @@ def plan_batch(source: Source, options: ReadOptions, pushdown: Pushdown | None =
         starts = subscription.resolve(options.start, "startingOffsets", late=options.start_late)
         ends = subscription.resolve(options.end, "endingOffsets", late="latest")
         for topic, log in subscription.logs.items():
-            ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
+            ranges: Ranges = {p: (start, ends[topic][p]) for p, start in starts[topic].items()}
             _check_forward(topic, ranges)
             if pushdown is not None:
                 ranges = pushdown.narrow(log, ranges)
@@ -109,6 +111,93 @@ def _check_forward(topic: str, ranges: Ranges) -> None:
             raise BadRequest(
                 f"partition {partition} of topic {topic!r}: start offset {start} is after end offset {end}"
             )
+
+
+# -- filter pushdown ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pushdown:
+    """Conditions of Spark's filters: topics, partitions, and offsets and times in [low, high); None means any.
+
+    Only comparisons of topic, partition, offset and timestamp with literals are used. Spark applies all filters again
+    to the result, so an ignored filter costs only time. Pushdown is off unless `pushdown=true` is set, because Spark
+    fails a reader that accepts filters while Spark's own setting for it is off.
+    """
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    offset_low: int | None = None
+    offset_high: int | None = None
+    time_low: int | None = None  # ms
+    time_high: int | None = None  # ms
+
+    def narrow(self, log: TopicLog, ranges: Ranges) -> Ranges:
+        """Return the parts of the ranges that can contain matching rows."""
+        if self.topics is not None and log.ref.topic not in self.topics:
+            return {}
+        kept = {p: r for p, r in ranges.items() if self.partitions is None or p in self.partitions}
+        return {p: self._narrow_range(log, p, *r) for p, r in kept.items()}
+
+    def _narrow_range(self, log: TopicLog, partition: int, start: int, end: int) -> tuple[int, int]:
+        lows, highs = [start], [end]
+        if self.offset_low is not None:
+            lows.append(self.offset_low)
+        if self.offset_high is not None:
+            highs.append(self.offset_high)
+        if self.time_low is not None:
+            at = log.offset_at(partition, self.time_low)
+            lows.append(end if at is None else at)
+        if self.time_high is not None and (at := log.offset_at(partition, self.time_high)) is not None:
+            highs.append(at)
+        low, high = max(lows), min(highs)
+        return (low, high) if low < high else (start, start)
+
+    def add(self, column: str, comparison: str, value: Any) -> None:
+        """Add one of Spark's filters. A filter that cannot be used is ignored."""
+        if comparison == "In":
+            values = [v for v in value if v is not None]
+        elif comparison == "EqualTo":
+            values = [value]
+        else:
+            self._add_bound(column, comparison, value)
+            return
+        if column == "topic" and all(isinstance(v, str) for v in values):
+            self.topics = _intersection(self.topics, values)
+        elif column == "partition" and _are_ints(values):
+            self.partitions = _intersection(self.partitions, values)
+        elif column in ("offset", "timestamp") and values:
+            self._add_bound(column, "GreaterThanOrEqual", min(values))
+            self._add_bound(column, "LessThanOrEqual", max(values))
+
+    def _add_bound(self, column: str, comparison: str, value: Any) -> None:
+        if column == "offset" and _are_ints([value]):
+            name, number = "offset", value
+        elif column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+            # Rows have whole milliseconds, so a bound between two of them is rounded to the correct side.
+            number, rest = divmod(value - EPOCH, _MS)
+            name, number = "time", number + (bool(rest) and comparison in ("GreaterThanOrEqual", "LessThan"))
+        else:
+            return
+        if comparison in ("GreaterThan", "GreaterThanOrEqual"):
+            low = number + (comparison == "GreaterThan")
+            before = getattr(self, f"{name}_low")
+            setattr(self, f"{name}_low", low if before is None else max(before, low))
+        elif comparison in ("LessThan", "LessThanOrEqual"):
+            high = number + (comparison == "LessThanOrEqual")
+            before = getattr(self, f"{name}_high")
+            setattr(self, f"{name}_high", high if before is None else min(before, high))
+
+
+def _intersection(known: frozenset[Any] | None, values: Iterable[Any]) -> frozenset[Any]:
+    return frozenset(values) if known is None else known & frozenset(values)
+
+
+def _are_ints(values: Iterable[Any]) -> bool:
+    return all(type(v) is int for v in values)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 class LogRecords:
@@ -138,6 +227,9 @@ def read(source: Source, task: ReadTask, options: ReadOptions) -> Iterator[Any]:
         yield from decoder.batches(log.units(task.start, task.end, task.hold_from))
     finally:
         log.close()
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
 
 
 class StreamPlan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -26,16 +26,14 @@ from heapline.spark.write_options import ENQUEUE, WriteOptions
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of Spark's tasks
 Messages = Sequence[WriterCommitMessage | None]
+T = TypeVar("T", Written, Changed)
 
 
 @dataclass
-class WriteMessage(WriterCommitMessage):
-    written: Written
+class TaskResult(WriterCommitMessage):
+    """The result of a task: what it prepared, or how many messages it changed."""
 
-
-@dataclass
-class ChangeMessage(WriterCommitMessage):
-    changed: Changed
+    result: Written | Changed
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -47,10 +45,10 @@ class BatchWriter(DataSourceArrowWriter):
         return _write(self._options, self._batch, iterator)
 
     def commit(self, messages: Messages) -> None:
-        commit(self._options, self._batch, _written(messages))
+        commit(self._options, self._batch, _results(messages, Written))
 
     def abort(self, messages: Messages) -> None:
-        abort(self._options, self._batch, _written(messages))
+        abort(self._options, self._batch, _results(messages, Written))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -63,46 +61,38 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, batch, iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        written = _written(messages)
+        written = _results(messages, Written)
         if written:  # a batch without tasks writes nothing, and its query is unknown here
             commit(self._options, written[0].batch, written)
 
     def abort(self, messages: Messages, batchId: int) -> None:
-        written = _written(messages)
+        written = _results(messages, Written)
         if written:
             abort(self._options, written[0].batch, written)
 
 
-class BatchChanger(DataSourceArrowWriter):
-    """Runs `operation=reschedule` and `operation=cancel` for a batch."""
+class _Changer:
+    """Runs `operation=reschedule` and `operation=cancel`; for a stream, at least once. Spark passes a stream's id."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return ChangeMessage(change(self._options, iterator))
+        return TaskResult(change(self._options, iterator))
 
-    def commit(self, messages: Messages) -> None:
-        log_total(self._options, _changed(messages))
+    def commit(self, messages: Messages, batchId: int | None = None) -> None:
+        log_total(self._options, _results(messages, Changed))
 
-    def abort(self, messages: Messages) -> None:
+    def abort(self, messages: Messages, batchId: int | None = None) -> None:
         """Do nothing: changes are kept, and repeating them is harmless."""
 
 
-class StreamChanger(DataSourceStreamArrowWriter):
-    """Runs `operation=reschedule` and `operation=cancel` for a stream, at least once."""
+class BatchChanger(_Changer, DataSourceArrowWriter):
+    pass
 
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return ChangeMessage(change(self._options, iterator))
-
-    def commit(self, messages: Messages, batchId: int) -> None:
-        log_total(self._options, _changed(messages))
-
-    def abort(self, messages: Messages, batchId: int) -> None:
-        """Do nothing: changes are kept, and repeating them is harmless."""
+class StreamChanger(_Changer, DataSourceStreamArrowWriter):
+    pass
 
 
 def writer_of(options: WriteOptions) -> DataSourceWriter:
@@ -119,15 +109,11 @@ def _context() -> Any:
     return context
 
 
-def _write(options: WriteOptions, batch: Batch, iterator: Iterator[Any]) -> WriteMessage:
+def _write(options: WriteOptions, batch: Batch, iterator: Iterator[Any]) -> TaskResult:
     context = _context()
-    return WriteMessage(write(options, batch, iterator, context.partitionId(), context.attemptNumber()))
+    return TaskResult(write(options, batch, iterator, context.partitionId(), context.attemptNumber()))
 
 
-def _written(messages: Messages) -> list[Written]:
+def _results(messages: Messages, kind: type[T]) -> list[T]:
     """Return the results of the successful task attempts; on abort, those received so far."""
-    return [message.written for message in messages if isinstance(message, WriteMessage)]
-
-
-def _changed(messages: Messages) -> list[Changed]:
-    return [message.changed for message in messages if isinstance(message, ChangeMessage)]
+    return [m.result for m in messages if isinstance(m, TaskResult) and isinstance(m.result, kind)]

@@ -29,8 +29,7 @@ from pyspark.sql.streaming.datasource import (
 
 from heapline.spark.offsets import ObserverGroup
 from heapline.spark.options import ReadOptions, parse_columns, parse_options
-from heapline.spark.pushdown import Pushdown
-from heapline.spark.read_plan import ReadTask, StreamPlan, plan_batch, read
+from heapline.spark.read_plan import Pushdown, ReadTask, StreamPlan, plan_batch, read
 from heapline.spark.schema import STATE_VIEWS, spark_ddl
 from heapline.spark.sink import stream_writer_of, writer_of
 from heapline.spark.target import client_of, resolve, source_of

@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.unit import Unit
 from heapline.spark.arrow import I64
 
+Ranges = Mapping[int, tuple[int, int]]  # partition -> [start, end)
 INDEX_ENTRY = np.dtype([*ENTRY.descr, ("segment", "<i8")])
 
 
@@ -205,7 +206,7 @@ class LogIndex:
                         return int(frame.first_offset)
         return int(entries["first_offset"][near + 1]) if near + 1 < len(entries) else None
 
-    def span(self, ranges: dict[int, tuple[int, int]], last_unit: int) -> tuple[UnitPosition, int] | None:
+    def span(self, ranges: Ranges, last_unit: int) -> tuple[UnitPosition, int] | None:
         """Return the first position and the end unit (exclusive) for these ranges, or None if they are empty."""
         positions: list[UnitPosition] = []
         end = 0

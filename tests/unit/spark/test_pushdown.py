@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from heapline.contract.message import EPOCH, Outgoing, from_ms
 from heapline.spark.options import parse_options
-from heapline.spark.pushdown import Pushdown
-from heapline.spark.read_plan import plan_batch
+from heapline.spark.read_plan import Pushdown, plan_batch
 from tests.unit.engine.rig import PATH, Rig, opened
 from tests.unit.spark.log_rig import read_work, source_of, table
 

@@ -9,7 +9,8 @@ last chunk. A chunk that is nevertheless written twice counts once.
 The folder is only needed to know what the chunks are. If it is lost, the server still knows that a job of this name
 was started and rejects another one, instead of duplicating its messages.
 
-What chunks contain and how one is written is decided by the caller.
+The caller decides what chunks contain and how one is written. Errors in its SQL, or in the columns that it returns, are
+raised before anything is written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,6 +36,7 @@ from heapline.contract.message import SinkInfo, TopicInfo
 from heapline.contract.topics import GetTopic
 from heapline.journal.disk import RealDisk
 from heapline.spark.target import calls_of, server_target
+from heapline.spark.write_options import parse_write, spark_columns
 
 PLAN, PROGRESS, LOCK = "plan.json", "progress.json", "lock"
 PLAN_VERSION = 1
@@ -70,27 +73,16 @@ class ChunkProgress(msgspec.Struct, frozen=True):
     version: int = -1  # below `chunk` if the last chunks had nothing to commit
 
 
-class CommittedSink(Protocol):
-    """What the server remembers of a sink (model.SinkInfo)."""
-
-    name: str
-    version: int
-    messages: int
-
-
-Sinks = Callable[[], Mapping[str, Any]]  # returns the server's sinks: name -> CommittedSink
+Sinks = Callable[[], Mapping[str, SinkInfo]]  # returns the server's sinks by name
 
 
 @dataclass(frozen=True)
 class RunResult:
+    messages: int  # of all runs
     chunks: int
     chunks_before: int  # chunks that earlier runs wrote
-    messages: int  # of all runs
     seconds: float  # of this run
-
-    @property
-    def was_done(self) -> bool:
-        return self.chunks_before == self.chunks
+    was_done: bool  # whether the job was complete before this run
 
 
 def check_name(name: str) -> None:
@@ -218,15 +210,15 @@ def run_chunks(
         folder.write(PROGRESS, progress)
     if tell is not None:
         tell(total, total, progress.messages)
-    return RunResult(total, before, progress.messages, clock() - started)
+    return RunResult(progress.messages, total, before, clock() - started, was_done=before == total)
 
 
-def _committed(plan: Plan, known: Mapping[str, Any]) -> CommittedSink | None:
+def _committed(plan: Plan, known: Mapping[str, Any]) -> SinkInfo | None:
     """Return the job's sink. The run id makes its name unique."""
     return next((sink for name, sink in known.items() if name.startswith(f"txn:{plan.app}@")), None)
 
 
-def _caught_up(known: ChunkProgress, last: CommittedSink | None) -> ChunkProgress:
+def _caught_up(known: ChunkProgress, last: SinkInfo | None) -> ChunkProgress:
     """Add the server's last commit to the recorded progress, which may be one chunk behind after a kill."""
     version = -1 if last is None else last.version
     if version < known.version:
@@ -270,3 +262,36 @@ def make_active(spark: Any) -> None:
     yet. Creating a DataFrame is the public call that sets it.
     """
     spark.createDataFrame([(0,)], "n int")
+
+
+# -- SQL of a job ------------------------------------------------------------------------------------------------------
+
+
+def selected(spark: Any, rows: Any, select: str) -> Any:
+    """Return `SELECT {select} FROM rows`."""
+    view = f"heapline_rows_{secrets.token_hex(6)}"
+    rows.createOrReplaceTempView(view)
+    try:
+        return spark.sql(f"SELECT {select} FROM {view}")
+    finally:
+        spark.catalog.dropTempView(view)
+
+
+def sink_columns(options: Mapping[str, str], rows: Any) -> tuple[str, ...]:
+    """Return the columns. Raises BadRequest if the sink does not accept one."""
+    return parse_write(options, spark_columns(rows.schema), streaming=False, overwrite=False).columns
+
+
+@contextlib.contextmanager
+def short_sql_errors() -> Iterator[None]:
+    """Raise the first line of Spark's SQL errors, without the plan and the stack that Spark adds and logs."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    log = logging.getLogger("SQLQueryContextLogger")
+    was_off, log.disabled = log.disabled, True
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        raise BadRequest(f"Spark rejected the SQL: {str(error).strip().splitlines()[0]}") from None
+    finally:
+        log.disabled = was_off

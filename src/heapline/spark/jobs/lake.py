@@ -25,8 +25,8 @@ from heapline.spark.lake.claims import Claim, claim_of
 from heapline.spark.lake.files import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
 from heapline.spark.lake.tables import LakeTable, check_same, open_table, require_table
 from heapline.spark.options import plain_topic
-from heapline.spark.pushdown import Ranges
 from heapline.spark.target import subscribed
+from heapline.spark.topic_log import Ranges
 
 Offsets = Mapping[int, int]  # by partition
 _PARTITION_TYPES = {"namespace": "string", "topic": "string", "date": "date"}

@@ -22,12 +22,11 @@ from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
 from heapline.spark.jobs import chunked_write
-from heapline.spark.jobs.chunked_write import JobFolder, Json, Server, Tell
+from heapline.spark.jobs.chunked_write import JobFolder, Json, Server, Tell, selected, short_sql_errors, sink_columns
 from heapline.spark.jobs.lake import in_ranges, journal_rows, lake_rows, offset_ranges, ranges_of
-from heapline.spark.jobs.tables import selected, short_sql_errors, sink_columns
-from heapline.spark.pushdown import Ranges
 from heapline.spark.schema import PAIRS
 from heapline.spark.target import server_options
+from heapline.spark.topic_log import Ranges
 
 REPLAY, REPLAYED_FROM, REPLAYED_ID = "heapline-replay", "heapline-replayed-from", "heapline-replayed-id"
 LogPosition = datetime | Mapping[int, int] | None
@@ -38,7 +37,7 @@ class ReplayResult:
     name: str
     topic: str
     into: str
-    ranges: dict[int, tuple[int, int]]  # of the source, by partition
+    ranges: Ranges  # of the source, by partition
     messages: int
     chunks: int
     chunks_before: int
@@ -105,17 +104,7 @@ def replay(
             chunked_write.write_chunk(rows_of(_ranges(chunk)), to, target, app, number)
 
         ran = chunked_write.run_chunks(plan, job, server.sinks, write, rate=rate, tell=tell)
-    return ReplayResult(
-        name,
-        topic,
-        target,
-        _ranges(plan.facts["ranges"]),
-        ran.messages,
-        ran.chunks,
-        ran.chunks_before,
-        ran.seconds,
-        ran.was_done,
-    )
+    return ReplayResult(name, topic, target, _ranges(plan.facts["ranges"]), **vars(ran))
 
 
 class _Log:

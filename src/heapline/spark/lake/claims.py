@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heapline.contract.errors import BadRequest, ConflictError
-from heapline.spark.topic_log import DataLost, share_out
-
-Range = dict[int, tuple[int, int]]
+from heapline.spark.topic_log import DataLost, Ranges, share_out
 
 
 class LakeMoved(ConflictError):
@@ -45,8 +43,8 @@ class Claim:
     """
 
     incarnation: int
-    ranges: Range
-    lost: Range = field(default_factory=dict)
+    ranges: Ranges
+    lost: Ranges = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -69,7 +67,7 @@ class Claim:
 
 
 def claim_of(
-    topic: str, extent: Extent | None, incarnation: int, journal: Range, *, fail_on_loss: bool = True
+    topic: str, extent: Extent | None, incarnation: int, journal: Ranges, *, fail_on_loss: bool = True
 ) -> Claim:
     """Return what the table lacks of the journal, whose rows are [start, end) per partition.
 
@@ -126,7 +124,7 @@ def _check_incarnation(topic: str, extent: Extent, incarnation: int) -> None:
         )
 
 
-def _lost(topic: str, lost: Range) -> DataLost:
+def _lost(topic: str, lost: Ranges) -> DataLost:
     partition, (start, end) = next(iter(lost.items()))
     more = f", and of {len(lost) - 1} other partitions" if len(lost) > 1 else ""
     return DataLost(

@@ -11,7 +11,7 @@ message may exist only there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +20,11 @@ from heapline.contract.errors import BadRequest
 from heapline.core.events import AnyEvent, BatchAborted, BatchCommitted, BatchPrepared, Enqueued, Moved, decode_events
 from heapline.journal.unit import Unit
 from heapline.spark.arrow import I64
+from heapline.spark.topic_log import Ranges
 from heapline.spark.views.events import EventBatches
 from heapline.spark.views.messages import MessageBatches, UnitRecords, in_order, own_records, records_of
 
 CACHE_BYTES = 64 << 20
-Ranges = Mapping[int, tuple[int, int]]  # partition -> [start, end)
 
 
 class Recorded(Protocol):

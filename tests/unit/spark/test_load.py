@@ -1,4 +1,4 @@
-"""The format of a file, by its name."""
+"""The sources of `load`: which format a file has, and which sources are rejected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heapline.contract.errors import BadRequest
-from heapline.spark.jobs.tables import kind_of, read_table
+from heapline.spark.jobs.load import kind_of, read_table
 
 
 @pytest.mark.parametrize(
