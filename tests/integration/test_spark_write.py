@@ -15,8 +15,8 @@ import pyarrow.parquet as parquet  # noqa: E402
 
 from heapline.contract.errors import UnknownPart  # noqa: E402
 from heapline.spark import enqueue_rows as outgoing  # noqa: E402
-from heapline.spark.bad_records import BadRows  # noqa: E402
 from heapline.spark.prepared_batches import (  # noqa: E402
+    BadRows,
     Batch,
     Written,
     abort,

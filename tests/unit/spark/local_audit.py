@@ -7,9 +7,8 @@ from typing import Any
 
 from heapline.spark.audit.facts import Balances, facts_of
 from heapline.spark.audit.histories import judge
-from heapline.spark.audit.marks import collect_marks, merge_marks
 from heapline.spark.audit.report import AuditResult, make_report, rank
-from heapline.spark.audit.steps import Steps, from_arrow, joined
+from heapline.spark.audit.steps import Steps, collect_marks, from_arrow, joined, merge_marks
 
 
 def audit_table(

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heapline.spark.audit.facts import Balance, BatchBook
-from heapline.spark.audit.marks import Mark, Reach
 from heapline.spark.audit.ranks import BEGIN, END, NEVER, Exclusion, Intervals, exclude, ranks
 from heapline.spark.audit.report import NOT_APPLICABLE, PROVED
+from heapline.spark.audit.steps import Mark, Reach
 from tests.unit.engine.rig import opened
 from tests.unit.spark.local_audit import audit_table
 from tests.unit.spark.planted_faults import PLANTS, Rows, numbered

@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from heapline.spark.audit import steps as packing
-from heapline.spark.audit.marks import KINDS, Mark, Reach, merge_marks
 from heapline.spark.audit.ranks import NEVER, Intervals
-from heapline.spark.audit.steps import MARK_ROWS, STEP_ROWS, Steps, from_arrow
+from heapline.spark.audit.steps import MARK_KINDS, MARK_ROWS, STEP_ROWS, Mark, Reach, Steps, from_arrow, merge_marks
 from tests.unit.spark.random_histories import TOPICS
 from tests.unit.spark.test_audit import a_life
 
@@ -90,7 +89,7 @@ _COLUMNS = ("topic", "partition", "kind", "batch_id", "details", "unit", "offset
 def naive_marks(rows: list[dict[str, Any]]) -> list[Mark]:
     found: dict[tuple[Any, ...], Mark] = {}
     for row in rows:
-        if row["kind"] in KINDS:
+        if row["kind"] in MARK_KINDS:
             own = None if row["kind"] == "batch_committed" else row["offset"]
             said: list[Any] = [row[name] for name in _COLUMNS[:6]]
             key = (*said, own)

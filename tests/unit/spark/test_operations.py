@@ -9,7 +9,7 @@ import pytest
 
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.ids import to_ulid
-from heapline.spark.operations import Changed, MessagesMissing, _chunks, _parse_row, _run
+from heapline.spark.sink import Changed, MessagesMissing, _chunks, _parse_row, _run
 from heapline.spark.write_options import WriteOptions, parse_write
 from heapline.testing import MemoryBroker
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from heapline.contract.config import TopicConfig
 from heapline.contract.errors import TopicNotFound
 from heapline.spark.audit.histories import Purge, Topic
-from heapline.spark.audit.marks import Mark, Reach, exclusions_of, settings_of
-from heapline.spark.audit.ranks import Exclusion
+from heapline.spark.audit.ranks import NEVER, Exclusion
+from heapline.spark.audit.steps import Mark, Reach
 from heapline.spark.options import Target, plain_topic
 from heapline.spark.target import client_of, subscribed
 
@@ -247,7 +249,7 @@ def facts_of(
     facts = Facts([], [], [], list(marks), list(reaches), book, closing or {})
     for name in names:
         mine, reach = [m for m in marks if m.topic == name], [r for r in reaches if r.topic == name]
-        settings, since = settings_of(mine, configs.get(name))
+        settings, since = _settings(mine, configs.get(name))
         config = configs.get(name) or (settings[-1] if settings else None)
         why = _why_no_ranks(settings)
         whole = frozenset(r.partition for r in reach if r.first == 0 or opened)
@@ -258,10 +260,47 @@ def facts_of(
         rule = None
         if not why and config is not None:
             has_turns = config.fairness == "keys"
-            exclusions = tuple(exclusions_of(mine, reach))
+            exclusions = tuple(_exclusions(mine, reach))
             rule = RankRule(max(c.k for c in settings), exclusions, since, not has_turns)
         facts.rules.append(rule)
     return facts
+
+
+def _exclusions(marks: Sequence[Mark], reaches: Sequence[Reach]) -> list[Exclusion]:
+    """Return when partitions of a topic may have been excluded from pops.
+
+    Unless the events begin with the topic, it is unknown whether a partition was excluded at their start. It was not
+    once it delivered a message or was included again.
+    """
+    found: list[Exclusion] = []
+    for reach in reaches:
+        mine = sorted(
+            (m for m in marks if m.kind == "throttled" and m.partition == reach.partition), key=lambda mark: mark.offset
+        )
+        since = None if reach.first == 0 else -1
+        if since is not None and reach.first_lease < NEVER and (not mine or reach.first_lease < mine[0].unit):
+            found.append(Exclusion(reach.partition, since, reach.first_lease))
+            since = None
+        for mark in mine:
+            if mark.fields()["throttled"]:
+                since = mark.unit if since is None else since
+            else:
+                found.append(Exclusion(reach.partition, mark.unit if since is None else since, mark.unit))
+                since = None
+        if since is not None:
+            found.append(Exclusion(reach.partition, since, NEVER - 1))
+    return found
+
+
+def _settings(marks: Sequence[Mark], now: TopicConfig | None) -> tuple[list[TopicConfig], int]:
+    """Return all settings that were in force, and the unit from which on they are known.
+
+    The settings before the first recorded change are unknown.
+    """
+    changes = sorted((m for m in marks if m.kind == "config_changed"), key=lambda m: m.unit)
+    found = [msgspec.convert(m.fields()["config"], TopicConfig) for m in changes]
+    since = changes[0].unit + 1 if changes else -1
+    return ([*found, now] if now is not None and not found else found) or [], since
 
 
 def _why_no_ranks(settings: Sequence[Any]) -> str:

@@ -1,8 +1,8 @@
 """The audit job: proves or refutes from the events of topics that the queue kept its promises.
 
 It needs one pass over the events and two shuffles, however many events there are. The tasks that read events convert
-them to numbers and pack those of many messages into one row (steps.py), beside a few rows about whole topics
-(marks.py). These rows stay on Spark's disks until the audit ends. The driver first derives from the few rows what all
+them to numbers and pack those of many messages into one row, beside a few rows about whole topics (steps.py). These
+rows stay on Spark's disks until the audit ends. The driver first derives from the few rows what all
 tasks must know. Then the steps of each message are brought together (first shuffle) and complete messages are judged,
 many at a time (histories.py). The times at which messages were ready go on by topic (second shuffle), where leases are
 ranked (ranks.py). The driver receives counts and a few examples.
@@ -31,7 +31,6 @@ from heapline.contract.ids import suffix_of, to_ulid
 from heapline.spark.audit import histories as H
 from heapline.spark.audit import steps as S
 from heapline.spark.audit.facts import Balances, BrokerState, Facts, RankRule, broker_state, facts_of
-from heapline.spark.audit.marks import merge_marks
 from heapline.spark.audit.ranks import Intervals
 from heapline.spark.audit.report import AuditResult, Example, Ranked, make_report, rank
 from heapline.spark.jobs.lake import Offsets, journal_rows, topic_rows
@@ -154,7 +153,7 @@ def _audited(
     packed = packed.persist(StorageLevel.DISK_ONLY)
     try:
         blobs = packed.where(packed["what"] == S.MARK_ROWS).select("blob").toArrow()["blob"]
-        marks, reaches = merge_marks([S.from_blob(blob.as_buffer()) for blob in blobs])
+        marks, reaches = S.merge_marks([S.from_blob(blob.as_buffer()) for blob in blobs])
         names = sorted({reach.topic for reach in reaches}) if names is None else names
         facts = facts_of(names, marks, reaches, configs, closing, opening is not None)
         result = _judge(packed.where(packed["what"] == S.STEP_ROWS), opening, facts, examples)

@@ -1,7 +1,11 @@
-"""The events of messages as columns of numbers (*steps*), and how steps travel through Spark.
+"""Events as the audit needs them: those of messages as columns of numbers (*steps*), the few others as *marks*.
 
 Kinds of events that do the same to a message share a number. Events that do not change a message's state (an extended
 lease, a moved record, everything about groups) are not steps.
+
+Marks are purges, throttling, settings and prepared batches. There are few, however many events there are. They are
+collected before messages are judged, and every task knows them. Each table of events yields one row per mark, and one
+row for everything else of a partition, whose `kind` is null. Counts add up, so a table of events may be cut anywhere.
 
 Moving rows would be the largest cost of an audit: Spark takes each row apart and rebuilds it at every border to Python
 and again in a shuffle. So the task that reads the events converts them to steps immediately and puts the steps of some
@@ -16,12 +20,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from heapline.core.ids import partition_of
-from heapline.spark.audit.marks import collect_marks
+from heapline.spark.audit.ranks import NEVER
 
 I64 = npt.NDArray[np.int64]
 
@@ -77,9 +83,6 @@ def joined(parts: list[Steps]) -> Steps:
 
 def from_arrow(table: Any, topics: dict[str, int]) -> Steps:
     """Return the steps of a table that has the columns NEEDS."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     step = _coded(table["kind"], STEP_OF_KIND, -1)
     kept = pc.fill_null(table["kept"], True).to_numpy(zero_copy_only=False)
     returned = pc.fill_null(table["returned"], True).to_numpy(zero_copy_only=False)
@@ -119,6 +122,112 @@ def _coded(column: Any, numbers: Mapping[Any, int], default: int | None = None) 
     known = [numbers[word] if default is None else numbers.get(word, default) for word in words.dictionary.to_pylist()]
     found: I64 = np.array(known, dtype=np.int64)[words.indices.to_numpy(zero_copy_only=False)]
     return found
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+#: Kinds of events that concern a topic and not one of its messages.
+MARK_KINDS = ("purged", "throttled", "config_changed", "batch_prepared", "batch_committed", "batch_aborted")
+
+
+class Mark(NamedTuple):
+    """An event that concerns a topic and not one of its messages. The rows of a commit are one event."""
+
+    topic: str
+    partition: int
+    kind: str
+    batch_id: str | None
+    details: str | None
+    unit: int
+    offset: int  # of its first row
+    rows: int
+    named: int  # rows that name a message
+    messages: int  # messages that it counts without naming them
+
+    def fields(self) -> dict[str, Any]:
+        """Return the event's details."""
+        found: dict[str, Any] = msgspec.json.decode(self.details or "{}")
+        return found
+
+
+class Reach(NamedTuple):
+    """The rows of one partition."""
+
+    topic: str
+    partition: int
+    rows: int
+    first: int  # offset
+    last: int
+    last_unit: int
+    first_lease: int  # unit; NEVER: there is none
+    wall_ahead: int  # ms that the machine's clock was ahead of the journal's
+
+
+_MARK_KEYS = ("topic", "partition", "kind", "batch_id", "details", "unit", "own")
+_MARK_SUMS = {
+    "rows": "sum", "first": "min", "last": "max", "named": "sum", "count": "max", "last_unit": "max",
+    "first_lease": "min", "ahead": "max",
+}  # fmt: skip
+
+
+def collect_marks(events: Any) -> Any:
+    """Return a table with `_MARK_KEYS` and `_MARK_SUMS`, from a table with the columns of the view."""
+    kind, offset, unit = events["kind"], events["offset"], events["unit"]
+    is_mark = pc.is_in(kind, pa.array(MARK_KINDS))
+    none = pa.scalar(None, pa.int64())
+    facts = {
+        "rows": pa.repeat(1, events.num_rows), "first": offset, "last": offset,
+        "named": pc.cast(pc.is_valid(events["id"]), pa.int64()), "count": pc.cast(events["count"], pa.int64()),
+        "last_unit": unit, "first_lease": pc.if_else(pc.equal(kind, "leased"), unit, none),
+        "ahead": pc.subtract(_millis(events["wall_time"]), _millis(events["timestamp"])),
+    }  # fmt: skip
+    keys = {name: events[name] for name in _MARK_KEYS[:-1]}
+    table = pa.table({**keys, "own": offset, **facts})
+    marks, others = table.filter(is_mark), table.filter(pc.invert(is_mark))
+    committed = pc.equal(marks["kind"], "batch_committed")
+    marks = _with(marks, own=pc.if_else(committed, none, marks["own"]))
+    # Grouping by columns that are all null is expensive, so these columns are added afterwards.
+    others = _summed(others, _MARK_KEYS[:2])
+    nulls = {name: pa.nulls(others.num_rows, table.schema.field(name).type) for name in _MARK_KEYS[2:]}
+    return pa.concat_tables([_summed(marks, _MARK_KEYS), _with(others, **nulls).select([*_MARK_KEYS, *_MARK_SUMS])])
+
+
+def _millis(moments: Any) -> Any:
+    """Return ms. Times are not before 1970, so truncation equals floor."""
+    return pc.divide(pc.cast(moments, pa.int64()), 1000)
+
+
+def _with(table: Any, **columns: Any) -> Any:
+    there = {name: table[name] for name in table.column_names}
+    return pa.table({**there, **columns})
+
+
+def _summed(table: Any, keys: Sequence[str]) -> Any:
+    found = table.group_by(list(keys)).aggregate([*_MARK_SUMS.items()])
+    made = [f"{name}_{how}" for name, how in _MARK_SUMS.items()]
+    return found.select([*keys, *made]).rename_columns([*keys, *_MARK_SUMS])
+
+
+def merge_marks(tables: Sequence[Any]) -> tuple[list[Mark], list[Reach]]:
+    """Merge tables of `collect_marks`."""
+    if not tables:
+        return [], []
+    table = pa.concat_tables(tables)
+    marks = [
+        Mark._make([*(row[name] for name in (*_MARK_KEYS[:-1], "first", "rows", "named")), row["count"] or 0])
+        for row in _summed(table, _MARK_KEYS).to_pylist()
+        if row["kind"] is not None
+    ]
+    reaches = []
+    for row in _summed(table, _MARK_KEYS[:2]).to_pylist():
+        known = (row[name] for name in ("topic", "partition", "rows", "first", "last", "last_unit"))
+        first_lease = NEVER if row["first_lease"] is None else row["first_lease"]
+        reaches.append(Reach._make([*known, first_lease, row["ahead"]]))
+    return marks, reaches
+
+
+# -- transport ---------------------------------------------------------------------------------------------------------
 
 
 WINDOW = 1 << 18  # rows that are packed together, about 60 MB
