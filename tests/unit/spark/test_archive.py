@@ -17,7 +17,11 @@ import pyarrow as pa
 import pytest
 
 import heapline
+from heapline import open_sync
 from heapline.contract.errors import BadRequest
+from heapline.contract.message import Outgoing
+from heapline.journal.disk import RealDisk
+from heapline.journal.log_start import read_log_start
 from heapline.spark.jobs.archive import ArchiveResult, archive
 from heapline.spark.lake import files as layout
 from heapline.spark.lake.claims import Claim, LakeMoved, OtherIncarnation
@@ -349,3 +353,23 @@ def test_invalid_archive_is_rejected_and_creates_nothing(hl: Any, tmp_path: Path
         with pytest.raises(BadRequest, match=told):
             run(tmp_path, **wrong)
     assert not lake.exists()
+
+
+def test_archive_continues_a_lake_that_began_above_the_first_segment(tmp_path: Path) -> None:
+    with open_sync(tmp_path / "data", spare_segment_bytes=0, reclaim_interval=3600.0, rewrite_below=0.0) as hl:
+        hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1 << 18)
+        hl.prepare_batch("b", "p", [Outgoing(b"prepared", -200)], topic="jobs")
+        for _ in range(3):
+            hl.enqueue_batch("jobs", [Outgoing(bytes(100_000))] * 5)
+            hl.ack(hl.pop("jobs", 100))
+        hl.commit_batch("b", ["p"])
+        hl.ack(hl.pop("jobs", 1))
+        for _ in range(3):
+            hl.enqueue("jobs", b"mark")
+            hl.snapshot("jobs")
+        hl._run(hl._broker._runner("jobs").upkeep.reclaim())
+        assert read_log_start(RealDisk(), hl._broker._runner("jobs").loader.directory)
+        where, lake = {"path": str(tmp_path / "data")}, tmp_path / "lake"
+        assert archive(TasksAtOnce(), where, "jobs", lake).rows
+        hl.enqueue("jobs", b"more")
+        assert {table.rows for table in archive(TasksAtOnce(), where, "jobs", lake).tables} == {1}

@@ -230,6 +230,16 @@ async def test_corrupt_log_start_is_ignored_and_backups_include_it() -> None:
         assert read_log_start(rig.disk, folder) == []
 
 
+@pytest.mark.parametrize("name", ["startingTimestamp", "startingOffsetsByTimestamp"])
+async def test_starting_time_before_the_log_start_resolves_to_the_log_start(name: str) -> None:
+    async with opened() as rig:
+        await far_apart(rig)
+        await squeezed(rig)
+        earliest = rows(rig)
+        start = "1" if name == "startingTimestamp" else '{"jobs": {"0": 1}}'
+        assert rows(rig, **{name: start}) == earliest
+
+
 class Life:
     """Does anything with a topic, and remembers every row that was ever shown."""
 
