@@ -15,6 +15,7 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
+TIMESTAMP = pa.timestamp("us", "UTC")
 _DIGITS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", dtype=np.uint8)
 _ULID_CHARS = 26
 
@@ -38,9 +39,9 @@ def flags(values: Bools, valid: Bools | None = None) -> Any:
     return pa.Array.from_buffers(pa.bool_(), len(values), [mask, bits], nulls)
 
 
-def moments(kind: Any, ms: I64, valid: Bools | None = None) -> Any:
+def moments(ms: I64, valid: Bools | None = None) -> Any:
     """Return a column of timestamps from milliseconds."""
-    return numbers(kind, ms * 1000, valid)
+    return numbers(TIMESTAMP, ms * 1000, valid)
 
 
 def blobs(kind: Any, data: Any, lengths: npt.NDArray[Any], valid: Bools | None = None) -> Any:

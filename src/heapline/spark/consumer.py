@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
@@ -119,20 +120,13 @@ def table_of(messages: list[Any]) -> Any:
     import pyarrow as pa
 
     schema = arrow_schema(CONSUMED)
-    columns: dict[str, list[Any]] = {
-        "key": [None if m.key is None else m.key.encode() for m in messages],
-        "value": [m.payload for m in messages],
-        "topic": [m.topic for m in messages],
-        "partition": [m.partition for m in messages],
-        "headers": [_pairs(m.headers) for m in messages],
-        "message_id": [m.message_id for m in messages],
-        "id": [m.id for m in messages],
-        "priority": [m.priority for m in messages],
-        "enqueued_at": [m.enqueued_at for m in messages],
-        "fairness_key": [m.fairness_key for m in messages],
-        "attempts": [m.attempts for m in messages],
-    }
-    return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    converted: dict[str, Callable[[Any], Any]] = {
+        "key": lambda message: None if message.key is None else message.key.encode(),
+        "value": lambda message: message.payload,
+        "headers": lambda message: _pairs(message.headers),
+    }  # all other columns are attributes of a message
+    columns = [map(converted.get(field.name, attrgetter(field.name)), messages) for field in schema]
+    return pa.table([pa.array(list(c), field.type) for c, field in zip(columns, schema, strict=True)], schema=schema)
 
 
 def _pairs(headers: Mapping[str, str]) -> list[dict[str, Any]] | None:

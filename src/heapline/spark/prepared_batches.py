@@ -103,19 +103,17 @@ def part_name(prefix: str, number: int) -> str:
 
 def write(options: WriteOptions, batch: Batch, batches: Iterable[Any], partition: int, attempt: int) -> Written:
     """Prepare the rows of a task. On return they are durable, and not yet visible."""
-    calls = calls_of(options.target)
-    task = _WriteTask(options, batch, calls, PartSender(calls, batch.id, partition, attempt))
-    try:
-        for rows in batches:
-            task.add(rows)
-            if task.is_over:
-                break
-        return task.finish()
-    except BaseException:
-        task.cancel()
-        raise
-    finally:
-        calls.close()
+    with contextlib.closing(calls_of(options.target)) as calls:
+        task = _WriteTask(options, batch, calls, PartSender(calls, batch.id, partition, attempt))
+        try:
+            for rows in batches:
+                task.add(rows)
+                if task.is_over:
+                    break
+            return task.finish()
+        except BaseException:
+            task.cancel()
+            raise
 
 
 class _WriteTask:
@@ -223,14 +221,11 @@ class _TopicCache:
 def commit(options: WriteOptions, batch: Batch, written: Sequence[Written]) -> int:
     """Commit the batch and return how many messages it has."""
     parts = [name for each in written for name in each.names()]
-    calls = calls_of(options.target)
-    try:
-        command = CommitBatch(batch.id, parts, batch.sink, batch.version)
-        count: int = calls.do(command).count
-    except UnknownPart as error:
-        raise PartsDropped(error.batch_id, error.part) from None
-    finally:
-        calls.close()
+    with contextlib.closing(calls_of(options.target)) as calls:
+        try:
+            count: int = calls.do(CommitBatch(batch.id, parts, batch.sink, batch.version)).count
+        except UnknownPart as error:
+            raise PartsDropped(error.batch_id, error.part) from None
     publish_bad_rows(options.bad_records, batch.id, [each.bad for each in written if each.bad is not None])
     return count
 
@@ -240,13 +235,9 @@ def abort(options: WriteOptions, batch: Batch, written: Sequence[Written]) -> No
     for each in written:
         if each.bad is not None:
             each.bad.discard()
-    calls = calls_of(options.target)
-    try:
+    # BatchDecided means that it was committed already.
+    with contextlib.closing(calls_of(options.target)) as calls, contextlib.suppress(BatchDecided):
         calls.do(AbortBatch(batch.id))
-    except BatchDecided:
-        pass  # it was committed already
-    finally:
-        calls.close()
 
 
 class PartsDropped(UnknownPart):

@@ -54,11 +54,8 @@ class RemoteSource:
         return BlockingGrpc(self.endpoints, self.credential, self.tls)
 
     def topics(self) -> list[TopicRef]:
-        calls = self._calls()
-        try:
+        with contextlib.closing(self._calls()) as calls:
             infos = calls.every(ListTopics())
-        finally:
-            calls.close()
         return [TopicRef(i.name, i.incarnation, i.config.partitions, id_suffix=i.id_suffix) for i in infos]
 
     def open(self, topic: TopicRef) -> RemoteLog:

@@ -102,8 +102,11 @@ _AS_OF = (
 )
 _ATTEMPTS = "the number of deliveries so far; released deliveries do not count"
 
+_FIRST = tuple(_RECORD[name] for name in ("key", "value", "topic", "partition", HEADERS, "message_id", "id"))
+_LAST = tuple(_RECORD[name] for name in ("deliver_at", "enqueued_at", "expires_at", "max_retries", "fairness_key"))
+
 BACKLOG = (
-    *(_RECORD[name] for name in ("key", "value", "topic", "partition", HEADERS, "message_id", "id")),
+    *_FIRST,
     Column("state", "string", False, "`ready`, `delayed` (until its due time or a retry) or `leased`"),
     Column("priority", "bigint", False, _NOW),
     Column("due_at", "timestamp", True, "if delayed: when it becomes ready"),
@@ -111,17 +114,17 @@ BACKLOG = (
     Column("deadline", "timestamp", True, "if leased: when the lease ends"),
     Column("holder", "string", True, "if leased: the lease holder, if known"),
     Column("reason", "string", True, "why it last failed, if known"),
-    *(_RECORD[name] for name in ("deliver_at", "enqueued_at", "expires_at", "max_retries", "fairness_key")),
+    *_LAST,
     *_AS_OF,
 )
 
 DLQ = (
-    *(_RECORD[name] for name in ("key", "value", "topic", "partition", HEADERS, "message_id", "id")),
+    *_FIRST,
     Column("priority", "bigint", False, _NOW),
     Column("attempts", "int", False, _ATTEMPTS),
     Column("reason", "string", False, "why it was dead-lettered"),
     Column("died_at", "timestamp", False, "when it was dead-lettered"),
-    *(_RECORD[name] for name in ("deliver_at", "enqueued_at", "expires_at", "max_retries", "fairness_key")),
+    *_LAST,
     *_AS_OF,
 )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def wrapped_java_home(java: Path, home: Path, folder: Path | None = None) -> Pat
     if folder is None:
         digest = crc32c(str(home).encode())
         folder = Path(tempfile.gettempdir()) / f"heapline-java-{os.getuid()}-{digest:08x}"
-    starter, text = folder / "bin" / "java", _WRAPPER.format(java=_quoted(str(java)))
+    starter, text = folder / "bin" / "java", _WRAPPER.format(java=shlex.quote(str(java)))
     starter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise NoJava([f"{folder} belongs to another user"])
@@ -161,7 +162,3 @@ def wrapped_java_home(java: Path, home: Path, folder: Path | None = None) -> Pat
         if (home / name).exists() and not (folder / name).exists():
             (folder / name).symlink_to(home / name)
     return folder
-
-
-def _quoted(path: str) -> str:
-    return "'" + path.replace("'", "'\\''") + "'"

@@ -21,7 +21,7 @@ from heapline.spark.lake.rounds import Committed, GroupHold, Pending, Rounds
 from heapline.spark.lake.tables import delta
 from heapline.spark.offsets import Subscription
 from heapline.spark.options import ReadOptions, parse_options
-from heapline.spark.target import resolve, source_of
+from heapline.spark.target import client_of, resolve, source_of
 
 GROUP = "archive"
 VIEWS = ("messages", "events")
@@ -98,9 +98,9 @@ def archive(
         stack.callback(subscription.close)
         subscription.find()
         subscription.hold_all()
-        held = None if group is None or first.target.path is not None else GroupHold(first.target, group)
-        if held is not None:
-            stack.enter_context(held)
+        held = None
+        if group is not None and first.target.path is None:
+            held = GroupHold(stack.enter_context(client_of(first.target)), group)
         rounds = Rounds(spark, source, options, lake_path(lake_dir), held, subscription, fail_on_loss)
         run = _Run(rounds, subscription, round_rows, on_progress)
         run.run(None if available_now else trigger, until)

@@ -96,7 +96,7 @@ def forecast(
     past, sampled = _collected(lifecycles, since, until, max(int(messages_max / max(growth, 1.0)), 1))
     rng = np.random.default_rng(_SEED)
     load = grown(_load(past, rng), growth, rng)
-    waits = _ms(past["wait_ms"].to_numpy(zero_copy_only=False))
+    waits = _ms(_column(past, "wait_ms"))
     pools = _Pools(load, goals, tell)
     needed = fewest(lambda n: pools.of(n).meets_goal is True, WORKERS_MAX, pools.floor) if goals else None
     for count in workers or _default_sizes(pools.floor, needed):

@@ -55,15 +55,11 @@ def table_columns(view: str) -> tuple[tuple[str, str], ...]:
 
 
 def file_schema(view: str) -> Any:
-    import pyarrow as pa
-
     types = arrow_types()
     return pa.schema([pa.field(column.name, types[column.type]) for column in stored_columns(view)])
 
 
 def table_schema(view: str) -> Any:
-    import pyarrow as pa
-
     types = {**arrow_types(), "date": pa.date32()}
     return pa.schema([pa.field(name, types[kind]) for name, kind in table_columns(view)])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from heapline.contract.errors import GroupNotFound
@@ -17,9 +16,8 @@ from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
 from heapline.spark.lake.files import DAY_OF, NewFile, write_parts
 from heapline.spark.lake.tables import LakeTable, check_same, ensure_table, open_table
 from heapline.spark.offsets import Offsets, Subscription
-from heapline.spark.options import ReadOptions, Target
+from heapline.spark.options import ReadOptions
 from heapline.spark.read_plan import ReadTask, plan, read
-from heapline.spark.target import client_of
 from heapline.spark.topic_log import Source
 
 #: A group that is not used for some days no longer holds the journal (GroupConfig.unused_after), so an idle group is
@@ -38,9 +36,8 @@ class GroupHold:
     nothing holds later rows.
     """
 
-    def __init__(self, target: Target, group: str) -> None:
-        self.group = group
-        self._client: Any = client_of(target).__enter__()
+    def __init__(self, client: Any, group: str) -> None:
+        self._client, self.group = client, group
         self._offsets: Offsets = {}
         self._used: dict[str, float] = {}  # by topic, as time.time() counts
         #: By topic and partition: rows that moving the group has added to the log since it was last archived.
@@ -78,14 +75,6 @@ class GroupHold:
         if not found.holding or time.time() - used >= RENEW_SECONDS:
             return {}  # so that the group is moved even if it is in the right position
         return {offset.partition: offset.committed for offset in found.offsets}
-
-    def __enter__(self) -> GroupHold:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
 
 
 class Pending(NamedTuple):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from heapline.core.events import KIND_NAMES, AnyEvent, BatchPrepared, Enqueued, Event, Expired, Leased, Moved
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.journal.unit import Unit
-from heapline.spark.arrow import Bools, chosen, flags, moments, numbers, repeated, ulids
+from heapline.spark.arrow import I64, Bools, chosen, flags, moments, numbers, repeated, ulids
 from heapline.spark.schema import EVENTS, Column, arrow_schema, arrow_types
 from heapline.spark.topic_log import TopicRef
 from heapline.spark.views.messages import UnitRecords, expiry_of
@@ -38,6 +38,8 @@ _HIDDEN = {
     "fingerprint", "ready", "again",
 }  # fmt: skip
 _BRINGS_RECORDS = (Enqueued, Moved)
+#: Columns that have one value per event; `offset` is that of its first row.
+_SHARED = ("partition", "offset", "timestamp", "wall_time", "unit")
 
 
 def _plan(kind: type[Event]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -69,7 +71,7 @@ class EventBatches:
     def _clear(self) -> None:
         # By column: (first row, one value per row or one for all, row count).
         self._values: dict[str, list[tuple[int, Any, int]]] = {name: [] for name in self._wanted}
-        self._facts: list[tuple[int, int, int, int, int, int]] = []  # partition, offset, time, wall, unit, rows
+        self._facts: list[tuple[int, ...]] = []  # per event: the columns _SHARED, and its row count
         self._kinds: list[str] = []
         self.count = 0
 
@@ -150,42 +152,40 @@ class EventBatches:
 
     def take(self) -> Any:
         """Return a batch of everything that was added since the last one."""
-        made = pa.RecordBatch.from_arrays([self._made(c.name) for c in self._columns], schema=self._schema)
+        *columns, counts = (np.array(column) for column in zip(*self._facts, strict=True))
+        facts = dict(zip(_SHARED, columns, strict=True))
+        arrays = [self._column(column.name, facts, counts) for column in self._columns]
+        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self._clear()
         return made
 
-    def _made(self, name: str) -> Any:
-        partitions, offsets, times, walls, units, counts = (np.array(c) for c in zip(*self._facts, strict=True))
+    def _column(self, name: str, facts: dict[str, Any], counts: I64) -> Any:
+        """Build a column. `facts` has one value per event of the columns that all rows of an event share."""
         if name == "topic":
             return repeated(pa.string(), self._topic, self.count)
         if name == "kind":
             return chosen(pa.string(), list(self._kinds), np.repeat(np.arange(len(counts)), counts))
         if name == "offset":
-            return numbers(
-                pa.int64(), np.repeat(offsets - (np.cumsum(counts) - counts), counts) + np.arange(self.count)
-            )
-        if name in ("partition", "unit"):
-            return numbers(_ARROW[_TYPES[name]], np.repeat(partitions if name == "partition" else units, counts))
-        if name in ("timestamp", "wall_time"):
-            return moments(_ARROW["timestamp"], np.repeat(times if name == "timestamp" else walls, counts))
+            firsts = np.repeat(facts[name] - (np.cumsum(counts) - counts), counts)
+            return numbers(pa.int64(), firsts + np.arange(self.count))
         if name == "message_id":
             ids, valid = self._filled("id", np.int64)
             return ulids(ids, self._id_suffix, valid)
         if name == "at":
             values, valid = self._filled("at", np.int64)
-            return moments(_ARROW["timestamp"], np.where(valid, values, np.repeat(times, counts)))
-        return self._value_column(name)
-
-    def _value_column(self, name: str) -> Any:
+            return moments(np.where(valid, values, np.repeat(facts["timestamp"], counts)))
         kind = _TYPES[name]
+        if name in facts:
+            values = np.repeat(facts[name], counts)
+            return moments(values) if kind == "timestamp" else numbers(_ARROW[kind], values)
         if kind == "string":
             return self._texts(name)
         if not self._values[name]:
             return pa.nulls(self.count, _ARROW[kind])
         if kind == "boolean":
             return flags(*self._filled(name, np.bool_))
-        make = moments if kind == "timestamp" else numbers
-        return make(_ARROW[kind], *self._filled(name, np.int64))
+        values, valid = self._filled(name, np.int64)
+        return moments(values, valid) if kind == "timestamp" else numbers(_ARROW[kind], values, valid)
 
     def _filled(self, name: str, kind: Any) -> tuple[npt.NDArray[Any], Bools]:
         values, valid = np.zeros(self.count, dtype=kind), np.zeros(self.count, dtype=np.bool_)

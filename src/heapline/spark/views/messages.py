@@ -19,7 +19,7 @@ from heapline.core.record import DEFAULT_RETRIES, FLAG_FAIRNESS, FLAG_HEADERS, F
 from heapline.journal.block import block_nbytes
 from heapline.journal.unit import Unit
 from heapline.spark.arrow import I64, Bytes, blobs, chosen, gather, moments, numbers, repeated, ulids
-from heapline.spark.schema import Column, arrow_schema
+from heapline.spark.schema import PAIRS, Column, arrow_schema, arrow_types
 from heapline.spark.topic_log import TopicRef
 
 
@@ -109,7 +109,6 @@ def in_order(found: Sequence[UnitRecords], ids: I64) -> list[UnitRecords] | None
 
 ROWS_MAX = 16_384
 BYTES_MAX = 8 << 20
-TIMESTAMP = pa.timestamp("us", "UTC")
 APPEND_TIME = 1  # Kafka's code for LogAppendTime
 _PLAIN = f"V{ROW.itemsize}"  # numpy concatenates plain bytes much faster than records
 _SMALL = {"key", "fairness_key", "headers"}
@@ -197,14 +196,13 @@ class Batch:
 
     def _headers(self) -> Any:
         """Headers are stored as maps, so this is the only column that is decoded row by row."""
-        kind = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
         there = (self.rows["flags"] & FLAG_HEADERS) != 0
         found: list[list[dict[str, Any]] | None] = [None] * len(there)
         begins = self.small_starts + self.rows["key_len"] + self.rows["fairness_len"]
         ends, data, decode = self.small_starts + self.small_lengths, self.small.tobytes(), _headers_of()
         for row in np.flatnonzero(there).tolist():
             found[row] = decode(data[begins[row] : ends[row]])
-        return pa.array(found, type=kind)
+        return pa.array(found, type=arrow_types()[PAIRS])
 
     def _offset(self) -> Any:
         within = np.arange(len(self.rows)) - self._each(np.cumsum(self.counts) - self.counts)
@@ -229,15 +227,15 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "topic": lambda b: repeated(pa.string(), b.topic, len(b.rows)),
     "partition": lambda b: numbers(pa.int32(), b._each(b.partitions)),
     "offset": Batch._offset,
-    "timestamp": lambda b: moments(TIMESTAMP, b._each(b.times)),
+    "timestamp": lambda b: moments(b._each(b.times)),
     "timestampType": lambda b: numbers(pa.int32(), np.full(len(b.rows), APPEND_TIME)),
     "headers": Batch._headers,
     "message_id": lambda b: ulids(b.rows["id"], b.id_suffix),
     "id": lambda b: numbers(pa.int64(), b.rows["id"]),
     "priority": lambda b: numbers(pa.int64(), b.rows["priority"]),
-    "deliver_at": lambda b: moments(TIMESTAMP, b.rows["due"], b.rows["due"] != 0),
-    "enqueued_at": lambda b: moments(TIMESTAMP, b.rows["enqueued_at"]),
-    "expires_at": lambda b: moments(TIMESTAMP, *expiry_of(b.rows)),
+    "deliver_at": lambda b: moments(b.rows["due"], b.rows["due"] != 0),
+    "enqueued_at": lambda b: moments(b.rows["enqueued_at"]),
+    "expires_at": lambda b: moments(*expiry_of(b.rows)),
     "max_retries": lambda b: numbers(pa.int32(), b.rows["max_retries"], b.rows["max_retries"] != DEFAULT_RETRIES),
     "fairness_key": Batch._fairness_key,
     "batch_id": Batch._batch_id,

@@ -33,7 +33,7 @@ from heapline.spark.offsets import Subscription
 from heapline.spark.options import ReadOptions
 from heapline.spark.schema import Column, arrow_schema
 from heapline.spark.topic_log import DataLost, Source, TopicLog, TopicRef, UnitPosition
-from heapline.spark.views.messages import COLUMNS, TIMESTAMP, Batch, expiry_of
+from heapline.spark.views.messages import COLUMNS, Batch, expiry_of
 
 STATES: list[str | None] = [""] * 4
 STATES[READY], STATES[DELAYED], STATES[LEASED], STATES[DEAD] = "ready", "delayed", "leased", "dead"
@@ -86,7 +86,7 @@ class _StateBatch(Batch):
         first, has_ttl = expiry_of(self.rows)
         own = (self.state["own"] & OWN_EXPIRY) != 0
         ends = np.where(own, self.state["expires"], np.where(has_ttl, first, 0))
-        return moments(TIMESTAMP, ends, ends != 0)
+        return moments(ends, ends != 0)
 
 
 #: How columns are built from the state alone, without the record.
@@ -96,13 +96,13 @@ _FROM_STATE: dict[str, Callable[[Any], Any]] = {
     "message_id": lambda b: ulids(b.state["id"], b.context.id_suffix),
     "id": lambda b: numbers(pa.int64(), b.state["id"]),
     "state": lambda b: chosen(pa.string(), STATES, b.state["state"]),
-    "due_at": lambda b: moments(TIMESTAMP, b.state["due"], b.state["state"] == DELAYED),
+    "due_at": lambda b: moments(b.state["due"], b.state["state"] == DELAYED),
     "attempts": lambda b: numbers(pa.int32(), attempts_of(b.state["position"])),
-    "deadline": lambda b: moments(TIMESTAMP, b.state["deadline"], b.state["state"] == LEASED),
+    "deadline": lambda b: moments(b.state["deadline"], b.state["state"] == LEASED),
     "holder": lambda b: b._text("holder"),
     "reason": lambda b: b._text("reason"),
-    "died_at": lambda b: moments(TIMESTAMP, b.state["died_at"]),
-    "as_of": lambda b: moments(TIMESTAMP, np.full(len(b.state), b.context.at)),
+    "died_at": lambda b: moments(b.state["died_at"]),
+    "as_of": lambda b: moments(np.full(len(b.state), b.context.at)),
     "as_of_offset": lambda b: numbers(pa.int64(), np.array(b.context.ends, dtype=np.int64)[b.partitions]),
 }
 #: How all columns are built; those of the record as in `messages`.
