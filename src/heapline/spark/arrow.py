@@ -113,16 +113,6 @@ def text_of(column: Any) -> Any:
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 
-def blob_of(column: Any) -> tuple[bytes, I64]:
-    """Return all values of a column without nulls as one byte string, and their sizes."""
-    plain = column.cast(pa.binary())
-    _, offsets, data = plain.buffers()
-    if not len(plain) or data is None:
-        return b"", np.zeros(len(plain), dtype=np.int64)
-    bounds = np.frombuffer(offsets, dtype=np.int32)[plain.offset : plain.offset + len(plain) + 1].astype(np.int64)
-    return data[int(bounds[0]) : int(bounds[-1])].to_pybytes(), np.diff(bounds)
-
-
 def is_text(value: bytes | None) -> bool:
     try:
         return value is None or value.decode() is not None

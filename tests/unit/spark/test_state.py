@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -123,7 +124,7 @@ async def test_late_task_holds_what_it_reads() -> None:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 50_000, i) for i in range(200)], atomic=False)
         (work,), asked = planned(rig)
         release(rig)
-        late = StateTask(work.topic, work.context, work.packed, work.segment_bytes, hold_from=0.0)
+        late = replace(work, hold_from=0.0)
         batches = read_state(source_of(rig), late, asked)
         next(batches)
         assert len(rig.files(".lease")) == 1

@@ -6,8 +6,9 @@ that were read show that it held; the report states what they cannot show. Pure:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,25 +123,32 @@ def rank(intervals: Intervals, number: int, rule: RankRule, examples_max: int) -
 def make_report(
     facts: Facts, findings: Sequence[H.Findings], ranked: Sequence[Ranked], examples_max: int
 ) -> AuditResult:
-    violations: dict[int, int] = {}
-    examples: dict[int, list[Example]] = {}
+    violations: Counter[int] = Counter()
+    examples: dict[int, list[Example]] = {what: [] for what in WHY}
     for part in findings:
-        for what, count in part.violations.items():
-            violations[what] = violations.get(what, 0) + count
+        violations.update(part.violations)
         for violation in part.examples:
-            examples.setdefault(violation.what, []).append(_example(facts, violation))
-    leases, messages = sum(part.leases for part in findings), sum(part.messages for part in findings)
+            examples[violation.what].append(_example(facts, violation))
+    leases, messages, timed, unknown = (
+        sum(getattr(part, name) for part in findings) for name in ("leases", "messages", "timed", "unknown")
+    )
 
     def plain(name: str, what: int, looked_at: int, nothing: str) -> Check:
-        return _check(name, looked_at, violations.get(what, 0), examples.get(what, [])[:examples_max], nothing=nothing)
+        return _check(name, looked_at, violations[what], examples[what], nothing=nothing)
 
-    timed = sum(part.timed for part in findings)
+    lost = [*_gaps(facts), *_purges(facts, findings), *_balances(facts, findings)]
+    lost_count = violations[H.FROM_NOWHERE] + violations[H.TWICE_NEW] + len(lost)
+    lost = [*examples[H.FROM_NOWHERE], *examples[H.TWICE_NEW], *lost]
+    limits = [f"{unknown} messages are older than the events"] * bool(unknown)
+    limits += ["not compared with what the broker holds now"] * (not facts.closing)
+    torn = [Example(t.why, t.topic, t.partition, offset=t.offset, batch_id=t.batch_id) for t in facts.book.torn()]
+    torn_count = len(torn) + violations[H.TORN]
     checks = (
-        _none_lost(facts, findings, messages, violations, examples, examples_max),
+        _check("none_lost", messages, lost_count, lost, "; ".join(limits), "there are no messages"),
         plain("one_holder", H.DOUBLE_LEASE, leases, "nothing was leased"),
         plain("not_early", H.EARLY, timed, "no message with a due time was leased"),
-        _rank_check(facts, ranked, examples_max),
-        _batch_check(facts, violations.get(H.TORN, 0), examples.get(H.TORN, []), examples_max),
+        _rank_check(facts, ranked),
+        _check("batches", facts.book.count, torn_count, [*torn, *examples[H.TORN]], nothing="there are no batches"),
         plain("stays_over", H.AFTER_END, leases, "nothing was leased"),
         plain("lawful", H.UNFIT, messages, "there are no messages"),
     )
@@ -152,9 +160,9 @@ def make_report(
         topics=tuple(topic.name for topic in facts.topics),
         events=sum(reach.rows for reach in facts.reaches),
         messages=messages,
-        from_before=sum(part.unknown for part in findings),
+        from_before=unknown,
         standing=standing,
-        checks=checks,
+        checks=tuple(replace(check, examples=check.examples[:examples_max]) for check in checks),
         rank_max=max((r.rank_max for r in ranked), default=0),
     )
 
@@ -183,32 +191,12 @@ def _example(facts: Facts, violation: H.Violation) -> Example:
     )
 
 
-def _none_lost(
-    facts: Facts,
-    findings: Sequence[H.Findings],
-    messages: int,
-    violations: Mapping[int, int],
-    examples: Mapping[int, list[Example]],
-    examples_max: int,
-) -> Check:
-    more = [*_gaps(facts), *_purges(facts, findings), *_balances(facts, findings)]
-    wrong = violations.get(H.FROM_NOWHERE, 0) + violations.get(H.TWICE_NEW, 0) + len(more)
-    shown = [*examples.get(H.FROM_NOWHERE, []), *examples.get(H.TWICE_NEW, []), *more]
-    unknown = sum(part.unknown for part in findings)
-    limits = [f"{unknown} messages are older than the events"] * bool(unknown)
-    limits += ["not compared with what the broker holds now"] * (not facts.closing)
-    return _check("none_lost", messages, wrong, shown[:examples_max], "; ".join(limits), "there are no messages")
-
-
 def _gaps(facts: Facts) -> Iterator[Example]:
     for reach in facts.reaches:
         missing = reach.last - reach.first + 1 - reach.rows
-        if missing > 0:
-            yield Example(f"{missing} rows of the log are missing", reach.topic, reach.partition, offset=reach.first)
-        elif missing < 0:
-            yield Example(
-                f"{-missing} rows of the log are duplicated", reach.topic, reach.partition, offset=reach.first
-            )
+        if missing:
+            why = f"{abs(missing)} rows of the log are {'missing' if missing > 0 else 'duplicated'}"
+            yield Example(why, reach.topic, reach.partition, offset=reach.first)
 
 
 def _purges(facts: Facts, findings: Sequence[H.Findings]) -> Iterator[Example]:
@@ -245,7 +233,7 @@ def _balances(facts: Facts, findings: Sequence[H.Findings]) -> Iterator[Example]
                 yield Example(why, topic.name, partition, offset=balance.offset)
 
 
-def _rank_check(facts: Facts, ranked: Sequence[Ranked], examples_max: int) -> Check:
+def _rank_check(facts: Facts, ranked: Sequence[Ranked]) -> Check:
     whys = [f"{topic.name}: {why}" for topic, why in zip(facts.topics, facts.why_not, strict=True) if why]
     if len(whys) == len(facts.topics):
         return Check("rank", NOT_APPLICABLE, why="; ".join(whys))
@@ -260,11 +248,4 @@ def _rank_check(facts: Facts, ranked: Sequence[Ranked], examples_max: int) -> Ch
             why, topic = f"better messages were waiting: rank {rank}", facts.topics[r.topic].name
             examples.append(Example(why, topic, int(partition_of(id)), str(id), offset, rank=rank))
     looked_at, wrong = sum(r.looked_at for r in ranked), sum(r.wrong for r in ranked)
-    return _check("rank", looked_at, wrong, examples[:examples_max], "; ".join(whys), "nothing was leased")
-
-
-def _batch_check(facts: Facts, seen: int, examples: Sequence[Example], examples_max: int) -> Check:
-    torn = list(facts.book.torn())
-    shown = [Example(t.why, t.topic, t.partition, offset=t.offset, batch_id=t.batch_id) for t in torn]
-    wrong, shown = len(torn) + seen, [*shown, *examples][:examples_max]
-    return _check("batches", facts.book.count, wrong, shown, nothing="there are no batches")
+    return _check("rank", looked_at, wrong, examples, "; ".join(whys), "nothing was leased")

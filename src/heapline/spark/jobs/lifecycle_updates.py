@@ -28,7 +28,7 @@ from heapline.spark.jobs.lake import in_ranges, journal_rows, offset_ranges, top
 from heapline.spark.jobs.lifecycles import COLUMNS, MARK_NEEDS, NEEDS, lifecycles
 from heapline.spark.lake.claims import Extent
 from heapline.spark.lake.files import sync_path
-from heapline.spark.lake.tables import delta
+from heapline.spark.lake.tables import append_actions, delta, transactions
 from heapline.spark.options import plain_topic
 from heapline.spark.schema import arrow_types
 from heapline.spark.target import subscribed
@@ -199,7 +199,7 @@ class LifecycleTable:
     def commit(self, topic: str, folder: str, extent: Extent) -> int:
         """Replace the topic's open files with the files of a run; return the number of rows added."""
         from deltalake.exceptions import CommitFailedError
-        from deltalake.transaction import CommitProperties, RemoveAction, Transaction
+        from deltalake.transaction import CommitProperties, RemoveAction
 
         table = self._table or self._create()
         if self._table is None and table.transaction_version(f"{APP}:{topic}") is not None:
@@ -211,14 +211,10 @@ class LifecycleTable:
         removed = [
             RemoveAction(file.path, True, now, file.nbytes, {"topic": topic, "is_over": "false"}) for file in open_files
         ]
-        ends = [Transaction(f"{APP}:{topic}#{p}", end) for p, end in extent.ends.items()]
-        properties = CommitProperties(
-            app_transactions=[Transaction(f"{APP}:{topic}", extent.incarnation), *ends], max_commit_retries=0
-        )
+        ends = transactions(APP, topic, extent.incarnation, extent.ends)
+        properties = CommitProperties(app_transactions=ends, max_commit_retries=0)
         try:
-            table.create_write_transaction(
-                [*added, *removed], "append", table.schema(), list(PARTITIONED_BY), commit_properties=properties
-            )
+            append_actions(table, [*added, *removed], PARTITIONED_BY, properties)
         except CommitFailedError as error:
             raise TableMoved(f"another run has updated the lifecycles of {topic!r}; run again ({error})") from None
         return rows

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from heapline.contract.errors import BadRequest
 from heapline.spark.lake.claims import LakeMoved
-from heapline.spark.lake.files import DAY_OF, PARTITIONED_BY
-from heapline.spark.lake.tables import APP, LakeTable, delta, open_table, require_table
+from heapline.spark.lake.files import DAY_OF
+from heapline.spark.lake.tables import APP, LakeTable, delta, open_table, require_table, transactions
 from heapline.spark.options import plain_topic
 
 FILE_BYTES = 128 << 20  # target size of joined files
@@ -151,19 +151,12 @@ def _drop_topic(table: LakeTable, topic: str) -> int | None:
     extent, rows = table.extent(topic), sum(file.rows for file in table.files([topic]))
     if extent is None:
         return None
-    transaction = delta().Transaction
-    gone = [transaction(f"{APP}:{topic}", 0), *(transaction(f"{APP}:{topic}#{p}", 0) for p in extent.ends)]
+    gone = transactions(APP, topic, 0, dict.fromkeys(extent.ends, 0))
     properties = delta().CommitProperties(custom_metadata={APP: {topic: {"dropped": True}}}, app_transactions=gone)
     if rows:
         table.table.delete(f"topic = '{topic}'", commit_properties=properties)
     else:
-        table.table.create_write_transaction(
-            [],
-            mode="append",
-            schema=table.table.schema(),
-            partition_by=list(PARTITIONED_BY),
-            commit_properties=properties,
-        )
+        table.append([], properties)
     return rows
 
 

@@ -92,13 +92,19 @@ class LakeTable:
         for topic, claim in claims.items():
             check_continues(topic, self.extent(topic), claim)
         self._check_there(files)
+        ends = [t for topic, claim in claims.items() for t in transactions(APP, topic, claim.incarnation, claim.ends)]
         properties = delta().CommitProperties(
             custom_metadata={APP: {topic: _metadata(claim) for topic, claim in claims.items()}},
             max_commit_retries=RETRIES,
-            app_transactions=_transactions(claims),
+            app_transactions=[
+                t for topic, c in claims.items() for t in transactions(APP, topic, c.incarnation, c.ends)
+            ],
         )
         self._commit([_added(file) for file in files], properties, claims)
         _sync_log(self.root, self.version - 1)
+
+    def append(self, actions: list[Any], properties: Any) -> None:
+        append_actions(self.table, actions, PARTITIONED_BY, properties)
 
     def _check_there(self, files: Sequence[NewFile]) -> None:
         """Raise an error if files are missing: maintenance removes old files that no commit names."""
@@ -112,13 +118,7 @@ class LakeTable:
 
     def _commit(self, actions: list[Any], properties: Any, claims: Mapping[str, Claim]) -> None:
         try:
-            self.table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=self.table.schema(),
-                partition_by=list(PARTITIONED_BY),
-                commit_properties=properties,
-            )
+            self.append(actions, properties)
         except delta().exceptions.CommitFailedError as error:
             now = open_table(os.path.dirname(self.root), self.view)
             if now is None or all(now.extent(topic) == self.extent(topic) for topic in claims):
@@ -218,13 +218,21 @@ def _metadata(claim: Claim) -> dict[str, Any]:
     return {**metadata, "lost": {str(p): list(r) for p, r in claim.lost.items()}} if claim.lost else metadata
 
 
-def _transactions(claims: Mapping[str, Claim]) -> list[Any]:
-    transaction = delta().Transaction
-    found = []
-    for topic, claim in claims.items():
-        found.append(transaction(f"{APP}:{topic}", claim.incarnation))
-        found += [transaction(f"{APP}:{topic}#{partition}", end) for partition, end in claim.ends.items()]
-    return found
+def append_actions(table: Any, actions: list[Any], partitioned_by: Sequence[str], properties: Any) -> None:
+    """Commit actions to a Delta table."""
+    table.create_write_transaction(
+        actions,
+        mode="append",
+        schema=table.schema(),
+        partition_by=list(partitioned_by),
+        commit_properties=properties,
+    )
+
+
+def transactions(app: str, topic: str, incarnation: int, ends: Mapping[int, int]) -> list[Any]:
+    """Return the transaction identifiers that store the end of a topic."""
+    versions = {f"{app}:{topic}": incarnation, **{f"{app}:{topic}#{p}": end for p, end in ends.items()}}
+    return [delta().Transaction(name, version) for name, version in versions.items()]
 
 
 def _added(file: NewFile) -> Any:

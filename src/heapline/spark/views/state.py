@@ -42,11 +42,10 @@ STATES[READY], STATES[DELAYED], STATES[LEASED], STATES[DEAD] = "ready", "delayed
 class StateContext(NamedTuple):
     """What all rows of a state have in common."""
 
-    topic: str
+    topic: TopicRef
     at: int  # ms, by the wall clock
     ends: list[int]
     texts: list[str]
-    id_suffix: int = 0  # of the topic
 
 
 class StateBatches:
@@ -65,7 +64,7 @@ class _StateBatch(Batch):
     """The rows of a batch: their state, and their records if a column needs them."""
 
     def __init__(self, context: StateContext, state: npt.NDArray[Any], records: Records | None) -> None:
-        self.context, self.state, self.topic = context, state, context.topic
+        self.context, self.state, self.topic = context, state, context.topic.topic
         self.rows = np.zeros(len(state), dtype=ROW) if records is None else records.rows
         self.payloads = [] if records is None else records.payloads
         self.small = np.frombuffer(b"".join([] if records is None else records.smalls), dtype=np.uint8)
@@ -93,7 +92,7 @@ class _StateBatch(Batch):
 _FROM_STATE: dict[str, Callable[[Any], Any]] = {
     "topic": COLUMNS["topic"],
     "partition": lambda b: numbers(pa.int32(), b.partitions),
-    "message_id": lambda b: ulids(b.state["id"], b.context.id_suffix),
+    "message_id": lambda b: ulids(b.state["id"], b.context.topic.id_suffix),
     "id": lambda b: numbers(pa.int64(), b.state["id"]),
     "state": lambda b: chosen(pa.string(), STATES, b.state["state"]),
     "due_at": lambda b: moments(b.state["due"], b.state["state"] == DELAYED),
@@ -119,7 +118,6 @@ Rows = npt.NDArray[Any]
 class StateTask:
     """What one task reads."""
 
-    topic: TopicRef
     context: StateContext
     packed: bytes
     segment_bytes: int
@@ -161,11 +159,11 @@ def _pieces(log: TopicLog, pinned: StateRows, wanted: set[int], options: ReadOpt
         return []
     first = PositionLayout(pinned.segment_bytes).segment(int(rows["position"][0]))
     hold_from = log.hold(UnitPosition(0, first, 0))
-    context = StateContext(log.ref.topic, pinned.at, pinned.ends, pinned.texts, log.ref.id_suffix)
+    context = StateContext(log.ref, pinned.at, pinned.ends, pinned.texts)
     nbytes = int(size_bound(rows["position"]).sum())
     count = max(options.pieces_min, -(-len(rows) // PIECE_ROWS), -(-nbytes // (2 * options.piece_bytes)))
     parts = [part for part in np.array_split(rows, min(count, len(rows))) if len(part)]
-    return [StateTask(log.ref, context, pack(part), pinned.segment_bytes, hold_from) for part in parts]
+    return [StateTask(context, pack(part), pinned.segment_bytes, hold_from) for part in parts]
 
 
 def read_state(source: Source, task: StateTask, options: ReadOptions) -> Iterator[Any]:
@@ -176,7 +174,7 @@ def read_state(source: Source, task: StateTask, options: ReadOptions) -> Iterato
         for first in range(0, len(rows), BATCH_ROWS):
             yield into.make(rows[first : first + BATCH_ROWS], None)
         return
-    log = source.open(task.topic)
+    log = source.open(task.context.topic)
     try:
         for part in _batches(rows):
             if time.time() >= task.hold_from:
