@@ -78,7 +78,7 @@ def test_key_is_not_in_plans_progress_checkpoints_or_errors(run: Run, way: str) 
         assert secret not in str(facts)
 
 
-def test_key_stands_in_no_event_log_and_in_nothing_that_spark_says(run: Run) -> None:
+def test_key_is_absent_from_event_log_and_spark_output(run: Run) -> None:
     assert "SparkListenerSQLExecutionStart" in run.event_log
     assert "heapline" in run.event_log
     for secret in secrets_of(run):

@@ -254,7 +254,7 @@ def _packed(columns: Mapping[str, Any], headers: list[dict[str, str] | None] | N
             found[field] = columns[name].to_pylist()
     if "deliver_at" in columns and columns["deliver_at"].null_count < len(payloads):
         us, valid = numbers_of(columns["deliver_at"], pa.int64())
-        ms = np.maximum(1, -(-us // 1000))  # the first millisecond that is not before it; 0 stands for none
+        ms = np.maximum(1, -(-us // 1000))  # the first millisecond that is not before it; 0 means none
         found["deliver_at_ms"] = _column(np.where(valid, ms, 0), np.int64)
     for name, field in (("delay", "delays"), ("ttl", "ttls")):
         if name in columns and columns[name].null_count < len(payloads):

@@ -90,7 +90,7 @@ class Subscription:
         return {topic: self.only(topic, log.starts()) for topic, log in self.logs.items()}
 
     def resolve(self, positions: Positions, name: str, *, late: str) -> Offsets:
-        """Return the offsets that the option `name` stands for.
+        """Return the offsets that the option `name` selects.
 
         `late` says what a time means after which nothing was written: "latest" or "error".
         """

@@ -43,7 +43,7 @@ _SPANS = {
 
 @dataclass(frozen=True)
 class Positions:
-    """Where a read begins or ends: one word for all partitions, one time, or offsets or times (ms) per partition."""
+    """The start or end of a read: a word or a time for all partitions, or offsets or times (ms) per partition."""
 
     word: str | None = None
     offsets: dict[str, dict[int, int]] | None = None
@@ -62,7 +62,7 @@ class TopicSelection:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the log is: a directory, or a server and its key."""
+    """The location of the log: a directory, or a server and its key."""
 
     path: str | None = None
     url: str | None = None

@@ -30,7 +30,7 @@ TOPICS_EVERY = 1.0  # seconds between checks for new topics
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What one task reads."""
+    """The rows that one task reads."""
 
     topic: TopicRef
     ranges: Ranges
@@ -233,7 +233,7 @@ def read(source: Source, task: ReadTask, options: ReadOptions) -> Iterator[Any]:
 
 
 class StreamPlan:
-    """Where the next micro-batch of a stream ends, and which tasks read it.
+    """Plans the next micro-batch of a stream: where it ends, and which tasks read it.
 
     Spark requests the next end every few milliseconds on an idle stream, so that costs only a check of each watermark.
     """

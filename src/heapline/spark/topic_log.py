@@ -51,7 +51,7 @@ class TopicRef(NamedTuple):
 
 
 class UnitPosition(NamedTuple):
-    """Where a unit begins in the journal."""
+    """The position of a unit in the journal."""
 
     unit: int
     segment: int
@@ -106,7 +106,7 @@ class TopicLog(Protocol):
 
 
 class Source(Protocol):
-    """Where topics are stored: a directory or a server. Small and picklable, because tasks receive a copy."""
+    """A directory or a server that stores topics. Small and picklable, because tasks receive a copy."""
 
     def topics(self) -> list[TopicRef]: ...
 

@@ -22,7 +22,7 @@ from heapline.spark.target import client_of, subscribed
 
 
 class Balance(NamedTuple):
-    """What a partition holds according to the broker, at an offset: that of the next row."""
+    """Messages that a partition holds according to the broker. `offset` is that of the next row."""
 
     offset: int
     waits: int  # ready or delayed
@@ -34,7 +34,7 @@ Balances = Mapping[str, Mapping[int, Balance]]  # topic -> partition -> balance
 
 
 class BrokerState(NamedTuple):
-    """What the broker knows besides the events."""
+    """Facts that only the broker knows, not the events."""
 
     configs: dict[str, TopicConfig]
     closing: dict[str, dict[int, Balance]]  # empty if there is no server
@@ -225,7 +225,7 @@ class RankRule:
 
 @dataclass
 class Facts:
-    """What is known before the messages are judged."""
+    """Facts that are known before messages are judged."""
 
     topics: list[Topic]
     rules: list[RankRule | None]

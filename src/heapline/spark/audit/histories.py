@@ -1,7 +1,7 @@
 """Judge the steps of complete messages: whether each is valid after the one before, and when messages were available.
 
 All steps of a message must be present, in any order. They are sorted once and then compared with the previous row, for
-all messages at once. A message that has ended stays ended: later steps are violations and do not change where it
+all messages together. A message that has ended stays ended: later steps are violations and do not change where it
 counts. A purge names no messages: it ends those that wait in its partition.
 
 This module assigns violations to promises; report.py derives the verdicts.
@@ -57,7 +57,7 @@ class Purge(NamedTuple):
 
 @dataclass(frozen=True)
 class Topic:
-    """What must be known of a topic besides the steps of its messages."""
+    """Facts about a topic that the steps of its messages do not contain."""
 
     name: str
     config: Any = None  # TopicConfig; without it leases are not ranked
@@ -80,7 +80,7 @@ class Violation(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was found for some messages of a topic."""
+    """Violations and counts of some messages of a topic."""
 
     topic: int = 0
     violations: dict[int, int] = field(default_factory=dict)  # violation -> count

@@ -60,7 +60,7 @@ def audit(
     configs: Mapping[str, Any] | None = None,
     examples: int = EXAMPLES,
 ) -> AuditResult:
-    """Audit a topic, or several at once, in which case batches are judged across all of them.
+    """Audit a topic, or several together, in which case batches are judged across all of them.
 
     The events come from `where` (options of the format `heapline`), from a `lake`, or from both. `start` and `end` are
     offsets by partition, for one topic. `opening` is a DataFrame of lifecycles: the messages that existed at the start.

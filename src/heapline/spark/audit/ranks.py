@@ -11,8 +11,8 @@ another.
 best ready message of each selection is computed with a tree of minima over the selections: a range is about twenty
 nodes, and numpy fills and queries it level by level. If that is not better than what was leased, the rank is 1, which
 is the usual case. For the others a wavelet matrix counts: sorted by selection, messages that become ready count +1 and
-those that stop count −1. A rank is the sum over all earlier entries with a better key, for all leases at once, with one
-pass per bit.
+those that stop count −1. A rank is the sum over all earlier entries with a better key, for all leases together, with
+one pass per bit.
 """
 
 from __future__ import annotations

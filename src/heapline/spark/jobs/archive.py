@@ -33,7 +33,7 @@ POLL_SECONDS = 0.2  # how often a continuous run checks `until`
 
 @dataclass(frozen=True)
 class Archived:
-    """What was archived of one view of a topic, and where the lake ends now."""
+    """Rows of one view of a topic that were archived, and the current ends of the lake."""
 
     topic: str
     view: str

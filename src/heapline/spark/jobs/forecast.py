@@ -141,7 +141,7 @@ class _Pools:
         self._load, self._goals, self._tell = load, goals, tell
         self._found: dict[int, WorkerPool] = {}
         self._work = float(load.services.sum())
-        # The earliest time at which all could be done, even if everything arrived at once.
+        # The earliest time at which all could be done, even if everything arrived together.
         self._lasts = max(load.seconds + float(load.services.max()), 1e-3)
         self.floor = min(max(math.ceil(self._work / self._lasts), 1), WORKERS_MAX)
 

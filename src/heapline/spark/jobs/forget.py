@@ -35,7 +35,7 @@ class InLake:
 
 @dataclass(frozen=True)
 class InTopic:
-    """What happened to a key's messages in a topic, and what is still in its journal."""
+    """Messages of a key that were removed from a topic, and payloads that are still in its journal."""
 
     topic: str
     cancelled: int

@@ -124,7 +124,7 @@ class _Staging:
 
     def copy(self, rows: Any) -> tuple[list[Any], Json]:
         shutil.rmtree(self._path, ignore_errors=True)  # an incomplete copy of a driver that was killed
-        # As many files per chunk as tasks can read at once.
+        # As many files per chunk as tasks can read in parallel.
         per_file = max(1, -(-self._chunk_rows // _parallelism(self._spark)))
         rows.write.option("maxRecordsPerFile", str(per_file)).parquet(self._path.as_uri())
         files = sorted(self._path.glob("*.parquet"))

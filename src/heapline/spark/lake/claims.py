@@ -29,7 +29,7 @@ class JournalBehind(BadRequest):
 
 @dataclass(frozen=True)
 class Extent:
-    """What a table has of a topic: all rows below these ends, from where it began."""
+    """The rows of a topic in a table: all rows below these ends, from where the table began."""
 
     incarnation: int
     ends: Mapping[int, int]

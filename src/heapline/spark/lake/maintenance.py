@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TopicInLake:
-    """What one table has of a topic."""
+    """Rows and files of a topic in one table."""
 
     topic: str
     view: str
@@ -45,7 +45,7 @@ class TopicInLake:
 
 @dataclass(frozen=True)
 class Maintained:
-    """What maintenance did to one table."""
+    """The result of maintenance of one table."""
 
     view: str
     files_before: int
@@ -98,7 +98,7 @@ def maintain(
 ) -> list[Maintained]:
     """Join small files, drop days older than `keep_days`, and remove files that are no longer needed."""
     if keep_days is not None and keep_days < 1:
-        raise BadRequest("keep_days must be 1 or more; today's rows are always extent")
+        raise BadRequest("keep_days must be 1 or more; today's rows are always kept")
     if vacuum_hours is not None and vacuum_hours < 0:
         raise BadRequest("vacuum_hours must be 0 or more")
     first = None if keep_days is None else (today or datetime.now(UTC).date()) - timedelta(days=keep_days - 1)

@@ -97,7 +97,7 @@ class Pending(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a commit added to a table."""
+    """The rows and files that a commit added to a table."""
 
     view: str
     claims: dict[str, Claim]

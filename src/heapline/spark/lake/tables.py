@@ -96,9 +96,7 @@ class LakeTable:
         properties = delta().CommitProperties(
             custom_metadata={APP: {topic: _metadata(claim) for topic, claim in claims.items()}},
             max_commit_retries=RETRIES,
-            app_transactions=[
-                t for topic, c in claims.items() for t in transactions(APP, topic, c.incarnation, c.ends)
-            ],
+            app_transactions=ends,
         )
         self._commit([_added(file) for file in files], properties, claims)
         _sync_log(self.root, self.version - 1)

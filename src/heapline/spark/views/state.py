@@ -40,7 +40,7 @@ STATES[READY], STATES[DELAYED], STATES[LEASED], STATES[DEAD] = "ready", "delayed
 
 
 class StateContext(NamedTuple):
-    """What all rows of a state have in common."""
+    """Values that all rows of a state share."""
 
     topic: TopicRef
     at: int  # ms, by the wall clock
@@ -116,7 +116,7 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class StateTask:
-    """What one task reads."""
+    """The rows that one task reads."""
 
     context: StateContext
     packed: bytes
