@@ -33,7 +33,7 @@ from heapline.journal.records import Records
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
 from heapline.journal.snapshot import SnapshotStore
-from heapline.journal.unit import HEADER_BYTES, Unit, UnitHeader, crc_seed, parse_header
+from heapline.journal.unit import HEADER_BYTES, Frame, Meta, Unit, UnitHeader, crc_seed, parse_header
 from heapline.journal.watermark import Watermark
 from heapline.spark.topic_log import (
     DataLost,
@@ -48,22 +48,6 @@ from heapline.spark.topic_log import (
 CHUNK_BYTES = 64 << 10
 
 
-class FrameHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A frame whose events are not decoded."""
-
-    partition: int
-    first_offset: int
-    row_count: int
-    events: msgspec.Raw
-    first_id: int = -1
-
-
-class _Meta(msgspec.Struct, array_like=True, frozen=True):
-    version: int
-    blocks: msgspec.Raw
-    frames: list[FrameHead]
-
-
 class Head(NamedTuple):
     """The header and frames of a unit, without its payloads."""
 
@@ -73,10 +57,10 @@ class Head(NamedTuple):
     segment: int
     at: int
     end: int
-    frames: list[FrameHead]
+    frames: list[Frame]
 
 
-_decode = msgspec.msgpack.Decoder(_Meta).decode
+_decode = msgspec.msgpack.Decoder(Meta).decode
 
 
 def heads(disk: Disk, directory: str, header: SegmentHeader, at: int, stop: int | None) -> Iterator[Head]:
@@ -229,7 +213,7 @@ class DirectoryLog:
         last = None
         for head in heads(self._disk, self._folder, self._header(segment), self._at, stop):
             last = head
-            index.add(head.number, head.at, head.time, head.wall, head.frames)  # type: ignore[arg-type]  # a FrameHead has the same fields
+            index.add(head.number, head.at, head.time, head.wall, head.frames)
             for frame in head.frames:
                 self._ends[frame.partition] = frame.first_offset + frame.row_count
         if stop is None and last is not None and self._header(segment + 1).first_unit != last.number + 1:

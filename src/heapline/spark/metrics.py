@@ -41,7 +41,7 @@ FAMILIES = (
     Family("pipeline_lag_rows", "gauge", "Rows of the log after the last batch: how far the query is behind."),
     Family("pipeline_progress_timestamp_seconds", "gauge", "When the query last reported a batch, or that it is idle."),
 )
-BY_NAME = {family.name: family for family in FAMILIES}
+_STILL = {"pipeline_read_rows_per_second": 0.0, "pipeline_done_rows_per_second": 0.0}
 
 
 class QueryMetrics:
@@ -79,7 +79,7 @@ class QueryMetrics:
     def idle(self, query_id: str) -> None:
         with self._lock:
             values = self._of(query_id)
-            values["pipeline_read_rows_per_second"] = values["pipeline_done_rows_per_second"] = 0.0
+            values |= _STILL
             values["pipeline_progress_timestamp_seconds"] = time.time()
 
     def ended(self, query_id: str, failed: bool) -> None:
@@ -88,8 +88,7 @@ class QueryMetrics:
                 self._values.pop(query_id, None)  # a restarted query has a different id
             else:
                 values = self._of(query_id)
-                values["pipeline_query_active"] = 0
-                values["pipeline_read_rows_per_second"] = values["pipeline_done_rows_per_second"] = 0.0
+                values |= {"pipeline_query_active": 0.0, **_STILL}
                 self._add(values, "pipeline_query_failures_total", int(failed))
             self._names.pop(query_id, None)
 

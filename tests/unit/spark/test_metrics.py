@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from heapline.contract.errors import BadRequest
-from heapline.spark.metrics import BY_NAME, FAMILIES, PrometheusCollector, QueryMetrics, observe
+from heapline.spark.metrics import FAMILIES, PrometheusCollector, QueryMetrics, observe
 
 
 def progress(query: str = "q1", name: str | None = "orders", rows: int = 10, **more: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_prometheus_and_opentelemetry_expose_the_same_families() -> None:
     registry.register(PrometheusCollector(readings))  # type: ignore[arg-type]
     lines = generate_latest(registry).decode().splitlines()
     values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
-    assert set(values) == set(BY_NAME) - {"pipeline_rows_written_total"}
+    assert set(values) == {family.name for family in FAMILIES} - {"pipeline_rows_written_total"}
     assert 'pipeline_lag_rows{query="a\\"b"} 3.0' in lines
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
