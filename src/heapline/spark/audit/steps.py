@@ -177,11 +177,15 @@ def collect_marks(events: Any) -> Any:
     is_mark = pc.is_in(kind, pa.array(MARK_KINDS))
     none = pa.scalar(None, pa.int64())
     facts = {
-        "rows": pa.repeat(1, events.num_rows), "first": offset, "last": offset,
-        "named": pc.cast(pc.is_valid(events["id"]), pa.int64()), "count": pc.cast(events["count"], pa.int64()),
-        "last_unit": unit, "first_lease": pc.if_else(pc.equal(kind, "leased"), unit, none),
+        "rows": pa.repeat(1, events.num_rows),
+        "first": offset,
+        "last": offset,
+        "named": pc.cast(pc.is_valid(events["id"]), pa.int64()),
+        "count": pc.cast(events["count"], pa.int64()),
+        "last_unit": unit,
+        "first_lease": pc.if_else(pc.equal(kind, "leased"), unit, none),
         "ahead": pc.subtract(_millis(events["wall_time"]), _millis(events["timestamp"])),
-    }  # fmt: skip
+    }
     keys = {name: events[name] for name in _MARK_KEYS[:-1]}
     table = pa.table({**keys, "own": offset, **facts})
     marks, others = table.filter(is_mark), table.filter(pc.invert(is_mark))

@@ -16,7 +16,7 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import Window
@@ -42,6 +42,13 @@ COLUMNS = (
     "topic", "partition", "message_id", "id", "priority", "enqueued_at", "due_at", "first_leased_at", "last_leased_at",
     "done_at", "attempts", "retries", "lease_expiries", "wait_ms", "service_ms", "outcome", "reason", "batch_id",
     "payload_bytes", "enqueued_offset", "last_offset", "ready_at", "is_over",
+)  # fmt: skip
+
+#: The columns of a step.
+_STEP_COLUMNS = (
+    "topic", "partition", "id", "message_id", "offset", "state", "priority", "enqueued_at", "moved", "enqueued_offset",
+    "due_at", "ready_at", "first_leased_at", "last_leased_at", "done_at", "attempts", "attempt", "leases", "retries",
+    "lease_expiries", "reason", "batch_id", "payload_bytes",
 )  # fmt: skip
 
 
@@ -86,39 +93,46 @@ def _steps(events: Any) -> Any:
         .when((kind == "expired") & F.col("returned"), EXPIRED)
     )
     ends = kind.isin("acked", "cancelled", "dead_lettered") | ((kind == "expired") & F.col("returned"))
-    sets_due = is_new | (kind == "rescheduled")
-    return events.where(F.col("id").isNotNull() & ~kind.startswith("group_")).select(
-        "topic", "partition", "id", "message_id", "offset",
-        _packed("offset", state).alias("state"),
-        F.when(sets_due, F.col("priority")).alias("priority"), F.when(is_new, at).alias("enqueued_at"),
-        F.when(kind == "moved", F.struct("priority", "enqueued_at")).alias("moved"),
-        F.when(is_new, F.col("offset")).alias("enqueued_offset"),
-        F.when(sets_due, F.greatest(at, due)).alias("due_at"),
-        F.when(state == DELAYED, due).alias("ready_at"),
-        F.when(is_lease, at).alias("first_leased_at"), F.when(is_lease, at).alias("last_leased_at"),
-        F.when(ends, at).alias("done_at"),
-        F.when(is_lease, 1).when(kind == "released", -1).otherwise(0).alias("attempts"),
-        F.when(is_lease, F.col("attempts")).alias("attempt"),
-        is_lease.cast("int").alias("leases"),
-        (kind == "nacked").cast("int").alias("retries"),
-        (kind == "lease_expired").cast("int").alias("lease_expiries"),
-        F.when(kind == "lease_expired", F.lit("lease expired"))
-        .when(kind.isin("nacked", "dead_lettered"), F.col("reason")).alias("reason"),
-        F.when(kind == "batch_committed", F.col("batch_id")).alias("batch_id"), "payload_bytes",
-    )  # fmt: skip
+    sets_due, gives_reason = is_new | (kind == "rescheduled"), kind.isin("nacked", "dead_lettered")
+    computed = {
+        "state": _packed("offset", state),
+        "priority": F.when(sets_due, F.col("priority")),
+        "enqueued_at": F.when(is_new, at),
+        "moved": F.when(kind == "moved", F.struct("priority", "enqueued_at")),
+        "enqueued_offset": F.when(is_new, F.col("offset")),
+        "due_at": F.when(sets_due, F.greatest(at, due)),
+        "ready_at": F.when(state == DELAYED, due),
+        "first_leased_at": F.when(is_lease, at),
+        "last_leased_at": F.when(is_lease, at),
+        "done_at": F.when(ends, at),
+        "attempts": F.when(is_lease, 1).when(kind == "released", -1).otherwise(0),
+        "attempt": F.when(is_lease, F.col("attempts")),
+        "leases": is_lease.cast("int"),
+        "retries": (kind == "nacked").cast("int"),
+        "lease_expiries": (kind == "lease_expired").cast("int"),
+        "reason": F.when(kind == "lease_expired", F.lit("lease expired")).when(gives_reason, F.col("reason")),
+        "batch_id": F.when(kind == "batch_committed", F.col("batch_id")),
+    }
+    steps = events.where(F.col("id").isNotNull() & ~kind.startswith("group_"))
+    return steps.select(*_columns(_STEP_COLUMNS, computed))
 
 
 def _steps_before(rows: Any) -> Any:
     """Return known rows as the first step of each message."""
     code = F.coalesce(*(F.when(F.col("outcome") == name, n) for n, name in enumerate(OUTCOMES)))
-    return rows.select(
-        "topic", "partition", "id", "message_id", F.col("last_offset").alias("offset"),
-        _packed("last_offset", code).alias("state"), "priority", "enqueued_at",
-        F.lit(None).cast("struct<priority:bigint,enqueued_at:timestamp>").alias("moved"), "enqueued_offset", "due_at",
-        "ready_at", "first_leased_at", "last_leased_at", "done_at", "attempts", F.col("attempts").alias("attempt"),
-        F.col("first_leased_at").isNotNull().cast("int").alias("leases"), "retries", "lease_expiries", "reason",
-        "batch_id", "payload_bytes",
-    )  # fmt: skip
+    computed = {
+        "offset": F.col("last_offset"),
+        "state": _packed("last_offset", code),
+        "moved": F.lit(None).cast("struct<priority:bigint,enqueued_at:timestamp>"),
+        "attempt": F.col("attempts"),
+        "leases": F.col("first_leased_at").isNotNull().cast("int"),
+    }
+    return rows.select(*_columns(_STEP_COLUMNS, computed))
+
+
+def _columns(names: Sequence[str], computed: Mapping[str, Any]) -> list[Any]:
+    """Return columns in this order: the computed ones, and the others as they are."""
+    return [computed[name].alias(name) if name in computed else F.col(name) for name in names]
 
 
 def _packed(offset: str, code: Any) -> Any:
@@ -176,7 +190,7 @@ def _as_columns(rows: Any) -> Any:
     ms = {name: F.unix_millis(name) for name in ("first_leased_at", "last_leased_at", "due_at", "ended_at")}
     known, wait = F.col("enqueued_offset").isNotNull(), ms["first_leased_at"] - ms["due_at"]
     rows = rows.withColumn("ended_at", F.when(ended, F.coalesce(F.col("purge.at"), F.col("done_at"))))
-    columns = {
+    computed = {
         "done_at": F.col("ended_at"),
         "priority": F.coalesce("priority", "moved.priority"),
         "enqueued_at": F.coalesce("enqueued_at", "moved.enqueued_at"),
@@ -188,4 +202,4 @@ def _as_columns(rows: Any) -> Any:
         "ready_at": F.when(code == DELAYED, F.col("ready_at")),
         "is_over": code >= OVER,
     }
-    return rows.select(*(columns[name].alias(name) if name in columns else F.col(name) for name in COLUMNS))
+    return rows.select(*_columns(COLUMNS, computed))

@@ -32,6 +32,11 @@ NEEDS = (
     "topic", "partition", "offset", "timestamp", "kind", "message_id", "id", "at", "priority", "due", "deadline",
     "attempts", "holder", "reason", "expires_at", "payload_bytes", "returned", "kept", "batch_id", "enqueued_at",
 )  # fmt: skip
+#: The columns of a row, in order.
+COLUMNS = (
+    "topic", "partition", "message_id", "id", "priority", "state", "due", "attempts", "holder", "deadline",
+    "enqueued_at", "expires_at", "reason", "payload_bytes", "batch_id", "enqueued_offset", "last_offset",
+)  # fmt: skip
 VALUES = ("value", "key", "headers", "fairness_key")  # columns of `messages` for `values=True`
 MOMENT = "moment"
 
@@ -123,34 +128,51 @@ def states(events: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     placed = placed.withColumn("state", _state())
     was_purged = F.col("state").isin("ready", "delayed") & (F.col("_purged") > F.col("last.offset"))
     leased = F.col("state") == "leased"
+    computed = {
+        "due": F.col("due.due"),
+        "attempts": _attempts(),
+        "holder": F.when(leased, F.col("lease.holder")),
+        "deadline": F.when(leased, F.col("deadline")),
+        "enqueued_at": F.col("new.at"),
+        "payload_bytes": F.col("new.payload_bytes"),
+        "batch_id": F.col("new.batch_id"),
+        "enqueued_offset": F.col("new.offset"),
+        "last_offset": F.col("last.offset"),
+    }
     return placed.where(~F.coalesce(was_purged, F.lit(False))).select(
-        *by, "topic", "partition", "message_id", "id", "priority", "state", "due.due", _attempts().alias("attempts"),
-        F.when(leased, F.col("lease.holder")).alias("holder"), F.when(leased, F.col("deadline")).alias("deadline"),
-        F.col("new.at").alias("enqueued_at"), "expires_at", "reason", "new.payload_bytes", "new.batch_id",
-        F.col("new.offset").alias("enqueued_offset"), F.col("last.offset").alias("last_offset"),
-    )  # fmt: skip
+        *by, *(computed[name].alias(name) if name in computed else F.col(name) for name in COLUMNS)
+    )
+
+
+#: Per message, the value of the last row of these kinds: name -> (SQL, kinds).
+_LATEST = {
+    "last": ("struct(kind, `offset`, kept)", _CHANGES),
+    "new": ("struct(coalesce(enqueued_at, at) AS at, `offset`, payload_bytes, batch_id)", _NEW),
+    "due": ("struct(due IS NULL AS at_once, coalesce(due, at) AS due)", (*_NEW, *_BACK)),
+    "priority": ("priority", (*_NEW, "rescheduled")),
+    "expires_at": ("expires_at", (*_NEW, "rescheduled", "replayed")),
+    "lease": ("struct(holder, attempts)", ("leased",)),
+    "deadline": ("deadline", ("leased", _EXTENDED)),
+    "counted": ("kind", ("leased", "released", "replayed")),
+    # In the engine's words. A replayed dead letter has no reason.
+    "reason": (
+        "CASE kind WHEN 'lease_expired' THEN 'lease expired' WHEN 'replayed' THEN NULL ELSE reason END",
+        ("nacked", "lease_expired", "dead_lettered", "replayed"),
+    ),
+}
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return ", ".join(f"'{word}'" for word in words)
 
 
 def _latest_values() -> list[Column]:
     """Return, per message, the value of the last row that sets it."""
-
-    def last(what: str, kinds: Sequence[str], name: str) -> Column:
-        listed = ", ".join(f"'{kind}'" for kind in kinds)
-        return F.expr(f"max_by({what}, `offset`) FILTER (WHERE kind IN ({listed}))").alias(name)
-
-    return [
-        last("struct(kind, `offset`, kept)", _CHANGES, "last"),
-        last("struct(coalesce(enqueued_at, at) AS at, `offset`, payload_bytes, batch_id)", _NEW, "new"),
-        last("struct(due IS NULL AS at_once, coalesce(due, at) AS due)", (*_NEW, *_BACK), "due"),
-        last("priority", (*_NEW, "rescheduled"), "priority"),
-        last("expires_at", (*_NEW, "rescheduled", "replayed"), "expires_at"),
-        last("struct(holder, attempts)", ("leased",), "lease"), last("deadline", ("leased", _EXTENDED), "deadline"),
-        last("kind", ("leased", "released", "replayed"), "counted"),
-        # In the engine's words. A replayed dead letter has no reason.
-        last("CASE kind WHEN 'lease_expired' THEN 'lease expired' WHEN 'replayed' THEN NULL ELSE reason END",
-             ("nacked", "lease_expired", "dead_lettered", "replayed"), "reason"),
-        F.max("message_id").alias("message_id"), F.max(MOMENT).alias(MOMENT),
-    ]  # fmt: skip
+    found = [
+        F.expr(f"max_by({sql}, `offset`) FILTER (WHERE kind IN ({_quoted(kinds)}))").alias(name)
+        for name, (sql, kinds) in _LATEST.items()
+    ]
+    return [*found, F.max("message_id").alias("message_id"), F.max(MOMENT).alias(MOMENT)]
 
 
 def _state() -> Column:

@@ -138,13 +138,15 @@ class EventBatches:
         for piece in pieces:
             rows, count = piece.rows, len(piece)
             retries = rows["max_retries"]
-            for column, values in (
-                ("id", rows["id"]), ("priority", rows["priority"]), ("due", (rows["due"], rows["due"] != 0)),
-                ("turn", rows["turn"]), ("payload_bytes", rows["payload_len"]),
-                ("expires_at", expiry_of(rows)),
-                ("enqueued_at", rows["enqueued_at"]), ("due_wall", (rows["flags"] & FLAG_WALL) != 0),
-                ("max_retries", (retries, retries != DEFAULT_RETRIES)),
-            ):  # fmt: skip
+            columns = {
+                **{name: rows[name] for name in ("id", "priority", "turn", "enqueued_at")},
+                "due": (rows["due"], rows["due"] != 0),
+                "payload_bytes": rows["payload_len"],
+                "expires_at": expiry_of(rows),
+                "due_wall": (rows["flags"] & FLAG_WALL) != 0,
+                "max_retries": (retries, retries != DEFAULT_RETRIES),
+            }
+            for column, values in columns.items():
                 self._set(column, values, count, first)
             if are_new:
                 self._set("at", rows["enqueued_at"], count, first)
