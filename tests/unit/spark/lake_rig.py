@@ -34,8 +34,8 @@ class _Numbers:
         found: list[tuple[Any, ...]] = []
         for number in self._numbers:
             batch = pa.RecordBatch.from_arrays([pa.array([number])], ["id"])
-            for told in self._task(iter([batch])):
-                found += [tuple(row.values()) for row in told.to_pylist()]
+            for result in self._task(iter([batch])):
+                found += [tuple(row.values()) for row in result.to_pylist()]
         self._after()
         return found
 

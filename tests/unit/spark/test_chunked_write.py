@@ -49,7 +49,7 @@ class Server:
         if chunk and (last is None or last.version < number):
             self.there += chunk
             self.commits[f"txn:{app}@jobs"] = Commit(f"txn:{app}@jobs", number, len(chunk))
-        self.step()  # killed with the chunk committed, and nobody told
+        self.step()  # killed after the commit, before the response
 
 
 def run(folder: JobFolder, server: Server, chunks: list[list[str]], name: str = "job", **more: Any) -> Any:

@@ -97,13 +97,13 @@ def test_rejected_messages_can_be_a_dataframe(hl: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("returned", "why"),
     [("abc", "not str"), (7, "not int"), ([12345], "were not passed to it"), (Frame(x=[1]), "needs a column")],
 )
-def test_invalid_rejections_release_everything(hl: Any, told: Any, why: str) -> None:
+def test_invalid_rejections_release_everything(hl: Any, returned: Any, why: str) -> None:
     fill(hl, 4)
     with pytest.raises(BadRequest, match=why):
-        run(hl, lambda table: told)
+        run(hl, lambda table: returned)
     assert hl.stats("jobs").ready == 4
 
 
@@ -199,7 +199,7 @@ def test_consume_processes_what_it_leased_at_the_lease_limit(hl: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"where": {"path": "data"}}, "set heapline.url instead of path"),
         ({"where": {"subscribe": "jobs"}}, "unknown option 'subscribe' in where"),
@@ -207,6 +207,6 @@ def test_consume_processes_what_it_leased_at_the_lease_limit(hl: Any) -> None:
         ({"visibility": 0.0}, "must both be over 0"),
     ],
 )
-def test_invalid_arguments_of_consume_are_rejected(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
+def test_invalid_arguments_of_consume_are_rejected(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         consume(None, "jobs", print, **given)

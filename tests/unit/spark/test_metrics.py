@@ -26,7 +26,7 @@ def progress(query: str = "q1", name: str | None = "orders", rows: int = 10, **m
     }  # fmt: skip
 
 
-def told(readings: QueryMetrics) -> dict[str, dict[str, float]]:
+def exposed(readings: QueryMetrics) -> dict[str, dict[str, float]]:
     return {family.name: dict(found) for family in FAMILIES if (found := readings.of(family.name))}
 
 
@@ -35,7 +35,7 @@ def test_metrics_sum_counters_and_keep_the_latest_gauges() -> None:
     readings.started("q1", "orders")
     readings.progressed(progress())
     readings.progressed(progress(rows=7, batchDuration=100, processedRowsPerSecond=float("nan")))
-    found = {name: of["orders"] for name, of in told(readings).items()}
+    found = {name: of["orders"] for name, of in exposed(readings).items()}
     assert found.pop("pipeline_progress_timestamp_seconds") > 1e9
     assert found == {
         "pipeline_query_active": 1, "pipeline_query_failures_total": 0, "pipeline_batches_total": 2,
@@ -50,7 +50,7 @@ def test_restarted_query_continues_its_counters() -> None:
         readings.started(query, "orders")
         readings.progressed(progress(query))
         readings.ended(query, failed=query == "q1")
-    found = told(readings)
+    found = exposed(readings)
     assert found["pipeline_query_failures_total"] == {"orders": 1}
     assert found["pipeline_batches_total"] == {"orders": 2}
     assert found["pipeline_query_active"] == {"orders": 0}
@@ -60,16 +60,16 @@ def test_unnamed_query_is_removed_when_it_ends() -> None:
     readings = QueryMetrics()
     readings.started("q1", None)
     readings.progressed(progress("q1", None))
-    assert told(readings)["pipeline_batches_total"] == {"q1": 1}
+    assert exposed(readings)["pipeline_batches_total"] == {"q1": 1}
     readings.ended("q1", failed=True)
-    assert told(readings) == {}
+    assert exposed(readings) == {}
 
 
 def test_job_with_rounds_has_metrics() -> None:
     readings = QueryMetrics()
     readings.round_done("archive", 100, 250)
     readings.round_done("archive", 250, 250)
-    found = told(readings)
+    found = exposed(readings)
     assert found["pipeline_batches_total"] == {"archive": 2}
     assert found["pipeline_rows_read_total"] == {"archive": 250}
     assert found["pipeline_lag_rows"] == {"archive": 0}
@@ -78,8 +78,8 @@ def test_job_with_rounds_has_metrics() -> None:
 def test_offsets_of_other_sources_are_ignored() -> None:
     readings = QueryMetrics()
     readings.progressed(progress(sources=[{"endOffset": "a", "latestOffset": None}, {}], sink=None, numInputRows=None))
-    assert told(readings)["pipeline_lag_rows"] == {"orders": 0}
-    assert "pipeline_rows_read_total" not in told(readings)
+    assert exposed(readings)["pipeline_lag_rows"] == {"orders": 0}
+    assert "pipeline_rows_read_total" not in exposed(readings)
 
 
 def test_prometheus_and_opentelemetry_expose_the_same_families() -> None:

@@ -48,7 +48,7 @@ def test_progress_is_published_to_an_observer_created_on_demand(hl: Any) -> None
     progress.publish({"jobs": {"0": 7, "1": 5, "incarnation": 1}})
     assert committed(hl) == {0: 7, 1: 5}
     hl.delete_group("jobs", "spark")
-    progress.publish({"jobs": {"0": 8, "1": 5, "incarnation": 1}})  # told and given up
+    progress.publish({"jobs": {"0": 8, "1": 5, "incarnation": 1}})  # logged and given up
     progress.publish({"jobs": {"0": 9, "1": 5, "incarnation": 1}})
     assert committed(hl) == {0: 9, 1: 5}
     progress.close()
@@ -91,15 +91,15 @@ def test_publishing_errors_are_logged_and_not_raised(hl: Any, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("given", "streaming", "told"),
+    ("given", "streaming", "message"),
     [
         ({"path": "data"}, True, "reads from a server"),
         ({"heapline.url": "localhost:1"}, False, "progress of a stream"),
         ({"heapline.url": "localhost:1", "group": "a b/c"}, True, "is not a valid name"),
     ],
 )
-def test_group_option_is_rejected_elsewhere(given: dict[str, str], streaming: bool, told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
+def test_group_option_is_rejected_elsewhere(given: dict[str, str], streaming: bool, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         parse_options({"subscribe": "jobs", "group": "spark", **given}, streaming=streaming)
 
 

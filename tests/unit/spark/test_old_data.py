@@ -40,12 +40,12 @@ def test_fixture_log_reads_as_in_the_engine(version: str, tmp_path: Path) -> Non
     seen = 0
     for place in places:
         events = table(catalog.parent, place.topic, "events")
-        told = sorted(
+        expected = sorted(
             dumped(RealDisk(), place, Selection(), running=True),
             key=lambda row: (row["partition"], row["offset"]),
         )  # fmt: skip
         assert [(e["partition"], e["offset"], e["kind"], e["id"]) for e in events] == [
-            (t["partition"], t["offset"], t["kind"], t.get("id")) for t in told
+            (t["partition"], t["offset"], t["kind"], t.get("id")) for t in expected
         ]  # fmt: skip
         seen += len(events)
         new = sum(e["kind"] in ("enqueued", "batch_committed") and e["id"] is not None for e in events)

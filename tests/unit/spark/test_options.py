@@ -21,7 +21,7 @@ ASKED = {"path": "data", "subscribe": "jobs"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("options", "message"),
     [
         ({"startingOffset": "earliest"}, "unknown option 'startingoffset' for reading; use path"),
         ({"view": "queue"}, "view must be one of messages, events"),
@@ -41,9 +41,9 @@ ASKED = {"path": "data", "subscribe": "jobs"}
         ({"columns": "value,value"}, "names a column more than once"),
     ],
 )
-def test_invalid_read_option_is_rejected_with_advice(asked: dict[str, str], told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
-        parse_options({**ASKED, **asked}, streaming=False)
+def test_invalid_read_option_is_rejected_with_advice(options: dict[str, str], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        parse_options({**ASKED, **options}, streaming=False)
 
 
 def test_option_names_ignore_case_and_defaults_are_kafkas() -> None:
@@ -97,8 +97,8 @@ def test_default_source_imports_without_the_spark_extra(tmp_path: Path) -> None:
         "except ImportError as error: print(error)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert "pip install 'heapline[spark]'" in told.stdout
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "pip install 'heapline[spark]'" in run.stdout
 
 
 # -- Java --------------------------------------------------------------------------------------------------------------
@@ -137,6 +137,6 @@ def test_java_wrapper_passes_all_other_arguments(tmp_path: Path) -> None:
     java.write_text('#!/bin/sh\nfor a; do echo "[$a]"; done\n')
     java.chmod(0o755)
     home = wrapped_java_home(java, tmp_path, tmp_path / "home")
-    told = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "*"]
-    found = subprocess.run([f"{home}/bin/java", *told], capture_output=True, text=True, check=True).stdout
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "*"]
+    found = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True).stdout
     assert found.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[*]"]

@@ -70,16 +70,16 @@ async def squeezed(rig: Rig) -> None:
     assert await runner.upkeep.reclaimer._give_back(survey, 0)
 
 
-async def told_by_all(rig: Rig) -> dict[int, tuple[int, int]]:
+async def reported_ranges(rig: Rig) -> dict[int, tuple[int, int]]:
     """The starts and ends that broker, index and directory tell."""
-    told = await rig.hl.offsets("jobs")
+    reported = await rig.hl.offsets("jobs")
     runner = rig.hl.runner("jobs")
     index = raw_log.index_after(runner, 0, await bounds(runner), None)
-    assert dict(enumerate(zip(index.starts, index.ends, strict=True))) == told
+    assert dict(enumerate(zip(index.starts, index.ends, strict=True))) == reported
     log = source_of(rig).open(source_of(rig).topics()[0])
     log.refresh()
-    assert {p: (log.starts()[p], end) for p, end in log.ends().items()} == told
-    return told
+    assert {p: (log.starts()[p], end) for p, end in log.ends().items()} == reported
+    return reported
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -90,7 +90,7 @@ async def test_log_start_is_above_commits_with_missing_records(view: str, stream
         whole = rows(rig, view=view)
         await squeezed(rig)
         assert first_segment(rig) == 2
-        start, _ = (await told_by_all(rig))[0]
+        start, _ = (await reported_ranges(rig))[0]
         assert start == at + 3  # and not where the second segment begins, some rows before the commit
         now = rows(rig, view=view)
         kept = [row for row in whole if row["offset"] >= start]
@@ -99,12 +99,12 @@ async def test_log_start_is_above_commits_with_missing_records(view: str, stream
         with pytest.raises(DataLost, match=f"rows {at} to {start - 1}"):
             from_start(rig, at, view=view)
         await rig.reopen()
-        assert (await told_by_all(rig))[0][0] == start
+        assert (await reported_ranges(rig))[0][0] == start
         assert from_start(rig, start, view=view) == now
         await fill(rig, b"more", 45)
         await reclaim(rig)
         await reclaim(rig)  # what still waited was moved on
-        assert (await told_by_all(rig))[0][0] > start
+        assert (await reported_ranges(rig))[0][0] > start
 
 
 async def test_log_start_is_durable_before_its_segment_is_deleted() -> None:
@@ -113,10 +113,11 @@ async def test_log_start_is_durable_before_its_segment_is_deleted() -> None:
         rig.disk.inject("unlink", path="0001.seg")
         with pytest.raises(OSError, match="injected"):
             await squeezed(rig)
-        assert (await told_by_all(rig))[0][0] == at + 3  # killed here: told too late a start, never too early a one
+        # Killed here: the reported start is too late, never too early.
+        assert (await reported_ranges(rig))[0][0] == at + 3
         other = Rig(rig.disk.crash())
         await other.open()
-        assert (await told_by_all(other))[0][0] == at + 3
+        assert (await reported_ranges(other))[0][0] == at + 3
         assert first_segment(other) == 1
         await other.hl.close()
 
@@ -133,7 +134,7 @@ async def test_topic_can_grow_while_its_first_segment_is_deleted() -> None:
         await rig.hl.update_topic("jobs", partitions=4)
         write_lease(rig.disk, runner.loader.directory, ReaderLease("late", 1, 99, 1 << 60))
         assert await runner.upkeep.reclaimer._give_back(survey, 0)
-        assert (first_segment(rig), (await told_by_all(rig))[0][0]) == (2, at + 3)
+        assert (first_segment(rig), (await reported_ranges(rig))[0][0]) == (2, at + 3)
         assert (await rig.hl.stats("jobs")).reloads_total == 0
 
 
@@ -150,7 +151,7 @@ async def test_reader_holds_the_records_of_its_rows() -> None:
         rig.disk.write_file_atomic(lease, body)
         await reclaim(rig)
         assert first_segment(rig) == 1  # the lease is of a later segment, whose rows have their records here
-        assert (await told_by_all(rig))[0][0] == 0
+        assert (await reported_ranges(rig))[0][0] == 0
         assert read_work(rig, work, options).equals(before)
         release(rig)
         await reclaim(rig)
@@ -170,7 +171,7 @@ async def test_reader_lease_taken_while_the_start_is_raised_holds() -> None:
         rig.disk.write_file_atomic = taken_meanwhile  # type: ignore[method-assign]
         await reclaim(rig)
         assert first_segment(rig) == 1
-        assert (await told_by_all(rig))[0][0] == at + 3
+        assert (await reported_ranges(rig))[0][0] == at + 3
 
 
 @pytest.mark.parametrize("delay", [None, 100_000.0])
@@ -206,7 +207,7 @@ async def test_records_moved_before_their_commit_are_found() -> None:
         await fill(rig, b"after", 5)
         whole = from_start(rig, at)
         assert [row["value"] for row in whole[:3]] == [b"prepared %d" % i for i in range(3)]
-        while (start := (await told_by_all(rig))[0][0]) <= at:
+        while (start := (await reported_ranges(rig))[0][0]) <= at:
             assert from_start(rig, at)[: len(whole)] == whole
             await squeezed(rig)
         assert first_segment(rig) <= first + 2
@@ -222,10 +223,10 @@ async def test_corrupt_log_start_is_ignored_and_backups_include_it() -> None:
         await far_apart(rig)
         await squeezed(rig)
         folder = rig.runner().loader.directory
-        told = read_log_start(rig.disk, folder)
-        assert told[0] > 0
+        reported = read_log_start(rig.disk, folder)
+        assert reported[0] > 0
         copy_topic(rig.disk, folder, "/copy", rig.clock.wall_ms)
-        assert read_log_start(rig.disk, "/copy") == told
+        assert read_log_start(rig.disk, "/copy") == reported
         rig.disk.damage(log_start_path(folder), 0)
         assert read_log_start(rig.disk, folder) == []
 
@@ -283,9 +284,9 @@ class Life:
             await self.rig.reopen()
 
     async def check(self) -> None:
-        told = await told_by_all(self.rig)
+        reported = await reported_ranges(self.rig)
         now = {(row["partition"], row["offset"]): row for row in rows(self.rig)}
-        for partition, (start, _) in told.items():
+        for partition, (start, _) in reported.items():
             assert start >= self.starts[partition]
             self.starts[partition] = start
         self.known = {place: row for place, row in self.known.items() if place[1] >= self.starts[place[0]]}

@@ -130,7 +130,7 @@ def planned_without_subscribe(rig: Rig, **options: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"startingOffsets": '{"jobs": {"0": 1}}'}, r"must name exactly the partitions.*missing: jobs-1"),
         ({"startingOffsets": '{"jobs": {"0": 1, "1": 1, "2": 1}}'}, r"not read: jobs-2"),
@@ -140,10 +140,10 @@ def planned_without_subscribe(rig: Rig, **options: str) -> Any:
         ({"startingTimestamp": "99999999999999"}, r"nothing was written .* at or after 99999999999999"),
     ],
 )  # fmt: skip
-async def test_offsets_of_other_partitions_are_rejected(asked: dict[str, str], told: str) -> None:
+async def test_offsets_of_other_partitions_are_rejected(asked: dict[str, str], message: str) -> None:
     async with opened(topic={"partitions": 2}) as rig:
         await busy(rig, 1)
-        with pytest.raises(BadRequest, match=told):
+        with pytest.raises(BadRequest, match=message):
             rows(rig, **asked)
 
 

@@ -191,10 +191,10 @@ async def test_deleted_topic_stops_the_stream_unless_loss_is_allowed() -> None:
 async def test_log_that_ends_before_the_checkpoint_is_data_loss() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"a")
-        for told in ("true", "false"):
-            with followed(rig, failOnDataLoss=told) as stream:
+        for fails in ("true", "false"):
+            with followed(rig, failOnDataLoss=fails) as stream:
                 stream.at["jobs"]["0"] = 7
-                if told == "false":
+                if fails == "false":
                     assert stream.next() is None
                     continue
                 with pytest.raises(DataLost, match="ends at 1, but rows up to 7 were already read"):

@@ -21,9 +21,9 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
-from heapline.spark.lake.claims import Claim, claim_of
+from heapline.spark.lake.claims import Claim
 from heapline.spark.lake.files import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
-from heapline.spark.lake.tables import LakeTable, check_same, open_table, require_table
+from heapline.spark.lake.tables import LakeTable, check_same, missing_rows, open_table, require_table
 from heapline.spark.options import plain_topic
 from heapline.spark.target import subscribed
 from heapline.spark.topic_log import Ranges
@@ -166,10 +166,7 @@ def _missing(table: LakeTable | None, options: Mapping[str, str]) -> dict[str, C
     missing = {}
     with subscribed(options) as (subscription, _):
         for topic, log in subscription.logs.items():
-            starts = log.starts()
-            journal = {p: (starts[p], end) for p, end in log.ends().items()}
-            extent = None if table is None else table.extent(topic)
-            missing[topic] = claim_of(topic, extent, log.ref.incarnation, journal)
+            missing[topic] = missing_rows(table, log)
             if table is not None:
                 check_same(table, log)
     return missing

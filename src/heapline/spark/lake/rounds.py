@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from heapline.contract.errors import GroupNotFound
-from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved, claim_of
+from heapline.spark.lake.claims import Claim, JournalBehind, LakeMoved
 from heapline.spark.lake.files import DAY_OF, NewFile, write_parts
-from heapline.spark.lake.tables import LakeTable, check_same, ensure_table, open_table
+from heapline.spark.lake.tables import LakeTable, check_same, ensure_table, missing_rows, open_table
 from heapline.spark.offsets import Offsets, Subscription
 from heapline.spark.options import ReadOptions
 from heapline.spark.read_plan import ReadTask, plan, read
@@ -141,10 +141,7 @@ class Rounds:
     def _claims(self, table: LakeTable, goal: Offsets | None) -> dict[str, Claim]:
         found = {}
         for topic, log in self._subscription.logs.items():
-            starts = log.starts()
-            journal = {p: (starts[p], end) for p, end in log.ends().items()}
-            extent, incarnation = table.extent(topic), log.ref.incarnation
-            claim = claim_of(topic, extent, incarnation, journal, fail_on_loss=self._fail_on_loss)
+            claim = missing_rows(table, log, fail_on_loss=self._fail_on_loss)
             found[topic] = claim if goal is None else claim.up_to(goal.get(topic, {}))
         return found
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from heapline.contract.errors import BadRequest, ConflictError
 from heapline.contract.message import from_ms
-from heapline.spark.lake.claims import Claim, Extent, LakeMoved, check_continues
+from heapline.spark.lake.claims import Claim, Extent, LakeMoved, check_continues, claim_of
 from heapline.spark.lake.files import PARTITIONED_BY, NewFile, lake_path, namespace_of, sync_path, table_schema
 from heapline.spark.topic_log import TopicLog
 
@@ -207,6 +207,14 @@ def require_table(lake_dir: str | os.PathLike[str], view: str) -> LakeTable:
             f"no lake with {view} exists at {os.fspath(lake_dir)!r}; create it with `heapline pipeline archive`"
         )
     return found
+
+
+def missing_rows(table: LakeTable | None, log: TopicLog, *, fail_on_loss: bool = True) -> Claim:
+    """Return the rows of a topic that a table lacks, up to the durable end of the journal."""
+    starts, topic = log.starts(), log.ref.topic
+    journal = {p: (starts[p], end) for p, end in log.ends().items()}
+    extent = None if table is None else table.extent(topic)
+    return claim_of(topic, extent, log.ref.incarnation, journal, fail_on_loss=fail_on_loss)
 
 
 def _metadata(claim: Claim) -> dict[str, Any]:
