@@ -115,6 +115,7 @@ class Entries:
         self.parked = Parking()
         self.ready = 0
         self.delayed = 0
+        self._left_behind = 0  # upper bound of `stale`, which is expensive to compute
         self.throttled: str | None = None  # why it is excluded from pops; None = it is not
 
     # -- entries ---------------------------------------------------------------------------------------------------

@@ -418,8 +418,8 @@ _decoder = msgspec.msgpack.Decoder(list[AnyEvent], dec_hook=_decode_column)
 EMPTY: I64 = np.zeros(0, dtype=np.int64)
 
 
-def encode_event(event: Any) -> bytes:
-    return _encoder.encode(event)
+#: Return the stored bytes of an event.
+encode_event = _encoder.encode
 
 
 def decode_events(data: bytes | memoryview, where: str) -> list[AnyEvent]:

@@ -35,10 +35,6 @@ def unix_ms_of(message_id: IntOrArray) -> IntOrArray:
     return (message_id >> _MS_SHIFT) + EPOCH_2024_MS
 
 
-def _counter_of(message_id: int) -> int:
-    return (message_id >> _MS_SHIFT) << SEQUENCE_BITS | (message_id & (_SEQUENCES - 1))
-
-
 class IdMaker:
     """Generator of one partition's ids, which strictly increase forever."""
 
@@ -60,9 +56,11 @@ class IdMaker:
 
     def observe(self, message_id: int) -> None:
         """Register an existing id of this partition: all ids created from now on are above it."""
-        if not 0 < message_id <= ID_MAX or partition_of(message_id) != self.partition:
+        partition = (message_id >> SEQUENCE_BITS) & (PARTITIONS_MAX - 1)
+        if not 0 < message_id <= ID_MAX or partition != self.partition:
             raise BadRequest(f"{message_id} is not an id of partition {self.partition}")
-        self._counter = max(self._counter, _counter_of(message_id))
+        counter = (message_id >> _MS_SHIFT) << SEQUENCE_BITS | (message_id & (_SEQUENCES - 1))
+        self._counter = max(self._counter, counter)
 
     def take(self, n: int, now_ms: int) -> I64:
         """Return the next `n` ids, ascending; `now_ms` is Unix time."""

@@ -133,7 +133,9 @@ class LiveMap:
         place = (position >> LOW_BITS) & self._place_mask
         bound = _BOUND[(position >> ATTEMPTS_BITS) & _SIZE_MASK]
         if live:
-            entry = self._reach(position >> self._shift, place)
+            segment = position >> self._shift
+            found = self._maps.get(segment)
+            entry = found if found is not None and place >> 3 < len(found.bits) else self._reach(segment, place)
             entry.bits[place >> 3] |= _BIT[place & 7]
             entry.count += 1
             entry.bytes += bound

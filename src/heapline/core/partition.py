@@ -57,6 +57,8 @@ GARBAGE_ROWS_MIN = 4096
 ROW_BY_ROW = 8
 #: Stale entries that a tick may skip, as a multiple of the rows that it may change.
 PASS_OVER = 4
+#: Time between two checks for expired identities and stale entries.
+CLEAN_UP_MS = 1000
 
 
 class Decision(NamedTuple):
@@ -82,6 +84,7 @@ class Partition(PartitionState):
         self.config = config
         self._draw = draw
         self.fired_dues: I64 = EMPTY  # due times of the messages that fired last, to measure how late they were
+        self._clean_up_at = 0
         self.census = Census(self)
 
     # -- delivery --------------------------------------------------------------------------------------------------
@@ -307,14 +310,12 @@ class Partition(PartitionState):
     def next_wake_in(self, now: Now) -> int | None:
         """Return the milliseconds until time alone may change something; 0 = already; None = never."""
         waits = []
-        deadline = self.leases.next_deadline()
+        deadline = self.leases.next_deadline() if self.leases.by_id else None
         if deadline is not None:
             waits.append(deadline - now.steady)
-        for wheel, time in (
-            (self.delays, now.steady), (self.calendar, now.wall), (self.ttls, now.steady), (self.ttls_wall, now.wall),
-        ):  # fmt: skip
-            if len(wheel):
-                wake = wheel.next_wake()
+        for time, wheels in ((now.steady, (self.delays, self.ttls)), (now.wall, (self.calendar, self.ttls_wall))):
+            for wheel in wheels:
+                wake = wheel.next_wake() if wheel.count else None
                 if wake is not None:
                     waits.append(wake - time)
         return max(0, min(waits)) if waits else None
@@ -410,35 +411,40 @@ class Partition(PartitionState):
         """Do a bounded amount of background work; return True if more is left. It has no visible effect."""
         more = self.heap.maintain(budget)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
-            if len(wheel):
+            if wheel.count:
                 more = wheel.maintain(budget) or more
-        self.keys.expire(now.steady)
-        self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
-        self._sweep()
+        if now.steady >= self._clean_up_at:
+            self._clean_up_at = now.steady + CLEAN_UP_MS
+            self.keys.expire(now.steady)
+            self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
+            self._left_behind = self.stale
+        waiting = self.ready + self.delayed
+        if self._left_behind > waiting + GARBAGE_ROWS_MIN:
+            self._sweep()
+        ttls_max = 2 * (waiting + len(self.leases.by_id)) + GARBAGE_ROWS_MIN
+        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
+            if wheel.count > ttls_max:
+                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
         if self.fair is not None:
             self.fair.sweep()
         return more
 
     def _sweep(self) -> None:
-        """Drop the stale entries wherever they are more than half of all entries."""
-        living = self.ready + self.delayed + len(self.leases)
-        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
-            if len(wheel) > 2 * living + GARBAGE_ROWS_MIN:
-                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
-        if self.stale > self.ready + self.delayed + GARBAGE_ROWS_MIN:
-            self.unpark_all()
-            seen: set[int] = set()
-            for wheel, wall in ((self.delays, False), (self.calendar, True)):
-                wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
-            self._sweep_heap(seen)
-
-    def _sweep_heap(self, seen: set[int]) -> None:
+        """Drop the stale entries if they are more than half of all entries."""
+        self._left_behind = self.stale
+        if self._left_behind <= self.ready + self.delayed + GARBAGE_ROWS_MIN:
+            return  # most were skipped meanwhile
+        self.unpark_all()
+        seen: set[int] = set()
+        for wheel, wall in ((self.delays, False), (self.calendar, True)):
+            wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
         rests = [run.rest() for run in self.heap.runs()]
         left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
         self.heap.discard(left_over)
         for _, id, touched in self._touched_among(left_over):
             if touched.place == READY:  # the current entry was dropped with the stale ones
                 self.heap.push_one(touched.key, id, touched.position)
+        self._left_behind = self.stale
 
     def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
         """Return which of these TTL expiries are still current, each once."""

@@ -60,32 +60,21 @@ class PartitionState(FairEntries):
         Events with records come with their `rows`, `positions` and, on a topic with fairness keys, `fairness`: the
         hashes of these keys.
         """
+        kind = type(event)
         count = event.rows()
         try:
-            self._carry_out(event, at, rows, positions, fairness)
+            if kind is Enqueued:
+                self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
+            elif kind is Moved:
+                self._moved(rows, positions)  # type: ignore[arg-type]
+            elif kind is BatchPrepared:
+                self._batch_prepared(event, rows, positions, fairness)  # type: ignore[arg-type]
+            elif kind in _HANDLERS:
+                _HANDLERS[kind](self, event, at)
         except KeyError as error:
-            detail = f"{KIND_NAMES[type(event)]} names {error}, which is not there"
-            raise Replay(f"partition {self.number}: the journal does not fit: {detail}") from error
+            detail = f"{KIND_NAMES[kind]} names {error}, which does not exist"
+            raise Replay(f"partition {self.number}: the journal is inconsistent: {detail}") from error
         self.offset += count
-
-    def _carry_out(
-        self, event: AnyEvent, at: int, rows: Any, positions: I64 | None, fairness: I64 | None
-    ) -> None:  # fmt: skip
-        kind = type(event)
-        if kind is Enqueued:
-            self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
-        elif kind is Leased:
-            self._leased(event)  # type: ignore[arg-type]
-        elif kind is Acked:
-            self._acked(event, at)  # type: ignore[arg-type]
-        elif kind is Moved:
-            self._moved(rows, positions)  # type: ignore[arg-type]
-        elif kind is BatchPrepared:
-            self._batch_prepared(event, rows, positions, fairness)  # type: ignore[arg-type]
-        else:
-            handler = _HANDLERS.get(kind)
-            if handler is not None:
-                handler(self, event, at)
 
     def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
         ids = np.ascontiguousarray(rows["id"])
@@ -150,7 +139,7 @@ class PartitionState(FairEntries):
             if mask.any():
                 wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
 
-    def _leased(self, event: Leased) -> None:
+    def _leased(self, event: Leased, at: int) -> None:
         keys, positions = self._take_ready(event.ids)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
         ids, key_list = event.ids.tolist(), keys.tolist()
@@ -304,6 +293,7 @@ class PartitionState(FairEntries):
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Count waiting messages out of heap and wheels without popping them; their entries become stale."""
         self._refill(ids)
+        self._left_behind += len(ids)
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
 
@@ -453,7 +443,8 @@ class PartitionState(FairEntries):
 
 
 _HANDLERS: dict[type, Any] = {
-    Nacked: PartitionState._nacked, LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
+    Leased: PartitionState._leased, Acked: PartitionState._acked, Nacked: PartitionState._nacked,
+    LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
     Extended: PartitionState._extended, Fired: PartitionState._fired,
     DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
     DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,

@@ -95,7 +95,7 @@ class RecordCache:
         """Keep a block that was just added to a unit."""
         if self._tail == len(self._starts):
             self._make_room()
-        start = int(self.layout.spot(self.layout.pack(segment, offset, 0)))
+        start = (segment << self.layout.place_bits) | (offset // ALIGN)  # as `layout.spot` of the first row's position
         self._starts[self._tail] = start
         self._ends[self._tail] = start + block.count * (ROW_BYTES // ALIGN)
         self._tail += 1

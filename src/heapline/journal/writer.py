@@ -66,7 +66,7 @@ class SegmentWriter:
         self.on_written: Callable[[SealedUnit], None] = lambda unit: None
         self._segments: dict[int, SegmentFile] = {}
         self._active: SegmentFile | None = None
-        self._finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
+        self.finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
         self._mark: File | None = None
         self._seed = 0
 
@@ -81,7 +81,7 @@ class SegmentWriter:
 
     def begin(self, segment: int, end: int, time: int, index: SegmentIndex, finished: list[SegmentIndex]) -> None:
         """Start writing after `end`. The first watermark is synced, so that the policy in it is durable, too."""
-        self._finished = finished
+        self.finished = finished
         self._active = self._segments[segment]
         self._seed = crc_seed(self.incarnation, segment)
         self.index = index
@@ -166,14 +166,10 @@ class SegmentWriter:
             self.on_replaced(segment)
         return new
 
-    @property
-    def has_finished_index(self) -> bool:
-        return bool(self._finished)
-
     def write_finished_indexes(self) -> None:
         """Store the indexes of full segments. They can be rebuilt, so a full disk is not an error."""
-        while self._finished:
-            index = self._finished.pop(0)
+        while self.finished:
+            index = self.finished.pop(0)
             with contextlib.suppress(OSError):
                 self.disk.write_file_atomic(index_path(self.directory, index.segment), index.pack(self.incarnation))
 
@@ -221,7 +217,7 @@ class SegmentWriter:
         if self.durable_unit < self.written_unit:
             self._active.file.fdatasync()
             self.durable_unit = self.written_unit
-        self._finished.append(self.index)
+        self.finished.append(self.index)
         self._segments.pop(self._active.number).close()
         self._active = self._segments[segment]
         self._seed = crc_seed(self.incarnation, segment)

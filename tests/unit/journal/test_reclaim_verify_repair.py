@@ -134,7 +134,7 @@ def test_verify_checks_every_record_by_its_own_checksum() -> None:
     good = make_block(new_rows(2), None, [b"one", b"two"])
     spoiled = bytearray(good.data)
     spoiled[160 + 3] ^= 1  # the second payload, before the unit's own checksum is computed
-    journal.add_block(Block(bytes(spoiled), 2, 0, 6))
+    journal.add_block(Block(bytes(spoiled), 2, 0, 6, len(spoiled)))
     unit = journal.seal()
     assert unit is not None
     journal.commit(unit)

@@ -83,7 +83,7 @@ class Tiers:
         self._fan_in = fan_in
         self._rank_bits = fan_in.bit_length() - 1
         self._small_count = 0  # small lanes added since the last merge of small lanes
-        self._settled = True  # no merge was due at the last check, and nothing changed since
+        self.is_settled = True  # no merge was due at the last check, and nothing changed since
 
     def add(self, rows: Rows) -> None:
         """Add a lane of sorted rows."""
@@ -101,7 +101,7 @@ class Tiers:
         lane.share = lane.rows / self.rows
         self.lanes.append(lane)
         if lane.rows >= self._small_rows:
-            self._settled = False
+            self.is_settled = False
             return
         self._small_count += 1
         if self._small_count >= self._fan_in:
@@ -144,7 +144,7 @@ class Tiers:
             if not any(lane.rows for lane in merge.inputs):
                 merge.output.merging = False
                 self.merges.remove(merge)
-                self._settled = False
+                self.is_settled = False
             self._drop_empty()
         return False
 
@@ -158,10 +158,10 @@ class Tiers:
             lane.reset(run for run in changed if run.start < len(run.keys))
         self.rows = sum(lane.rows for lane in self.lanes)
         self._drop_empty()
-        self._settled = False
+        self.is_settled = False
 
     def clear(self) -> None:
-        self.lanes, self.merges, self.rows, self._small_count, self._settled = [], [], 0, 0, True
+        self.lanes, self.merges, self.rows, self._small_count, self.is_settled = [], [], 0, 0, True
 
     def runs(self) -> Iterator[Run]:
         for lane in self.lanes:
@@ -169,7 +169,7 @@ class Tiers:
 
     def _next_merge(self) -> Merge | None:
         """Return the pending merge of the lowest rank; start one if a lower rank is due. Short merges go first."""
-        if not self._settled:
+        if not self.is_settled:
             self._begin_merge()
         return min(self.merges, key=lambda merge: merge.rank, default=None)
 
@@ -183,7 +183,7 @@ class Tiers:
         if due:
             lanes = by_rank[min(due)][: 2 * self._fan_in]
             self.merges.append(Merge(lanes, min(due), self.serials, self._run_rows))
-        self._settled = not self.merges
+        self.is_settled = not self.merges
 
     def _rank(self, rows: int) -> int:
         bits = self._rank_bits
@@ -204,7 +204,7 @@ class Tiers:
         lane = Lane((Run(next(self.serials), *merged),))
         lane.share = sum(each.share for each in small)
         self.lanes.append(lane)
-        self._settled = False
+        self.is_settled = False
 
     def _drop_empty(self) -> None:
         if any(not lane.rows for lane in self.lanes):
