@@ -41,9 +41,8 @@ from heapline.engine.retention import (
 )
 from heapline.engine.segment_survey import Surveyor
 from heapline.journal.block import make_block
-from heapline.journal.log_start import raise_log_start
-from heapline.journal.reader_lease import read_leases
-from heapline.journal.reclaim import delete_segment, held_by
+from heapline.journal.log_bounds import raise_log_start
+from heapline.journal.reclaim import delete_segment, held_by, read_leases
 from heapline.logs import Log
 
 if TYPE_CHECKING:

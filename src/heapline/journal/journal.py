@@ -27,9 +27,9 @@ from heapline.contract.errors import JournalCorrupt
 from heapline.core.position import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
+from heapline.journal.log_bounds import Watermark, watermark_path
 from heapline.journal.reader import LogReader
-from heapline.journal.record_reader import RecordReader
-from heapline.journal.records import CacheBudget, RecordCache, Records
+from heapline.journal.records import CacheBudget, RecordCache, RecordReader, Records
 from heapline.journal.recovery import Scan
 from heapline.journal.segment import (
     FILL_STEP_MAX,
@@ -42,7 +42,6 @@ from heapline.journal.segment import (
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import SealedUnit, Unit
 from heapline.journal.unit_planner import UnitPlanner
-from heapline.journal.watermark import Watermark, watermark_path
 from heapline.journal.writer import SegmentWriter, SyncPolicy
 
 I64 = npt.NDArray[np.int64]

@@ -24,11 +24,10 @@ from typing import Literal
 from heapline.contract.errors import StorageFull, TopicReloading
 from heapline.journal.disk import Disk, File, is_no_space
 from heapline.journal.index import SegmentIndex
-from heapline.journal.segment import FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
+from heapline.journal.log_bounds import Watermark, watermark_path
+from heapline.journal.segment import CHUNK_BYTES, FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import FLAG_RELAXED, SealedUnit, crc_seed
-from heapline.journal.walk import CHUNK_BYTES
-from heapline.journal.watermark import Watermark, watermark_path
 
 SyncPolicy = Literal["commit", "interval", "os"]
 POLICIES = ("commit", "interval", "os")

@@ -13,12 +13,10 @@ from heapline.journal import reclaim
 from heapline.journal.block import Block, make_block, new_rows
 from heapline.journal.disk import RealDisk
 from heapline.journal.journal import Journal
-from heapline.journal.reader_lease import ReaderLease, end_lease, read_leases, write_lease
-from heapline.journal.reclaim import SegmentHeld
+from heapline.journal.reclaim import ReaderLease, SegmentHeld, end_lease, read_leases, write_lease
 from heapline.journal.recovery import scan
-from heapline.journal.repair import repair
 from heapline.journal.snapshot import SnapshotStore
-from heapline.journal.verify import stats, verify
+from heapline.journal.verify import repair, stats, verify
 from tests.unit.journal.rig import PATH, MemoryDisk, PowerCut, contents, open_journal, write_units
 
 

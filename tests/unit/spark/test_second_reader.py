@@ -13,8 +13,8 @@ import pytest
 from heapline import open_sync
 from heapline.contract.message import Outgoing
 from heapline.journal.disk import RealDisk
-from heapline.journal.log_start import read_log_start
-from heapline.journal.reader_lease import read_leases
+from heapline.journal.log_bounds import read_log_start
+from heapline.journal.reclaim import read_leases
 from heapline.spark.jobs.archive import _read_options, archive
 from heapline.spark.jobs.lifecycle_updates import Extent, LifecycleTable, TableMoved
 from heapline.spark.lake import tables
