@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from heapline.core.events import Leased
-from heapline.core.fairness.key_hashes import NO_KEY
+from heapline.core.fairness.keys import NO_KEY
 from heapline.engine.topic import Topic
 from tests.simulation import simulate
 

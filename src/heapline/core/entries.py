@@ -29,8 +29,7 @@ from heapline.contract.errors import CorruptionError
 from heapline.core.dedup.idempotency import KeyWindow
 from heapline.core.dedup.sequences import SequenceWindow
 from heapline.core.events import EMPTY, I64
-from heapline.core.fairness.blocked_keys import Parking
-from heapline.core.fairness.key_hashes import KeyHashes
+from heapline.core.fairness.keys import KeyHashes, Parking
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import RunHeap
 from heapline.core.ids import IdMaker

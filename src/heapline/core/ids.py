@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest, ResourceExhausted
 from heapline.contract.ids import EPOCH_2024_MS, ID_MAX, MS_BITS, PARTITION_BITS, SEQUENCE_BITS
-from heapline.core.position import IntOrArray
+from heapline.core.record import IntOrArray
 
 I64 = npt.NDArray[np.int64]
 

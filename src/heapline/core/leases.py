@@ -15,7 +15,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
-from heapline.core.position import attempts_of
+from heapline.core.record import attempts_of
 
 TOKEN: Final = 0
 POSITION: Final = 1

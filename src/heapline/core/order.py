@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest
 from heapline.contract.ids import EPOCH_2024_MS, MS_BITS
-from heapline.core.position import IntOrArray
+from heapline.core.record import IntOrArray
 
 I64 = npt.NDArray[np.int64]
 

@@ -45,7 +45,7 @@ from heapline.core.leases import DEADLINE, POSITION, STARTED
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.order import Ordering
-from heapline.core.position import attempts_of
+from heapline.core.record import attempts_of
 from heapline.core.retry import backoffs_ms
 from heapline.core.state import PartitionState
 from heapline.core.wheel.timing_wheel import Timers, TimingWheel

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from heapline.contract.errors import IdempotencyConflict, SnapshotCorrupt
 from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, ProducerRows
-from heapline.core.position import ATTEMPTS_MAX
+from heapline.core.record import ATTEMPTS_MAX
 
 #: The fields of a record's fixed row that are needed when its message enters the queue: 36 bytes instead of 80.
 KEPT = np.dtype(

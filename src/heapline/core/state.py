@@ -3,7 +3,7 @@
 *Determinism.* An event names the messages in the order in which heap or wheel served them; `apply` takes out the same
 number and checks that the messages match. A journal that does not replay exactly raises `Replay`.
 
-Time is an argument; `at` is the journal's (steady) time in ms. Positions are int64 (see core/position.py).
+Time is an argument; `at` is the journal's (steady) time in ms. Positions are int64 (see core/record.py).
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.fairness.fair_entries import FairEntries
 from heapline.core.leases import KEY, POSITION, Lease
-from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
 from heapline.core.prepared import Share, join, split_hashes
-from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
+from heapline.core.record import ATTEMPTS_MAX, DEFAULT_RETRIES, FLAG_WALL, attempts_of, with_attempts
 from heapline.core.wheel.timing_wheel import Timers
 
 

@@ -26,8 +26,7 @@ import numpy as np
 from heapline.core.events import I64, GroupReset, Moved
 from heapline.core.ids import partition_of
 from heapline.core.now import Now
-from heapline.core.position import ALIGN
-from heapline.core.record import ROW
+from heapline.core.record import ALIGN, ROW
 from heapline.engine.groups.start_offsets import count_below
 from heapline.engine.retention import (
     Held,

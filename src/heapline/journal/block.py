@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from heapline.core.position import ALIGN
-from heapline.core.record import DEFAULT_RETRIES, ROW
+from heapline.core.record import ALIGN, DEFAULT_RETRIES, ROW
 
 ROW_BYTES = ROW.itemsize
 if ROW_BYTES % ALIGN:

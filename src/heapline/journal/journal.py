@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import JournalCorrupt
-from heapline.core.position import PositionLayout
+from heapline.core.record import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
 from heapline.journal.log_bounds import Watermark, watermark_path

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from heapline.core.position import ALIGN, PositionLayout, size_bound
-from heapline.core.record import ROW
+from heapline.core.record import ALIGN, ROW, PositionLayout, size_bound
 from heapline.journal.block import ROW_BYTES, Block, Rows, row_checks
 from heapline.journal.disk import Disk, File
 from heapline.journal.segment import segment_path

@@ -20,7 +20,7 @@ import msgspec
 from heapline.contract.config import NAME
 from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.core.events import I64
-from heapline.core.position import PositionLayout
+from heapline.core.record import PositionLayout
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
 from heapline.engine.state_rows import StateRows, stored

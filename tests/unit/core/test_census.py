@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core.depth_histogram import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, scaled
-from heapline.core.fairness.blocked_keys import Parking
+from heapline.core.fairness.keys import Parking
 from heapline.core.heap.run_heap import Run, RunHeap
 from heapline.core.now import Now
 from heapline.core.order import PRIORITY_LIMIT, Ordering

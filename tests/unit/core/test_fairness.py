@@ -18,7 +18,7 @@ from heapline.contract.message import Outgoing
 from heapline.core.entries import Replay
 from heapline.core.events import Acked, Enqueued, Grant, Leased
 from heapline.core.fairness import turns
-from heapline.core.fairness.key_hashes import NO_KEY, KeyHashes, hash_of
+from heapline.core.fairness.keys import NO_KEY, KeyHashes, hash_of
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import RunHeap
 from heapline.core.now import Now
@@ -257,7 +257,7 @@ def test_message_behind_one_that_expired_is_not_parked_for_ever() -> None:
 
 @pytest.mark.parametrize("few", [1, 256])
 def test_record_of_a_parked_message_can_be_moved(few: int) -> None:
-    with mock.patch("heapline.core.fairness.blocked_keys.FEW_ROWS_MAX", few):
+    with mock.patch("heapline.core.fairness.keys.FEW_ROWS_MAX", few):
         rig = Rig(fairness="keys", max_inflight_per_key=1)
         ids = rig.enqueue(*[Outgoing(b"", fairness_key="a")] * 4)
         assert rig.pop(4) == ids[:1]
@@ -311,7 +311,7 @@ def test_journal_replays_whatever_the_limit_is_now(limit_now: int) -> None:
     st.booleans(),
 )
 def test_key_hashes_are_those_of_a_dict(steps: list[tuple[int, list[int]]], compact: bool) -> None:
-    with mock.patch("heapline.core.fairness.key_hashes._GONE_MIN", 0 if compact else 1024):
+    with mock.patch("heapline.core.fairness.keys._GONE_MIN", 0 if compact else 1024):
         found, model, id = KeyHashes(), dict[int, int](), 0
         for count, gone in steps:
             new = {id + i + 1: (id + i) % 7 for i in range(count)}

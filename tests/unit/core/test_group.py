@@ -18,7 +18,7 @@ from heapline.core.events import (
     decode_events,
     encode_event,
 )
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Groups
 from heapline.core.groups.stream import StreamRows
 from tests.unit.core.group_model import i64, spread
 from tests.unit.core.group_rig import DAY, FIRM, NOW, Rig, offsets_of, page

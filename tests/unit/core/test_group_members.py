@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from heapline.contract.config import Backoff, GroupConfig
-from heapline.core.groups.group import Share
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Groups, Share
 from tests.unit.core.group_model import i64, spread
 from tests.unit.core.group_rig import FIRM, NOW, Rig, page
 

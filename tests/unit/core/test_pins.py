@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.segment_pins import SegmentPins
+from heapline.core.live_map import SegmentPins
 from tests.unit.core.group_model import i64
 
 BATCHES = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core.groups.deliveries import Columns
-from heapline.core.groups.stream_tail import StreamTail
+from heapline.core.groups.stream import StreamTail
 
 BATCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=20)
 

@@ -17,7 +17,7 @@ import pytest
 from heapline.contract.message import Outgoing, from_ms
 from heapline.core.events import KIND_NAMES, Extended, decode_events
 from heapline.core.leases import DEADLINE
-from heapline.core.position import attempts_of
+from heapline.core.record import attempts_of
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START
 

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from heapline.contract.errors import BadRequest
 from heapline.core.wheel import timer_chunks
-from heapline.core.wheel.far_timers import Far
 from heapline.core.wheel.timer_chunks import I64_MAX, Mint, Sizes, sort_rows
+from heapline.core.wheel.timer_layout import Far
 from heapline.core.wheel.timing_wheel import Chunk, Timers, TimingWheel
 
 TINY = Sizes(slots=3, fan_bits=1, chunk_rows=8, head_rows=4, slice_rows=2)

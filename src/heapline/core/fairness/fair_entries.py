@@ -1,7 +1,7 @@
 """Entries of a partition whose fairness keys may be blocked: park them, and lease past the parked ones.
 
 *Invariant.* Where a key may have f more leases, the heap holds the f best of the key's entries in this partition, or
-all of them; the rest may be parked (blocked_keys.py). So a search of the heap alone finds the best messages that are
+all of them; the rest may be parked (keys.py). So a search of the heap alone finds the best messages that are
 not blocked (`unblocked`). It parks every message that it finds beyond its key's slots. The invariant holds because
 - messages that become ready go to the heap, and a leased message is the best of its key;
 - when leases of a key end, as many of its best messages return as slots became free, in every partition that has any;
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from heapline.core.entries import LEASED, Entries, Replay
 from heapline.core.events import EMPTY, I64
-from heapline.core.fairness.key_hashes import NO_KEY
+from heapline.core.fairness.keys import NO_KEY
 from heapline.core.heap.run_heap import Rows
 from heapline.core.heap.runs import Row, cut, tuples_of
 from heapline.core.leases import Lease

@@ -26,7 +26,6 @@ from itertools import count
 
 import numpy as np
 
-from heapline.core.heap.lanes import chained
 from heapline.core.heap.runs import (
     EMPTY,
     Column,
@@ -45,7 +44,7 @@ from heapline.core.heap.runs import (
     with_positions,
     without_ids,
 )
-from heapline.core.heap.tiers import Tiers
+from heapline.core.heap.tiers import Tiers, chained
 
 __all__ = ["Rows", "Run", "RunHeap"]
 
