@@ -80,7 +80,7 @@ class Partition(PartitionState):
     def __init__(
         self, number: int, config: TopicConfig, live: LiveMap, now: Now, draw: Draw, fair: FairShare | None = None
     ) -> None:
-        super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000), fair)
+        super().__init__(number, ordering_of(config), live, now, round(config.tick * 1000), fair)
         self.config = config
         self._draw = draw
         self.fired_dues: I64 = EMPTY  # due times of the messages that fired last, to measure how late they were
@@ -91,8 +91,8 @@ class Partition(PartitionState):
 
     def eligible(self, count: int) -> Rows:
         """Return the first `count` messages, in order, that are ready and not blocked by their fairness key's limit."""
-        if self.fair is not None and self.fair.limit:
-            return self.unblocked(count)
+        if self.fairness is not None and self.fairness.share.limit:
+            return self.fairness.unblocked(count)
         if not self.stale:
             return self.heap.peek(count)
         look = count
@@ -258,9 +258,9 @@ class Partition(PartitionState):
                 rows = Timers(*(column[good] for column in rows))
             count = len(rows.ids)
             self.fired_dues = rows.dues
-            if self.fair is not None:
+            if self.fairness is not None:
                 first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
-                keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps its turn
+                keys = self.fairness.in_turn(rows.ids, rows.keys, first)  # a retry keeps its turn
                 again = self._again(rows.ids) if self.config.streams else None
                 return [Fired(wall, seq(count), rows.ids, rows.positions, keys, again)]
             if self.config.streams:
@@ -364,8 +364,8 @@ class Partition(PartitionState):
             # A time in the past means now, and the TTL counts from now.
             due, expires = 0, expires and expires + time - due
         key = self.ordering.key(priority, enqueued_at)
-        if self.fair is not None:
-            key = self._rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
+        if self.fairness is not None:
+            key = self.fairness.rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
         return Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
             _i64([due]), _i64([expires]), wall, seq, expires_wall, again=b"\x01" if id in self.shown else None,
@@ -377,8 +377,8 @@ class Partition(PartitionState):
 
     def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> Replayed:
         keys = None
-        if self.fair is not None:  # messages that are ready immediately get their turns now
-            keys = self.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
+        if self.fairness is not None:  # messages that are ready immediately get their turns now
+            keys = self.fairness.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
         return Replayed(_i64(ids), _i64(dues), _i64(expires), seq, keys)
 
     def decide_turns(self, event: BatchCommitted) -> I64:
@@ -389,7 +389,8 @@ class Partition(PartitionState):
         keys = np.concatenate([share.keys for share in shares])
         ready = np.concatenate([share.rows["due"] for share in shares]) == 0
         kept = np.isin(ids, event.ids)
-        return self.in_turn(ids[kept], keys[kept], ready[kept])
+        assert self.fairness is not None
+        return self.fairness.in_turn(ids[kept], keys[kept], ready[kept])
 
     def place_in_stream(self, event: BatchCommitted) -> None:
         """Add the columns that a commit has on a topic with streams."""
@@ -434,14 +435,15 @@ class Partition(PartitionState):
         self._left_behind = self.stale
         if self._left_behind <= self.ready + self.delayed + GARBAGE_ROWS_MIN:
             return  # most were skipped meanwhile
-        self.unpark_all()
+        if self.fairness is not None:
+            self.fairness.unpark_all()
         seen: set[int] = set()
         for wheel, wall in ((self.delays, False), (self.calendar, True)):
             wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
         rests = [run.rest() for run in self.heap.runs()]
         left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
         self.heap.discard(left_over)
-        for _, id, touched in self._touched_among(left_over):
+        for _, id, touched in self.touched_among(left_over):
             if touched.place == READY:  # the current entry was dropped with the stale ones
                 self.heap.push_one(touched.key, id, touched.position)
         self._left_behind = self.stale
@@ -449,7 +451,7 @@ class Partition(PartitionState):
     def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
         """Return which of these TTL expiries are still current, each once."""
         good = self.live.alive(rows.positions)
-        for i, id, _ in self._touched_among(rows.ids):
+        for i, id, _ in self.touched_among(rows.ids):
             good[i] &= id not in seen and self._ends(id, rows.dues.item(i), wall)
             if good[i]:
                 seen.add(id)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Replay, Touched
+from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Entries, Replay, Touched
 from heapline.core.events import (
     EMPTY,
     I64,
@@ -42,13 +42,23 @@ from heapline.core.events import (
     Throttled,
 )  # fmt: skip
 from heapline.core.fairness.fair_entries import FairEntries
+from heapline.core.fairness.turns import FairShare
 from heapline.core.leases import KEY, POSITION, Lease
+from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
+from heapline.core.order import Ordering
 from heapline.core.prepared import Share, join, split_hashes
 from heapline.core.record import ATTEMPTS_MAX, DEFAULT_RETRIES, FLAG_WALL, attempts_of, with_attempts
 from heapline.core.wheel.timing_wheel import Timers
 
 
-class PartitionState(FairEntries):
+class PartitionState(Entries):
+    def __init__(
+        self, number: int, ordering: Ordering, live: LiveMap, now: Now, tick_ms: int, fair: FairShare | None
+    ) -> None:
+        super().__init__(number, ordering, live, now, tick_ms, fair)
+        self.fairness = None if fair is None else FairEntries(self, fair)
+
     # -- apply -----------------------------------------------------------------------------------------------------
 
     def apply(
@@ -96,13 +106,17 @@ class PartitionState(FairEntries):
     def _keys_of(self, rows: Any, ids: I64, fairness: I64 | None) -> I64:
         """Return the heap keys of new messages; on a topic with fairness keys, also remember the keys' hashes."""
         keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
-        if self.fair is not None and self.key_hashes is not None and fairness is not None:
+        if self.fairness is not None and self.key_hashes is not None and fairness is not None:
             keys = self.ordering.with_turns(keys, rows["turn"])
             self.key_hashes.append(ids, fairness)
             given = rows["turn"] != 0
             if given.any():
-                self._observe_turns(ids[given], keys[given])
+                self.fairness.observe_turns(ids[given], keys[given])
         return keys
+
+    def _observe_turns(self, ids: I64, keys: I64) -> None:
+        if self.fairness is not None:
+            self.fairness.observe_turns(ids, keys)
 
     def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
         """Insert messages into the heap, or into a wheel until they are due, and into a wheel for their TTL."""
@@ -139,7 +153,7 @@ class PartitionState(FairEntries):
                 wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
 
     def _leased(self, event: Leased, at: int) -> None:
-        keys, positions = self._take_ready(event.ids)
+        keys, positions = (self.fairness or self).take_ready(event.ids)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
         ids, key_list = event.ids.tolist(), keys.tolist()
         position_list = ((positions & ~0xFF) | attempts).tolist()
@@ -153,8 +167,15 @@ class PartitionState(FairEntries):
             start = end
         self.ready -= len(ids)
         if self.touched:
-            self._place(ids, LEASED, position_list)
+            self.relocate(ids, LEASED, position_list)
         self.keys.leased(event.ids)
+
+    def _end_leases(self, ids: list[int]) -> list[Lease]:
+        """End these leases, whatever happens to the messages; they must be held."""
+        leases = self.leases.take(ids)
+        if self.fairness is not None:
+            self.fairness.end_leases(ids)
+        return leases
 
     def _acked(self, event: Acked, at: int) -> None:
         leases = self._end_leases(event.ids.tolist())
@@ -194,7 +215,7 @@ class PartitionState(FairEntries):
         self.ready += len(ids) - waiting
         self.retrying.update(ids[later].tolist())
         if self.touched:
-            self._place(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
+            self.relocate(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
 
     def _nacked(self, event: Nacked, at: int) -> None:
         ids = event.ids.tolist()
@@ -215,7 +236,7 @@ class PartitionState(FairEntries):
         self.heap.push(_keys(leases), event.ids, positions)
         self.ready += len(leases)
         if self.touched:
-            self._place(event.ids.tolist(), READY, positions.tolist())
+            self.relocate(event.ids.tolist(), READY, positions.tolist())
 
     def _extended(self, event: Extended, at: int) -> None:
         self.leases.extend(event.ids.tolist(), event.deadlines.tolist())
@@ -223,7 +244,7 @@ class PartitionState(FairEntries):
     def _fired(self, event: Fired, at: int) -> None:
         ids, keys = event.ids, event.keys
         count = (event.count or 0) if ids is None else len(ids)
-        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
+        rows = self.take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
         if ids is not None and not np.array_equal(rows.ids, ids):
             raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
         if keys is None:
@@ -231,7 +252,7 @@ class PartitionState(FairEntries):
             return
         self._observe_turns(rows.ids, keys)
         self._make_ready(rows._replace(keys=keys))
-        for i, _, touched in self._touched_among(rows.ids):
+        for i, _, touched in self.touched_among(rows.ids):
             touched.key = int(keys[i])
 
     def _make_ready(self, rows: Timers) -> None:
@@ -243,7 +264,7 @@ class PartitionState(FairEntries):
         if self.shown:
             self.shown.difference_update(rows.ids.tolist())
         if self.touched:
-            self._place(rows.ids.tolist(), READY, rows.positions.tolist())
+            self.relocate(rows.ids.tolist(), READY, rows.positions.tolist())
 
     def _dead_lettered(self, event: DeadLettered, at: int) -> None:
         ids = event.ids.tolist()
@@ -254,7 +275,7 @@ class PartitionState(FairEntries):
         for id, lease in zip(ids, leases, strict=True):
             self.dead[id] = Dead(lease[POSITION], lease[KEY], event.reason, event.at)
             self.lapsed.discard(id)
-        self._place(ids, DEAD, [lease[POSITION] for lease in leases])
+        self.relocate(ids, DEAD, [lease[POSITION] for lease in leases])
 
     def _replayed(self, event: Replayed, at: int) -> None:
         ids = event.ids.tolist()
@@ -291,7 +312,8 @@ class PartitionState(FairEntries):
 
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Count waiting messages out of heap and wheels without popping them; their entries become stale."""
-        self._refill(ids)
+        if self.fairness is not None:
+            self.fairness.refill(ids)
         self._left_behind += len(ids)
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
@@ -337,12 +359,13 @@ class PartitionState(FairEntries):
         if len(ids) != event.count:
             raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
         self.heap.clear()
-        self._clear_parked()
         self.delays.clear()
         self.calendar.clear()
         self.ready = self.delayed = 0
-        if self.fair is not None and len(ids):
-            self.fair.forget(self.hashes_of(ids))
+        if self.fairness is not None:
+            self.fairness.clear_parked()
+            if len(ids):
+                self.fairness.share.forget(self.hashes_of(ids))
         self._depart(ids, positions, "purged", event.at)
 
     def _moved(self, rows: Any, positions: I64) -> None:

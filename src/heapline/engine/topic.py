@@ -336,7 +336,8 @@ class Topic:
     def settle(self) -> None:
         """Apply the limits, after everything stored has been applied or the settings have changed."""
         if self.fair is not None:
-            self.fair.settle(self.config.max_inflight_per_key, self.partitions)
+            members = [partition.fairness for partition in self.partitions if partition.fairness is not None]
+            self.fair.settle(self.config.max_inflight_per_key, members)
             self.new_heads.update(range(len(self.partitions)))
 
     def _records(self, unit: Unit, event: AnyEvent) -> tuple[Any, I64 | None, I64 | None]:
