@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from heapline.contract.errors import CorruptionError
@@ -50,19 +51,17 @@ class Replay(CorruptionError):
     """The journal cannot be replayed: an event contradicts the state before it."""
 
 
-class Touched:
+class Touched(msgspec.Struct):
     """Current location of a message that was rescheduled or replayed."""
 
-    __slots__ = ("due", "expires", "expires_wall", "key", "place", "position", "priority", "wall")
-
-    def __init__(
-        self, place: int, key: int, position: int, due: int, wall: bool, expires: int, expires_wall: bool,
-        priority: int | None,
-    ) -> None:  # fmt: skip
-        self.place, self.key, self.position = place, key, position
-        self.due, self.wall = due, wall
-        self.expires, self.expires_wall = expires, expires_wall
-        self.priority = priority
+    place: int
+    key: int
+    position: int
+    due: int
+    wall: bool  # due is wall time
+    expires: int
+    expires_wall: bool
+    priority: int | None
 
     def is_ready(self, key: int, position: int) -> bool:
         return self.place == READY and self.key == key and self.position == position
@@ -71,9 +70,7 @@ class Touched:
         return (self.place, self.due, self.wall, self.key, self.position) == (DELAYED, due, wall, key, position)
 
     def to_state(self) -> tuple[Any, ...]:
-        return (
-            self.place, self.key, self.position, self.due, self.wall, self.expires, self.expires_wall, self.priority
-        )  # fmt: skip
+        return msgspec.structs.astuple(self)
 
 
 class Dead(NamedTuple):

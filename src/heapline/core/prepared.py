@@ -220,6 +220,11 @@ class Prepared:
                     found |= dict.fromkeys(np.flatnonzero(np.isin(seqs, column)).tolist(), batch)
         return found
 
+    def joined(self, event: BatchCommitted) -> Share:
+        """Return all messages of the parts that a commit names."""
+        held = self.batches[event.batch_id]
+        return join([held[part] for part in event.parts])
+
     def twins(self, batch_id: str, parts: Sequence[str]) -> list[int]:
         """Return the ids that a commit of these parts omits: an earlier part has a message of the same identity.
 

@@ -13,34 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from heapline.core import events as ev
 from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Entries, Replay, Touched
-from heapline.core.events import (
-    EMPTY,
-    I64,
-    KIND_NAMES,
-    Acked,
-    AnyEvent,
-    BatchAborted,
-    BatchCommitted,
-    BatchPrepared,
-    Cancelled,
-    DeadDeleted,
-    DeadLettered,
-    Enqueued,
-    Expired,
-    Extended,
-    Fired,
-    Leased,
-    LeaseExpired,
-    Moved,
-    Nacked,
-    ProducerOpened,
-    Purged,
-    Released,
-    Replayed,
-    Rescheduled,
-    Throttled,
-)  # fmt: skip
+from heapline.core.events import EMPTY, I64, KIND_NAMES, AnyEvent
 from heapline.core.fairness.fair_entries import FairEntries
 from heapline.core.fairness.turns import FairShare
 from heapline.core.leases import KEY, POSITION, Lease
@@ -72,11 +47,11 @@ class PartitionState(Entries):
         kind = type(event)
         count = event.rows()
         try:
-            if kind is Enqueued:
+            if kind is ev.Enqueued:
                 self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
-            elif kind is Moved:
+            elif kind is ev.Moved:
                 self._moved(rows, positions)  # type: ignore[arg-type]
-            elif kind is BatchPrepared:
+            elif kind is ev.BatchPrepared:
                 self._batch_prepared(event, rows, positions, fairness)  # type: ignore[arg-type]
             elif kind in _HANDLERS:
                 _HANDLERS[kind](self, event, at)
@@ -85,7 +60,7 @@ class PartitionState(Entries):
             raise Replay(f"partition {self.number}: the journal is inconsistent: {detail}") from error
         self.offset += count
 
-    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
+    def _enqueued(self, event: ev.Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
         ids = np.ascontiguousarray(rows["id"])
         keys = self._keys_of(rows, ids, fairness)
         self.ids.observe(int(ids[-1]))
@@ -96,12 +71,11 @@ class PartitionState(Entries):
             self.sequences.record(part.producer, part.epoch, part.seqs, ids[part.index], prints, at)
             self.sequences.answered(part.producer, part.epoch, part.answered_below)
         if event.keys is not None:
-            part_keys = event.keys
-            hashes = [part_keys.hashes[i : i + 16] for i in range(0, len(part_keys.hashes), 16)]
-            self.keys.record(
-                hashes, ids[part_keys.index], np.frombuffer(part_keys.prints, dtype=np.uint32),
-                np.frombuffer(part_keys.scopes, dtype=np.int8), part_keys.expires,
-            )  # fmt: skip
+            self._record_keys(event.keys, ids)
+
+    def _record_keys(self, keys: ev.KeyRows, ids: I64) -> None:
+        prints, scopes = np.frombuffer(keys.prints, dtype=np.uint32), np.frombuffer(keys.scopes, dtype=np.int8)
+        self.keys.record(split_hashes(keys.hashes), ids[keys.index], prints, scopes, keys.expires)
 
     def _keys_of(self, rows: Any, ids: I64, fairness: I64 | None) -> I64:
         """Return the heap keys of new messages; on a topic with fairness keys, also remember the keys' hashes."""
@@ -152,7 +126,7 @@ class PartitionState(Entries):
             if mask.any():
                 wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
 
-    def _leased(self, event: Leased, at: int) -> None:
+    def _leased(self, event: ev.Leased, at: int) -> None:
         keys, positions = (self.fairness or self).take_ready(event.ids)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
         ids, key_list = event.ids.tolist(), keys.tolist()
@@ -160,10 +134,8 @@ class PartitionState(Entries):
         token, start = self.offset, 0
         for grant in event.grants:
             end = start + grant.count
-            self.leases.grant(
-                ids[start:end], token + start, position_list[start:end], key_list[start:end],
-                grant.deadline, event.at, grant.holder, grant.request_id,
-            )  # fmt: skip
+            columns = ids[start:end], token + start, position_list[start:end], key_list[start:end]
+            self.leases.grant(*columns, grant, event.at)
             start = end
         self.ready -= len(ids)
         if self.touched:
@@ -177,13 +149,13 @@ class PartitionState(Entries):
             self.fairness.end_leases(ids)
         return leases
 
-    def _acked(self, event: Acked, at: int) -> None:
+    def _acked(self, event: ev.Acked, at: int) -> None:
         leases = self._end_leases(event.ids.tolist())
         self._depart(event.ids, _positions(leases), "acked", at, tokens=event.tokens)
 
     def _depart(
         self, ids: I64, positions: I64, how: str, at: int, tokens: I64 | None = None, reason: str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remove messages and everything that is kept about them."""
         self.live.remove(positions)
         self.keys.gone(ids)
@@ -201,34 +173,38 @@ class PartitionState(Entries):
 
     def _wait_again(self, ids: I64, dues: I64, leases: Sequence[Lease]) -> None:
         """Return leased messages to the queue for a later delivery; due 0 = ready immediately."""
-        keys, positions = _keys(leases), _positions(leases)
-        later = dues != 0
-        if later.all():
-            self.delays.insert(dues, keys, ids, positions)
-        else:
-            now = ~later
-            self.heap.push(keys[now], ids[now], positions[now])
-            if later.any():
-                self.delays.insert(dues[later], keys[later], ids[later], positions[later])
-        waiting = int(later.sum())
-        self.delayed += waiting
-        self.ready += len(ids) - waiting
-        self.retrying.update(ids[later].tolist())
+        positions = _positions(leases)
+        self.retrying.update(self._return(_keys(leases), ids, positions, dues))
         if self.touched:
             self.relocate(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
 
-    def _nacked(self, event: Nacked, at: int) -> None:
+    def _return(self, keys: I64, ids: I64, positions: I64, dues: I64) -> list[int]:
+        """Insert messages that wait again into the heap or, if they have a due time, a wheel; return the latter."""
+        later = dues != 0
+        waiting = int(later.sum())
+        if waiting == len(ids):
+            self.delays.insert(dues, keys, ids, positions)
+        else:
+            self.heap.push(keys[~later], ids[~later], positions[~later])
+            if waiting:
+                self.delays.insert(dues[later], keys[later], ids[later], positions[later])
+        self.delayed += waiting
+        self.ready += len(ids) - waiting
+        delayed: list[int] = ids[later].tolist()
+        return delayed
+
+    def _nacked(self, event: ev.Nacked, at: int) -> None:
         ids = event.ids.tolist()
         self._wait_again(event.ids, event.dues, self._end_leases(ids))
         if event.reason is not None:
             self.reasons.update(dict.fromkeys(ids, event.reason))
 
-    def _lease_expired(self, event: LeaseExpired, at: int) -> None:
+    def _lease_expired(self, event: ev.LeaseExpired, at: int) -> None:
         ids = event.ids.tolist()
         self._wait_again(event.ids, event.dues, self._end_leases(ids))
         self.reasons.update(dict.fromkeys(ids, "lease expired"))
 
-    def _released(self, event: Released, at: int) -> None:
+    def _released(self, event: ev.Released, at: int) -> None:
         leases = self._end_leases(event.ids.tolist())
         positions = _positions(leases)
         # A release does not count as an attempt: subtract this delivery.
@@ -238,10 +214,10 @@ class PartitionState(Entries):
         if self.touched:
             self.relocate(event.ids.tolist(), READY, positions.tolist())
 
-    def _extended(self, event: Extended, at: int) -> None:
+    def _extended(self, event: ev.Extended, at: int) -> None:
         self.leases.extend(event.ids.tolist(), event.deadlines.tolist())
 
-    def _fired(self, event: Fired, at: int) -> None:
+    def _fired(self, event: ev.Fired, at: int) -> None:
         ids, keys = event.ids, event.keys
         count = (event.count or 0) if ids is None else len(ids)
         rows = self.take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
@@ -266,7 +242,7 @@ class PartitionState(Entries):
         if self.touched:
             self.relocate(rows.ids.tolist(), READY, rows.positions.tolist())
 
-    def _dead_lettered(self, event: DeadLettered, at: int) -> None:
+    def _dead_lettered(self, event: ev.DeadLettered, at: int) -> None:
         ids = event.ids.tolist()
         leases = self._end_leases(ids)
         if not event.kept:
@@ -277,7 +253,7 @@ class PartitionState(Entries):
             self.lapsed.discard(id)
         self.relocate(ids, DEAD, [lease[POSITION] for lease in leases])
 
-    def _replayed(self, event: Replayed, at: int) -> None:
+    def _replayed(self, event: ev.Replayed, at: int) -> None:
         ids = event.ids.tolist()
         dead = [self.dead.pop(id) for id in ids]
         keys = np.array([d.key for d in dead], dtype=np.int64)
@@ -285,28 +261,20 @@ class PartitionState(Entries):
             keys = event.keys
             self._observe_turns(event.ids, keys)
         positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
-        later = event.dues != 0
-        now = ~later
-        self.heap.push(keys[now], event.ids[now], positions[now])
-        self.delays.insert(event.dues[later], keys[later], event.ids[later], positions[later])
+        self.shown.update(self._return(keys, event.ids, positions, event.dues))
         lives = event.expires != 0
         self.ttls.insert(event.expires[lives], keys[lives], event.ids[lives], positions[lives])
-        waiting = int(later.sum())
-        self.delayed += waiting
-        self.ready += len(ids) - waiting
-        self.shown.update(event.ids[later].tolist())
         may_have_ttl = len(self.ttls) + len(self.ttls_wall) > 0
-        for i, (id, due, expires) in enumerate(zip(ids, event.dues.tolist(), event.expires.tolist(), strict=True)):
+        rows = zip(ids, keys.tolist(), positions.tolist(), event.dues.tolist(), event.expires.tolist(), strict=True)
+        for id, key, position, due, expires in rows:
             self.reasons.pop(id, None)
             touched = self.touched.get(id)
             if touched is not None or may_have_ttl:  # otherwise no stale entry can be mistaken for a current one
                 priority = None if touched is None else touched.priority
                 place = DELAYED if due else READY
-                self.touched[id] = Touched(
-                    place, int(keys[i]), int(positions[i]), due, False, expires, False, priority
-                )  # fmt: skip
+                self.touched[id] = Touched(place, key, position, due, False, expires, False, priority)
 
-    def _dead_deleted(self, event: DeadDeleted, at: int) -> None:
+    def _dead_deleted(self, event: ev.DeadDeleted, at: int) -> None:
         dead = [self.dead.pop(id) for id in event.ids.tolist()]
         self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
 
@@ -318,11 +286,11 @@ class PartitionState(Entries):
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
 
-    def _cancelled(self, event: Cancelled, at: int) -> None:
+    def _cancelled(self, event: ev.Cancelled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
         self._depart(event.ids, event.positions, "cancelled", at)
 
-    def _expired(self, event: Expired, at: int) -> None:
+    def _expired(self, event: ev.Expired, at: int) -> None:
         self.lapsed.update(event.leased.tolist())
         if not len(event.ids):
             return
@@ -330,7 +298,7 @@ class PartitionState(Entries):
         self._end_leases([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
         self._depart(event.ids, event.positions, "expired", event.at)
 
-    def _rescheduled(self, event: Rescheduled, at: int) -> None:
+    def _rescheduled(self, event: ev.Rescheduled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
         self._observe_turns(event.ids, event.keys)
         for i, id in enumerate(event.ids.tolist()):
@@ -354,7 +322,7 @@ class PartitionState(Entries):
             priority = int(event.priorities[i])
             self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.expires_wall, priority)
 
-    def _purged(self, event: Purged, at: int) -> None:
+    def _purged(self, event: ev.Purged, at: int) -> None:
         ids, positions = self.waiting()
         if len(ids) != event.count:
             raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
@@ -395,9 +363,7 @@ class PartitionState(Entries):
 
     # -- prepared batches ------------------------------------------------------------------------------------------
 
-    def _batch_prepared(
-        self, event: BatchPrepared, rows: Any, positions: I64 | None, fairness: I64 | None
-    ) -> None:  # fmt: skip
+    def _batch_prepared(self, event: ev.BatchPrepared, rows: Any, positions: I64 | None, fairness: I64 | None) -> None:
         keys = self._keys_of(rows, np.ascontiguousarray(rows["id"]), fairness) if event.count else EMPTY
         share = self.prepared.add(event, rows, positions, keys)
         if event.count:
@@ -406,7 +372,7 @@ class PartitionState(Entries):
         for part in event.producers:
             self.sequences.answered(part.producer, part.epoch, part.answered_below)
 
-    def _batch_committed(self, event: BatchCommitted, at: int) -> None:
+    def _batch_committed(self, event: ev.BatchCommitted, at: int) -> None:
         """Add the messages of prepared parts, column by column. `ids` may be fewer than the parts hold."""
         shares = self.prepared.take(event.batch_id, event.parts)
         if sum(share.count for share in shares) != len(event.ids):
@@ -437,13 +403,9 @@ class PartitionState(Entries):
                 ids = share.ids[part.index[open_ones]]
                 self.sequences.record(part.producer, part.epoch, part.seqs[open_ones], ids, prints, at)
         if share.tokens is not None:
-            tokens = share.tokens
-            self.keys.record(
-                split_hashes(tokens.hashes), share.ids[tokens.index], np.frombuffer(tokens.prints, dtype=np.uint32),
-                np.frombuffer(tokens.scopes, dtype=np.int8), tokens.expires,
-            )  # fmt: skip
+            self._record_keys(share.tokens, share.ids)
 
-    def _batch_aborted(self, event: BatchAborted, at: int) -> None:
+    def _batch_aborted(self, event: ev.BatchAborted, at: int) -> None:
         self._drop_batch(event.batch_id)
 
     def _drop_batch(self, batch_id: str) -> None:
@@ -457,22 +419,22 @@ class PartitionState(Entries):
         if self.key_hashes is not None:
             self.key_hashes.forget(ids)
 
-    def _producer_opened(self, event: ProducerOpened, at: int) -> None:
+    def _producer_opened(self, event: ev.ProducerOpened, at: int) -> None:
         self.sequences.open(event.producer, event.epoch, event.partitions, at)
 
-    def _throttled(self, event: Throttled, at: int) -> None:
+    def _throttled(self, event: ev.Throttled, at: int) -> None:
         self.throttled = event.reason if event.throttled else None
 
 
 _HANDLERS: dict[type, Any] = {
-    Leased: PartitionState._leased, Acked: PartitionState._acked, Nacked: PartitionState._nacked,
-    LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
-    Extended: PartitionState._extended, Fired: PartitionState._fired,
-    DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
-    DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
-    Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
-    ProducerOpened: PartitionState._producer_opened, Throttled: PartitionState._throttled,
-    BatchCommitted: PartitionState._batch_committed, BatchAborted: PartitionState._batch_aborted,
+    ev.Leased: PartitionState._leased, ev.Acked: PartitionState._acked, ev.Nacked: PartitionState._nacked,
+    ev.LeaseExpired: PartitionState._lease_expired, ev.Released: PartitionState._released,
+    ev.Extended: PartitionState._extended, ev.Fired: PartitionState._fired,
+    ev.DeadLettered: PartitionState._dead_lettered, ev.Replayed: PartitionState._replayed,
+    ev.DeadDeleted: PartitionState._dead_deleted, ev.Cancelled: PartitionState._cancelled,
+    ev.Expired: PartitionState._expired, ev.Rescheduled: PartitionState._rescheduled, ev.Purged: PartitionState._purged,
+    ev.ProducerOpened: PartitionState._producer_opened, ev.Throttled: PartitionState._throttled,
+    ev.BatchCommitted: PartitionState._batch_committed, ev.BatchAborted: PartitionState._batch_aborted,
 }  # fmt: skip
 
 

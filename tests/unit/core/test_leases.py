@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core import leases
+from heapline.core.events import Grant
 from heapline.core.leases import DEADLINE, POSITION, LeaseTable
 
 COMMANDS = st.lists(
@@ -18,7 +19,7 @@ COMMANDS = st.lists(
 
 
 def grant(table: LeaseTable, ids: list[int], token: int, deadline: int, request: str | None = None) -> None:
-    table.grant(ids, token, [id << 20 for id in ids], [0] * len(ids), deadline, 0, "w", request)
+    table.grant(ids, token, [id << 20 for id in ids], [0] * len(ids), Grant(len(ids), deadline, "w", request), 0)
 
 
 def thaw(table: LeaseTable) -> LeaseTable:
@@ -105,7 +106,7 @@ def test_oldest_requests_are_forgotten_first() -> None:
 
 def test_moved_record_keeps_the_attempts_of_its_lease() -> None:
     table = LeaseTable()
-    table.grant([1], 0, [(5 << 20) | 3], [0], 50, 0, None, None)
+    table.grant([1], 0, [(5 << 20) | 3], [0], Grant(1, 50, None, None), 0)
     table.replace_positions({1: 9 << 20, 2: 8 << 20})
     assert table.by_id[1][POSITION] == (9 << 20) | 3
     assert len(table) == 1
