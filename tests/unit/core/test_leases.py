@@ -27,7 +27,7 @@ def thaw(table: LeaseTable) -> LeaseTable:
 
 
 @given(COMMANDS)
-def test_deadlines_are_those_of_the_leases_that_are_held(commands: list[tuple[str, int, int]]) -> None:
+def test_deadlines_are_those_of_current_leases(commands: list[tuple[str, int, int]]) -> None:
     table, deadlines, token = LeaseTable(), dict[int, int](), 0
     for command, size, time in commands:
         held = sorted(deadlines)[:size]
@@ -58,7 +58,7 @@ def test_deadlines_are_those_of_the_leases_that_are_held(commands: list[tuple[st
     assert table.next_deadline() == min(deadlines.values(), default=None)
 
 
-def test_long_grant_is_remembered_where_it_was_left() -> None:
+def test_scan_of_a_long_grant_resumes_where_it_stopped() -> None:
     """Acks come from the front of a grant; looking for its deadline does not begin at the front each time."""
     table = LeaseTable()
     grant(table, list(range(1000)), 0, 50)
@@ -82,7 +82,7 @@ def test_tokens_tell_leases_of_one_message_apart() -> None:
     assert table.holds(1, 8)
 
 
-def test_repeated_request_gets_only_leases_that_still_stand() -> None:
+def test_repeated_request_returns_only_current_leases() -> None:
     table = LeaseTable()
     grant(table, [1, 2, 3], 10, 50, "r")
     table.take([2])

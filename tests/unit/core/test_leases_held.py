@@ -22,7 +22,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_count_by_holder_is_that_of_the_leases_whatever_happens(steps: list[tuple[object, ...]]) -> None:
+def test_lease_count_per_holder_matches_the_leases(steps: list[tuple[object, ...]]) -> None:
     table, next_id = LeaseTable(), 1
     for step in steps:
         ids = sorted(table.by_id)

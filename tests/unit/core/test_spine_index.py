@@ -110,7 +110,7 @@ TestIndexNextToLists = IndexNextToLists.TestCase
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=600))
-def test_stale_entries_do_not_pile_up(updates: list[tuple[int, int]]) -> None:
+def test_stale_entries_are_bounded(updates: list[tuple[int, int]]) -> None:
     index = SpineIndex()
     for partition in range(4):
         index.add(partition)
@@ -146,7 +146,7 @@ def test_selection_stops_where_a_partition_may_hold_something_better() -> None:
         lambda index: index.set_throttled(9, "x"),
     ],
 )
-def test_bad_call_is_refused_and_changes_nothing(call: Any) -> None:
+def test_invalid_call_is_rejected_and_changes_nothing(call: Any) -> None:
     index = SpineIndex(fan_out=4)
     index.add(1)
     with pytest.raises(BadRequest):
