@@ -232,7 +232,7 @@ class Entries:
             parts.append((ids[good], positions[good]))
         for wheel, wall in ((self.delays, False), (self.calendar, True)):
             for chunk in wheel.chunks():
-                rows = Timers(*(column[chunk.start :] for column in chunk.columns()))
+                rows = chunk.timers()
                 good = self.good_delayed(rows, wall, seen)
                 parts.append((rows.ids[good], rows.positions[good]))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
@@ -254,7 +254,8 @@ class Entries:
             look(run.ids[run.start :], run.positions[run.start :])
         for wheel in (self.delays, self.calendar):
             for chunk in wheel.chunks():
-                look(chunk.ids[chunk.start :], chunk.positions[chunk.start :])
+                rows = chunk.timers()
+                look(rows.ids, rows.positions)
         for share in self.prepared.shares():
             look(share.ids, share.positions)
         for i, id in enumerate(ids.tolist()):

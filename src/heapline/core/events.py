@@ -20,6 +20,8 @@ import numpy.typing as npt
 from heapline.contract.errors import UnknownFormat
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Column = np.ndarray  # annotation of an int64 column in the structs below
 
 

@@ -12,13 +12,11 @@ The layout is stored on disk: changing it needs a new version of everything that
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest, ResourceExhausted
 from heapline.contract.ids import EPOCH_2024_MS, ID_MAX, MS_BITS, PARTITION_BITS, SEQUENCE_BITS
+from heapline.core.events import I64
 from heapline.core.record import IntOrArray
-
-I64 = npt.NDArray[np.int64]
 
 PARTITIONS_MAX = 1 << PARTITION_BITS
 

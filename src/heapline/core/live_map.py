@@ -25,11 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest
+from heapline.core.events import I64, Mask
 from heapline.core.record import ALIGN, ATTEMPTS_BITS, LOW_BITS, SIZE_BITS, SIZE_BOUNDS, PositionLayout
 
-I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 _BYTES_AT_FIRST = 1024
 _BIT: U8 = np.array([1 << i for i in range(8)], dtype=np.uint8)
@@ -72,7 +71,7 @@ class LiveMap:
             raise BadRequest("a record that is not live was removed")
         self._change(positions, live=False)
 
-    def alive(self, positions: I64) -> Bools:
+    def alive(self, positions: I64) -> Mask:
         if len(positions) <= _LOOP_ROWS_MAX:
             return np.array([self.is_alive(p) for p in positions.tolist()], dtype=np.bool_)
         low, high = int(positions.min()), int(positions.max())
@@ -197,17 +196,17 @@ class LiveMap:
             entry.bits = grown
         return entry
 
-    def _alive_in(self, segment: int, positions: I64, high: int) -> Bools:
+    def _alive_in(self, segment: int, positions: I64, high: int) -> Mask:
         entry = self._maps.get(segment)
         if entry is None:
             return np.zeros(len(positions), dtype=np.bool_)
         if (high >> LOW_BITS) & self._place_mask >= len(entry.bits) * 8:
             return self._alive_in_many(positions)
         places = (positions >> LOW_BITS) & self._place_mask
-        answer: Bools = (entry.bits[places >> 3] & _BIT[places & 7]) != 0
+        answer: Mask = (entry.bits[places >> 3] & _BIT[places & 7]) != 0
         return answer
 
-    def _alive_in_many(self, positions: I64) -> Bools:
+    def _alive_in_many(self, positions: I64) -> Mask:
         spots = positions >> LOW_BITS
         order = spots.argsort()
         spots = spots[order]

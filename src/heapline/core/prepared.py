@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import IdempotencyConflict, SnapshotCorrupt
-from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, ProducerRows
+from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, Mask, ProducerRows
 from heapline.core.record import ATTEMPTS_MAX
 
 #: The fields of a record's fixed row that are needed when its message enters the queue: 36 bytes instead of 80.
@@ -29,7 +28,6 @@ KEPT = np.dtype(
     [("id", "<i8"), ("due", "<i8"), ("enqueued_at", "<i8"), ("ttl_ms", "<i8"), ("flags", "<u2"), ("max_retries", "<u2")]
 )
 COMMIT_BYTES_MAX = 128 << 10  # per event, unless a single part is larger: that fit into a unit when it arrived
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -57,7 +55,7 @@ class Share:
         ids: I64 = np.ascontiguousarray(self.rows["id"])
         return ids
 
-    def only(self, keep: Bools) -> Share:
+    def only(self, keep: Mask) -> Share:
         """Return the share without some of its messages and without their identities."""
         if keep.all():
             return self

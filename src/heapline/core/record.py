@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from heapline.core.events import I64
 
 ROW = np.dtype(
     [
@@ -50,7 +51,6 @@ FLAG_FAIRNESS = 8
 DEFAULT_RETRIES = 0xFFFF  # the topic's max_retries_default
 
 
-I64 = npt.NDArray[np.int64]
 IntOrArray = TypeVar("IntOrArray", int, I64)
 
 ATTEMPTS_BITS = 8

@@ -21,9 +21,9 @@ import os
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import JournalCorrupt
+from heapline.core.events import I64
 from heapline.core.record import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
@@ -44,7 +44,6 @@ from heapline.journal.unit import SealedUnit, Unit
 from heapline.journal.unit_planner import UnitPlanner
 from heapline.journal.writer import SegmentWriter, SyncPolicy
 
-I64 = npt.NDArray[np.int64]
 READ_AGAIN = 2  # attempts
 #: Zero-filled space to keep ahead of the writer is as much as is in use, and at most this.
 AHEAD_BYTES_MAX = FILL_STEP_MAX // 2
@@ -127,17 +126,7 @@ class Journal:
             self.disk.unlink(f"{self.path}/{name}")
 
     def _take_over(self, scan: Scan) -> None:
-        writer = SegmentWriter(
-            self.disk,
-            self.path,
-            incarnation=self.incarnation,
-            capacity=self.segment_bytes,
-            policy=self._policy,
-            spares=self._spares,
-            last_unit=scan.last_unit,
-            chain=scan.chain,
-            name=self.name,
-        )
+        writer = SegmentWriter(scan, self._policy, self._spares, self.name)
         self._writer = writer  # from here on `close` closes its files
         for number in (scan.segment, *scan.ready_segments):
             file = self.disk.open(segment_path(self.path, number), write=True)

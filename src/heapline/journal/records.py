@@ -21,16 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
+from heapline.core.events import I64
 from heapline.core.record import ALIGN, ROW, PositionLayout, size_bound
 from heapline.journal.block import ROW_BYTES, Block, Rows, row_checks
 from heapline.journal.disk import Disk, File
 from heapline.journal.segment import segment_path
 from heapline.journal.unit import UNIT_BYTES_MAX
 
-I64 = npt.NDArray[np.int64]
 CACHE_BYTES_DEFAULT = 64 << 20
 
 

@@ -22,9 +22,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from heapline.contract.errors import StorageFull, TopicReloading
-from heapline.journal.disk import Disk, File, is_no_space
+from heapline.journal.disk import File, is_no_space
 from heapline.journal.index import SegmentIndex
 from heapline.journal.log_bounds import Watermark, watermark_path
+from heapline.journal.recovery import Scan
 from heapline.journal.segment import CHUNK_BYTES, FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import FLAG_RELAXED, SealedUnit, crc_seed
@@ -36,28 +37,18 @@ POLICIES = ("commit", "interval", "os")
 class SegmentWriter:
     """Writes units at their planned positions."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        *,
-        incarnation: int,
-        capacity: int,
-        policy: SyncPolicy,
-        spares: SparePool | None,
-        last_unit: int,
-        chain: int,
-        name: str,
-    ) -> None:
+    def __init__(self, scan: Scan, policy: SyncPolicy, spares: SparePool | None, name: str) -> None:
+        """Continue where the finished scan ended."""
+        capacity = scan.capacity
         if policy not in POLICIES:
             raise ValueError(f"the sync policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if spares is not None and spares.segment_bytes < capacity:
             raise ValueError(f"spares of {spares.segment_bytes} bytes cannot serve segments of {capacity}")
-        self.disk, self.directory, self.name = disk, directory, name
-        self.incarnation, self.capacity, self.policy, self.spares = incarnation, capacity, policy, spares
-        self.written_unit = last_unit
-        self.durable_unit = last_unit
-        self.chain = chain
+        self.disk, self.directory, self.name = scan.disk, scan.directory, name
+        self.incarnation, self.capacity, self.policy, self.spares = scan.incarnation, capacity, policy, spares
+        self.written_unit = scan.last_unit
+        self.durable_unit = scan.last_unit
+        self.chain = scan.chain
         self.poisoned: BaseException | None = None
         self.short_of_space = False
         self.index: SegmentIndex | None = None  # index of the segment being written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from typing import Any
 
 import numpy as np
@@ -107,11 +107,6 @@ class SortedListModel(RuleBasedStateMachine):
     @rule(bound=bounds)
     def count_below(self, bound: tuple[int, int]) -> None:
         assert self.heap.count_below(*bound) == bisect_left(self.model, bound)
-
-    @rule(n=st.integers(0, 20), bound=bounds)
-    def peek_until(self, n: int, bound: tuple[int, int]) -> None:
-        stop = bisect_right(self.model, (*bound, HIGHEST))
-        assert order(listed(self.heap.peek_until(n, *bound))) == order(self.model[: min(n, stop)])
 
     @rule(wanted=ids)
     def find(self, wanted: int) -> None:

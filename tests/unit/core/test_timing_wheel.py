@@ -47,7 +47,7 @@ def rows_of(wheel: TimingWheel) -> list[Row]:
     """Everything held, by way of the chunks."""
     held: list[Row] = []
     for chunk in wheel.chunks():
-        held.extend(listed(Timers(*(values[chunk.start :] for values in chunk.columns()))))
+        held.extend(listed(chunk.timers()))
     return sorted(held)
 
 
@@ -428,7 +428,7 @@ def test_merging_far_runs_leaves_few_of_them_and_every_row() -> None:
     far = wheel._layout._far
     before = len(far._lanes)
     while wheel.maintain(500):
-        assert sum(len(chunk.ids) - chunk.start for chunk in wheel.chunks()) == 20_000
+        assert sum(chunk.count for chunk in wheel.chunks()) == 20_000
     assert before > 150
     assert len(far._lanes) <= 3 * 8
     assert wheel.take(20_000).dues.tolist() == sorted(dues.tolist())
@@ -444,7 +444,7 @@ def test_a_lane_stays_in_order_through_merges_of_merged_lanes() -> None:
             inputs = wheel._layout._far._inputs
             merged += any(len(lane.chunks) > 1 for lane in inputs)
             for lane in wheel._layout._far._lanes:
-                in_lane = [due for chunk in lane.chunks for due in chunk.dues[chunk.start :].tolist()]
+                in_lane = [due for chunk in lane.chunks for due in chunk.timers().dues.tolist()]
                 assert in_lane == sorted(in_lane)
     assert merged, "no merged lane was merged again"
 

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from heapline.contract.config import PASSING
 from heapline.contract.errors import SnapshotCorrupt, StaleEpoch, UnknownFormat
-from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, I8, I64, NEW, STALE, U32, Verdict, judge_twins
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, I8, NEW, STALE, U32, Verdict, judge_twins
+from heapline.core.events import I64
 
 U16 = npt.NDArray[np.uint16]
 

@@ -219,9 +219,8 @@ class FairEntries:
         """Return the priorities, as upper parts of heap keys, of all live messages, including prepared ones."""
         entries = self._entries
         columns = [run.rest().keys for run in (*entries.heap.runs(), *entries.parked.runs())]
-        columns += [
-            chunk.keys[chunk.start :] for wheel in (entries.delays, entries.calendar) for chunk in wheel.chunks()
-        ]
+        for wheel in (entries.delays, entries.calendar):
+            columns += [chunk.timers().keys for chunk in wheel.chunks()]
         columns.append(np.array([lease[KEY] for lease in entries.leases.by_id.values()], dtype=np.int64))
         columns.append(np.array([dead.key for dead in entries.dead.values()], dtype=np.int64))
         columns += [share.keys for share in entries.prepared.shares()]

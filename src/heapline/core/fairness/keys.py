@@ -28,10 +28,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from heapline.core.events import I64
 from heapline.core.heap.run_heap import RunHeap
 from heapline.core.heap.runs import Column, Row, Rows, Run, rows_of, tuples_of
-
-I64 = npt.NDArray[np.int64]
 
 NO_KEY = 0
 _ROWS_AT_FIRST = 256

@@ -29,11 +29,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from heapline.core.events import I64, Mask
 from heapline.core.fairness.keys import NO_KEY
 from heapline.core.order import TURN_BITS, TURN_MAX
-
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _TABLE_MIN = 1024  # tables below this size are not worth pruning
 _FREE = 1 << 40

@@ -18,10 +18,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from heapline.core.events import I64, Mask
+
 _NONE: I64 = np.zeros(0, dtype=np.int64)
 _GATHER_ROWS = 256  # smaller deliveries share a chunk, which keeps the number of chunks low
 _CHUNKS_MAX = 4  # above this, chunks with out-of-order acks are joined

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.config import GroupConfig
 from heapline.contract.errors import BadRequest, ResourceExhausted, UnknownFormat
 from heapline.core.entries import Replay
 from heapline.core.events import (
+    F64,
+    I64,
     KIND_NAMES,
     AnyEvent,
     Event,
@@ -44,8 +45,6 @@ from heapline.core.groups.offsets import GroupOffsets
 from heapline.core.groups.stream import StreamRows
 from heapline.core.record import size_bound
 
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 STATE_VERSION = 1
 MEMBERS_MAX = 1024  # one event names all members and must fit into the smallest segment
 

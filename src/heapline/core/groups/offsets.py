@@ -27,11 +27,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.config import GroupConfig
 from heapline.core.events import (
     EMPTY,
+    F64,
+    I64,
     Event,
     GroupAcked,
     GroupDead,
@@ -39,16 +40,13 @@ from heapline.core.events import (
     GroupDeadReplayed,
     GroupFailed,
     GroupReset,
+    Mask,
 )
 from heapline.core.groups.acked_ranges import DoneRanges
 from heapline.core.groups.deliveries import FAR, NO_COLUMNS, Columns, Deliveries, FailedRows, join_columns
 from heapline.core.groups.stream import StreamRows
 from heapline.core.record import size_bound
 from heapline.core.retry import backoffs_ms
-
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 class Handed(NamedTuple):

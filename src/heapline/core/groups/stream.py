@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.core.events import (
+    I64,
     AnyEvent,
     BatchCommitted,
     Enqueued,
@@ -42,7 +43,6 @@ from heapline.core.events import (
 from heapline.core.groups.deliveries import NO_COLUMNS, Columns
 from heapline.core.record import attempts_of
 
-I64 = npt.NDArray[np.int64]
 MARK_ROWS = 4096
 
 

@@ -201,14 +201,6 @@ class RunHeap:
         self._at += 1
         return block.pop()
 
-    def peek_until(self, n: int, key: int, id: int) -> Rows:
-        """Return the first n of the rows that are <= (key, id)."""
-        head = self.head()
-        if head is None or head > (key, id):
-            return EMPTY
-        rows = self.peek(n)
-        return cut(rows, 0, count_upto(rows, (key, id)))
-
     def count_below(self, key: int, id: int) -> int:
         """Return how many rows are < (key, id)."""
         bound = (key, id)

@@ -32,7 +32,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from heapline.core.wheel.timer_chunks import DUE, I64, I64_MAX, Chunk, Key, Mint, draw, in_order, sort_rows
+from heapline.core.events import I64
+from heapline.core.wheel.timer_chunks import DUE, I64_MAX, Chunk, Key, Mint, draw, in_order, sort_rows
 from heapline.core.wheel.timer_piles import Change, Front, Pile, changed
 
 #: Below this, the consumed part of an array is not worth a copy to free it.

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest
+from heapline.core.events import I64
 from heapline.core.wheel.timer_chunks import (
     DUE,
-    I64,
     I64_MAX,
     ID,
     POSITION,
