@@ -326,9 +326,19 @@ class Partition(PartitionState):
         return ev.Cancelled(_i64([id]), _i64([found.position]), bytes([found.place == DELAYED]))
 
     def decide_reschedule(
-        self, id: int, found: Found, now: Now, seq: int, *, priority: int, enqueued_at: int,
-        due: int | None, wall: bool, expires: int, expires_wall: bool | None = None,
-    ) -> ev.Rescheduled:  # fmt: skip
+        self,
+        id: int,
+        found: Found,
+        now: Now,
+        seq: int,
+        *,
+        priority: int,
+        enqueued_at: int,
+        due: int | None,
+        wall: bool,
+        expires: int,
+        expires_wall: bool | None = None,
+    ) -> ev.Rescheduled:
         """Reschedule a message. With `due` None it keeps its due time.
 
         `expires` is 0 or an instant, on the due time's clock unless `expires_wall` is given.

@@ -278,9 +278,10 @@ class Prepared:
 
     def to_state(self) -> list[Any]:
         return [
-            [batch_id, part, share.to_state()] for batch_id, parts in self.batches.items()
+            [batch_id, part, share.to_state()]
+            for batch_id, parts in self.batches.items()
             for part, share in parts.items()
-        ]  # fmt: skip
+        ]
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> Prepared:

@@ -62,7 +62,7 @@ def test_taking_changes_nothing_until_the_record_is_applied() -> None:
     assert book.take_due(HOURS[1]) == []
 
 
-def test_taken_tells_topic_messages_and_record() -> None:
+def test_taken_names_topic_messages_and_record() -> None:
     (taken,) = with_hourly(payload=b"p").take_due(HOURS[1])
     assert (taken.name, taken.topic, taken.missed) == ("default/hourly", "default/jobs", False)
     assert [m.payload for m in taken.messages] == [b"p"]
@@ -79,7 +79,7 @@ def test_skipped_firings_leave_a_record_without_messages() -> None:
     assert (info.state.fired_ms, info.state.fired_count, info.next_ms) == (None, 0, HOURS[4])
 
 
-def test_what_was_missed_comes_in_slices_and_all_of_it() -> None:
+def test_missed_firings_are_taken_completely_in_slices() -> None:
     book = with_hourly(misfire="all")
     fired: list[int] = []
     sizes = []
@@ -93,7 +93,7 @@ def test_what_was_missed_comes_in_slices_and_all_of_it() -> None:
     assert book.get("hourly").state.fired_count == 9
 
 
-def test_longest_overdue_comes_first_within_the_limit() -> None:
+def test_longest_overdue_schedule_is_taken_first_within_the_limit() -> None:
     book = Book()
     for name, cron in (("late", "50 12 * * *"), ("early", "40 12 * * *"), ("later", "0 13 * * *")):
         book.set(hourly(name, cron=cron), NOW)
@@ -101,7 +101,7 @@ def test_longest_overdue_comes_first_within_the_limit() -> None:
     assert [one.name for one in taken] == ["default/early", "default/late"]
 
 
-def test_record_that_comes_too_late_changes_nothing() -> None:
+def test_late_record_changes_nothing() -> None:
     book = with_hourly()
     (taken,) = book.take_due(HOURS[1])
     book.set(hourly(cron="30 * * * *"), HOURS[1])
@@ -150,7 +150,7 @@ def test_many_changes_leave_no_litter() -> None:
     assert fire(book, HOURS[1]) == [HOURS[1]]
 
 
-def test_thousands_of_schedules_are_asked_only_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_schedules_are_checked_only_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book()
     for i in range(3000):
         book.set(hourly(f"s{i}", cron=f"{i % 60} * * * *"), NOW)
@@ -200,7 +200,7 @@ def test_change_of_the_payload_does_not_shift_every() -> None:
     assert book.get("e").next_ms == NOW + 28 * MINUTE
 
 
-def test_what_is_owed_can_be_settled_before_a_change() -> None:
+def test_owed_firings_can_be_taken_before_a_change() -> None:
     book = with_hourly()
     taken = book.take_one("hourly", HOURS[1])
     assert taken is not None
@@ -209,7 +209,7 @@ def test_what_is_owed_can_be_settled_before_a_change() -> None:
     assert book.take_one("hourly", HOURS[1]) is None
 
 
-def test_pause_drops_what_falls_due_meanwhile_and_outlasts_a_change() -> None:
+def test_pause_drops_firings_and_outlasts_a_change() -> None:
     book = with_hourly(misfire="all")
     assert book.pause("hourly", NOW) is not None
     assert book.pause("hourly", NOW) is None
@@ -221,7 +221,7 @@ def test_pause_drops_what_falls_due_meanwhile_and_outlasts_a_change() -> None:
     assert fire(book, HOURS[3]) == [HOURS[3]]
 
 
-def test_deleted_schedule_is_gone_and_its_incarnation_never_comes_again() -> None:
+def test_deleted_schedule_is_removed_and_its_incarnation_not_reused() -> None:
     book = with_hourly()
     fire(book, HOURS[1])
     book.delete("hourly")
@@ -291,7 +291,7 @@ def test_schedule_that_ran_ahead_is_named_and_can_be_rewound() -> None:
     assert fire(book, HOURS[1]) == [HOURS[1]]
 
 
-def test_every_made_by_a_clock_that_was_ahead_goes_on_in_step_when_rewound() -> None:
+def test_every_created_by_a_fast_clock_continues_in_step_when_rewound() -> None:
     book = Book()
     book.set(make_schedule("e", topic="t", every=600), NOW + 3000 * DAY)
     book.rewind("e", NOW + 3 * MINUTE)

@@ -180,7 +180,7 @@ def test_bad_expression_is_refused_and_its_field_named(cron: str, match: str) ->
 
 @given(st.text("0123456789*/,-LW#@ MONJAN¹", max_size=30))
 @settings(max_examples=150, deadline=None)
-def test_whatever_is_written_is_taken_or_refused(cron: str) -> None:
+def test_any_text_is_accepted_or_rejected(cron: str) -> None:
     with suppress(BadRequest):
         CronTimes(cron, "UTC").next(0)
 
@@ -198,13 +198,13 @@ def test_misspelt_zone_is_put_right() -> None:
         CronTimes("* * * * *", "berlin")
 
 
-def test_machine_without_zones_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_time_zones_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.contract.cron.available_timezones", set)
     with pytest.raises(BadRequest, match="install the package tzdata"):
         CronTimes("* * * * *", "Mars/Olympus")
 
 
-def test_short_names_are_what_they_stand_for() -> None:
+def test_short_names_expand_to_their_fields() -> None:
     at = ms("2026-11-16T07:30") // 1000
     for name, cron in MACROS.items():
         assert CronTimes(name, "UTC").next(at) == CronTimes(cron, "UTC").next(at)

@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "match"), REFUSED.values(), ids=REFUSED)
-def test_bad_schedule_is_refused_and_told_what_to_do(fields: dict[str, Any], match: str) -> None:
+def test_invalid_schedule_is_rejected_with_advice(fields: dict[str, Any], match: str) -> None:
     with pytest.raises(BadRequest, match=match):
         make_schedule("nightly", topic="jobs", **fields)
 
@@ -60,7 +60,7 @@ def test_names_are_whole() -> None:
     assert make_schedule("ns/nightly", topic="ns/jobs", every=60).name == "ns/nightly"
 
 
-def test_firing_carries_what_was_asked_for_and_what_it_is() -> None:
+def test_firing_carries_its_settings_and_schedule() -> None:
     schedule = make_schedule(
         "nightly", topic="jobs", every=60, payload=b"p", priority=3, key="k", headers={"a": "b"}, ttl=5.0, max_retries=2
     )

@@ -35,7 +35,7 @@ RECORDS: list[Record] = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_record_comes_back_as_it_was_written(record: Record) -> None:
+def test_record_decodes_to_its_written_value(record: Record) -> None:
     assert decode_record(encode_record(record), "here") == record
 
 
@@ -76,7 +76,7 @@ def test_damaged_record_is_corruption(data: bytes) -> None:
         decode_record(data, "here")
 
 
-def test_state_comes_back_as_it_was_written() -> None:
+def test_state_decodes_to_its_written_value() -> None:
     book = Book()
     book.set(NIGHTLY, 1_770_000_000_000)
     book.pause("nightly", 1_770_000_000_001)

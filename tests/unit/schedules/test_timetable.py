@@ -27,7 +27,7 @@ def test_every_fires_first_one_interval_after_its_anchor() -> None:
     assert table(every=90).next_fire(NOW) == NOW + 90 * SECOND
 
 
-def test_every_keeps_its_step_however_late_it_is_asked() -> None:
+def test_every_keeps_its_step_however_late_it_is_checked() -> None:
     hourly = table(every=3600)
     for late in (0, 1, 17 * MINUTE, HOUR - 1):
         assert hourly.next_fire(NOW + 5 * HOUR + late) == NOW + 6 * HOUR
@@ -74,7 +74,7 @@ AWAY = [
 
 
 @pytest.mark.parametrize(("away", "late", "misfire", "expected"), AWAY)
-def test_policy_decides_what_of_an_absence_is_made_up(
+def test_policy_decides_which_missed_firings_are_made_up(
     away: int, late: int, misfire: Misfire, expected: list[int]
 ) -> None:
     hourly = table(cron="0 * * * *", misfire=misfire, makeup_max=5)
@@ -103,7 +103,7 @@ def test_nothing_is_owed_before_its_time_nor_with_a_clock_set_back() -> None:
     assert hourly.owed(NOW, NOW - 5 * HOUR) == ([], NOW, False)
 
 
-def test_a_century_away_is_looked_through_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absence_of_a_century_is_searched_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     minutely = table(cron="* * * * *", misfire="all", makeup_max=50)
     asked = 0
     real = Timetable.next_fire
@@ -133,7 +133,7 @@ def naive_owed(fires: list[int], now: int, misfire: str, grace: int, makeup_max:
     away=st.lists(st.integers(1, 20 * 60) | st.integers(1, 3), min_size=1, max_size=5),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_what_is_owed_over_random_absences_is_what_a_walk_by_the_minute_finds(
+def test_owed_firings_equal_a_walk_by_the_minute(
     cron: Cron, zone: str, day: str, misfire: Misfire, grace: int, makeup_max: int, away: list[int], seconds: int
 ) -> None:
     try:

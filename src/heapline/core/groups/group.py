@@ -264,7 +264,7 @@ class Groups:
     @staticmethod
     def decide_create(
         name: str, config: GroupConfig, starts: Iterable[tuple[int, int, int]], now: int
-    ) -> list[tuple[int, GroupCreated]]:  # fmt: skip
+    ) -> list[tuple[int, GroupCreated]]:
         """Return one event per partition. `starts` are (partition, offset, stream rows below it)."""
         config.validate()
         encoded = msgspec.json.encode(config)

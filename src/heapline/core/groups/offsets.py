@@ -196,9 +196,7 @@ class GroupOffsets:
         if over.any():
             some, counts = rows.only(over), failures[over]
             progress = self._progress(some.offsets[~back[held][over]])
-            events.append(
-                GroupDead(some.ids, self.group, some.offsets, some.positions, counts, reason, *progress, now)
-            )  # fmt: skip
+            events.append(GroupDead(some.ids, self.group, some.offsets, some.positions, counts, reason, *progress, now))
         return events, lost
 
     def decide_reset(self, offset: int, count: int, now: int) -> GroupReset:
