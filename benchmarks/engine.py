@@ -29,8 +29,7 @@ from heapline.core.events import Enqueued
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.partition import Partition
-from heapline.core.position import PositionLayout, size_class
-from heapline.core.record import DEFAULT_RETRIES, ROW
+from heapline.core.record import DEFAULT_RETRIES, ROW, PositionLayout, size_class
 
 Figure = dict[str, Any]
 PAYLOAD = b"x" * 256

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
-from heapline.core.position import size_class
+from heapline.core.record import size_class
 from heapline.journal import Block, File, Journal, RealDisk, make_block, new_rows, scan
 from heapline.journal.disk import Buffer
 from heapline.journal.records import CacheBudget

@@ -87,7 +87,7 @@ def _index(shown: Candidates) -> Callable[[], int]:
     index = SpineIndex(FAN_OUT + 1)  # one more than is shown: each partition has shown all, none goes hungry
     for partition, candidates in enumerate(shown):
         index.add(partition)
-        index.update(partition, candidates, 0)
+        index.update(partition, candidates)
 
     def drain() -> int:
         count, best, advance = 0, index.best, index.advance
@@ -141,7 +141,7 @@ def _select_many(rounds: int) -> dict[str, Any]:
         index = SpineIndex(FAN_OUT + 1)
         for partition, candidates in enumerate(shown):
             index.add(partition)
-            index.update(partition, candidates, 0)
+            index.update(partition, candidates)
         return lambda: len(index.select(40))
 
     def sort_all() -> Callable[[], int]:

@@ -21,8 +21,8 @@ from heapline.engine import EmbeddedBroker
 from heapline.engine.catalog import Entry
 from heapline.engine.replays import job_runner
 from heapline.journal import RealDisk
+from heapline.journal.log_bounds import read_watermark
 from heapline.journal.segment import segment_path
-from heapline.journal.watermark import read_watermark
 from heapline.server.auth import DirectoryGuard
 from heapline.testing import FakeClock
 from tests.conformance.worlds import UnsyncedDisk

@@ -212,7 +212,7 @@ class AcknowledgesBeforeAllOpened(Spine):
         if self._unfenced:
             for partition, member in list(self._unacknowledged.items()):
                 assert member.seen is not None
-                self._acknowledge(partition, member, member.seen, at)
+                self._acknowledge(partition, member, member.seen)
         super()._pump(at)
 
 

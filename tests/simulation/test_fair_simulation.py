@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from heapline.core.events import Leased
-from heapline.core.fairness.key_hashes import NO_KEY
+from heapline.core.fairness.keys import NO_KEY
 from heapline.engine.topic import Topic
 from tests.simulation import simulate
 
@@ -31,7 +31,8 @@ def too_many(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def watched(self: Topic, partition: Any, event: Any, *rest: Any) -> None:
         apply(self, partition, event, *rest)
         if isinstance(event, Leased) and self.fair is not None and self.fair.limit:
-            keys, counts = np.unique(np.concatenate([p.leased_keys() for p in self.partitions]), return_counts=True)
+            leased = [p.fairness.leased_keys() for p in self.partitions if p.fairness is not None]
+            keys, counts = np.unique(np.concatenate(leased), return_counts=True)
             if (counts[keys != NO_KEY] > self.fair.limit).any():
                 found.append(f"{counts} leases with a limit of {self.fair.limit}")
 

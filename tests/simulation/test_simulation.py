@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from heapline.core.groups.acked_ranges import DoneRanges
-from heapline.core.groups.stream_tail import StreamTail
+from heapline.core.groups.stream import StreamTail
 from heapline.core.partition import Decision, Partition
 from heapline.core.prepared import Prepared
 from heapline.engine.old_placement import FormerPlaces

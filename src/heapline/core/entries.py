@@ -23,19 +23,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from heapline.contract.errors import CorruptionError
 from heapline.core.dedup.idempotency import KeyWindow
 from heapline.core.dedup.sequences import SequenceWindow
 from heapline.core.events import EMPTY, I64
-from heapline.core.fairness.blocked_keys import Parking
-from heapline.core.fairness.key_hashes import KeyHashes
+from heapline.core.fairness.keys import KeyHashes, Parking
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import RunHeap
 from heapline.core.ids import IdMaker
 from heapline.core.leases import POSITION, LeaseTable
 from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
 from heapline.core.order import Ordering
 from heapline.core.prepared import Prepared
 from heapline.core.recent_ends import GoneMemory
@@ -50,19 +51,17 @@ class Replay(CorruptionError):
     """The journal cannot be replayed: an event contradicts the state before it."""
 
 
-class Touched:
+class Touched(msgspec.Struct):
     """Current location of a message that was rescheduled or replayed."""
 
-    __slots__ = ("due", "expires", "expires_wall", "key", "place", "position", "priority", "wall")
-
-    def __init__(
-        self, place: int, key: int, position: int, due: int, wall: bool, expires: int, expires_wall: bool,
-        priority: int | None,
-    ) -> None:  # fmt: skip
-        self.place, self.key, self.position = place, key, position
-        self.due, self.wall = due, wall
-        self.expires, self.expires_wall = expires, expires_wall
-        self.priority = priority
+    place: int
+    key: int
+    position: int
+    due: int
+    wall: bool  # due is wall time
+    expires: int
+    expires_wall: bool
+    priority: int | None
 
     def is_ready(self, key: int, position: int) -> bool:
         return self.place == READY and self.key == key and self.position == position
@@ -71,9 +70,7 @@ class Touched:
         return (self.place, self.due, self.wall, self.key, self.position) == (DELAYED, due, wall, key, position)
 
     def to_state(self) -> tuple[Any, ...]:
-        return (
-            self.place, self.key, self.position, self.due, self.wall, self.expires, self.expires_wall, self.priority
-        )  # fmt: skip
+        return msgspec.structs.astuple(self)
 
 
 class Dead(NamedTuple):
@@ -85,19 +82,18 @@ class Dead(NamedTuple):
 
 class Entries:
     def __init__(
-        self, number: int, ordering: Ordering, live: LiveMap, now: int, wall: int, tick_ms: int,
-        fair: FairShare | None = None,
-    ) -> None:  # fmt: skip
+        self, number: int, ordering: Ordering, live: LiveMap, now: Now, tick_ms: int, fair: FairShare | None
+    ) -> None:
         self.number = number
         self.ordering = ordering
         self.live = live
         self.offset = 0  # offset of the next row
         self.ids = IdMaker(number)
         self.heap = RunHeap()
-        self.delays = TimingWheel(now, tick_ms)  # steady time: delays and backoff
-        self.calendar = TimingWheel(wall, tick_ms)  # wall time: deliver_at
-        self.ttls = TimingWheel(now, tick_ms)  # TTL expiry in steady time
-        self.ttls_wall = TimingWheel(wall, tick_ms)  # TTL expiry in wall time
+        self.delays = TimingWheel(now.steady, tick_ms)  # steady time: delays and backoff
+        self.calendar = TimingWheel(now.wall, tick_ms)  # wall time: deliver_at
+        self.ttls = TimingWheel(now.steady, tick_ms)  # TTL expiry in steady time
+        self.ttls_wall = TimingWheel(now.wall, tick_ms)  # TTL expiry in wall time
         self.leases = LeaseTable()
         self.dead: dict[int, Dead] = {}
         self.touched: dict[int, Touched] = {}
@@ -115,6 +111,7 @@ class Entries:
         self.parked = Parking()
         self.ready = 0
         self.delayed = 0
+        self._left_behind = 0  # upper bound of `stale`, which is expensive to compute
         self.throttled: str | None = None  # why it is excluded from pops; None = it is not
 
     # -- entries ---------------------------------------------------------------------------------------------------
@@ -124,6 +121,12 @@ class Entries:
         """The number of stale entries in heap and wheels."""
         entries = len(self.heap) + self.parked.rows + len(self.delays) + len(self.calendar)
         return entries - self.ready - self.delayed
+
+    @property
+    def blocked(self) -> int:
+        """The number of ready messages that are parked because their fairness key is blocked."""
+        seen: set[int] = set()
+        return sum(int(self.good_ready(*run.rest(), seen).sum()) for run in self.parked.runs())
 
     def hashes_of(self, ids: I64) -> I64:
         """Return the fairness-key hashes of these messages."""
@@ -136,7 +139,7 @@ class Entries:
         """
         good = self.live.alive(positions)
         seen = set() if seen is None else seen
-        for i, id, touched in self._touched_among(ids):
+        for i, id, touched in self.touched_among(ids):
             good[i] &= id not in seen and touched.is_ready(keys.item(i), positions.item(i))
             if good[i]:
                 seen.add(id)
@@ -146,14 +149,14 @@ class Entries:
         """Return which of these wheel entries, in this order, are delayed messages. `seen` works as in `good_ready`."""
         good = self.live.alive(rows.positions)
         seen = set() if seen is None else seen
-        for i, id, touched in self._touched_among(rows.ids):
+        for i, id, touched in self.touched_among(rows.ids):
             due, key, position = rows.dues.item(i), rows.keys.item(i), rows.positions.item(i)
             good[i] &= id not in seen and touched.is_delayed(due, wall, key, position)
             if good[i]:
                 seen.add(id)
         return good
 
-    def _touched_among(self, ids: I64) -> Iterator[tuple[int, int, Touched]]:
+    def touched_among(self, ids: I64) -> Iterator[tuple[int, int, Touched]]:
         """Yield (row, id, location) of the touched messages among these."""
         table = self.touched
         if not table:
@@ -167,7 +170,7 @@ class Entries:
             if touched is not None:
                 yield i, id, touched
 
-    def _place(
+    def relocate(
         self, ids: Sequence[int], place: int, positions: Sequence[int], dues: Sequence[int] | None = None
     ) -> None:
         """Update `touched` for messages that move. Due times passed here are steady."""
@@ -179,7 +182,7 @@ class Entries:
                     touched.due, touched.wall = dues[i], False
                     touched.place = DELAYED if dues[i] else READY
 
-    def _take_ready(self, ids: I64) -> tuple[I64, I64]:
+    def take_ready(self, ids: I64) -> tuple[I64, I64]:
         """Take exactly these messages off the heap's front; only stale entries may be between them."""
         clean = not self.stale
         rows = self.heap.pop(len(ids))
@@ -195,14 +198,14 @@ class Entries:
             if not np.array_equal(found, ids[have : have + len(found)]):
                 raise Replay(f"partition {self.number}: the journal leased others than those that were first")
             # Update immediately: from now on an equal entry after it is stale.
-            self._place(found.tolist(), LEASED, rows.positions[good].tolist())
+            self.relocate(found.tolist(), LEASED, rows.positions[good].tolist())
             parts.append((rows.keys[good], rows.positions[good]))
             have += len(found)
             if have == len(ids):
                 return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
             rows = self.heap.pop(len(ids) - have)
 
-    def _take_delayed(self, wheel: TimingWheel, wall: bool, count: int) -> Timers:
+    def take_delayed(self, wheel: TimingWheel, wall: bool, count: int) -> Timers:
         """Take the first `count` valid rows off a wheel."""
         clean = not self.stale
         parts: list[Timers] = []
@@ -214,7 +217,7 @@ class Entries:
             if not clean:
                 good = self.good_delayed(rows, wall)
                 rows = Timers(*(column[good] for column in rows))
-                self._place(rows.ids.tolist(), READY, rows.positions.tolist())
+                self.relocate(rows.ids.tolist(), READY, rows.positions.tolist())
             parts.append(rows)
             have += len(rows.ids)
         return parts[0] if len(parts) == 1 else Timers(*(np.concatenate(c) for c in zip(*parts, strict=True)))
@@ -229,7 +232,7 @@ class Entries:
             parts.append((ids[good], positions[good]))
         for wheel, wall in ((self.delays, False), (self.calendar, True)):
             for chunk in wheel.chunks():
-                rows = Timers(*(column[chunk.start :] for column in chunk.columns()))
+                rows = chunk.timers()
                 good = self.good_delayed(rows, wall, seen)
                 parts.append((rows.ids[good], rows.positions[good]))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
@@ -251,7 +254,8 @@ class Entries:
             look(run.ids[run.start :], run.positions[run.start :])
         for wheel in (self.delays, self.calendar):
             for chunk in wheel.chunks():
-                look(chunk.ids[chunk.start :], chunk.positions[chunk.start :])
+                rows = chunk.timers()
+                look(rows.ids, rows.positions)
         for share in self.prepared.shares():
             look(share.ids, share.positions)
         for i, id in enumerate(ids.tolist()):

@@ -20,6 +20,8 @@ import numpy.typing as npt
 from heapline.contract.errors import UnknownFormat
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Column = np.ndarray  # annotation of an int64 column in the structs below
 
 
@@ -418,8 +420,8 @@ _decoder = msgspec.msgpack.Decoder(list[AnyEvent], dec_hook=_decode_column)
 EMPTY: I64 = np.zeros(0, dtype=np.int64)
 
 
-def encode_event(event: Any) -> bytes:
-    return _encoder.encode(event)
+#: Return the stored bytes of an event.
+encode_event = _encoder.encode
 
 
 def decode_events(data: bytes | memoryview, where: str) -> list[AnyEvent]:

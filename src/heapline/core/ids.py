@@ -12,13 +12,11 @@ The layout is stored on disk: changing it needs a new version of everything that
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest, ResourceExhausted
 from heapline.contract.ids import EPOCH_2024_MS, ID_MAX, MS_BITS, PARTITION_BITS, SEQUENCE_BITS
-from heapline.core.position import IntOrArray
-
-I64 = npt.NDArray[np.int64]
+from heapline.core.events import I64
+from heapline.core.record import IntOrArray
 
 PARTITIONS_MAX = 1 << PARTITION_BITS
 
@@ -33,10 +31,6 @@ def partition_of(message_id: IntOrArray) -> IntOrArray:
 
 def unix_ms_of(message_id: IntOrArray) -> IntOrArray:
     return (message_id >> _MS_SHIFT) + EPOCH_2024_MS
-
-
-def _counter_of(message_id: int) -> int:
-    return (message_id >> _MS_SHIFT) << SEQUENCE_BITS | (message_id & (_SEQUENCES - 1))
 
 
 class IdMaker:
@@ -60,9 +54,11 @@ class IdMaker:
 
     def observe(self, message_id: int) -> None:
         """Register an existing id of this partition: all ids created from now on are above it."""
-        if not 0 < message_id <= ID_MAX or partition_of(message_id) != self.partition:
+        partition = (message_id >> SEQUENCE_BITS) & (PARTITIONS_MAX - 1)
+        if not 0 < message_id <= ID_MAX or partition != self.partition:
             raise BadRequest(f"{message_id} is not an id of partition {self.partition}")
-        self._counter = max(self._counter, _counter_of(message_id))
+        counter = (message_id >> _MS_SHIFT) << SEQUENCE_BITS | (message_id & (_SEQUENCES - 1))
+        self._counter = max(self._counter, counter)
 
     def take(self, n: int, now_ms: int) -> I64:
         """Return the next `n` ids, ascending; `now_ms` is Unix time."""

@@ -15,7 +15,8 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
-from heapline.core.position import attempts_of
+from heapline.core.events import Grant
+from heapline.core.record import attempts_of
 
 TOKEN: Final = 0
 POSITION: Final = 1
@@ -39,11 +40,9 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def grant(
-        self, ids: list[int], token: int, positions: list[int], keys: list[int], deadline: int, now: int,
-        holder: str | None, request_id: str | None,
-    ) -> None:  # fmt: skip
-        count = len(ids)
+    def grant(self, ids: list[int], token: int, positions: list[int], keys: list[int], grant: Grant, now: int) -> None:
+        """Lease messages. `token` is that of the first; the others follow."""
+        count, deadline, holder, request_id = len(ids), grant.deadline, grant.holder, grant.request_id
         rows = zip(range(token, token + count), positions, keys, repeat(deadline), repeat(now), repeat(holder))
         self.by_id.update(zip(ids, rows, strict=False))
         if holder is not None:

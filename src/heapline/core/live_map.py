@@ -7,6 +7,13 @@ the highest place used: at most 512 KiB for a segment of 64 MiB.
 
 Callers add a record once and remove it once; with `check=True` (for tests) anything else raises. Only the segment, the
 place and the size class of a position matter here; attempts may differ between calls.
+
+`SegmentPins`: segments that hold records of stream rows further on in the journal. The record of a message enqueued
+without a delay is next to its row, so keeping the rows from an offset on also keeps the record. A message that fired
+was recorded much earlier, perhaps in a segment with no other live record. A worker may pop and ack it before a slow
+group reaches its row. Such a segment is kept until no group needs the last of its rows. So the position in a fired row
+stays readable until every group has passed it, even if the record was moved. The same applies to rows made visible by a
+commit, because their records were prepared earlier. The groups, their progress and what retention keeps are passed in.
 """
 
 from __future__ import annotations
@@ -18,11 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest
-from heapline.core.position import ALIGN, ATTEMPTS_BITS, LOW_BITS, SIZE_BITS, SIZE_BOUNDS, PositionLayout
+from heapline.core.events import I64, Mask
+from heapline.core.record import ALIGN, ATTEMPTS_BITS, LOW_BITS, SIZE_BITS, SIZE_BOUNDS, PositionLayout
 
-I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 _BYTES_AT_FIRST = 1024
 _BIT: U8 = np.array([1 << i for i in range(8)], dtype=np.uint8)
@@ -65,7 +71,7 @@ class LiveMap:
             raise BadRequest("a record that is not live was removed")
         self._change(positions, live=False)
 
-    def alive(self, positions: I64) -> Bools:
+    def alive(self, positions: I64) -> Mask:
         if len(positions) <= _LOOP_ROWS_MAX:
             return np.array([self.is_alive(p) for p in positions.tolist()], dtype=np.bool_)
         low, high = int(positions.min()), int(positions.max())
@@ -133,7 +139,9 @@ class LiveMap:
         place = (position >> LOW_BITS) & self._place_mask
         bound = _BOUND[(position >> ATTEMPTS_BITS) & _SIZE_MASK]
         if live:
-            entry = self._reach(position >> self._shift, place)
+            segment = position >> self._shift
+            found = self._maps.get(segment)
+            entry = found if found is not None and place >> 3 < len(found.bits) else self._reach(segment, place)
             entry.bits[place >> 3] |= _BIT[place & 7]
             entry.count += 1
             entry.bytes += bound
@@ -188,17 +196,17 @@ class LiveMap:
             entry.bits = grown
         return entry
 
-    def _alive_in(self, segment: int, positions: I64, high: int) -> Bools:
+    def _alive_in(self, segment: int, positions: I64, high: int) -> Mask:
         entry = self._maps.get(segment)
         if entry is None:
             return np.zeros(len(positions), dtype=np.bool_)
         if (high >> LOW_BITS) & self._place_mask >= len(entry.bits) * 8:
             return self._alive_in_many(positions)
         places = (positions >> LOW_BITS) & self._place_mask
-        answer: Bools = (entry.bits[places >> 3] & _BIT[places & 7]) != 0
+        answer: Mask = (entry.bits[places >> 3] & _BIT[places & 7]) != 0
         return answer
 
-    def _alive_in_many(self, positions: I64) -> Bools:
+    def _alive_in_many(self, positions: I64) -> Mask:
         spots = positions >> LOW_BITS
         order = spots.argsort()
         spots = spots[order]
@@ -237,3 +245,40 @@ def _stretches(sorted_values: I64) -> Iterator[tuple[int, int, int]]:
     values = sorted_values[starts].tolist()
     cuts = starts.tolist()
     return zip(values, cuts, [*cuts[1:], len(sorted_values)], strict=True)
+
+
+class SegmentPins:
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}  # segment -> offset of the last row whose record is in it, not next to the row
+
+    def add(self, offsets: I64, segments: I64) -> None:
+        """Add stream rows that were just recorded, in order, and the segments of their records."""
+        if not len(offsets):
+            return
+        found, at = np.unique(segments[::-1], return_index=True)
+        self._last.update(zip(found.tolist(), offsets[::-1][at].tolist(), strict=True))
+
+    def add_all(self, last: int, segment: int) -> None:
+        """Add rows up to `last` whose records are all in one segment."""
+        self._last[segment] = last
+
+    def needed(self, segment: int, start: int) -> bool:
+        """Whether a row at or above this offset has its record in the segment."""
+        return self._last.get(segment, -1) >= start
+
+    def last(self, segment: int) -> int:
+        """Return the last row whose record is in the segment and not next to the row; -1 if there is none."""
+        return self._last.get(segment, -1)
+
+    def drop(self, segment: int) -> None:
+        """Forget the segment. It was deleted, like all segments before it."""
+        self._last = {number: last for number, last in self._last.items() if number > segment}
+
+    def to_state(self) -> list[Any]:
+        return list(self._last.items())
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> SegmentPins:
+        pins = cls()
+        pins._last = dict(state)
+        return pins

@@ -21,13 +21,11 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest
 from heapline.contract.ids import EPOCH_2024_MS, MS_BITS
-from heapline.core.position import IntOrArray
-
-I64 = npt.NDArray[np.int64]
+from heapline.core.events import I64
+from heapline.core.record import IntOrArray
 
 UNIT = 1024
 RATE_MAX = float(1 << 20)

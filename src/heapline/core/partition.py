@@ -16,47 +16,31 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.config import TopicConfig
+from heapline.core import events as ev
 from heapline.core.depth_histogram import Census
 from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask
-from heapline.core.events import (
-    EMPTY,
-    I64,
-    Acked,
-    AnyEvent,
-    BatchCommitted,
-    Cancelled,
-    DeadDeleted,
-    DeadLettered,
-    Expired,
-    Extended,
-    Fired,
-    Grant,
-    Leased,
-    LeaseExpired,
-    Nacked,
-    Purged,
-    Released,
-    Replayed,
-    Rescheduled,
-)  # fmt: skip
+from heapline.core.events import EMPTY, I64, AnyEvent
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import Rows
 from heapline.core.leases import DEADLINE, POSITION, STARTED
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.order import Ordering
-from heapline.core.position import attempts_of
+from heapline.core.record import attempts_of
 from heapline.core.retry import backoffs_ms
 from heapline.core.state import PartitionState
 from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 
 Draw = Callable[[int], npt.NDArray[np.float64]]
+Failed = Callable[[I64, I64, I64], AnyEvent]  # (ids, tokens, dues) -> the event of messages that wait for a retry
 LEASE_EXPIRED = "lease expired"
 GARBAGE_ROWS_MIN = 4096
 #: Leases and TTLs that end are processed one by one, which costs this many times as much as firing a timer.
 ROW_BY_ROW = 8
 #: Stale entries that a tick may skip, as a multiple of the rows that it may change.
 PASS_OVER = 4
+#: Time between two checks for expired identities and stale entries.
+CLEAN_UP_MS = 1000
 
 
 class Decision(NamedTuple):
@@ -78,18 +62,19 @@ class Partition(PartitionState):
     def __init__(
         self, number: int, config: TopicConfig, live: LiveMap, now: Now, draw: Draw, fair: FairShare | None = None
     ) -> None:
-        super().__init__(number, ordering_of(config), live, now.steady, now.wall, round(config.tick * 1000), fair)
+        super().__init__(number, ordering_of(config), live, now, round(config.tick * 1000), fair)
         self.config = config
         self._draw = draw
         self.fired_dues: I64 = EMPTY  # due times of the messages that fired last, to measure how late they were
+        self._clean_up_at = 0
         self.census = Census(self)
 
     # -- delivery --------------------------------------------------------------------------------------------------
 
     def eligible(self, count: int) -> Rows:
         """Return the first `count` messages, in order, that are ready and not blocked by their fairness key's limit."""
-        if self.fair is not None and self.fair.limit:
-            return self.unblocked(count)
+        if self.fairness is not None and self.fairness.share.limit:
+            return self.fairness.unblocked(count)
         if not self.stale:
             return self.heap.peek(count)
         look = count
@@ -113,10 +98,12 @@ class Partition(PartitionState):
         rows = self.eligible(1)
         return (int(rows.keys[0]), int(rows.ids[0])) if len(rows.ids) else None
 
-    def decide_lease(self, rows: Rows, grants: list[Grant], now: Now, seq: int, limit: int | None = None) -> Leased:
+    def decide_lease(
+        self, rows: Rows, grants: list[ev.Grant], now: Now, seq: int, limit: int | None = None
+    ) -> ev.Leased:
         """Lease the given rows, which `eligible` has just returned."""
         attempts = np.minimum(attempts_of(rows.positions) + 1, 255).astype(np.uint8).tobytes()
-        return Leased(rows.ids, attempts, grants, now.steady, seq, limit)
+        return ev.Leased(rows.ids, attempts, grants, now.steady, seq, limit)
 
     def _held(self, ids: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Return (held ids, their tokens, ids that are not held). A repeated id counts once."""
@@ -134,13 +121,11 @@ class Partition(PartitionState):
     def decide_ack(self, ids: Sequence[int], tokens: Sequence[int]) -> Decision:
         held, held_tokens, lost = self._held(ids, tokens)
         if lost:  # an ack that is resent because its response was lost is valid
-            lost = [
-                id for id, token in zip(ids, tokens, strict=True)
-                if not self.leases.holds(id, token) and not self.gone.was_acked(id, token)
-            ]  # fmt: skip
+            pairs = zip(ids, tokens, strict=True)
+            lost = [id for id, t in pairs if not self.leases.holds(id, t) and not self.gone.was_acked(id, t)]
         if not held:
             return Decision([], lost)
-        return Decision([Acked(_i64(held), _i64(held_tokens))], lost)
+        return Decision([ev.Acked(_i64(held), _i64(held_tokens))], lost)
 
     def decide_nack(
         self, ids: Sequence[int], tokens: Sequence[int], now: Now, backoff_ms: int | None, reason: str | None
@@ -148,9 +133,9 @@ class Partition(PartitionState):
         held, held_tokens, lost = self._held(ids, tokens)
 
         def failed(ids: I64, tokens: I64, dues: I64) -> AnyEvent:
-            return Nacked(ids, tokens, dues, reason)
+            return ev.Nacked(ids, tokens, dues, reason)
 
-        return Decision(self._return(held, held_tokens, now, backoff_ms, reason or "nacked", failed), lost)
+        return Decision(self._retry(held, held_tokens, now, backoff_ms, reason or "nacked", failed), lost)
 
     def decide_bury(
         self, ids: Sequence[int], tokens: Sequence[int], now: Now, reason: str | None, keep: bool = False
@@ -159,17 +144,13 @@ class Partition(PartitionState):
         held, _, lost = self._held(ids, tokens)
         if not held:
             return Decision([], lost)
-        return Decision([DeadLettered(_i64(held), reason or "buried", now.steady, keep or self.config.dlq)], lost)
+        return Decision([ev.DeadLettered(_i64(held), reason or "buried", now.steady, keep or self.config.dlq)], lost)
 
     def decide_release(self, ids: Sequence[int], tokens: Sequence[int], now: Now, seq: int) -> Decision:
         held, held_tokens, lost = self._held(ids, tokens)
-        events: list[AnyEvent] = []
-        lapsed = [id for id in held if id in self.lapsed] if self.lapsed else []
-        if lapsed:
-            events.append(self._lapse(lapsed, now))
-            held, held_tokens = _without(held, held_tokens, set(lapsed))
+        events, held, held_tokens = self._lapse(held, held_tokens, now)
         if held:
-            events.append(Released(_i64(held), _i64(held_tokens), seq))
+            events.append(ev.Released(_i64(held), _i64(held_tokens), seq))
         return Decision(events, lost)
 
     def decide_extend(self, ids: Sequence[int], tokens: Sequence[int], now: Now, extend_ms: int) -> Decision:
@@ -180,27 +161,21 @@ class Partition(PartitionState):
         leases = [self.leases.by_id[id] for id in held]
         cap = round(self.config.lease_max * 1000)
         deadlines = [max(x[DEADLINE], min(now.steady + extend_ms, x[STARTED] + cap)) for x in leases]
-        return Decision([Extended(_i64(held), _i64(held_tokens), _i64(deadlines))], lost)
+        return Decision([ev.Extended(_i64(held), _i64(held_tokens), _i64(deadlines))], lost)
 
-    def _return(
-        self, ids: list[int], tokens: list[int], now: Now, backoff_ms: int | None, reason: str,
-        failed: Callable[[I64, I64, I64], AnyEvent],
-    ) -> list[AnyEvent]:  # fmt: skip
+    def _retry(
+        self, ids: list[int], tokens: list[int], now: Now, backoff_ms: int | None, reason: str, failed: Failed
+    ) -> list[AnyEvent]:
         """Return leased messages unprocessed: each expires, becomes a dead letter, or waits for another attempt."""
         if not ids:
             return []
-        events: list[AnyEvent] = []
-        if self.lapsed:
-            lapsed = [id for id in ids if id in self.lapsed]
-            if lapsed:
-                events.append(self._lapse(lapsed, now))
-                ids, tokens = _without(ids, tokens, set(lapsed))
+        events, ids, tokens = self._lapse(ids, tokens, now)
         leases = [self.leases.by_id[id] for id in ids]
         attempts = [attempts_of(lease[POSITION]) for lease in leases]
         default = self.config.max_retries_default
         worn = {id for id, tried in zip(ids, attempts, strict=True) if tried > self.limits.get(id, default)}
         if worn:
-            events.append(DeadLettered(_i64([id for id in ids if id in worn]), reason, now.steady, self.config.dlq))
+            events.append(ev.DeadLettered(_i64([id for id in ids if id in worn]), reason, now.steady, self.config.dlq))
             attempts = [a for id, a in zip(ids, attempts, strict=True) if id not in worn]
             ids, tokens = _without(ids, tokens, worn)
         if ids:
@@ -212,9 +187,14 @@ class Partition(PartitionState):
             events.append(failed(_i64(ids), _i64(tokens), dues))
         return events
 
-    def _lapse(self, ids: list[int], now: Now) -> Expired:
-        positions = [self.leases.by_id[id][POSITION] for id in ids]
-        return Expired(_i64(ids), _i64(positions), bytes([FROM_LEASE]) * len(ids), EMPTY, now.steady)
+    def _lapse(self, ids: list[int], tokens: list[int], now: Now) -> tuple[list[AnyEvent], list[int], list[int]]:
+        """Expire the leased messages whose TTL has ended; return the event, if any, and the other ids and tokens."""
+        lapsed = [id for id in ids if id in self.lapsed] if self.lapsed else []
+        if not lapsed:
+            return [], ids, tokens
+        positions = [self.leases.by_id[id][POSITION] for id in lapsed]
+        expired = ev.Expired(_i64(lapsed), _i64(positions), bytes([FROM_LEASE]) * len(lapsed), EMPTY, now.steady)
+        return [expired], *_without(ids, tokens, set(lapsed))
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -227,7 +207,7 @@ class Partition(PartitionState):
         overdue = self.leases.overdue(now.steady, dear)
         if overdue:
             tokens = [self.leases.by_id[id][0] for id in overdue]
-            return self._return(overdue, tokens, now, None, LEASE_EXPIRED, lambda i, t, d: LeaseExpired(i, d))
+            return self._retry(overdue, tokens, now, None, LEASE_EXPIRED, lambda i, t, d: ev.LeaseExpired(i, d))
         # TTLs end after everything due has fired, because a message's location is derived from that.
         for wheel, wall, time in ((self.delays, False, now.steady), (self.calendar, True, now.wall)):
             fired = self._fire(wheel, wall, time, limit, seq)
@@ -255,14 +235,14 @@ class Partition(PartitionState):
                 rows = Timers(*(column[good] for column in rows))
             count = len(rows.ids)
             self.fired_dues = rows.dues
-            if self.fair is not None:
+            again = self._again(rows.ids) if self.config.streams else None
+            if self.fairness is not None:
                 first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
-                keys = self.in_turn(rows.ids, rows.keys, first)  # a retry keeps its turn
-                again = self._again(rows.ids) if self.config.streams else None
-                return [Fired(wall, seq(count), rows.ids, rows.positions, keys, again)]
+                keys = self.fairness.in_turn(rows.ids, rows.keys, first)  # a retry keeps its turn
+                return [ev.Fired(wall, seq(count), rows.ids, rows.positions, keys, again)]
             if self.config.streams:
-                return [Fired(wall, seq(count), rows.ids, rows.positions, again=self._again(rows.ids))]
-            return [Fired(wall, seq(count), count=count)]
+                return [ev.Fired(wall, seq(count), rows.ids, rows.positions, again=again)]
+            return [ev.Fired(wall, seq(count), count=count)]
         return [] if len(wheel) else None
 
     def _again(self, ids: I64) -> bytes | None:
@@ -289,7 +269,7 @@ class Partition(PartitionState):
                 leased = [id for id in ended if id in self.leases.by_id]
                 ids = [id for id in ended if id not in self.leases.by_id]
                 flags = bytes(self._waits(id) for id in ids)
-                return [Expired(_i64(ids), _i64([ended[id] for id in ids]), flags, _i64(leased), now.steady)]
+                return [ev.Expired(_i64(ids), _i64([ended[id] for id in ids]), flags, _i64(leased), now.steady)]
         return [] if len(wheel) else None
 
     def _ends(self, id: int, due: int, wall: bool) -> bool:
@@ -307,14 +287,12 @@ class Partition(PartitionState):
     def next_wake_in(self, now: Now) -> int | None:
         """Return the milliseconds until time alone may change something; 0 = already; None = never."""
         waits = []
-        deadline = self.leases.next_deadline()
+        deadline = self.leases.next_deadline() if self.leases.by_id else None
         if deadline is not None:
             waits.append(deadline - now.steady)
-        for wheel, time in (
-            (self.delays, now.steady), (self.calendar, now.wall), (self.ttls, now.steady), (self.ttls_wall, now.wall),
-        ):  # fmt: skip
-            if len(wheel):
-                wake = wheel.next_wake()
+        for time, wheels in ((now.steady, (self.delays, self.ttls)), (now.wall, (self.calendar, self.ttls_wall))):
+            for wheel in wheels:
+                wake = wheel.next_wake() if wheel.count else None
                 if wake is not None:
                     waits.append(wake - time)
         return max(0, min(waits)) if waits else None
@@ -344,13 +322,23 @@ class Partition(PartitionState):
                 return Found(DELAYED, timer[3], timer[1], timer[0], wall)
         return None
 
-    def decide_cancel(self, id: int, found: Found) -> Cancelled:
-        return Cancelled(_i64([id]), _i64([found.position]), bytes([found.place == DELAYED]))
+    def decide_cancel(self, id: int, found: Found) -> ev.Cancelled:
+        return ev.Cancelled(_i64([id]), _i64([found.position]), bytes([found.place == DELAYED]))
 
     def decide_reschedule(
-        self, id: int, found: Found, now: Now, seq: int, *, priority: int, enqueued_at: int,
-        due: int | None, wall: bool, expires: int, expires_wall: bool | None = None,
-    ) -> Rescheduled:  # fmt: skip
+        self,
+        id: int,
+        found: Found,
+        now: Now,
+        seq: int,
+        *,
+        priority: int,
+        enqueued_at: int,
+        due: int | None,
+        wall: bool,
+        expires: int,
+        expires_wall: bool | None = None,
+    ) -> ev.Rescheduled:
         """Reschedule a message. With `due` None it keeps its due time.
 
         `expires` is 0 or an instant, on the due time's clock unless `expires_wall` is given.
@@ -363,46 +351,39 @@ class Partition(PartitionState):
             # A time in the past means now, and the TTL counts from now.
             due, expires = 0, expires and expires + time - due
         key = self.ordering.key(priority, enqueued_at)
-        if self.fair is not None:
-            key = self._rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
-        return Rescheduled(
+        if self.fairness is not None:
+            key = self.fairness.rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
+        return ev.Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
             _i64([due]), _i64([expires]), wall, seq, expires_wall, again=b"\x01" if id in self.shown else None,
         )  # fmt: skip
 
-    def decide_purge(self, now: Now) -> Purged | None:
+    def decide_purge(self, now: Now) -> ev.Purged | None:
         count = self.ready + self.delayed
-        return Purged(count, now.steady) if count else None
+        return ev.Purged(count, now.steady) if count else None
 
-    def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> Replayed:
+    def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> ev.Replayed:
         keys = None
-        if self.fair is not None:  # messages that are ready immediately get their turns now
-            keys = self.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
-        return Replayed(_i64(ids), _i64(dues), _i64(expires), seq, keys)
+        if self.fairness is not None:  # messages that are ready immediately get their turns now
+            keys = self.fairness.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
+        return ev.Replayed(_i64(ids), _i64(dues), _i64(expires), seq, keys)
 
-    def decide_turns(self, event: BatchCommitted) -> I64:
+    def decide_turns(self, event: ev.BatchCommitted) -> I64:
         """Return the heap keys of a commit's messages. Ready ones get their turns now, not at preparation."""
-        held = self.prepared.batches[event.batch_id]
-        shares = [held[part] for part in event.parts]
-        ids = np.concatenate([share.ids for share in shares])
-        keys = np.concatenate([share.keys for share in shares])
-        ready = np.concatenate([share.rows["due"] for share in shares]) == 0
-        kept = np.isin(ids, event.ids)
-        return self.in_turn(ids[kept], keys[kept], ready[kept])
+        assert self.fairness is not None
+        share = self.prepared.joined(event)
+        kept = np.isin(share.ids, event.ids)
+        return self.fairness.in_turn(share.ids[kept], share.keys[kept], (share.rows["due"] == 0)[kept])
 
-    def place_in_stream(self, event: BatchCommitted) -> None:
+    def place_in_stream(self, event: ev.BatchCommitted) -> None:
         """Add the columns that a commit has on a topic with streams."""
-        held = self.prepared.batches[event.batch_id]
-        shares = [held[part] for part in event.parts]
-        ids = np.concatenate([EMPTY, *(share.ids for share in shares)])
-        positions = np.concatenate([EMPTY, *(share.positions for share in shares)])
-        ready = np.concatenate([EMPTY, *(share.rows["due"] for share in shares)]) == 0
-        kept = np.isin(ids, event.ids)
-        event.positions = positions[kept]
-        event.ready = ready[kept].astype(np.uint8).tobytes()
+        share = self.prepared.joined(event)
+        kept = np.isin(share.ids, event.ids)
+        event.positions = share.positions[kept]
+        event.ready = (share.rows["due"] == 0)[kept].astype(np.uint8).tobytes()
 
-    def decide_dlq_delete(self, ids: list[int]) -> DeadDeleted:
-        return DeadDeleted(_i64(ids))
+    def decide_dlq_delete(self, ids: list[int]) -> ev.DeadDeleted:
+        return ev.DeadDeleted(_i64(ids))
 
     # -- maintenance -----------------------------------------------------------------------------------------------
 
@@ -410,40 +391,46 @@ class Partition(PartitionState):
         """Do a bounded amount of background work; return True if more is left. It has no visible effect."""
         more = self.heap.maintain(budget)
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
-            if len(wheel):
+            if wheel.count:
                 more = wheel.maintain(budget) or more
-        self.keys.expire(now.steady)
-        self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
-        self._sweep()
+        if now.steady >= self._clean_up_at:
+            self._clean_up_at = now.steady + CLEAN_UP_MS
+            self.keys.expire(now.steady)
+            self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
+            self._left_behind = self.stale
+        waiting = self.ready + self.delayed
+        if self._left_behind > waiting + GARBAGE_ROWS_MIN:
+            self._sweep()
+        ttls_max = 2 * (waiting + len(self.leases.by_id)) + GARBAGE_ROWS_MIN
+        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
+            if wheel.count > ttls_max:
+                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
         if self.fair is not None:
             self.fair.sweep()
         return more
 
     def _sweep(self) -> None:
-        """Drop the stale entries wherever they are more than half of all entries."""
-        living = self.ready + self.delayed + len(self.leases)
-        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
-            if len(wheel) > 2 * living + GARBAGE_ROWS_MIN:
-                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
-        if self.stale > self.ready + self.delayed + GARBAGE_ROWS_MIN:
-            self.unpark_all()
-            seen: set[int] = set()
-            for wheel, wall in ((self.delays, False), (self.calendar, True)):
-                wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
-            self._sweep_heap(seen)
-
-    def _sweep_heap(self, seen: set[int]) -> None:
+        """Drop the stale entries if they are more than half of all entries."""
+        self._left_behind = self.stale
+        if self._left_behind <= self.ready + self.delayed + GARBAGE_ROWS_MIN:
+            return  # most were skipped meanwhile
+        if self.fairness is not None:
+            self.fairness.unpark_all()
+        seen: set[int] = set()
+        for wheel, wall in ((self.delays, False), (self.calendar, True)):
+            wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
         rests = [run.rest() for run in self.heap.runs()]
         left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
         self.heap.discard(left_over)
-        for _, id, touched in self._touched_among(left_over):
+        for _, id, touched in self.touched_among(left_over):
             if touched.place == READY:  # the current entry was dropped with the stale ones
                 self.heap.push_one(touched.key, id, touched.position)
+        self._left_behind = self.stale
 
     def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
         """Return which of these TTL expiries are still current, each once."""
         good = self.live.alive(rows.positions)
-        for i, id, _ in self._touched_among(rows.ids):
+        for i, id, _ in self.touched_among(rows.ids):
             good[i] &= id not in seen and self._ends(id, rows.dues.item(i), wall)
             if good[i]:
                 seen.add(id)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import xxhash
 
 from heapline.contract.errors import BadRequest
+from heapline.core.events import I64
 from heapline.core.ids import PARTITIONS_MAX
 
-I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1

@@ -18,18 +18,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import IdempotencyConflict, SnapshotCorrupt
-from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, ProducerRows
-from heapline.core.position import ATTEMPTS_MAX
+from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, Mask, ProducerRows
+from heapline.core.record import ATTEMPTS_MAX
 
 #: The fields of a record's fixed row that are needed when its message enters the queue: 36 bytes instead of 80.
 KEPT = np.dtype(
     [("id", "<i8"), ("due", "<i8"), ("enqueued_at", "<i8"), ("ttl_ms", "<i8"), ("flags", "<u2"), ("max_retries", "<u2")]
 )
 COMMIT_BYTES_MAX = 128 << 10  # per event, unless a single part is larger: that fit into a unit when it arrived
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -57,7 +55,7 @@ class Share:
         ids: I64 = np.ascontiguousarray(self.rows["id"])
         return ids
 
-    def only(self, keep: Bools) -> Share:
+    def only(self, keep: Mask) -> Share:
         """Return the share without some of its messages and without their identities."""
         if keep.all():
             return self
@@ -220,6 +218,11 @@ class Prepared:
                     found |= dict.fromkeys(np.flatnonzero(np.isin(seqs, column)).tolist(), batch)
         return found
 
+    def joined(self, event: BatchCommitted) -> Share:
+        """Return all messages of the parts that a commit names."""
+        held = self.batches[event.batch_id]
+        return join([held[part] for part in event.parts])
+
     def twins(self, batch_id: str, parts: Sequence[str]) -> list[int]:
         """Return the ids that a commit of these parts omits: an earlier part has a message of the same identity.
 
@@ -275,9 +278,10 @@ class Prepared:
 
     def to_state(self) -> list[Any]:
         return [
-            [batch_id, part, share.to_state()] for batch_id, parts in self.batches.items()
+            [batch_id, part, share.to_state()]
+            for batch_id, parts in self.batches.items()
             for part, share in parts.items()
-        ]  # fmt: skip
+        ]
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> Prepared:

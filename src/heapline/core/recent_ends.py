@@ -10,9 +10,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
+from heapline.core.events import I64
+
 ROWS_MAX = 65536
 _GATHER_ROWS = 256
 

@@ -14,10 +14,8 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
+from heapline.core.events import F64, I64
 
 #: No delay is longer than this: exact as a float, and safe to add to any time in milliseconds.
 DELAY_MS_MAX = (1 << 53) - 1

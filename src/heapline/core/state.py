@@ -3,7 +3,7 @@
 *Determinism.* An event names the messages in the order in which heap or wheel served them; `apply` takes out the same
 number and checks that the messages match. A journal that does not replay exactly raises `Replay`.
 
-Time is an argument; `at` is the journal's (steady) time in ms. Positions are int64 (see core/position.py).
+Time is an argument; `at` is the journal's (steady) time in ms. Positions are int64 (see core/record.py).
 """
 
 from __future__ import annotations
@@ -13,43 +13,27 @@ from typing import Any
 
 import numpy as np
 
-from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Replay, Touched
-from heapline.core.events import (
-    EMPTY,
-    I64,
-    KIND_NAMES,
-    Acked,
-    AnyEvent,
-    BatchAborted,
-    BatchCommitted,
-    BatchPrepared,
-    Cancelled,
-    DeadDeleted,
-    DeadLettered,
-    Enqueued,
-    Expired,
-    Extended,
-    Fired,
-    Leased,
-    LeaseExpired,
-    Moved,
-    Nacked,
-    ProducerOpened,
-    Purged,
-    Released,
-    Replayed,
-    Rescheduled,
-    Throttled,
-)  # fmt: skip
+from heapline.core import events as ev
+from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Dead, Entries, Replay, Touched
+from heapline.core.events import EMPTY, I64, KIND_NAMES, AnyEvent
 from heapline.core.fairness.fair_entries import FairEntries
+from heapline.core.fairness.turns import FairShare
 from heapline.core.leases import KEY, POSITION, Lease
-from heapline.core.position import ATTEMPTS_MAX, attempts_of, with_attempts
+from heapline.core.live_map import LiveMap
+from heapline.core.now import Now
+from heapline.core.order import Ordering
 from heapline.core.prepared import Share, join, split_hashes
-from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
+from heapline.core.record import ATTEMPTS_MAX, DEFAULT_RETRIES, FLAG_WALL, attempts_of, with_attempts
 from heapline.core.wheel.timing_wheel import Timers
 
 
-class PartitionState(FairEntries):
+class PartitionState(Entries):
+    def __init__(
+        self, number: int, ordering: Ordering, live: LiveMap, now: Now, tick_ms: int, fair: FairShare | None
+    ) -> None:
+        super().__init__(number, ordering, live, now, tick_ms, fair)
+        self.fairness = None if fair is None else FairEntries(self, fair)
+
     # -- apply -----------------------------------------------------------------------------------------------------
 
     def apply(
@@ -60,34 +44,23 @@ class PartitionState(FairEntries):
         Events with records come with their `rows`, `positions` and, on a topic with fairness keys, `fairness`: the
         hashes of these keys.
         """
+        kind = type(event)
         count = event.rows()
         try:
-            self._carry_out(event, at, rows, positions, fairness)
+            if kind is ev.Enqueued:
+                self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
+            elif kind is ev.Moved:
+                self._moved(rows, positions)  # type: ignore[arg-type]
+            elif kind is ev.BatchPrepared:
+                self._batch_prepared(event, rows, positions, fairness)  # type: ignore[arg-type]
+            elif kind in _HANDLERS:
+                _HANDLERS[kind](self, event, at)
         except KeyError as error:
-            detail = f"{KIND_NAMES[type(event)]} names {error}, which is not there"
-            raise Replay(f"partition {self.number}: the journal does not fit: {detail}") from error
+            detail = f"{KIND_NAMES[kind]} names {error}, which does not exist"
+            raise Replay(f"partition {self.number}: the journal is inconsistent: {detail}") from error
         self.offset += count
 
-    def _carry_out(
-        self, event: AnyEvent, at: int, rows: Any, positions: I64 | None, fairness: I64 | None
-    ) -> None:  # fmt: skip
-        kind = type(event)
-        if kind is Enqueued:
-            self._enqueued(event, rows, positions, at, fairness)  # type: ignore[arg-type]
-        elif kind is Leased:
-            self._leased(event)  # type: ignore[arg-type]
-        elif kind is Acked:
-            self._acked(event, at)  # type: ignore[arg-type]
-        elif kind is Moved:
-            self._moved(rows, positions)  # type: ignore[arg-type]
-        elif kind is BatchPrepared:
-            self._batch_prepared(event, rows, positions, fairness)  # type: ignore[arg-type]
-        else:
-            handler = _HANDLERS.get(kind)
-            if handler is not None:
-                handler(self, event, at)
-
-    def _enqueued(self, event: Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
+    def _enqueued(self, event: ev.Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
         ids = np.ascontiguousarray(rows["id"])
         keys = self._keys_of(rows, ids, fairness)
         self.ids.observe(int(ids[-1]))
@@ -98,23 +71,26 @@ class PartitionState(FairEntries):
             self.sequences.record(part.producer, part.epoch, part.seqs, ids[part.index], prints, at)
             self.sequences.answered(part.producer, part.epoch, part.answered_below)
         if event.keys is not None:
-            part_keys = event.keys
-            hashes = [part_keys.hashes[i : i + 16] for i in range(0, len(part_keys.hashes), 16)]
-            self.keys.record(
-                hashes, ids[part_keys.index], np.frombuffer(part_keys.prints, dtype=np.uint32),
-                np.frombuffer(part_keys.scopes, dtype=np.int8), part_keys.expires,
-            )  # fmt: skip
+            self._record_keys(event.keys, ids)
+
+    def _record_keys(self, keys: ev.KeyRows, ids: I64) -> None:
+        prints, scopes = np.frombuffer(keys.prints, dtype=np.uint32), np.frombuffer(keys.scopes, dtype=np.int8)
+        self.keys.record(split_hashes(keys.hashes), ids[keys.index], prints, scopes, keys.expires)
 
     def _keys_of(self, rows: Any, ids: I64, fairness: I64 | None) -> I64:
         """Return the heap keys of new messages; on a topic with fairness keys, also remember the keys' hashes."""
         keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
-        if self.fair is not None and self.key_hashes is not None and fairness is not None:
+        if self.fairness is not None and self.key_hashes is not None and fairness is not None:
             keys = self.ordering.with_turns(keys, rows["turn"])
             self.key_hashes.append(ids, fairness)
             given = rows["turn"] != 0
             if given.any():
-                self._observe_turns(ids[given], keys[given])
+                self.fairness.observe_turns(ids[given], keys[given])
         return keys
+
+    def _observe_turns(self, ids: I64, keys: I64) -> None:
+        if self.fairness is not None:
+            self.fairness.observe_turns(ids, keys)
 
     def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
         """Insert messages into the heap, or into a wheel until they are due, and into a wheel for their TTL."""
@@ -150,31 +126,36 @@ class PartitionState(FairEntries):
             if mask.any():
                 wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
 
-    def _leased(self, event: Leased) -> None:
-        keys, positions = self._take_ready(event.ids)
+    def _leased(self, event: ev.Leased, at: int) -> None:
+        keys, positions = (self.fairness or self).take_ready(event.ids)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
         ids, key_list = event.ids.tolist(), keys.tolist()
         position_list = ((positions & ~0xFF) | attempts).tolist()
         token, start = self.offset, 0
         for grant in event.grants:
             end = start + grant.count
-            self.leases.grant(
-                ids[start:end], token + start, position_list[start:end], key_list[start:end],
-                grant.deadline, event.at, grant.holder, grant.request_id,
-            )  # fmt: skip
+            columns = ids[start:end], token + start, position_list[start:end], key_list[start:end]
+            self.leases.grant(*columns, grant, event.at)
             start = end
         self.ready -= len(ids)
         if self.touched:
-            self._place(ids, LEASED, position_list)
+            self.relocate(ids, LEASED, position_list)
         self.keys.leased(event.ids)
 
-    def _acked(self, event: Acked, at: int) -> None:
+    def _end_leases(self, ids: list[int]) -> list[Lease]:
+        """End these leases, whatever happens to the messages; they must be held."""
+        leases = self.leases.take(ids)
+        if self.fairness is not None:
+            self.fairness.end_leases(ids)
+        return leases
+
+    def _acked(self, event: ev.Acked, at: int) -> None:
         leases = self._end_leases(event.ids.tolist())
         self._depart(event.ids, _positions(leases), "acked", at, tokens=event.tokens)
 
     def _depart(
         self, ids: I64, positions: I64, how: str, at: int, tokens: I64 | None = None, reason: str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remove messages and everything that is kept about them."""
         self.live.remove(positions)
         self.keys.gone(ids)
@@ -192,34 +173,38 @@ class PartitionState(FairEntries):
 
     def _wait_again(self, ids: I64, dues: I64, leases: Sequence[Lease]) -> None:
         """Return leased messages to the queue for a later delivery; due 0 = ready immediately."""
-        keys, positions = _keys(leases), _positions(leases)
+        positions = _positions(leases)
+        self.retrying.update(self._return(_keys(leases), ids, positions, dues))
+        if self.touched:
+            self.relocate(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
+
+    def _return(self, keys: I64, ids: I64, positions: I64, dues: I64) -> list[int]:
+        """Insert messages that wait again into the heap or, if they have a due time, a wheel; return the latter."""
         later = dues != 0
-        if later.all():
+        waiting = int(later.sum())
+        if waiting == len(ids):
             self.delays.insert(dues, keys, ids, positions)
         else:
-            now = ~later
-            self.heap.push(keys[now], ids[now], positions[now])
-            if later.any():
+            self.heap.push(keys[~later], ids[~later], positions[~later])
+            if waiting:
                 self.delays.insert(dues[later], keys[later], ids[later], positions[later])
-        waiting = int(later.sum())
         self.delayed += waiting
         self.ready += len(ids) - waiting
-        self.retrying.update(ids[later].tolist())
-        if self.touched:
-            self._place(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
+        delayed: list[int] = ids[later].tolist()
+        return delayed
 
-    def _nacked(self, event: Nacked, at: int) -> None:
+    def _nacked(self, event: ev.Nacked, at: int) -> None:
         ids = event.ids.tolist()
         self._wait_again(event.ids, event.dues, self._end_leases(ids))
         if event.reason is not None:
             self.reasons.update(dict.fromkeys(ids, event.reason))
 
-    def _lease_expired(self, event: LeaseExpired, at: int) -> None:
+    def _lease_expired(self, event: ev.LeaseExpired, at: int) -> None:
         ids = event.ids.tolist()
         self._wait_again(event.ids, event.dues, self._end_leases(ids))
         self.reasons.update(dict.fromkeys(ids, "lease expired"))
 
-    def _released(self, event: Released, at: int) -> None:
+    def _released(self, event: ev.Released, at: int) -> None:
         leases = self._end_leases(event.ids.tolist())
         positions = _positions(leases)
         # A release does not count as an attempt: subtract this delivery.
@@ -227,15 +212,15 @@ class PartitionState(FairEntries):
         self.heap.push(_keys(leases), event.ids, positions)
         self.ready += len(leases)
         if self.touched:
-            self._place(event.ids.tolist(), READY, positions.tolist())
+            self.relocate(event.ids.tolist(), READY, positions.tolist())
 
-    def _extended(self, event: Extended, at: int) -> None:
+    def _extended(self, event: ev.Extended, at: int) -> None:
         self.leases.extend(event.ids.tolist(), event.deadlines.tolist())
 
-    def _fired(self, event: Fired, at: int) -> None:
+    def _fired(self, event: ev.Fired, at: int) -> None:
         ids, keys = event.ids, event.keys
         count = (event.count or 0) if ids is None else len(ids)
-        rows = self._take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
+        rows = self.take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
         if ids is not None and not np.array_equal(rows.ids, ids):
             raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
         if keys is None:
@@ -243,7 +228,7 @@ class PartitionState(FairEntries):
             return
         self._observe_turns(rows.ids, keys)
         self._make_ready(rows._replace(keys=keys))
-        for i, _, touched in self._touched_among(rows.ids):
+        for i, _, touched in self.touched_among(rows.ids):
             touched.key = int(keys[i])
 
     def _make_ready(self, rows: Timers) -> None:
@@ -255,9 +240,9 @@ class PartitionState(FairEntries):
         if self.shown:
             self.shown.difference_update(rows.ids.tolist())
         if self.touched:
-            self._place(rows.ids.tolist(), READY, rows.positions.tolist())
+            self.relocate(rows.ids.tolist(), READY, rows.positions.tolist())
 
-    def _dead_lettered(self, event: DeadLettered, at: int) -> None:
+    def _dead_lettered(self, event: ev.DeadLettered, at: int) -> None:
         ids = event.ids.tolist()
         leases = self._end_leases(ids)
         if not event.kept:
@@ -266,9 +251,9 @@ class PartitionState(FairEntries):
         for id, lease in zip(ids, leases, strict=True):
             self.dead[id] = Dead(lease[POSITION], lease[KEY], event.reason, event.at)
             self.lapsed.discard(id)
-        self._place(ids, DEAD, [lease[POSITION] for lease in leases])
+        self.relocate(ids, DEAD, [lease[POSITION] for lease in leases])
 
-    def _replayed(self, event: Replayed, at: int) -> None:
+    def _replayed(self, event: ev.Replayed, at: int) -> None:
         ids = event.ids.tolist()
         dead = [self.dead.pop(id) for id in ids]
         keys = np.array([d.key for d in dead], dtype=np.int64)
@@ -276,42 +261,36 @@ class PartitionState(FairEntries):
             keys = event.keys
             self._observe_turns(event.ids, keys)
         positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
-        later = event.dues != 0
-        now = ~later
-        self.heap.push(keys[now], event.ids[now], positions[now])
-        self.delays.insert(event.dues[later], keys[later], event.ids[later], positions[later])
+        self.shown.update(self._return(keys, event.ids, positions, event.dues))
         lives = event.expires != 0
         self.ttls.insert(event.expires[lives], keys[lives], event.ids[lives], positions[lives])
-        waiting = int(later.sum())
-        self.delayed += waiting
-        self.ready += len(ids) - waiting
-        self.shown.update(event.ids[later].tolist())
         may_have_ttl = len(self.ttls) + len(self.ttls_wall) > 0
-        for i, (id, due, expires) in enumerate(zip(ids, event.dues.tolist(), event.expires.tolist(), strict=True)):
+        rows = zip(ids, keys.tolist(), positions.tolist(), event.dues.tolist(), event.expires.tolist(), strict=True)
+        for id, key, position, due, expires in rows:
             self.reasons.pop(id, None)
             touched = self.touched.get(id)
             if touched is not None or may_have_ttl:  # otherwise no stale entry can be mistaken for a current one
                 priority = None if touched is None else touched.priority
                 place = DELAYED if due else READY
-                self.touched[id] = Touched(
-                    place, int(keys[i]), int(positions[i]), due, False, expires, False, priority
-                )  # fmt: skip
+                self.touched[id] = Touched(place, key, position, due, False, expires, False, priority)
 
-    def _dead_deleted(self, event: DeadDeleted, at: int) -> None:
+    def _dead_deleted(self, event: ev.DeadDeleted, at: int) -> None:
         dead = [self.dead.pop(id) for id in event.ids.tolist()]
         self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
 
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Count waiting messages out of heap and wheels without popping them; their entries become stale."""
-        self._refill(ids)
+        if self.fairness is not None:
+            self.fairness.refill(ids)
+        self._left_behind += len(ids)
         self.delayed -= delayed.count(1)
         self.ready -= delayed.count(0)
 
-    def _cancelled(self, event: Cancelled, at: int) -> None:
+    def _cancelled(self, event: ev.Cancelled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
         self._depart(event.ids, event.positions, "cancelled", at)
 
-    def _expired(self, event: Expired, at: int) -> None:
+    def _expired(self, event: ev.Expired, at: int) -> None:
         self.lapsed.update(event.leased.tolist())
         if not len(event.ids):
             return
@@ -319,7 +298,7 @@ class PartitionState(FairEntries):
         self._end_leases([id for id, was in zip(event.ids.tolist(), event.delayed, strict=True) if was == FROM_LEASE])
         self._depart(event.ids, event.positions, "expired", event.at)
 
-    def _rescheduled(self, event: Rescheduled, at: int) -> None:
+    def _rescheduled(self, event: ev.Rescheduled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
         self._observe_turns(event.ids, event.keys)
         for i, id in enumerate(event.ids.tolist()):
@@ -343,17 +322,18 @@ class PartitionState(FairEntries):
             priority = int(event.priorities[i])
             self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.expires_wall, priority)
 
-    def _purged(self, event: Purged, at: int) -> None:
+    def _purged(self, event: ev.Purged, at: int) -> None:
         ids, positions = self.waiting()
         if len(ids) != event.count:
             raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
         self.heap.clear()
-        self._clear_parked()
         self.delays.clear()
         self.calendar.clear()
         self.ready = self.delayed = 0
-        if self.fair is not None and len(ids):
-            self.fair.forget(self.hashes_of(ids))
+        if self.fairness is not None:
+            self.fairness.clear_parked()
+            if len(ids):
+                self.fairness.share.forget(self.hashes_of(ids))
         self._depart(ids, positions, "purged", event.at)
 
     def _moved(self, rows: Any, positions: I64) -> None:
@@ -383,9 +363,7 @@ class PartitionState(FairEntries):
 
     # -- prepared batches ------------------------------------------------------------------------------------------
 
-    def _batch_prepared(
-        self, event: BatchPrepared, rows: Any, positions: I64 | None, fairness: I64 | None
-    ) -> None:  # fmt: skip
+    def _batch_prepared(self, event: ev.BatchPrepared, rows: Any, positions: I64 | None, fairness: I64 | None) -> None:
         keys = self._keys_of(rows, np.ascontiguousarray(rows["id"]), fairness) if event.count else EMPTY
         share = self.prepared.add(event, rows, positions, keys)
         if event.count:
@@ -394,7 +372,7 @@ class PartitionState(FairEntries):
         for part in event.producers:
             self.sequences.answered(part.producer, part.epoch, part.answered_below)
 
-    def _batch_committed(self, event: BatchCommitted, at: int) -> None:
+    def _batch_committed(self, event: ev.BatchCommitted, at: int) -> None:
         """Add the messages of prepared parts, column by column. `ids` may be fewer than the parts hold."""
         shares = self.prepared.take(event.batch_id, event.parts)
         if sum(share.count for share in shares) != len(event.ids):
@@ -425,13 +403,9 @@ class PartitionState(FairEntries):
                 ids = share.ids[part.index[open_ones]]
                 self.sequences.record(part.producer, part.epoch, part.seqs[open_ones], ids, prints, at)
         if share.tokens is not None:
-            tokens = share.tokens
-            self.keys.record(
-                split_hashes(tokens.hashes), share.ids[tokens.index], np.frombuffer(tokens.prints, dtype=np.uint32),
-                np.frombuffer(tokens.scopes, dtype=np.int8), tokens.expires,
-            )  # fmt: skip
+            self._record_keys(share.tokens, share.ids)
 
-    def _batch_aborted(self, event: BatchAborted, at: int) -> None:
+    def _batch_aborted(self, event: ev.BatchAborted, at: int) -> None:
         self._drop_batch(event.batch_id)
 
     def _drop_batch(self, batch_id: str) -> None:
@@ -445,21 +419,22 @@ class PartitionState(FairEntries):
         if self.key_hashes is not None:
             self.key_hashes.forget(ids)
 
-    def _producer_opened(self, event: ProducerOpened, at: int) -> None:
+    def _producer_opened(self, event: ev.ProducerOpened, at: int) -> None:
         self.sequences.open(event.producer, event.epoch, event.partitions, at)
 
-    def _throttled(self, event: Throttled, at: int) -> None:
+    def _throttled(self, event: ev.Throttled, at: int) -> None:
         self.throttled = event.reason if event.throttled else None
 
 
 _HANDLERS: dict[type, Any] = {
-    Nacked: PartitionState._nacked, LeaseExpired: PartitionState._lease_expired, Released: PartitionState._released,
-    Extended: PartitionState._extended, Fired: PartitionState._fired,
-    DeadLettered: PartitionState._dead_lettered, Replayed: PartitionState._replayed,
-    DeadDeleted: PartitionState._dead_deleted, Cancelled: PartitionState._cancelled,
-    Expired: PartitionState._expired, Rescheduled: PartitionState._rescheduled, Purged: PartitionState._purged,
-    ProducerOpened: PartitionState._producer_opened, Throttled: PartitionState._throttled,
-    BatchCommitted: PartitionState._batch_committed, BatchAborted: PartitionState._batch_aborted,
+    ev.Leased: PartitionState._leased, ev.Acked: PartitionState._acked, ev.Nacked: PartitionState._nacked,
+    ev.LeaseExpired: PartitionState._lease_expired, ev.Released: PartitionState._released,
+    ev.Extended: PartitionState._extended, ev.Fired: PartitionState._fired,
+    ev.DeadLettered: PartitionState._dead_lettered, ev.Replayed: PartitionState._replayed,
+    ev.DeadDeleted: PartitionState._dead_deleted, ev.Cancelled: PartitionState._cancelled,
+    ev.Expired: PartitionState._expired, ev.Rescheduled: PartitionState._rescheduled, ev.Purged: PartitionState._purged,
+    ev.ProducerOpened: PartitionState._producer_opened, ev.Throttled: PartitionState._throttled,
+    ev.BatchCommitted: PartitionState._batch_committed, ev.BatchAborted: PartitionState._batch_aborted,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from heapline.contract.errors import BadRequest, HeaplineError, PayloadTooLarge
 from heapline.contract.message import Outgoing
 from heapline.contract.messages import NewMessages, check_message
 from heapline.core.events import I64
-from heapline.core.fairness.key_hashes import hashes_of
+from heapline.core.fairness.keys import hashes_of
 from heapline.core.order import TURN_PRIORITY_MAX, TURN_PRIORITY_MIN
 from heapline.core.record import DEFAULT_RETRIES, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, FLAG_WALL, ROW
 

@@ -23,9 +23,8 @@ from heapline.core.ids import partition_of
 from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.now import Now
 from heapline.core.partition import Partition
-from heapline.core.position import ATTEMPTS_MAX, size_bound
 from heapline.core.rate import TokenBucket
-from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY
+from heapline.core.record import ATTEMPTS_MAX, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, size_bound
 from heapline.engine.committer import refuse
 from heapline.engine.local_spine import Heads
 from heapline.engine.topic import Topic

@@ -20,7 +20,7 @@ from heapline.core.ids import partition_of
 from heapline.core.leases import HOLDER, TOKEN
 from heapline.core.now import Now
 from heapline.core.partition import Found, Partition
-from heapline.core.position import size_bound
+from heapline.core.record import size_bound
 from heapline.engine import message_info
 from heapline.engine.handlers.table import cursor_of, read_cursor
 from heapline.engine.runner import TopicRunner

@@ -10,8 +10,7 @@ from heapline.core.entries import DEAD, DELAYED, LEASED, READY
 from heapline.core.ids import partition_of, unix_ms_of
 from heapline.core.leases import DEADLINE, HOLDER
 from heapline.core.partition import Found, Partition
-from heapline.core.position import attempts_of
-from heapline.core.record import FLAG_WALL
+from heapline.core.record import FLAG_WALL, attempts_of
 from heapline.engine.delivery import split_small
 from heapline.engine.topic import Topic
 

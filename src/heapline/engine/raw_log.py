@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest, UnavailableError
-from heapline.core.position import size_bound
+from heapline.core.record import size_bound
 from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
+from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from heapline.journal.unit import Unit
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from heapline.core.events import EMPTY, I64, GroupAcked, GroupReset
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Groups
 from heapline.engine.groups.group_index import Following
 from heapline.engine.topic import Topic
 

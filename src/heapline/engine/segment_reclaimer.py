@@ -26,8 +26,7 @@ import numpy as np
 from heapline.core.events import I64, GroupReset, Moved
 from heapline.core.ids import partition_of
 from heapline.core.now import Now
-from heapline.core.position import ALIGN
-from heapline.core.record import ROW
+from heapline.core.record import ALIGN, ROW
 from heapline.engine.groups.start_offsets import count_below
 from heapline.engine.retention import (
     Held,
@@ -41,9 +40,8 @@ from heapline.engine.retention import (
 )
 from heapline.engine.segment_survey import Surveyor
 from heapline.journal.block import make_block
-from heapline.journal.log_start import raise_log_start
-from heapline.journal.reader_lease import read_leases
-from heapline.journal.reclaim import delete_segment, held_by
+from heapline.journal.log_bounds import raise_log_start
+from heapline.journal.reclaim import delete_segment, held_by, read_leases
 from heapline.logs import Log
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from heapline.core.dedup.idempotency import KeyWindow
 from heapline.core.dedup.sequences import SequenceWindow
 from heapline.core.entries import Dead, Touched
 from heapline.core.events import Grown
-from heapline.core.fairness.key_hashes import KeyHashes
+from heapline.core.fairness.keys import KeyHashes
 from heapline.core.heap.run_heap import Run, RunHeap
 from heapline.core.leases import LeaseTable
+from heapline.core.live_map import SegmentPins
 from heapline.core.partition import Partition
 from heapline.core.prepared import Prepared
 from heapline.core.recent_ends import GoneMemory
-from heapline.core.segment_pins import SegmentPins
 from heapline.core.wheel.timing_wheel import Chunk, TimingWheel
 from heapline.engine.topic import Topic
 

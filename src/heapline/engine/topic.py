@@ -38,17 +38,15 @@ from heapline.core.events import (
     decode_events,
     encode_event,
 )  # fmt: skip
-from heapline.core.fairness.key_hashes import hashes_of
+from heapline.core.fairness.keys import hashes_of
 from heapline.core.fairness.turns import FairShare
-from heapline.core.groups.registry import Groups
-from heapline.core.groups.stream import StreamCount
-from heapline.core.groups.stream_tail import StreamTail
+from heapline.core.groups.group import Groups
+from heapline.core.groups.stream import StreamCount, StreamTail
 from heapline.core.ids import partition_of
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.partition import Draw, Partition
-from heapline.core.position import PositionLayout, size_class
-from heapline.core.record import FLAG_FAIRNESS, ROW
+from heapline.core.record import FLAG_FAIRNESS, ROW, PositionLayout, size_class
 from heapline.engine.groups.group_index import FOLLOWED, Following
 from heapline.journal.block import Block
 from heapline.journal.journal import Journal
@@ -338,7 +336,8 @@ class Topic:
     def settle(self) -> None:
         """Apply the limits, after everything stored has been applied or the settings have changed."""
         if self.fair is not None:
-            self.fair.settle(self.config.max_inflight_per_key, self.partitions)
+            members = [partition.fairness for partition in self.partitions if partition.fairness is not None]
+            self.fair.settle(self.config.max_inflight_per_key, members)
             self.new_heads.update(range(len(self.partitions)))
 
     def _records(self, unit: Unit, event: AnyEvent) -> tuple[Any, I64 | None, I64 | None]:

@@ -1,20 +1,21 @@
 """The journal: durable bytes. It knows nothing of priorities, message leases or asyncio.
 
-disk                    the disk as a protocol, and the real one
-block, unit             the content of one commit
-segment                 one file: its header, name and growth
-unit_planner            assigns positions to blocks and frames (memory only)
-writer                  writes sealed units (I/O)
-journal                 planner and writer as one object
-sectors, tail           tell a torn write from damage
-walk, recovery          read all units back, checked
-watermark, log_start    how far the log is durable; the first offset that can be read
-records, record_reader  messages by position, from memory or disk
-index, seek, reader     the log by unit, offset, id and time
-snapshot                the state at a unit, so that opening is fast
-reclaim, reader_lease   delete old segments unless a reader needs them
-spares                  reserved space for a full disk
-verify, repair, backup  for the command line
+disk             the disk as a protocol, and the real one
+block, unit      the content of one commit
+segment          one file: its header, name, growth and units
+unit_planner     assigns positions to blocks and frames (memory only)
+writer           writes sealed units (I/O)
+journal          planner and writer as one object
+sectors, tail    tell a torn write from damage
+recovery         reads all units back, checked
+log_bounds       how far the log is durable; the first offset that can be read
+records          messages by position, from memory or disk
+index            finds units by partition, offset, id and time
+seek, reader     the log by unit, offset, id and time
+snapshot         the state at a unit, so that opening is fast
+reclaim          deletes old segments unless a reader needs them
+spares           reserved space for a full disk
+verify, backup   for the command line: check, repair, copy
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ from heapline.journal.block import Block, make_block, new_rows
 from heapline.journal.disk import Disk, File, Lock, RealDisk
 from heapline.journal.journal import Journal
 from heapline.journal.reader import LogReader
-from heapline.journal.reader_lease import ReaderLease, end_lease, read_leases, write_lease
-from heapline.journal.reclaim import SegmentHeld, delete_segment, held_by
-from heapline.journal.record_reader import RecordReader
-from heapline.journal.records import BadRecord, CacheBudget, RecordCache, Records
+from heapline.journal.reclaim import (
+    ReaderLease,
+    SegmentHeld,
+    delete_segment,
+    end_lease,
+    held_by,
+    read_leases,
+    write_lease,
+)
+from heapline.journal.records import BadRecord, CacheBudget, RecordCache, RecordReader, Records
 from heapline.journal.recovery import scan
-from heapline.journal.repair import repair
 from heapline.journal.snapshot import Snapshot, SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import UNIT_BYTES_MAX, BlockRef, Frame, SealedUnit, Unit
-from heapline.journal.verify import Damage, Report, stats, verify
+from heapline.journal.verify import Damage, Report, repair, stats, verify
 from heapline.journal.writer import SyncPolicy
 
 __all__ = [

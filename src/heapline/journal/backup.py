@@ -27,13 +27,11 @@ from typing import NamedTuple
 
 from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
 from heapline.journal.disk import Disk, File
-from heapline.journal.log_start import log_start_path
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
+from heapline.journal.log_bounds import Watermark, log_start_path, read_watermark, watermark_path
+from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.segment import FIRST_UNIT_AT, index_path, segment_path
+from heapline.journal.segment import FIRST_UNIT_AT, NO_CHAIN, SegmentWalk, index_path, segment_path
 from heapline.journal.snapshot import SnapshotStore
-from heapline.journal.walk import NO_CHAIN, SegmentWalk
-from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 CHUNK_BYTES = 4 << 20
 LEASE_MS = 3600_000  # renewed before each segment is copied

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from heapline.core.position import ALIGN
-from heapline.core.record import DEFAULT_RETRIES, ROW
+from heapline.core.record import ALIGN, DEFAULT_RETRIES, ROW
 
 ROW_BYTES = ROW.itemsize
 if ROW_BYTES % ALIGN:
@@ -41,10 +40,7 @@ class Block:
     count: int
     smalls_len: int
     payloads_len: int
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.data)
+    nbytes: int  # of data
 
 
 def new_rows(count: int) -> Rows:
@@ -57,10 +53,6 @@ def new_rows(count: int) -> Rows:
     return rows
 
 
-def _lengths(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(len, parts), np.int64, len(parts))
-
-
 def make_block(rows: Rows, smalls: Sequence[bytes] | None, payloads: Sequence[bytes]) -> Block:
     """Lay out the records. Fills lengths, distances and checksums into `rows`, which is modified.
 
@@ -71,12 +63,12 @@ def make_block(rows: Rows, smalls: Sequence[bytes] | None, payloads: Sequence[by
         raise ValueError("the numbers of rows, small parts and payloads must be equal")
     starts = np.arange(0, n * ROW_BYTES, ROW_BYTES, dtype=np.int64)
     place = n * ROW_BYTES
-    small_lens = _lengths(smalls) if smalls is not None else np.zeros(n, np.int64)
+    small_lens = np.zeros(n, np.int64) if smalls is None else np.fromiter(map(len, smalls), np.int64, n)
     ends = np.cumsum(small_lens)
     smalls_len = int(ends[-1]) if n else 0
     rows["small_at"] = place + ends - small_lens - starts
     rows["small_len"] = small_lens
-    payload_lens = _lengths(payloads)
+    payload_lens = np.fromiter(map(len, payloads), np.int64, n)
     ends = np.cumsum(payload_lens)
     payloads_len = int(ends[-1]) if n else 0
     rows["payload_at"] = place + smalls_len + ends - payload_lens - starts
@@ -85,7 +77,7 @@ def make_block(rows: Rows, smalls: Sequence[bytes] | None, payloads: Sequence[by
     rows["crc"] = _row_checksums(rows, smalls)
     pad = bytes(-(smalls_len + payloads_len) % ALIGN)
     data = b"".join((rows.tobytes(), *(smalls or ()), *payloads, pad))
-    return Block(data, n, smalls_len, payloads_len)
+    return Block(data, n, smalls_len, payloads_len, len(data))
 
 
 def _row_checksums(rows: Rows, smalls: Sequence[bytes] | None) -> npt.NDArray[np.uint32]:

@@ -21,15 +21,15 @@ import os
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from heapline.contract.errors import JournalCorrupt
-from heapline.core.position import PositionLayout
+from heapline.core.events import I64
+from heapline.core.record import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
+from heapline.journal.log_bounds import Watermark, watermark_path
 from heapline.journal.reader import LogReader
-from heapline.journal.record_reader import RecordReader
-from heapline.journal.records import CacheBudget, RecordCache, Records
+from heapline.journal.records import CacheBudget, RecordCache, RecordReader, Records
 from heapline.journal.recovery import Scan
 from heapline.journal.segment import (
     FILL_STEP_MAX,
@@ -42,11 +42,11 @@ from heapline.journal.segment import (
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import SealedUnit, Unit
 from heapline.journal.unit_planner import UnitPlanner
-from heapline.journal.watermark import Watermark, watermark_path
 from heapline.journal.writer import SegmentWriter, SyncPolicy
 
-I64 = npt.NDArray[np.int64]
 READ_AGAIN = 2  # attempts
+#: Zero-filled space to keep ahead of the writer is as much as is in use, and at most this.
+AHEAD_BYTES_MAX = FILL_STEP_MAX // 2
 
 
 class Journal:
@@ -126,17 +126,7 @@ class Journal:
             self.disk.unlink(f"{self.path}/{name}")
 
     def _take_over(self, scan: Scan) -> None:
-        writer = SegmentWriter(
-            self.disk,
-            self.path,
-            incarnation=self.incarnation,
-            capacity=self.segment_bytes,
-            policy=self._policy,
-            spares=self._spares,
-            last_unit=scan.last_unit,
-            chain=scan.chain,
-            name=self.name,
-        )
+        writer = SegmentWriter(scan, self._policy, self._spares, self.name)
         self._writer = writer  # from here on `close` closes its files
         for number in (scan.segment, *scan.ready_segments):
             file = self.disk.open(segment_path(self.path, number), write=True)
@@ -213,7 +203,7 @@ class Journal:
     def next_unit(self) -> int:
         """The number after the last one in use."""
         planner = self._plan()
-        return planner.open_unit_number + (0 if planner.is_empty else 1)
+        return planner.open_unit_number + bool(planner.open_bytes)
 
     # I/O: the committer thread.
 
@@ -228,16 +218,14 @@ class Journal:
     @property
     def wants_prepare(self) -> bool:
         """Whether `prepare` has something to do. Cheap."""
-        planner, writer = self._plan(), self._io()
-        if writer.filled(planner.segment) < min(self.segment_bytes, planner.planned_end + self._ahead()):
+        planner, writer = self._plan(), self._writer
+        assert writer is not None
+        end = planner.offset + planner.open_bytes
+        if writer.filled(planner.segment) < min(self.segment_bytes, end + min(AHEAD_BYTES_MAX, end)):
             return True
-        if planner.planned_end > self.segment_bytes // 2 and not writer.filled(planner.segment + 1):
+        if end > self.segment_bytes // 2 and not writer.filled(planner.segment + 1):
             return True
-        return not self.can_grow or writer.has_finished_index
-
-    def _ahead(self) -> int:
-        """Return how much zero-filled space to keep ahead of the writer: as much as is in use, within bounds."""
-        return min(FILL_STEP_MAX // 2, self._plan().planned_end)
+        return not self.can_grow or bool(writer.finished)
 
     def prepare(self) -> bool:
         """Make space ahead of time, so that no commit has to. Returns `can_grow`.
@@ -245,8 +233,8 @@ class Journal:
         Without disk space a spare is taken, but only for units that are already planned; anything later waits.
         """
         planner, writer = self._plan(), self._io()
-        segment, end = planner.segment, planner.planned_end
-        ready = writer.reach(segment, end + self._ahead(), spare_below=end)
+        segment, end = planner.segment, planner.offset + planner.open_bytes
+        ready = writer.reach(segment, end + min(AHEAD_BYTES_MAX, end), spare_below=end)
         if end > self.segment_bytes // 2:
             ready = writer.reach(segment + 1, 1, spare_below=0) and ready
         writer.short_of_space = not ready
@@ -258,7 +246,9 @@ class Journal:
     @property
     def can_grow(self) -> bool:
         """False while disk space is short: refuse enqueues, continue with acks and reclaiming."""
-        return not self._io().short_of_space and (self._spares is None or self._spares.plenty)
+        self._plan()
+        assert self._writer is not None
+        return not self._writer.short_of_space and (self._spares is None or self._spares.plenty)
 
     @property
     def durable_unit(self) -> int:

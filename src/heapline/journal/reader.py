@@ -17,13 +17,11 @@ from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal import seek
 from heapline.journal.disk import SECTOR, Disk
 from heapline.journal.index import HEADER_BYTES, SegmentIndex, parse_index, parse_wall_max
-from heapline.journal.log_start import read_log_start
+from heapline.journal.log_bounds import Watermark, read_log_start, read_watermark, watermark_path
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.seek import Place as Place
-from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, index_path, segment_path
+from heapline.journal.segment import CHUNK_BYTES, FIRST_UNIT_AT, OpenWalk, SegmentHeader, index_path, segment_path
 from heapline.journal.unit import Unit, crc_seed, parse_header
-from heapline.journal.walk import CHUNK_BYTES, OpenWalk
-from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 _INDEXES_MAX = 64
 _LOOKS_MAX = 8

@@ -21,10 +21,13 @@ from dataclasses import dataclass
 from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.index import SegmentIndex
+from heapline.journal.log_bounds import Watermark, read_watermark, watermark_path
 from heapline.journal.sectors import all_zeros
 from heapline.journal.segment import (
+    CHUNK_BYTES,
     FIRST_UNIT_AT,
     SegmentHeader,
+    SegmentWalk,
     index_path,
     numbered,
     parse_segment_header,
@@ -33,8 +36,6 @@ from heapline.journal.segment import (
 )
 from heapline.journal.tail import Tail, is_torn
 from heapline.journal.unit import FLAG_RELAXED, Unit, crc_seed
-from heapline.journal.walk import CHUNK_BYTES, SegmentWalk
-from heapline.journal.watermark import Watermark, read_watermark, watermark_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from heapline.core.events import Mask
 from heapline.journal.disk import SECTOR, Buffer
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 _WORDS = SECTOR // 8
 
@@ -73,7 +73,7 @@ def sector_sums_of_parts(parts: Sequence[Buffer], sectors: int) -> U32:
     return table
 
 
-def live_sectors(data: Buffer) -> Bools:
+def live_sectors(data: Buffer) -> Mask:
     """Return which sectors contain anything but zeros."""
     return np.asarray(as_words(data).any(axis=1), np.bool_)
 

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from heapline.contract.errors import JournalCorrupt
+from heapline.core.events import Mask
 from heapline.journal.disk import SECTOR
-from heapline.journal.sectors import Bools, as_words, live_sectors, sector_sums
+from heapline.journal.sectors import as_words, live_sectors, sector_sums
 from heapline.journal.unit import (
     FLAG_RELAXED,
     HEADER_BYTES,
@@ -110,7 +111,7 @@ def _sound_header(tail: Tail) -> UnitHeader:
     return header
 
 
-def _judge_headless(tail: Tail, live: Bools, relaxed: bool) -> int:
+def _judge_headless(tail: Tail, live: Mask, relaxed: bool) -> int:
     """Judge the sectors of a unit whose header was lost. Its end is found by its table, whose last word is never 0."""
     words = np.frombuffer(tail.data, "<u4")
     last = int(np.flatnonzero(words)[-1])
@@ -127,7 +128,7 @@ def _judge_headless(tail: Tail, live: Bools, relaxed: bool) -> int:
     return extent
 
 
-def _judge_sectors(tail: Tail, live: Bools, table_at: int, sectors: int) -> None:
+def _judge_sectors(tail: Tail, live: Mask, table_at: int, sectors: int) -> None:
     """Raise unless each sector matches the table or was lost, and at least one was lost."""
     unit = bytearray(tail.data[: sectors * SECTOR])
     live = live[:sectors]

@@ -74,7 +74,8 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     frames: list[Frame]
 
 
-_encode_meta = msgspec.msgpack.Encoder().encode
+#: Encodes (version, blocks, frames), the fields of Meta, without creating one.
+encode_meta = msgspec.msgpack.Encoder().encode
 _decode_meta = msgspec.msgpack.Decoder(Meta).decode
 
 
@@ -96,25 +97,21 @@ class UnitHeader(NamedTuple):
 
     @property
     def table_at(self) -> int:
-        return _table_at(self.blocks_len, self.meta_len)
+        return _table_at(self.blocks_len + self.meta_len)
 
     @property
     def sane(self) -> bool:
         """Whether the lengths are consistent."""
-        return self.sectors == unit_sectors(self.blocks_len + self.meta_len) and self.nbytes <= UNIT_BYTES_MAX
+        return self.nbytes == unit_nbytes(self.blocks_len + self.meta_len) and self.nbytes <= UNIT_BYTES_MAX
 
 
-def _table_at(blocks_len: int, meta_len: int) -> int:
-    return (HEADER_BYTES + blocks_len + meta_len + 3) & ~3
-
-
-def unit_sectors(content: int) -> int:
-    """Return the number of sectors n of a unit with this many bytes of blocks and meta, and n + 1 table words."""
-    return -(-(_table_at(content, 0) + 4) // (SECTOR - 4))
+def _table_at(content: int) -> int:
+    return (HEADER_BYTES + content + 3) & ~3
 
 
 def unit_nbytes(content: int) -> int:
-    return unit_sectors(content) * SECTOR
+    """Return the size of a unit with this many bytes of blocks and meta: n sectors, with n + 1 table words."""
+    return -(-(((HEADER_BYTES + content + 3) & ~3) + 4) // (SECTOR - 4)) * SECTOR
 
 
 def crc_seed(incarnation: int, segment: int) -> int:
@@ -166,7 +163,7 @@ class SealedUnit:
         first, last = memoryview(parts[0]), memoryview(parts[-1])
         table = sector_sums_of_parts(parts, sectors).tobytes()
         # The table is in the last part, which ends where the unit ends.
-        table_at = _table_at(self.blocks_len, len(self.meta)) - (self.nbytes - len(last))
+        table_at = _table_at(self.blocks_len + len(self.meta)) - (self.nbytes - len(last))
         table_end = table_at + len(table)
         last[table_at:table_end] = table
         _U32.pack_into(last, table_end, table_crc(table))
@@ -202,10 +199,6 @@ def _merge_small(parts: list[bytes]) -> list[Buffer]:
             run.append(part)
     merged.append(bytearray().join(run))
     return merged
-
-
-def encode_meta(blocks: Sequence[BlockRef], frames: Sequence[Frame]) -> bytes:
-    return _encode_meta((UNIT_VERSION, blocks, frames))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ necessary. Sealed units are queued until the committer takes them, in order. Use
 
 from __future__ import annotations
 
-from collections import deque
-
 from heapline.journal.block import Block
 from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.unit import (
     HEADER_BYTES,
     UNIT_BYTES_MAX,
+    UNIT_VERSION,
     BlockRef,
     Frame,
     SealedUnit,
@@ -36,7 +35,7 @@ class UnitPlanner:
         self.offset = offset
         self.open_unit_number = number
         self.time = time
-        self.sealed: deque[SealedUnit] = deque()
+        self.sealed: list[SealedUnit] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -47,26 +46,14 @@ class UnitPlanner:
         self._meta_bound = META_BASE_BYTES
 
     @property
-    def is_empty(self) -> bool:
-        return not self._blocks and not self._frames
-
-    @property
     def open_bytes(self) -> int:
         """Largest size in bytes of the open unit if it were sealed now; 0 if it is empty."""
-        return 0 if self.is_empty else unit_nbytes(self._blocks_len + self._meta_bound)
-
-    @property
-    def planned_end(self) -> int:
-        """End of the planned part of the current segment."""
-        return self.offset + self.open_bytes
-
-    def _fits(self, more: int) -> bool:
-        limit = min(UNIT_BYTES_MAX, self.capacity - self.offset)
-        return unit_nbytes(self._blocks_len + self._meta_bound + more) <= limit
+        return unit_nbytes(self._blocks_len + self._meta_bound) if self._blocks or self._frames else 0
 
     def fits(self, nbytes: int) -> bool:
         """Return whether the open unit can take this many more bytes, including the entries for blocks and frames."""
-        return self._fits(nbytes)
+        limit = min(UNIT_BYTES_MAX, self.capacity - self.offset)
+        return unit_nbytes(self._blocks_len + self._meta_bound + nbytes) <= limit
 
     def room(self, nbytes: int, *, blocks: int = 1, frames: int = 1, time: int = 0, wall: int = 0) -> None:
         """Ensure that blocks and events of this many bytes go into one unit: the open one, or a new one.
@@ -77,16 +64,16 @@ class UnitPlanner:
         largest = min(UNIT_BYTES_MAX, self.capacity - FIRST_UNIT_AT)
         if unit_nbytes(META_BASE_BYTES + more) > largest:
             raise ValueError(f"{nbytes} bytes do not fit into one unit; a unit has at most {largest} bytes")
-        if self._fits(more):
+        if self.fits(more):
             return
         self.seal(time, wall)
-        if not self._fits(more):
+        if not self.fits(more):
             self.segment += 1
             self.offset = FIRST_UNIT_AT
 
     def add_block(self, block: Block) -> tuple[int, int]:
         """Place a block in the open unit and return segment and byte offset of its first row."""
-        if not self._fits(block.nbytes + BLOCK_ENTRY_BYTES):
+        if not self.fits(block.nbytes + BLOCK_ENTRY_BYTES):
             raise ValueError(f"the open unit has no room for a block of {block.nbytes} bytes; call room first")
         at = HEADER_BYTES + self._blocks_len
         self._blocks.append(block)
@@ -97,17 +84,17 @@ class UnitPlanner:
 
     def add_frame(self, partition: int, first_offset: int, rows: int, events: bytes, first_id: int = -1) -> None:
         more = len(events) + FRAME_ENTRY_BYTES
-        if not self._fits(more):
+        if not self.fits(more):
             raise ValueError(f"the open unit has no room for a frame of {len(events)} bytes; call room first")
         self._frames.append(Frame(partition, first_offset, rows, events, first_id))
         self._meta_bound += more
 
     def seal(self, time: int = 0, wall: int = 0) -> SealedUnit | None:
         """Fix and queue the open unit, or return None if it is empty. Journal time never goes back."""
-        if self.is_empty:
+        if not self._blocks and not self._frames:
             return None
         self.time = max(self.time, time)
-        meta = encode_meta(self._refs, self._frames)
+        meta = encode_meta((UNIT_VERSION, self._refs, self._frames))
         size = unit_nbytes(self._blocks_len + len(meta))
         unit = SealedUnit(
             self.open_unit_number,
@@ -129,7 +116,5 @@ class UnitPlanner:
 
     def take_sealed(self) -> list[SealedUnit]:
         """Return the sealed units not yet taken, in the order in which they must be committed."""
-        taken = []
-        while self.sealed:
-            taken.append(self.sealed.popleft())
+        taken, self.sealed = self.sealed, []
         return taken

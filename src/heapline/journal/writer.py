@@ -22,13 +22,13 @@ from collections.abc import Callable
 from typing import Literal
 
 from heapline.contract.errors import StorageFull, TopicReloading
-from heapline.journal.disk import Disk, File, is_no_space
+from heapline.journal.disk import File, is_no_space
 from heapline.journal.index import SegmentIndex
-from heapline.journal.segment import FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
+from heapline.journal.log_bounds import Watermark, watermark_path
+from heapline.journal.recovery import Scan
+from heapline.journal.segment import CHUNK_BYTES, FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import FLAG_RELAXED, SealedUnit, crc_seed
-from heapline.journal.walk import CHUNK_BYTES
-from heapline.journal.watermark import Watermark, watermark_path
 
 SyncPolicy = Literal["commit", "interval", "os"]
 POLICIES = ("commit", "interval", "os")
@@ -37,28 +37,18 @@ POLICIES = ("commit", "interval", "os")
 class SegmentWriter:
     """Writes units at their planned positions."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        *,
-        incarnation: int,
-        capacity: int,
-        policy: SyncPolicy,
-        spares: SparePool | None,
-        last_unit: int,
-        chain: int,
-        name: str,
-    ) -> None:
+    def __init__(self, scan: Scan, policy: SyncPolicy, spares: SparePool | None, name: str) -> None:
+        """Continue where the finished scan ended."""
+        capacity = scan.capacity
         if policy not in POLICIES:
             raise ValueError(f"the sync policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if spares is not None and spares.segment_bytes < capacity:
             raise ValueError(f"spares of {spares.segment_bytes} bytes cannot serve segments of {capacity}")
-        self.disk, self.directory, self.name = disk, directory, name
-        self.incarnation, self.capacity, self.policy, self.spares = incarnation, capacity, policy, spares
-        self.written_unit = last_unit
-        self.durable_unit = last_unit
-        self.chain = chain
+        self.disk, self.directory, self.name = scan.disk, scan.directory, name
+        self.incarnation, self.capacity, self.policy, self.spares = scan.incarnation, capacity, policy, spares
+        self.written_unit = scan.last_unit
+        self.durable_unit = scan.last_unit
+        self.chain = scan.chain
         self.poisoned: BaseException | None = None
         self.short_of_space = False
         self.index: SegmentIndex | None = None  # index of the segment being written
@@ -66,7 +56,7 @@ class SegmentWriter:
         self.on_written: Callable[[SealedUnit], None] = lambda unit: None
         self._segments: dict[int, SegmentFile] = {}
         self._active: SegmentFile | None = None
-        self._finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
+        self.finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
         self._mark: File | None = None
         self._seed = 0
 
@@ -81,7 +71,7 @@ class SegmentWriter:
 
     def begin(self, segment: int, end: int, time: int, index: SegmentIndex, finished: list[SegmentIndex]) -> None:
         """Start writing after `end`. The first watermark is synced, so that the policy in it is durable, too."""
-        self._finished = finished
+        self.finished = finished
         self._active = self._segments[segment]
         self._seed = crc_seed(self.incarnation, segment)
         self.index = index
@@ -166,14 +156,10 @@ class SegmentWriter:
             self.on_replaced(segment)
         return new
 
-    @property
-    def has_finished_index(self) -> bool:
-        return bool(self._finished)
-
     def write_finished_indexes(self) -> None:
         """Store the indexes of full segments. They can be rebuilt, so a full disk is not an error."""
-        while self._finished:
-            index = self._finished.pop(0)
+        while self.finished:
+            index = self.finished.pop(0)
             with contextlib.suppress(OSError):
                 self.disk.write_file_atomic(index_path(self.directory, index.segment), index.pack(self.incarnation))
 
@@ -221,7 +207,7 @@ class SegmentWriter:
         if self.durable_unit < self.written_unit:
             self._active.file.fdatasync()
             self.durable_unit = self.written_unit
-        self._finished.append(self.index)
+        self.finished.append(self.index)
         self._segments.pop(self._active.number).close()
         self._active = self._segments[segment]
         self._seed = crc_seed(self.incarnation, segment)

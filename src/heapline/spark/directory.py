@@ -20,21 +20,21 @@ import msgspec
 from heapline.contract.config import NAME
 from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.core.events import I64
-from heapline.core.position import PositionLayout
+from heapline.core.record import PositionLayout
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
 from heapline.engine.state_rows import StateRows, stored
 from heapline.journal.disk import Disk, File, RealDisk
 from heapline.journal.index import ENTRY_EVERY_BYTES, SegmentIndex
+from heapline.journal.log_bounds import Watermark
 from heapline.journal.reader import LogReader
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
-from heapline.journal.record_reader import RecordReader
-from heapline.journal.records import Records
+from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
+from heapline.journal.records import RecordReader, Records
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.unit import HEADER_BYTES, Frame, Meta, Unit, UnitHeader, crc_seed, parse_header
-from heapline.journal.watermark import Watermark
+from heapline.journal.log_bounds import Watermark
 from heapline.spark.topic_log import (
     DataLost,
     JournalHold,
@@ -66,8 +66,8 @@ _decode = msgspec.msgpack.Decoder(Meta).decode
 def heads(disk: Disk, directory: str, header: SegmentHeader, at: int, stop: int | None) -> Iterator[Head]:
     """Yield the units of a segment from byte `at`, where a unit begins, to byte `stop`, where one ends.
 
-    Headers are checked; bodies are checked when they are read (journal/walk.py). Without `stop`, the walk goes to the
-    last unit; this is for segments that are followed by another. Raises FileNotFoundError if the segment was reclaimed.
+    Headers are checked; bodies are checked when they are read (journal/segment.py). Without `stop`, the walk continues
+    to the last unit, for segments that are followed by another. Raises FileNotFoundError if the segment was reclaimed.
     """
     file = disk.open(segment_path(directory, header.number))
     try:

@@ -111,7 +111,7 @@ class Subscription:
                 else:
                     time = positions.time if positions.times is None else positions.times[topic][partition]
                     at = self._at_time(topic, partition, time or 0, end, name, late)
-                    # The first segment may hold rows that can no longer be read (journal/log_start.py).
+                    # The first segment may hold rows that can no longer be read (journal/log_bounds.py).
                     resolved[topic][partition] = max(at, starts[topic][partition])
         return resolved
 

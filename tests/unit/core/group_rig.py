@@ -7,8 +7,7 @@ import numpy as np
 from heapline.contract.config import Backoff, GroupConfig
 from heapline.core.events import AnyEvent
 from heapline.core.groups.deliveries import Columns
-from heapline.core.groups.group import Group
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Group, Groups
 from heapline.core.groups.stream import StreamRows
 from tests.unit.core.group_model import i64, spread
 

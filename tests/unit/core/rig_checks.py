@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from heapline.core.fairness.key_hashes import NO_KEY, hash_of
+from heapline.core.fairness.keys import NO_KEY, hash_of
 from heapline.core.leases import Lease
 from heapline.core.live_map import LiveMap
 from heapline.core.partition import Partition
-from heapline.core.position import attempts_of, size_class
+from heapline.core.record import attempts_of, size_class
 from tests.unit.core.naive import NaiveMessage
 from tests.unit.core.rig_journal import PLACES, JournalRig
 

@@ -32,7 +32,7 @@ from heapline.core.lifecycle import ALLOWED
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.partition import Partition
-from heapline.core.position import size_class
+from heapline.core.record import size_class
 from heapline.core.wheel.timer_chunks import Sizes
 from heapline.core.wheel.timing_wheel import TimingWheel
 from heapline.engine import snapshot_state as freezing

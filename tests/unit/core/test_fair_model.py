@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize
 
 from heapline.contract.config import Backoff
 from heapline.contract.message import Outgoing
-from heapline.core.fairness import blocked_keys
+from heapline.core.fairness import keys
 from heapline.core.heap.run_heap import RunHeap
 from heapline.core.order import TURN_PRIORITY_MAX, TURN_PRIORITY_MIN
 from tests.unit.core.partition_rig import Rig
@@ -39,7 +39,7 @@ class FairMachine(PartitionMachine):
         dlq=st.sampled_from([True, True, False]),
     )
     def begin(self, mode: Any, streams: bool, limit: int, base: float, dlq: bool) -> None:  # type: ignore[override]
-        self.tiny = mock.patch.multiple(blocked_keys, RunHeap=partial(RunHeap, **TINY_HEAP), FEW_ROWS_MAX=2)
+        self.tiny = mock.patch.multiple(keys, RunHeap=partial(RunHeap, **TINY_HEAP), FEW_ROWS_MAX=2)
         self.tiny.start()
         self.rig = Rig(
             START, mode=mode, streams=streams, dlq=dlq, backoff=Backoff(base=base), max_retries_default=2,

@@ -18,7 +18,7 @@ from heapline.contract.message import Outgoing
 from heapline.core.entries import Replay
 from heapline.core.events import Acked, Enqueued, Grant, Leased
 from heapline.core.fairness import turns
-from heapline.core.fairness.key_hashes import NO_KEY, KeyHashes, hash_of
+from heapline.core.fairness.keys import NO_KEY, KeyHashes, hash_of
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import RunHeap
 from heapline.core.now import Now
@@ -126,7 +126,7 @@ def test_new_key_is_served_in_turn_however_long_the_queues_of_others_are(
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), min_size=1, max_size=8))
-def test_keys_that_all_have_messages_waiting_are_served_alike(batches: list[tuple[str, int]]) -> None:
+def test_keys_with_waiting_messages_are_served_equally(batches: list[tuple[str, int]]) -> None:
     line = Line()
     owner: dict[int, str] = {}
     for key, count in batches:
@@ -149,7 +149,7 @@ def test_turns_stop_at_the_highest_and_never_reach_the_priority() -> None:
     assert (Ordering.with_turns(column(-1, 0, 0), turns) >> 42).tolist() == [-1, 0, 0]
 
 
-def test_what_time_has_passed_is_forgotten() -> None:
+def test_turns_behind_virtual_time_are_forgotten() -> None:
     with mock.patch.object(turns, "_TABLE_MIN", 16):
         line = Line()
         fair = line.p.fair
@@ -165,7 +165,7 @@ def test_what_time_has_passed_is_forgotten() -> None:
     assert len(line.p.key_hashes or ()) == 0
 
 
-def test_priority_that_a_message_has_is_not_forgotten() -> None:
+def test_priority_in_use_is_not_forgotten() -> None:
     with mock.patch.object(turns, "_TABLE_MIN", 4):
         line = Line()
         line.enqueue("a", 3)
@@ -200,7 +200,7 @@ def test_rank_counts_priorities_only_where_keys_take_turns() -> None:
 
 
 @pytest.mark.parametrize("blocked", [1_000, 30_000])
-def test_blocked_messages_are_not_looked_at_again(blocked: int) -> None:
+def test_blocked_messages_are_searched_once(blocked: int) -> None:
     """The work of pops does not grow with the number of messages that are blocked."""
     line = Line(max_inflight_per_key=1)
     line.enqueue("blocked", blocked)
@@ -241,7 +241,7 @@ def test_equal_entries_of_a_rescheduled_message_do_not_keep_another_one_parked()
     rig.everywhere()
 
 
-def test_message_behind_one_that_expired_is_not_parked_for_ever() -> None:
+def test_message_behind_an_expired_one_is_unparked() -> None:
     rig = Rig(fairness="keys", max_inflight_per_key=1)
     first, _, last = rig.enqueue(
         Outgoing(b"", fairness_key="a"), Outgoing(b"", fairness_key="a", ttl=1.0), Outgoing(b"", fairness_key="a")
@@ -257,7 +257,7 @@ def test_message_behind_one_that_expired_is_not_parked_for_ever() -> None:
 
 @pytest.mark.parametrize("few", [1, 256])
 def test_record_of_a_parked_message_can_be_moved(few: int) -> None:
-    with mock.patch("heapline.core.fairness.blocked_keys.FEW_ROWS_MAX", few):
+    with mock.patch("heapline.core.fairness.keys.FEW_ROWS_MAX", few):
         rig = Rig(fairness="keys", max_inflight_per_key=1)
         ids = rig.enqueue(*[Outgoing(b"", fairness_key="a")] * 4)
         assert rig.pop(4) == ids[:1]
@@ -310,8 +310,8 @@ def test_journal_replays_whatever_the_limit_is_now(limit_now: int) -> None:
     st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(0, 60), max_size=6)), max_size=20),
     st.booleans(),
 )
-def test_key_hashes_are_those_of_a_dict(steps: list[tuple[int, list[int]]], compact: bool) -> None:
-    with mock.patch("heapline.core.fairness.key_hashes._GONE_MIN", 0 if compact else 1024):
+def test_key_hashes_agree_with_a_dict(steps: list[tuple[int, list[int]]], compact: bool) -> None:
+    with mock.patch("heapline.core.fairness.keys._GONE_MIN", 0 if compact else 1024):
         found, model, id = KeyHashes(), dict[int, int](), 0
         for count, gone in steps:
             new = {id + i + 1: (id + i) % 7 for i in range(count)}
@@ -338,7 +338,7 @@ def test_hash_of_a_fairness_key_never_changes() -> None:
 # -- off ---------------------------------------------------------------------------------------------------------------
 
 
-def test_topic_without_fairness_keeps_nothing_of_it() -> None:
+def test_topic_without_fairness_keeps_no_fairness_state() -> None:
     topic = Topic("jobs", TopicConfig(), NOW, middle)
     (p,) = topic.partitions
     assert (topic.fair, p.fair, p.key_hashes) == (None, None, None)

@@ -18,7 +18,7 @@ from heapline.core.events import (
     decode_events,
     encode_event,
 )
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Groups
 from heapline.core.groups.stream import StreamRows
 from tests.unit.core.group_model import i64, spread
 from tests.unit.core.group_rig import DAY, FIRM, NOW, Rig, offsets_of, page
@@ -69,7 +69,7 @@ def test_repeated_ack_succeeds_and_changes_nothing() -> None:
     assert len(rig.log) == before
 
 
-def test_ack_of_what_is_not_held_is_told_and_changes_nothing() -> None:
+def test_ack_of_rows_not_held_is_reported_and_changes_nothing() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3), credits=1)
     assert rig.ack(2, 77) == [2, 77]
@@ -107,7 +107,7 @@ def test_ten_groups_share_the_columns_of_the_rows() -> None:
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
-def test_nacked_row_comes_again_after_its_back_off_before_new_ones() -> None:
+def test_nacked_row_is_redelivered_after_its_backoff_before_new_rows() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3, 4), credits=2)
     (event,) = rig.nack(1)
@@ -156,7 +156,7 @@ def dead_row(rig: Rig, offset: int, *others: int) -> None:
     assert isinstance(event, GroupDead)
 
 
-def test_row_past_its_retries_is_a_dead_letter_and_the_group_goes_on() -> None:
+def test_row_without_retries_left_is_a_dead_letter_and_the_group_continues() -> None:
     rig = Rig()
     dead_row(rig, 1, 2)
     (letter,) = rig.group.partitions[0].dead.items()
@@ -176,13 +176,13 @@ def test_dead_letter_holds_its_message_until_it_is_deleted() -> None:
     assert rig.group.partitions[0].decide_delete_dead(i64([1]), NOW) is None
 
 
-def test_late_ack_of_a_dead_letter_is_told() -> None:
+def test_late_ack_of_a_dead_letter_is_reported() -> None:
     rig = Rig()
     dead_row(rig, 1)
     assert rig.ack(1) == [1]
 
 
-def test_replayed_dead_letter_comes_again_and_moves_no_offset_back() -> None:
+def test_replayed_dead_letter_is_redelivered_and_moves_no_offset_back() -> None:
     rig = Rig()
     dead_row(rig, 1, 2)
     rig.ack(2)
@@ -202,7 +202,7 @@ def test_replayed_dead_letter_comes_again_and_moves_no_offset_back() -> None:
 # -- crashes and resets --------------------------------------------------------------------------------------------
 
 
-def test_what_a_crash_cut_short_comes_again_and_is_no_failure() -> None:
+def test_deliveries_cut_by_a_crash_are_repeated_without_a_failure() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3, 4, 5))
     rig.ack(2, 4)
@@ -223,7 +223,7 @@ def test_lag_is_known_after_a_crash_before_any_row_is_read() -> None:
     assert rig.group.partitions[0].lag(10) == 6
 
 
-def test_snapshot_gives_the_state_back() -> None:
+def test_snapshot_restores_the_groups() -> None:
     rig = Rig()
     dead_row(rig, 1, 2, 3, 4)
     rig.ack(3)
@@ -241,7 +241,7 @@ def test_snapshot_of_a_newer_version_is_refused() -> None:
         Groups.from_state({"version": 2, "groups": []})
 
 
-def test_reset_delivers_again_from_there_and_forgets_failures() -> None:
+def test_reset_redelivers_from_the_offset_and_forgets_failures() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3))
     rig.ack(1)
@@ -252,7 +252,7 @@ def test_reset_delivers_again_from_there_and_forgets_failures() -> None:
     assert rig.take(page(1, 2, 3)) == [(1, 1), (2, 1), (3, 1)]
 
 
-def test_reset_forward_skips_what_lies_between() -> None:
+def test_reset_forward_skips_the_rows_between() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3), credits=1)
     rig.record(0, rig.group.partitions[0].decide_reset(3, 2, NOW))
@@ -275,11 +275,11 @@ def test_group_without_members_holds_the_journal_for_seven_days() -> None:
     assert rig.groups.holds_below(0, NOW + 7 * DAY) is None
 
 
-def test_group_with_members_holds_the_journal_for_ever() -> None:
+def test_group_with_members_holds_the_journal_forever() -> None:
     assert Rig().groups.holds_below(0, NOW + 1000 * DAY) == 0
 
 
-def test_slowest_group_decides_what_is_held() -> None:
+def test_slowest_group_decides_what_the_journal_keeps() -> None:
     rig = Rig()
     for p, event in Groups.decide_create("fast", FIRM, [(0, 50, 50)], NOW):
         rig.record(p, event)
@@ -307,12 +307,12 @@ def test_deleted_group_is_gone_and_holds_nothing() -> None:
     assert rig.groups.holds_below(0, NOW) is None
 
 
-def test_group_with_a_bad_setting_is_refused() -> None:
+def test_group_with_an_invalid_setting_is_rejected() -> None:
     with pytest.raises(BadRequest, match="ack_timeout"):
         Groups.decide_create("g", GroupConfig(ack_timeout=0), [(0, 0, 0)], NOW)
 
 
-def test_moved_records_are_delivered_from_their_new_place() -> None:
+def test_moved_records_are_delivered_from_their_new_position() -> None:
     rig = Rig()
     dead_row(rig, 1, 2, 3)
     rig.nack(2, now=NOW)

@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from heapline.contract.config import Backoff, GroupConfig
 from heapline.core.events import AnyEvent, GroupDead, GroupDeadReplayed, GroupFailed, decode_events, encode_event
-from heapline.core.groups.group import Group
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Group, Groups
 from tests.unit.core.group_model import Failed, Model, i64, spread
 
 NAMES = ("a", "b", "c")

@@ -217,7 +217,7 @@ def test_million_scale_shape_keeps_few_runs_and_few_bytes() -> None:
     assert verdict.first_ids.tolist() == list(range(32_000))
 
 
-def test_expired_keys_give_their_memory_back_in_bounded_steps() -> None:
+def test_memory_of_expired_keys_is_freed_in_bounded_steps() -> None:
     window = KeyWindow(_recent_max=64, _at_once_max=256)
     for start in range(0, 6_400, 64):
         record(window, many(start, 64), start, expires_at=100 if start % 256 else 1000)
@@ -264,7 +264,7 @@ def test_recovery_that_only_records_also_keeps_the_later_row_of_a_key(recent: in
     ]
 
 
-def test_run_that_expires_while_it_is_being_merged_does_no_harm() -> None:
+def test_run_may_expire_while_it_is_merged() -> None:
     window = KeyWindow(_recent_max=500, _at_once_max=8)
     record(window, many(0, 600), 0, expires_at=100)
     record(window, many(600, 500), 600, expires_at=1000)

@@ -36,7 +36,7 @@ def test_clock_set_back_never_repeats_an_id() -> None:
     assert (unix_ms_of(after) == NOW).all()
 
 
-def test_ids_go_on_above_the_last_one_after_a_restart_with_a_slow_clock() -> None:
+def test_ids_continue_above_the_last_after_a_restart_with_a_slow_clock() -> None:
     maker = IdMaker(1)
     made = maker.take(4096, NOW)
     assert maker.last == made[-1]
@@ -89,7 +89,7 @@ def test_id_of_another_partition_is_refused_as_last() -> None:
 
 
 @pytest.mark.parametrize("partition", [-1, PARTITIONS_MAX])
-def test_partition_that_does_not_fit_is_refused(partition: int) -> None:
+def test_partition_number_out_of_range_is_rejected(partition: int) -> None:
     with pytest.raises(BadRequest):
         IdMaker(partition)
 
@@ -177,6 +177,6 @@ def test_integer_spelling_is_accepted(spelling: str | int) -> None:
 
 
 @pytest.mark.parametrize("spelling", [-1, 1 << 63, str(1 << 63), "-1", "+1", "1_0", "", " 1", "٣", True, 1.0, None])
-def test_what_is_no_id_is_refused(spelling: object) -> None:
+def test_invalid_ids_are_rejected(spelling: object) -> None:
     with pytest.raises(BadRequest):
         parse_id(spelling)

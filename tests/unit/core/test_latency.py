@@ -33,7 +33,7 @@ def test_tallies_add_up(some: list[float], others: list[float]) -> None:
     assert abs(parts.sum_ms - whole.sum_ms) < 1e-3
 
 
-def test_tally_stays_as_it_was_when_the_histogram_goes_on() -> None:
+def test_tally_does_not_change_with_later_observations() -> None:
     latency = Latency()
     before = latency.tally()
     latency.add(0.001)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core import leases
+from heapline.core.events import Grant
 from heapline.core.leases import DEADLINE, POSITION, LeaseTable
 
 COMMANDS = st.lists(
@@ -18,7 +19,7 @@ COMMANDS = st.lists(
 
 
 def grant(table: LeaseTable, ids: list[int], token: int, deadline: int, request: str | None = None) -> None:
-    table.grant(ids, token, [id << 20 for id in ids], [0] * len(ids), deadline, 0, "w", request)
+    table.grant(ids, token, [id << 20 for id in ids], [0] * len(ids), Grant(len(ids), deadline, "w", request), 0)
 
 
 def thaw(table: LeaseTable) -> LeaseTable:
@@ -26,7 +27,7 @@ def thaw(table: LeaseTable) -> LeaseTable:
 
 
 @given(COMMANDS)
-def test_deadlines_are_those_of_the_leases_that_are_held(commands: list[tuple[str, int, int]]) -> None:
+def test_deadlines_are_those_of_current_leases(commands: list[tuple[str, int, int]]) -> None:
     table, deadlines, token = LeaseTable(), dict[int, int](), 0
     for command, size, time in commands:
         held = sorted(deadlines)[:size]
@@ -57,7 +58,7 @@ def test_deadlines_are_those_of_the_leases_that_are_held(commands: list[tuple[st
     assert table.next_deadline() == min(deadlines.values(), default=None)
 
 
-def test_long_grant_is_remembered_where_it_was_left() -> None:
+def test_scan_of_a_long_grant_resumes_where_it_stopped() -> None:
     """Acks come from the front of a grant; looking for its deadline does not begin at the front each time."""
     table = LeaseTable()
     grant(table, list(range(1000)), 0, 50)
@@ -81,7 +82,7 @@ def test_tokens_tell_leases_of_one_message_apart() -> None:
     assert table.holds(1, 8)
 
 
-def test_repeated_request_gets_only_leases_that_still_stand() -> None:
+def test_repeated_request_returns_only_current_leases() -> None:
     table = LeaseTable()
     grant(table, [1, 2, 3], 10, 50, "r")
     table.take([2])
@@ -105,7 +106,7 @@ def test_oldest_requests_are_forgotten_first() -> None:
 
 def test_moved_record_keeps_the_attempts_of_its_lease() -> None:
     table = LeaseTable()
-    table.grant([1], 0, [(5 << 20) | 3], [0], 50, 0, None, None)
+    table.grant([1], 0, [(5 << 20) | 3], [0], Grant(1, 50, None, None), 0)
     table.replace_positions({1: 9 << 20, 2: 8 << 20})
     assert table.by_id[1][POSITION] == (9 << 20) | 3
     assert len(table) == 1

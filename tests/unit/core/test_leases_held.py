@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.core.events import Grant
 from heapline.core.leases import HOLDER, LeaseTable
 
 STEPS = st.lists(
@@ -21,7 +22,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_count_by_holder_is_that_of_the_leases_whatever_happens(steps: list[tuple[object, ...]]) -> None:
+def test_lease_count_per_holder_matches_the_leases(steps: list[tuple[object, ...]]) -> None:
     table, next_id = LeaseTable(), 1
     for step in steps:
         ids = sorted(table.by_id)
@@ -29,7 +30,7 @@ def test_count_by_holder_is_that_of_the_leases_whatever_happens(steps: list[tupl
             case ("grant", holder, int(count)):
                 new = list(range(next_id, next_id + count))
                 next_id += count
-                table.grant(new, new[0], [0] * count, [0] * count, 100, 0, holder, None)  # type: ignore[arg-type]
+                table.grant(new, new[0], [0] * count, [0] * count, Grant(count, 100, holder, None), 0)  # type: ignore[arg-type]
             case ("take", list(picks)) if ids:
                 table.take({ids[pick % len(ids)] for pick in picks})
             case ("extend", int(pick)) if ids:

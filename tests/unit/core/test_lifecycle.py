@@ -137,7 +137,7 @@ def test_transition_outside_the_table_is_noticed(monkeypatch: pytest.MonkeyPatch
         rig.cancel(id)
 
 
-def test_table_speaks_of_known_events_and_states() -> None:
+def test_table_names_known_events_and_states() -> None:
     kinds = set(KIND_NAMES.values())
     states = {*WAITING, *GONE, "leased", "dead"}
     assert KIND_NAMES[Cancelled] == "cancelled"

@@ -24,7 +24,7 @@ def test_strict_keys_order_as_the_mode_says_over_all_of_int64(mode: str, a: int,
 
 
 @given(MODES, INT64)
-def test_strict_key_gives_the_priority_back(mode: str, priority: int) -> None:
+def test_strict_key_yields_its_priority(mode: str, priority: int) -> None:
     ordering = Ordering(mode)
     assert ordering.priority(ordering.key(priority, 0)) == priority
 
@@ -81,7 +81,7 @@ def test_outermost_aged_key_fits_63_bits() -> None:
     assert key == Ordering("min", RATE_MAX).keys(np.array([PRIORITY_LIMIT]), np.array([late]))[0] < 1 << 63
 
 
-def test_aged_key_does_not_pretend_to_know_its_priority() -> None:
+def test_priority_of_an_aged_key_is_rejected() -> None:
     with pytest.raises(BadRequest):
         Ordering("min", 1.0).priority(5)
 

@@ -56,7 +56,7 @@ def test_lease_timeouts_count_as_deliveries() -> None:
     rig.everywhere()
 
 
-def test_no_dlq_drops_the_dead_and_says_so() -> None:
+def test_topic_without_dlq_drops_dead_messages_and_reports_it() -> None:
     rig = Rig(dlq=False, max_retries_default=0)
     (a,) = rig.enqueue(Outgoing(b""))
     rig.pop()
@@ -65,7 +65,7 @@ def test_no_dlq_drops_the_dead_and_says_so() -> None:
     rig.everywhere()
 
 
-def test_release_counts_no_attempt_and_is_ready_at_once() -> None:
+def test_released_message_is_ready_immediately_without_an_attempt() -> None:
     rig = Rig(max_retries_default=0)
     (a,) = rig.enqueue(Outgoing(b""))
     for _ in range(5):
@@ -88,7 +88,7 @@ def test_expired_lease_returns_message_at_original_priority() -> None:
 
 
 @pytest.mark.parametrize("wall", [False, True])
-def test_ttl_counts_from_the_moment_the_message_is_due(wall: bool) -> None:
+def test_ttl_counts_from_the_due_time(wall: bool) -> None:
     rig = Rig()
     due = {"deliver_at": from_ms(rig.now.wall + DAY)} if wall else {"delay": 86400}
     (a,) = rig.enqueue(Outgoing(b"", ttl=1, **due))
@@ -176,7 +176,7 @@ def test_ack_of_many_acks_all_it_can_and_names_the_lost() -> None:
     rig.everywhere()
 
 
-def test_ack_before_the_lease_expiry_is_recorded_is_good() -> None:
+def test_ack_before_the_lease_expiry_is_recorded_succeeds() -> None:
     rig = Rig()
     (a,) = rig.enqueue(Outgoing(b""))
     rig.pop(visibility=SECOND)
@@ -186,7 +186,7 @@ def test_ack_before_the_lease_expiry_is_recorded_is_good() -> None:
     rig.everywhere()
 
 
-def test_repeated_ack_succeeds_also_after_a_restart() -> None:
+def test_repeated_ack_succeeds_even_after_a_restart() -> None:
     rig = Rig()
     (a,) = rig.enqueue(Outgoing(b""))
     rig.pop()
@@ -230,7 +230,7 @@ def test_repeated_pop_finds_its_leases_by_request_id() -> None:
     assert rig.p.leases.request("r0") == [b]
 
 
-def test_reschedule_keeps_what_is_not_given() -> None:
+def test_reschedule_keeps_fields_that_are_not_given() -> None:
     rig = Rig()
     (a,) = rig.enqueue(Outgoing(b"", priority=7, delay=10, ttl=5))
     before = rig.model.messages[a].due
@@ -289,7 +289,7 @@ def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
     rig.everywhere()
 
 
-def test_dlq_replay_asks_no_dedup() -> None:
+def test_dlq_replay_ignores_dedup() -> None:
     rig = Rig(max_retries_default=0)
     (a,) = rig.enqueue(Outgoing(b"x", idempotency_key="k", idempotency_scope="until_ack"))
     rig.pop()
@@ -364,7 +364,7 @@ def test_topic_without_streams_records_only_how_many_fired() -> None:
     rig.everywhere()
 
 
-def test_what_was_enqueued_is_known_again_after_a_restart() -> None:
+def test_enqueued_identities_are_known_after_a_restart() -> None:
     rig = Rig()
     rig.open_producer("p")
     rig.enqueue(Outgoing(b"x", seq=1), Outgoing(b"y", seq=2, idempotency_key="k"), producer="p")

@@ -39,7 +39,7 @@ def test_key_that_moves_when_a_topic_grows_moves_to_a_new_partition(keys: list[b
     assert all(b == a or a >= few for b, a in zip(before.tolist(), after.tolist(), strict=True))
 
 
-def test_growing_by_many_at_once_is_growing_one_by_one() -> None:
+def test_growing_by_many_equals_growing_one_by_one() -> None:
     """Where a key lies depends on how many partitions there are, not on how that came about; its share moves."""
     before, after = place(KEYS, 4), place(KEYS, 10)
     share = len(KEYS) * 6 / 10

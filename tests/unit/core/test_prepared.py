@@ -45,7 +45,7 @@ def test_prepared_messages_are_live_and_invisible_until_the_commit() -> None:
     assert rig.pop(5) == ids[:1]
 
 
-def test_parts_that_the_commit_does_not_name_are_gone() -> None:
+def test_commit_drops_parts_that_it_does_not_name() -> None:
     rig = Rig()
     rig.prepare("b", "loser", Outgoing(b"x"))
     winner = rig.prepare("b", "winner", Outgoing(b"x"))
@@ -72,7 +72,7 @@ def test_messages_take_their_offsets_at_the_commit() -> None:
     assert rig.p.offset == offset + 6
 
 
-def test_message_that_fell_due_while_it_was_prepared_is_ready_after_the_next_tick() -> None:
+def test_message_that_became_due_while_prepared_is_ready_after_a_tick() -> None:
     rig = Rig()
     (late, ended) = rig.prepare("b", "1", Outgoing(b"x", delay=1), Outgoing(b"x", ttl=1))
     rig.advance(5 * SECOND)
@@ -194,7 +194,7 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
     assert not rig.p.prepared
 
 
-def test_commit_of_what_was_never_prepared_does_not_replay() -> None:
+def test_commit_of_unprepared_messages_does_not_replay() -> None:
     rig = Rig()
     with pytest.raises(Replay, match="batch_committed"):
         rig.p.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False), 0)

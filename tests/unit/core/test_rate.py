@@ -25,7 +25,7 @@ def test_no_second_hands_out_more_than_the_rate_and_the_burst(rate: float, steps
 
 @settings(max_examples=20)
 @given(RATES)
-def test_who_takes_all_there_is_gets_the_whole_rate(rate: float) -> None:
+def test_caller_that_takes_all_tokens_gets_the_full_rate(rate: float) -> None:
     bucket = TokenBucket(rate, 0)
     burst = bucket.room(0)
     bucket.take(burst)
@@ -42,7 +42,7 @@ def test_who_takes_all_there_is_gets_the_whole_rate(rate: float) -> None:
 
 
 @given(RATES, st.integers(0, 10_000))
-def test_it_says_when_the_next_message_may_go(rate: float, now: int) -> None:
+def test_bucket_returns_when_the_next_message_may_go(rate: float, now: int) -> None:
     bucket = TokenBucket(rate, 0)
     bucket.take(bucket.room(now))
     wait = bucket.next_in(now)
@@ -51,7 +51,7 @@ def test_it_says_when_the_next_message_may_go(rate: float, now: int) -> None:
     assert bucket.room(now + wait) >= 1
 
 
-def test_another_rate_holds_from_the_moment_it_is_set() -> None:
+def test_changed_rate_applies_immediately() -> None:
     bucket = TokenBucket(1000, 0)
     assert bucket.room(0) == 100
     bucket.change(10, 0)
@@ -62,7 +62,7 @@ def test_another_rate_holds_from_the_moment_it_is_set() -> None:
     assert bucket.room(150) == 51
 
 
-def test_time_that_stands_still_or_goes_back_brings_nothing() -> None:
+def test_time_that_stops_or_goes_back_adds_no_tokens() -> None:
     bucket = TokenBucket(10, 1000)
     bucket.take(1)
     assert (bucket.room(1000), bucket.room(0), bucket.next_in(0)) == (0, 0, 100)

@@ -115,7 +115,7 @@ def test_throttled_partition_takes_messages_but_serves_none() -> None:
     assert [delivery.leased for delivery in topic.spine.deliveries] == [((1, 1),)]
 
 
-def test_stats_tell_what_happened() -> None:
+def test_stats_count_updates_selections_and_refusals() -> None:
     topic = Topic(k=4, partitions=2)
     topic.enqueue(0, (1, 1))
     topic.enqueue(1, (4, 4))
@@ -130,7 +130,7 @@ def test_stats_tell_what_happened() -> None:
     assert stats.updates == sum(partition.updates for partition in stats.per_partition.values()) > 0
 
 
-def test_smaller_bound_holds_once_all_keep_its_budget_and_a_larger_one_at_once() -> None:
+def test_smaller_bound_waits_for_all_budgets_and_a_larger_one_does_not() -> None:
     topic = Topic(k=4, partitions=2)
     topic.spine.set_bound(1, 0)
     assert topic.spine.stats().bound == 4
@@ -149,12 +149,12 @@ def test_round_robin_takes_partitions_in_turn_and_promises_no_bound() -> None:
 
 
 @pytest.mark.parametrize("bad", [lambda: Spine(1, [0], 0, at=0), lambda: Spine(0, [0], 1, at=0)])
-def test_bad_spine_is_refused(bad: object) -> None:
+def test_invalid_spine_is_rejected(bad: object) -> None:
     with pytest.raises(BadRequest):
         bad()  # type: ignore[operator]
 
 
-def test_bad_calls_are_refused() -> None:
+def test_invalid_calls_are_rejected() -> None:
     spine = Topic(1, 2).spine
     calls = [(spine.pop, 0), (spine.add, 1), (spine.unthrottle, 7), (spine.set_bound, 0)]
     for call, argument in calls:
@@ -183,7 +183,7 @@ def request(publisher: Publisher, number: int, n: int = 1) -> LeaseRequest:
     return LeaseRequest(1, publisher.durable.boot, number, n, NOTHING, 0)
 
 
-def test_doubled_request_gets_the_same_leases_again() -> None:
+def test_duplicated_request_gets_the_same_leases() -> None:
     publisher, queue = opened([(1, 1), (2, 2)])
     publisher.receive(request(publisher, 1), 0)
     publisher.receive(request(publisher, 1), 0)
@@ -204,7 +204,7 @@ def test_leases_are_found_again_after_a_restart_and_not_made_again() -> None:
     assert queue.ready == [(2, 2)]
 
 
-def test_restarted_partition_refuses_what_its_last_boot_was_asked_and_numbers_onwards() -> None:
+def test_restarted_partition_refuses_requests_to_its_last_boot() -> None:
     publisher, queue = opened([(1, 1)])
     asked = request(publisher, 7)
     again = Publisher(queue, publisher.durable)
@@ -242,7 +242,7 @@ def test_held_message_can_be_withdrawn() -> None:
     assert publisher.held == [(4, 4)]
 
 
-def test_deposed_spine_does_nothing_any_more() -> None:
+def test_deposed_spine_is_inactive() -> None:
     topic = Topic(1, 2)
     topic.publishers[0].receive(OpenEpoch(5, 1, 0), 0)
     topic.publishers[0].outbox.clear()

@@ -48,7 +48,7 @@ class IndexNextToLists(RuleBasedStateMachine):
             for key in sorted(keys):
                 self.ids += 1
                 candidates.append((key, self.ids))
-            self.index.update(partition, candidates, 0)
+            self.index.update(partition, candidates)
             self.shown[partition] = candidates[: self.index.fan_out]
             self.full.discard(partition)
             if len(candidates) >= self.index.fan_out:
@@ -110,13 +110,13 @@ TestIndexNextToLists = IndexNextToLists.TestCase
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=600))
-def test_stale_entries_do_not_pile_up(updates: list[tuple[int, int]]) -> None:
+def test_stale_entries_are_bounded(updates: list[tuple[int, int]]) -> None:
     index = SpineIndex()
     for partition in range(4):
         index.add(partition)
     heads: dict[int, tuple[int, int]] = {}
     for id, (partition, key) in enumerate(updates):
-        index.update(partition, [(key, id)], 0)
+        index.update(partition, [(key, id)])
         heads[partition] = (key, id)
         assert len(index._heap) <= 64 + 4 * 4 + 1
     best = min(((key, id, partition) for partition, (key, id) in heads.items()), default=None)
@@ -127,20 +127,11 @@ def test_selection_stops_where_a_partition_may_hold_something_better() -> None:
     index = SpineIndex(fan_out=2)
     for partition, candidates in {1: [(1, 1), (2, 2)], 2: [(9, 9)]}.items():
         index.add(partition)
-        index.update(partition, candidates, 0)
+        index.update(partition, candidates)
     assert index.select(3) == [(1, 1, 1), (1, 2, 2)]  # partition 1 may have a 3
     assert index.hungry == {1}
-    index.update(1, [(3, 3)], 1)
+    index.update(1, [(3, 3)])
     assert index.select(9) == [(1, 3, 3), (2, 9, 9)]
-
-
-def test_confirmed_candidate_is_no_younger() -> None:
-    index = SpineIndex(fan_out=2)
-    index.add(1)
-    index.update(1, [(5, 50)], 100)
-    index.update(1, [(4, 40), (5, 50)], 200)
-    shown = index.shown(1)
-    assert (shown.since, shown.confirmed_at, shown.updates) == ({40: 200, 50: 100}, 200, 2)
 
 
 @pytest.mark.parametrize(
@@ -148,16 +139,14 @@ def test_confirmed_candidate_is_no_younger() -> None:
     [
         lambda index: SpineIndex(0),
         lambda index: index.add(1),
-        lambda index: index.add(2, weight=0),
-        lambda index: index.set_weight(1, float("nan")),
         lambda index: index.remove(9),
-        lambda index: index.update(9, [], 0),
-        lambda index: index.update(1, [(2, 2), (1, 1)], 0),
+        lambda index: index.update(9, []),
+        lambda index: index.update(1, [(2, 2), (1, 1)]),
         lambda index: index.advance(1),
         lambda index: index.set_throttled(9, "x"),
     ],
 )
-def test_bad_call_is_refused_and_changes_nothing(call: Any) -> None:
+def test_invalid_call_is_rejected_and_changes_nothing(call: Any) -> None:
     index = SpineIndex(fan_out=4)
     index.add(1)
     with pytest.raises(BadRequest):

@@ -142,7 +142,7 @@ def test_heap_with_many_equal_entries_of_a_message_serves_it_once_among_others()
         rig.everywhere()
 
 
-def test_tick_passes_over_due_rows_that_are_all_stale() -> None:
+def test_tick_skips_due_rows_that_are_all_stale() -> None:
     rig = Rig()
     ids = rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(20)), Outgoing(b"", delay=2))
     for id in ids[:20]:
@@ -154,7 +154,7 @@ def test_tick_passes_over_due_rows_that_are_all_stale() -> None:
     rig.everywhere()
 
 
-def test_stale_entries_between_the_good_ones_are_passed_over_by_pops_of_any_size() -> None:
+def test_pops_of_any_size_skip_stale_entries() -> None:
     for size in (1, 2, 3, 7, 40):
         rig = Rig()
         ids = rig.enqueue(*(Outgoing(b"", priority=i // 3) for i in range(40)))
@@ -202,7 +202,7 @@ def test_few_touched_messages_among_many_are_found(how: str, monkeypatch: pytest
     rig.everywhere()
 
 
-def test_names_of_runs_that_are_gone_are_forgotten_with_the_next_snapshot() -> None:
+def test_next_snapshot_forgets_names_of_removed_runs() -> None:
     rig = Rig()
     for _ in range(5):
         rig.enqueue(*(Outgoing(b"", delay=1) for _ in range(3)), Outgoing(b""))
@@ -218,7 +218,7 @@ def test_names_of_runs_that_are_gone_are_forgotten_with_the_next_snapshot() -> N
         rig.pop(9)
 
 
-def test_end_of_life_from_before_a_reschedule_or_replay_is_passed_over() -> None:
+def test_ttl_from_before_a_reschedule_or_replay_is_ignored() -> None:
     rig = Rig(max_retries_default=0)
     a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b"", ttl=1))
     rig.reschedule(a, due=rig.now.steady + DAY)
@@ -231,7 +231,7 @@ def test_end_of_life_from_before_a_reschedule_or_replay_is_passed_over() -> None
     rig.everywhere()
 
 
-def test_end_of_life_on_one_clock_is_not_taken_for_the_same_number_on_the_other() -> None:
+def test_ttl_on_one_clock_does_not_end_at_the_same_time_of_the_other() -> None:
     rig = Rig()
     (a,) = rig.enqueue(Outgoing(b"", ttl=5))
     rig.reschedule(a, due=START + SECOND)
@@ -258,7 +258,7 @@ def test_expiry_of_a_reprioritised_message_stays_on_its_own_clock() -> None:
     rig.everywhere()
 
 
-def test_record_that_was_moved_after_its_message_went_stays_dead() -> None:
+def test_record_moved_after_its_message_was_removed_stays_dead() -> None:
     rig = Rig()
     a, b = rig.enqueue(Outgoing(b""), Outgoing(b""))
     rig.cancel(a)
@@ -333,7 +333,7 @@ def test_message_rescheduled_into_the_past_lives_its_ttl_from_now() -> None:
     assert rig.state_of(a) == "expired"
 
 
-def test_message_rescheduled_over_and_over_leaves_bounded_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_rescheduled_repeatedly_leaves_bounded_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "GARBAGE_ROWS_MIN", 8)
     rig = Rig()
     a, b = rig.enqueue(Outgoing(b"", ttl=100), Outgoing(b""))
@@ -370,7 +370,7 @@ def test_message_rescheduled_over_and_over_leaves_bounded_garbage(monkeypatch: p
     ],
     ids=lambda event: KIND_NAMES[type(event)],
 )
-def test_journal_that_does_not_fit_is_reported(event: AnyEvent) -> None:
+def test_inconsistent_journal_is_reported(event: AnyEvent) -> None:
     rig = Rig()
     rig.enqueue(Outgoing(b""))
     with pytest.raises(Replay):

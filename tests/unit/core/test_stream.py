@@ -40,7 +40,7 @@ def records(*dues: int) -> np.ndarray:
 PLACES = i64([1 << 13, 2 << 13, 3 << 13])
 
 
-def test_what_comes_without_delay_stands_in_the_stream_at_its_row() -> None:
+def test_message_without_delay_is_in_the_stream_at_its_row() -> None:
     event = Enqueued(0, 0, 3, 1)
     found = stream_of(event, 40, records(0, 9, 0), PLACES)
     assert [column.tolist() for column in found] == [[40, 42], [70, 72], [1 << 13, 3 << 13]]
@@ -48,25 +48,25 @@ def test_what_comes_without_delay_stands_in_the_stream_at_its_row() -> None:
     assert at_once.offsets.tolist() == [40, 41, 42]
 
 
-def test_what_a_batch_brings_without_delay_stands_at_its_commit() -> None:
+def test_batch_messages_without_delay_are_in_the_stream_at_the_commit() -> None:
     event = BatchCommitted(i64([70, 71, 72]), "b", ["p"], 1, 0, False, None, PLACES, bytes([1, 0, 1]))
     found = stream_of(event, 40)
     assert [column.tolist() for column in found] == [[40, 42], [70, 72], [1 << 13, 3 << 13]]
 
 
 @pytest.mark.parametrize("keys", [None, i64([1, 2, 3])], ids=["plain", "in turn"])
-def test_delayed_message_stands_where_it_fires_and_a_workers_retry_does_not(keys: Any) -> None:
+def test_delayed_message_enters_the_stream_when_it_fires_not_at_a_retry(keys: Any) -> None:
     event = Fired(False, 1, i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), keys)
     assert stream_of(event, 10).offsets.tolist() == [10, 12]
 
 
 @pytest.mark.parametrize("keys", [None, i64([1, 2, 3])], ids=["plain", "in turn"])
-def test_message_that_had_its_place_gets_no_other_when_it_fires(keys: Any) -> None:
+def test_message_in_the_stream_is_not_added_again_when_it_fires(keys: Any) -> None:
     event = Fired(False, 1, i64([7, 8, 9]), i64([FIRST, RETRY, FIRST]), keys, bytes([0, 0, 1]))
     assert stream_of(event, 10).ids.tolist() == [7]
 
 
-def test_message_rescheduled_to_now_stands_where_that_was_recorded() -> None:
+def test_message_rescheduled_to_now_enters_the_stream_at_that_row() -> None:
     ids, nothing = i64([1, 2, 3, 4]), i64([0] * 4)
     fields = (
         ids, i64([FIRST, FIRST, FIRST, RETRY]), bytes([1, 0, 1, 1]), nothing, nothing, i64([0, 0, 99, 0]), nothing,
@@ -79,9 +79,7 @@ def test_message_rescheduled_to_now_stands_where_that_was_recorded() -> None:
 
 @pytest.mark.parametrize("fairness", ["none", "keys"])
 @pytest.mark.parametrize("how", ["live", "replayed", "thawed"])
-def test_ready_message_put_off_and_dead_letter_replayed_later_are_not_in_the_stream_again(
-    fairness: str, how: str
-) -> None:
+def test_delayed_again_messages_are_not_in_the_stream_twice(fairness: str, how: str) -> None:
     rig = Rig(fairness=fairness)
     put_off, dead, brought_forward = rig.enqueue(Outgoing(b""), Outgoing(b""), Outgoing(b""))
     (new,) = rig.enqueue(Outgoing(b"", delay=2.0))
@@ -112,7 +110,7 @@ def test_ready_message_put_off_and_dead_letter_replayed_later_are_not_in_the_str
         Fired(False, 1, count=3),
     ],
 )
-def test_what_workers_do_is_not_of_the_stream(event: AnyEvent) -> None:
+def test_worker_events_add_no_stream_rows(event: AnyEvent) -> None:
     assert not len(stream_of(event, 0).offsets)
 
 
@@ -138,7 +136,7 @@ def test_stream_is_counted_exactly_from_the_mark_before() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), max_size=12), st.integers(0, 70))
-def test_done_ranges_are_what_a_set_says(ranges: list[tuple[int, int]], edge: int) -> None:
+def test_done_ranges_agree_with_a_set(ranges: list[tuple[int, int]], edge: int) -> None:
     done, offsets = DoneRanges(), set[int]()
     for start, length in ranges:
         new = set(range(start, start + length)) - offsets
@@ -157,7 +155,7 @@ def test_done_ranges_are_what_a_set_says(ranges: list[tuple[int, int]], edge: in
     assert DoneRanges.from_state(done.to_state()).ends.tolist() == done.ends.tolist()
 
 
-def test_a_mark_after_an_offset_has_the_rows_below_it() -> None:
+def test_mark_after_an_offset_counts_the_rows_below_it() -> None:
     count = StreamCount()
     for start in range(0, 20_000, 1000):
         count.add(start, 1000)

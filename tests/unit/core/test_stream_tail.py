@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core.groups.deliveries import Columns
-from heapline.core.groups.stream_tail import StreamTail
+from heapline.core.groups.stream import StreamTail
 
 BATCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=20)
 
@@ -18,7 +18,7 @@ def rows_at(offset: int, count: int) -> Columns:
 
 
 @given(BATCHES, st.integers(0, 500), st.integers(1, 600))
-def test_tail_gives_all_rows_from_its_start_and_nothing_before(
+def test_tail_returns_all_rows_from_its_start_and_none_before(
     batches: list[tuple[int, int]], start: int, limit: int
 ) -> None:
     tail, end, model = StreamTail(5, 600), 5, list[int]()

@@ -17,7 +17,7 @@ import pytest
 from heapline.contract.message import Outgoing, from_ms
 from heapline.core.events import KIND_NAMES, Extended, decode_events
 from heapline.core.leases import DEADLINE
-from heapline.core.position import attempts_of
+from heapline.core.record import attempts_of
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START
 
@@ -152,12 +152,12 @@ def retold(text: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def test_there_are_transcripts() -> None:
+def test_transcripts_exist() -> None:
     assert len(TRANSCRIPTS) >= 3
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_transcript_is_true(path: Path) -> None:
+def test_transcript_matches_the_partition(path: Path) -> None:
     text = path.read_text()
     assert retold(text) == text
 

@@ -13,7 +13,7 @@ import numpy as np
 from heapline.contract.config import GroupConfig
 from heapline.core.events import AnyEvent, decode_events
 from heapline.core.groups.deliveries import Columns, join_columns
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Groups
 from heapline.core.groups.stream import stream_of
 from heapline.core.now import Now
 from heapline.engine.runner import TopicRunner

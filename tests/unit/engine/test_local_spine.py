@@ -50,7 +50,7 @@ class World:
 
     def add(self, number: int, key: int) -> None:
         self.last_id += 1
-        self.boxes[number].heap.push([key], [self.last_id], [self.last_id])
+        self.boxes[number].heap.push_one(key, self.last_id, self.last_id)
         self.rows[number].add((key, self.last_id))
         self.changed.add(number)
 

@@ -11,7 +11,7 @@ import pytest
 
 import heapline
 from heapline.contract.message import Outgoing, from_ms
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
+from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, settle, until
 

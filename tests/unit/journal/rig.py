@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import DirectoryLocked
-from heapline.core.position import size_class
+from heapline.core.record import size_class
 from heapline.journal.block import make_block, new_rows
 from heapline.journal.disk import SECTOR, Buffer, File, Lock
 from heapline.journal.journal import Journal

@@ -11,11 +11,11 @@ import heapline
 from heapline.contract.errors import JournalCorrupt, UnavailableError
 from heapline.journal.backup import LEASE_MS, TRIES, copy_topic
 from heapline.journal.disk import File, RealDisk
-from heapline.journal.reader_lease import read_leases
+from heapline.journal.log_bounds import Watermark, read_watermark
+from heapline.journal.reclaim import read_leases
 from heapline.journal.recovery import scan
 from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.snapshot import SnapshotStore
-from heapline.journal.watermark import Watermark, read_watermark
 
 NOW = 1_700_000_000_000
 

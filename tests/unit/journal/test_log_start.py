@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heapline.contract.errors import UnknownFormat
-from heapline.journal.log_start import log_start_path, raise_log_start, read_log_start
+from heapline.journal.log_bounds import log_start_path, raise_log_start, read_log_start
 from tests.simulation.fake_disk import FakeDisk
 
 VERSION_1 = bytes.fromhex(

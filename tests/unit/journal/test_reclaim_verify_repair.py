@@ -13,12 +13,10 @@ from heapline.journal import reclaim
 from heapline.journal.block import Block, make_block, new_rows
 from heapline.journal.disk import RealDisk
 from heapline.journal.journal import Journal
-from heapline.journal.reader_lease import ReaderLease, end_lease, read_leases, write_lease
-from heapline.journal.reclaim import SegmentHeld
+from heapline.journal.reclaim import ReaderLease, SegmentHeld, end_lease, read_leases, write_lease
 from heapline.journal.recovery import scan
-from heapline.journal.repair import repair
 from heapline.journal.snapshot import SnapshotStore
-from heapline.journal.verify import stats, verify
+from heapline.journal.verify import repair, stats, verify
 from tests.unit.journal.rig import PATH, MemoryDisk, PowerCut, contents, open_journal, write_units
 
 
@@ -134,7 +132,7 @@ def test_verify_checks_every_record_by_its_own_checksum() -> None:
     good = make_block(new_rows(2), None, [b"one", b"two"])
     spoiled = bytearray(good.data)
     spoiled[160 + 3] ^= 1  # the second payload, before the unit's own checksum is computed
-    journal.add_block(Block(bytes(spoiled), 2, 0, 6))
+    journal.add_block(Block(bytes(spoiled), 2, 0, 6, len(spoiled)))
     unit = journal.seal()
     assert unit is not None
     journal.commit(unit)

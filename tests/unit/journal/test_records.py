@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.journal.record_reader import MERGE_GAP_BYTES, OPEN_FILES_MAX
-from heapline.journal.records import CacheBudget
+from heapline.journal.records import MERGE_GAP_BYTES, OPEN_FILES_MAX, CacheBudget
 from tests.unit.journal.rig import PATH, MemoryDisk, commit, open_journal, put, write_units
 
 I64 = npt.NDArray[np.int64]

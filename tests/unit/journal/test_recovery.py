@@ -12,10 +12,10 @@ from crc32c import crc32c
 from heapline.contract.errors import CorruptionError, JournalCorrupt, UnknownFormat
 from heapline.journal.disk import SECTOR
 from heapline.journal.journal import Journal
+from heapline.journal.log_bounds import Watermark
 from heapline.journal.recovery import Scan, scan
 from heapline.journal.segment import SegmentHeader, parse_segment_header
 from heapline.journal.unit import Unit, crc_seed
-from heapline.journal.watermark import Watermark
 from heapline.journal.writer import SyncPolicy
 from tests.unit.journal.rig import (
     PATH,

@@ -15,11 +15,11 @@ from heapline.core.record import ROW
 from heapline.journal import unit as unit_module
 from heapline.journal.block import ROW_BYTES, make_block, new_rows, row_checks
 from heapline.journal.index import SegmentIndex
+from heapline.journal.log_bounds import Watermark
 from heapline.journal.sectors import all_zeros, sector_sums, sector_sums_of_parts
 from heapline.journal.segment import SegmentHeader
 from heapline.journal.unit import HEADER_BYTES, BadUnit, Frame, crc_seed, decode, parse_header, unit_nbytes
 from heapline.journal.unit_planner import UnitPlanner
-from heapline.journal.watermark import Watermark
 
 SEED = crc_seed(7, 1)
 

@@ -93,7 +93,7 @@ def test_missed_firings_are_returned_in_slices_completely() -> None:
     assert book.get("hourly").state.fired_count == 9
 
 
-def test_longest_overdue_comes_first_within_the_limit() -> None:
+def test_longest_overdue_schedule_is_taken_first_within_the_limit() -> None:
     book = Book()
     for name, cron in (("late", "50 12 * * *"), ("early", "40 12 * * *"), ("later", "0 13 * * *")):
         book.set(hourly(name, cron=cron), NOW)
@@ -101,7 +101,7 @@ def test_longest_overdue_comes_first_within_the_limit() -> None:
     assert [one.name for one in taken] == ["default/early", "default/late"]
 
 
-def test_record_that_comes_too_late_changes_nothing() -> None:
+def test_late_record_changes_nothing() -> None:
     book = with_hourly()
     (taken,) = book.take_due(HOURS[1])
     book.set(hourly(cron="30 * * * *"), HOURS[1])
@@ -150,7 +150,7 @@ def test_many_changes_leave_no_litter() -> None:
     assert fire(book, HOURS[1]) == [HOURS[1]]
 
 
-def test_thousands_of_schedules_are_asked_only_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_schedules_are_checked_only_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book()
     for i in range(3000):
         book.set(hourly(f"s{i}", cron=f"{i % 60} * * * *"), NOW)

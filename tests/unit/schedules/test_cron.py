@@ -180,7 +180,7 @@ def test_bad_expression_is_refused_and_its_field_named(cron: str, match: str) ->
 
 @given(st.text("0123456789*/,-LW#@ MONJAN¹", max_size=30))
 @settings(max_examples=150, deadline=None)
-def test_whatever_is_written_is_taken_or_refused(cron: str) -> None:
+def test_any_text_is_accepted_or_rejected(cron: str) -> None:
     with suppress(BadRequest):
         CronTimes(cron, "UTC").next(0)
 

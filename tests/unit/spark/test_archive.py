@@ -21,7 +21,7 @@ from heapline import open_sync
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import Outgoing
 from heapline.journal.disk import RealDisk
-from heapline.journal.log_start import read_log_start
+from heapline.journal.log_bounds import read_log_start
 from heapline.spark.jobs.archive import ArchiveResult, archive
 from heapline.spark.lake import files as layout
 from heapline.spark.lake.claims import Claim, LakeMoved, OtherIncarnation

@@ -8,7 +8,7 @@ from typing import Any
 from heapline import open_sync
 from heapline.contract.message import Outgoing
 from heapline.journal.disk import RealDisk
-from heapline.journal.reader_lease import read_leases
+from heapline.journal.reclaim import read_leases
 from heapline.spark.jobs.archive import _read_options, archive
 from heapline.spark.lake.maintenance import drop
 from heapline.spark.lake.rounds import Rounds

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from heapline.contract.errors import BadRequest
 from heapline.contract.ids import to_ulid
 from heapline.contract.message import Outgoing, from_ms
-from heapline.journal.log_start import log_start_path
+from heapline.journal.log_bounds import log_start_path
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.test_maintenance import churn, reclaim
 from tests.unit.spark.log_rig import planned, read_work, rows, table, values

@@ -14,8 +14,8 @@ import pytest
 from heapline.contract.message import Outgoing
 from heapline.engine import raw_log
 from heapline.engine.handlers.log import bounds
-from heapline.journal.log_start import log_start_path, read_log_start
-from heapline.journal.reader_lease import ReaderLease, write_lease
+from heapline.journal.log_bounds import log_start_path, read_log_start
+from heapline.journal.reclaim import ReaderLease, write_lease
 from heapline.spark.topic_log import DataLost
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.test_maintenance import BULK, churn, reclaim

@@ -33,11 +33,10 @@ from heapline.contract.ids import to_ulid
 from heapline.core.events import KIND_NAMES, Acked, BatchPrepared, Enqueued, decode_events
 from heapline.journal import Damage, Disk, Report, Unit, verify
 from heapline.journal.index import parse_index
+from heapline.journal.log_bounds import read_watermark, watermark_path
 from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.repair import Cut, find_good_part
 from heapline.journal.segment import index_path, numbered, segment_path
-from heapline.journal.verify import record_damage, salvage
-from heapline.journal.watermark import read_watermark, watermark_path
+from heapline.journal.verify import Cut, find_good_part, record_damage, salvage
 
 RECORD_ADVICE = "this message is never delivered, all others are; restore a backup to recover it"
 JOURNAL_ADVICE = "restore a backup, or give up everything after the damage with: heapline journal repair"

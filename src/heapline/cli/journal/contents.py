@@ -42,7 +42,7 @@ from heapline.engine.retention import Survey, held
 from heapline.engine.segment_survey import Surveyor
 from heapline.engine.topic import Topic
 from heapline.journal import Disk, LogReader, Unit
-from heapline.journal.reader_lease import read_leases
+from heapline.journal.reclaim import read_leases
 
 Row = dict[str, Any]
 #: Columns of an event -> the name of the value in one row.

@@ -20,7 +20,8 @@ import numpy as np
 
 from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
 from heapline.core.dedup.key_run import Columns, KeyRun, Merge, halves, in_order
-from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, I8, I64, NO_ID, U32, Verdict, find_twins, judge_twins
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, I8, NO_ID, U32, Verdict, find_twins, judge_twins
+from heapline.core.events import I64
 
 #: Scopes of a key.
 WINDOW, PENDING, UNTIL_ACK = range(3)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from heapline.core.dedup.verdict import I64, U32
+from heapline.core.dedup.verdict import U32
+from heapline.core.events import I64
 
 U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-I64 = npt.NDArray[np.int64]
+from heapline.core.events import I64
+
 I8 = npt.NDArray[np.int8]
 U32 = npt.NDArray[np.uint32]
 

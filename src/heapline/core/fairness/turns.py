@@ -14,7 +14,7 @@ message that is released or retried keeps its turn.
 dropped whenever a priority's table has doubled. V of a priority without messages is dropped in the same way.
 
 *Limit.* At most `limit` leases per key at a time, across all partitions; messages without a key are not limited. A
-partition parks waiting messages of a key that is at its limit (blocked_keys.py). This object records which partitions
+partition parks waiting messages of a key that is at its limit (keys.py). This object records which partitions
 have parked messages, so that the end of a lease returns as many as are allowed. No limit is in force before `settle`:
 during replay the events state what was leased, and the settings may have been different.
 
@@ -29,11 +29,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from heapline.core.fairness.key_hashes import NO_KEY
+from heapline.core.events import I64, Mask
+from heapline.core.fairness.keys import NO_KEY
 from heapline.core.order import TURN_BITS, TURN_MAX
-
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _TABLE_MIN = 1024  # tables below this size are not worth pruning
 _FREE = 1 << 40

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
+from heapline.core.events import I64
+
 _NONE: I64 = np.zeros(0, dtype=np.int64)
 
 

@@ -77,9 +77,14 @@ class Membership:
         return self._event(group, list(self.leases), partitions, self.targets, free, now)
 
     def _event(
-        self, group: str, members: Sequence[str], partitions: Iterable[int], targets: Mapping[int, str], free: Free,
+        self,
+        group: str,
+        members: Sequence[str],
+        partitions: Iterable[int],
+        targets: Mapping[int, str],
+        free: Free,
         now: int,
-    ) -> GroupMembers:  # fmt: skip
+    ) -> GroupMembers:
         owners = {}
         for p in partitions:
             owner, target = self.owners.get(p), targets.get(p)

@@ -25,9 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
-from heapline.core.heap.lanes import chained
 from heapline.core.heap.runs import (
     EMPTY,
     Column,
@@ -46,7 +44,7 @@ from heapline.core.heap.runs import (
     with_positions,
     without_ids,
 )
-from heapline.core.heap.tiers import Tiers
+from heapline.core.heap.tiers import Tiers, chained
 
 __all__ = ["Rows", "Run", "RunHeap"]
 
@@ -99,16 +97,17 @@ class RunHeap:
 
     def push(self, keys: Column, ids: Column, positions: Column) -> None:
         """Add rows in any order. The arrays are copied."""
-        rows = Rows(_column(keys), _column(ids), _column(positions))
-        size, have = len(rows.keys), self._end - self._at
-        if not size == len(rows.ids) == len(rows.positions):
+        size, have = len(keys), self._end - self._at
+        if not size == len(ids) == len(positions):
             raise ValueError("keys, ids and positions must have the same length")
-        if not self._tiers.rows and 0 < have <= min(self._front_rows - size, size * self._few_part):
+        if size == 1:
+            self.push_one(keys.item(), ids.item(), positions.item())
+        elif not self._tiers.rows and 0 < have <= min(self._front_rows - size, size * self._few_part):
             # A short queue is entirely in its front, and one sort covers both.
             self._work += size + have
-            self._set_front(merge_rows([cut(self._front, self._at, self._end), rows]))
+            self._set_front(merge_rows([cut(self._front, self._at, self._end), Rows(keys, ids, positions)]))
         elif size:
-            self._insert(sort_rows(*rows), may_wait=True)
+            self._insert(sort_rows(keys, ids, positions), may_wait=True)
 
     def push_one(self, key: int, id: int, position: int) -> None:
         singles = self._singles
@@ -202,14 +201,6 @@ class RunHeap:
         self._at += 1
         return block.pop()
 
-    def peek_until(self, n: int, key: int, id: int) -> Rows:
-        """Return the first n of the rows that are <= (key, id)."""
-        head = self.head()
-        if head is None or head > (key, id):
-            return EMPTY
-        rows = self.peek(n)
-        return cut(rows, 0, count_upto(rows, (key, id)))
-
     def count_below(self, key: int, id: int) -> int:
         """Return how many rows are < (key, id)."""
         bound = (key, id)
@@ -287,7 +278,7 @@ class RunHeap:
 
     def maintain(self, budget: int = 65536) -> bool:
         """Merge about `budget` rows; return whether more is left. It only affects speed."""
-        return self._tiers.maintain(budget)
+        return not self._tiers.is_settled and self._tiers.maintain(budget)
 
     def clear(self) -> list[Rows]:
         """Remove everything; return the rows as sorted pieces in any order."""
@@ -298,11 +289,12 @@ class RunHeap:
         return left
 
     def runs(self) -> list[Run]:
-        """Return the content as immutable runs. They share the arrays, so the cost is per run, not per row."""
-        runs = list(self._array_runs())
-        if self._singles:
-            runs.append(Run(next(self._serials), *rows_of(self._singles)))
-        return runs
+        """Return the content as immutable runs. They share the arrays, so the cost is per run, not per row.
+
+        Singles become part of a run first, so that a run keeps its serial from one call to the next.
+        """
+        self._flush_singles()
+        return list(self._array_runs())
 
     @classmethod
     def from_runs(cls, runs: Iterable[Run], **thresholds: int) -> RunHeap:
@@ -343,7 +335,3 @@ class RunHeap:
 
     def _front_run(self) -> Run:
         return Run(self._front_serial, *self._front, self._at)
-
-
-def _column(values: npt.ArrayLike) -> Column:
-    return np.asarray(values, dtype=np.int64)

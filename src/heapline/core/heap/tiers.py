@@ -1,6 +1,9 @@
 """Lanes of sorted runs, merged tier by tier in bounded slices.
 
-Theory of operation. A *merge* takes a few lanes of similar size and, slice by slice, moves their lowest rows to the
+Theory of operation. A *lane* is one sorted sequence of rows, held as a chain of immutable runs of bounded size. Rows
+leave a lane at its head and arrive at its tail, so a run is freed as soon as it has been read.
+
+A *merge* takes a few lanes of similar size and, slice by slice, moves their lowest rows to the
 tail of an output lane. Rows are moved, never duplicated: at any time each row is in exactly one lane, so readers,
 snapshots and further pushes need not know that a merge is pending. The output stays sorted because the rows left in the
 inputs are never below the moved ones, and readers only shorten lanes at their heads. A merge needs no extra space
@@ -14,10 +17,152 @@ This module does not know the front buffer, single rows, or what rows mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from heapline.core.heap.lanes import Lane, take_lowest
-from heapline.core.heap.runs import Bound, Rows, Run, copied, cut, join_rows, merge_rows
+from heapline.core.heap.runs import Bound, Rows, Run, copied, count_below, count_upto, cut, join_rows, merge_rows
+
+
+class Lane:
+    """One sorted sequence of rows: a current run, read up to `at`, and the runs after it."""
+
+    __slots__ = ("at", "end", "head", "later", "merging", "rows", "run", "share")
+
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
+        self.later: deque[Run] = deque()
+        self.run: Run | None = None
+        self.at = self.end = self.rows = 0  # in the current run; rows counts all runs
+        self.head: Bound = (0, 0)  # of the first row; only valid while there are rows
+        self.share = 0.0  # share of the last refill that came from this lane
+        self.merging = False
+        for run in runs:
+            self.append(run)
+
+    def append(self, run: Run) -> None:
+        """Add a run. None of its rows may be below the last row of the lane."""
+        self.rows += len(run.keys) - run.start
+        if self.run is None:
+            self._enter(run)
+        else:
+            self.later.append(run)
+
+    def take(self, count: int) -> Rows:
+        """Remove `count` rows from the current run, which must have that many left."""
+        run, start, stop = self.run, self.at, self.at + count
+        assert run is not None
+        assert stop <= self.end
+        self.rows -= count
+        if stop < self.end:
+            self.at = stop
+            self.head = run.keys.item(stop), run.ids.item(stop)
+        else:
+            self._next()
+        return Rows(run.keys[start:stop], run.ids[start:stop], run.positions[start:stop])
+
+    def take_run(self) -> Run:
+        """Remove the complete current run, cursor included, without touching its rows."""
+        assert self.run is not None
+        run = self.run._replace(start=self.at)
+        self.rows -= self.end - self.at
+        self._next()
+        return run
+
+    def take_last_run(self) -> Run:
+        assert self.run is not None
+        if not self.later:
+            return self.take_run()
+        run = self.later.pop()
+        self.rows -= len(run.keys) - run.start
+        return run
+
+    def last_run_rows(self) -> int:
+        if not self.later:
+            return self.end - self.at
+        return len(self.later[-1].keys) - self.later[-1].start
+
+    def current(self, limit: int) -> Rows:
+        """Return the next rows of the current run, at most `limit`, without removing them."""
+        assert self.run is not None
+        start, stop = self.at, min(self.at + limit, self.end)
+        return Rows(self.run.keys[start:stop], self.run.ids[start:stop], self.run.positions[start:stop])
+
+    def reset(self, runs: Iterable[Run]) -> None:
+        """Replace the content with these runs, in order."""
+        self.later.clear()
+        self.run, self.at, self.end, self.rows = None, 0, 0, 0
+        for run in runs:
+            self.append(run)
+
+    def count_below(self, bound: Bound) -> int:
+        count = 0
+        if self.rows and self.head < bound:
+            for run in self.runs():
+                below = count_below(run.rest(), bound)
+                count += below
+                if below < len(run.keys) - run.start:
+                    break
+        return count
+
+    def runs(self) -> Iterator[Run]:
+        if self.run is not None:
+            yield self.run._replace(start=self.at)
+            yield from self.later
+
+    def _enter(self, run: Run) -> None:
+        self.run, self.at, self.end = run, run.start, len(run.keys)
+        self.head = run.keys.item(run.start), run.ids.item(run.start)
+
+    def _next(self) -> None:
+        if self.later:
+            self._enter(self.later.popleft())
+        else:
+            self.run, self.at, self.end = None, 0, 0
+
+
+def take_lowest(lanes: Sequence[Lane], blocks: Sequence[int]) -> tuple[list[Rows], list[int]]:
+    """Remove the lowest rows of all lanes, at most blocks[i] of lane i; return the pieces and each lane's count.
+
+    Every lane offers a block of its current run. The lowest end of a block that has rows after it bounds what may be
+    taken. At least that block is taken completely, so there is always progress.
+    """
+    bound: Bound | None = None
+    for lane, block in zip(lanes, blocks, strict=True):
+        if (bound is None or lane.head < bound) and (lane.later or lane.at + block < lane.end):
+            run, stop = lane.run, min(lane.at + block, lane.end) - 1
+            assert run is not None
+            end = run.keys.item(stop), run.ids.item(stop)
+            if bound is None or end < bound:
+                bound = end
+    pieces, counts = [], []
+    for lane, block in zip(lanes, blocks, strict=True):
+        count = 0
+        if bound is None:
+            count = lane.end - lane.at
+        elif lane.head <= bound:
+            count = count_upto(lane.current(block), bound)
+        if count:
+            pieces.append(lane.take(count))
+        counts.append(count)
+    return pieces, counts
+
+
+def chained(runs: Iterable[Run]) -> list[Lane]:
+    """Return the fewest lanes that hold the given runs: each run follows one that ends at or below its first row."""
+    ends: list[tuple[Bound, int, Lane]] = []
+    for run in sorted(runs, key=_first):
+        if ends and ends[0][0] <= _first(run):
+            _, number, lane = heapq.heappop(ends)
+        else:
+            number, lane = len(ends), Lane()
+        lane.append(run)
+        heapq.heappush(ends, (run.last(), number, lane))
+    return [lane for _, _, lane in ends]
+
+
+def _first(run: Run) -> Bound:
+    return run.keys.item(run.start), run.ids.item(run.start)
+
 
 #: The minimum number of rows that a lane offers to a refill, whatever its previous share was.
 _BLOCK_ROWS_MIN = 16
@@ -83,7 +228,7 @@ class Tiers:
         self._fan_in = fan_in
         self._rank_bits = fan_in.bit_length() - 1
         self._small_count = 0  # small lanes added since the last merge of small lanes
-        self._settled = True  # no merge was due at the last check, and nothing changed since
+        self.is_settled = True  # no merge was due at the last check, and nothing changed since
 
     def add(self, rows: Rows) -> None:
         """Add a lane of sorted rows."""
@@ -101,7 +246,7 @@ class Tiers:
         lane.share = lane.rows / self.rows
         self.lanes.append(lane)
         if lane.rows >= self._small_rows:
-            self._settled = False
+            self.is_settled = False
             return
         self._small_count += 1
         if self._small_count >= self._fan_in:
@@ -144,7 +289,7 @@ class Tiers:
             if not any(lane.rows for lane in merge.inputs):
                 merge.output.merging = False
                 self.merges.remove(merge)
-                self._settled = False
+                self.is_settled = False
             self._drop_empty()
         return False
 
@@ -158,10 +303,10 @@ class Tiers:
             lane.reset(run for run in changed if run.start < len(run.keys))
         self.rows = sum(lane.rows for lane in self.lanes)
         self._drop_empty()
-        self._settled = False
+        self.is_settled = False
 
     def clear(self) -> None:
-        self.lanes, self.merges, self.rows, self._small_count, self._settled = [], [], 0, 0, True
+        self.lanes, self.merges, self.rows, self._small_count, self.is_settled = [], [], 0, 0, True
 
     def runs(self) -> Iterator[Run]:
         for lane in self.lanes:
@@ -169,7 +314,7 @@ class Tiers:
 
     def _next_merge(self) -> Merge | None:
         """Return the pending merge of the lowest rank; start one if a lower rank is due. Short merges go first."""
-        if not self._settled:
+        if not self.is_settled:
             self._begin_merge()
         return min(self.merges, key=lambda merge: merge.rank, default=None)
 
@@ -183,7 +328,7 @@ class Tiers:
         if due:
             lanes = by_rank[min(due)][: 2 * self._fan_in]
             self.merges.append(Merge(lanes, min(due), self.serials, self._run_rows))
-        self._settled = not self.merges
+        self.is_settled = not self.merges
 
     def _rank(self, rows: int) -> int:
         bits = self._rank_bits
@@ -204,7 +349,7 @@ class Tiers:
         lane = Lane((Run(next(self.serials), *merged),))
         lane.share = sum(each.share for each in small)
         self.lanes.append(lane)
-        self._settled = False
+        self.is_settled = False
 
     def _drop_empty(self) -> None:
         if any(not lane.rows for lane in self.lanes):

@@ -23,6 +23,7 @@ it reaches their marks again, so nothing fires twice. `ran_ahead` lists those sc
 
 from __future__ import annotations
 
+from datetime import datetime
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeVar
 
@@ -30,8 +31,8 @@ from msgspec.structs import replace
 
 from heapline.contract.cron import never
 from heapline.contract.errors import BadRequest, ResourceExhausted, ScheduleNotFound
-from heapline.contract.message import Outgoing
-from heapline.contract.schedules import Schedule, check_schedule, schedule_name
+from heapline.contract.message import Outgoing, from_ms
+from heapline.contract.schedules import Schedule, ScheduleInfo, check_schedule, schedule_name, short
 from heapline.core.schedules.records import (
     BookState,
     Record,
@@ -48,6 +49,8 @@ R = TypeVar("R", bound=Record)
 SCHEDULES_MAX = 100_000
 #: Longest sleep that `next_wake` returns, so that a changed clock is noticed.
 LOOK_AGAIN_MS = 10_000
+#: A schedule that is done this far ahead of the clock was fired by a clock that has since been set back.
+AHEAD_MS = 60_000
 
 
 class Taken(NamedTuple):
@@ -315,3 +318,27 @@ class Book:
     def _is_stale(self, entry: tuple[int, str]) -> bool:
         held = self._held.get(entry[1])
         return held is None or held.wake != entry[0]
+
+
+def schedule_info(standing: Standing, trouble: str | None, now: int) -> ScheduleInfo:
+    """Return the public form: seconds, datetimes and short names. `trouble` is why the last firing was not enqueued."""
+    state, schedule = standing.state, standing.state.schedule
+    problem = standing.problem or trouble
+    if problem is None and state.done_ms > now + AHEAD_MS:
+        done = from_ms(state.done_ms).isoformat(timespec="seconds")
+        problem = f"the clock was set back; it fires after {done}, or now if you delete and recreate it"
+    return ScheduleInfo(
+        name=short(schedule.name), topic=short(schedule.topic), cron=schedule.cron,
+        every=None if schedule.every_ms is None else schedule.every_ms / 1000,
+        tz=None if schedule.cron is None else schedule.tz, starts=_instant(schedule.starts_ms),
+        ends=_instant(schedule.ends_ms), misfire=schedule.misfire, grace=schedule.grace_ms / 1000,
+        makeup_max=schedule.makeup_max, payload=schedule.payload, priority=schedule.priority, key=schedule.key,
+        headers=schedule.headers, ttl=schedule.ttl, max_retries=schedule.max_retries,
+        fairness_key=schedule.fairness_key, next_at=_instant(standing.next_ms), fired_at=_instant(state.fired_ms),
+        fired_count=state.fired_count, paused_at=_instant(state.paused_ms), created_at=_instant(state.created_ms),
+        changed_at=_instant(state.changed_ms), problem=problem,
+    )  # fmt: skip
+
+
+def _instant(ms: int | None) -> datetime | None:
+    return None if ms is None else from_ms(ms)

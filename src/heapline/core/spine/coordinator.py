@@ -68,8 +68,28 @@ from heapline.core.spine.messages import (
     ToPartition,
     ToSpine,
 )
-from heapline.core.spine.stats import PartitionStats, SpineStats
 from heapline.core.spine.strategy import Strategy, rotation
+
+
+class PartitionStats(NamedTuple):
+    candidates: int
+    updates: int
+    selections: int
+    serving: bool
+    throttled: str | None
+
+
+class SpineStats(NamedTuple):
+    """Spine counters. `refusals` are requests that leased nothing; `bound` is the K in force, or None."""
+
+    partitions: int
+    available: int
+    candidates: int
+    updates: int
+    selections: int
+    refusals: int
+    bound: int | None
+    per_partition: dict[int, PartitionStats]
 
 
 def budget_for(k: int, partitions: int) -> int:
@@ -313,7 +333,7 @@ class Spine:
         for partition, member in list(self._unacknowledged.items()):
             assert member.seen is not None
             if self._may_acknowledge(partition, member.seen.head):
-                self._acknowledge(partition, member, member.seen, at)
+                self._acknowledge(partition, member, member.seen)
         if self._asked is None:
             if not self._is_settled:
                 self._reform()
@@ -333,10 +353,10 @@ class Spine:
             or head >= asked.message.limit
         )
 
-    def _acknowledge(self, partition: int, member: _Member, seen: Publish, at: int) -> None:
+    def _acknowledge(self, partition: int, member: _Member, seen: Publish) -> None:
         del self._unacknowledged[partition]
         member.acknowledged = seen.number
-        self._index.update(partition, [seen.head] if seen.head != NOTHING else [], at)
+        self._index.update(partition, [seen.head] if seen.head != NOTHING else [])
         self._send_acknowledge(partition, member)
 
     def _ask(self, at: int) -> None:

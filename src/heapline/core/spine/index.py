@@ -12,7 +12,7 @@ A partition that showed F candidates may hold more. Once they are used up, the q
 and no other candidate may be called the best. The partition is then `hungry`, and `select` stops. (The seed's sketch
 continued, and its bound of K·F fails for that reason.) A partition that showed fewer than F has shown all.
 
-This module does not know time beyond the `at` that is passed in, nor the purpose of a selection.
+This module does not know the time or the purpose of a selection.
 """
 
 from __future__ import annotations
@@ -38,12 +38,7 @@ class Shown:
 
     entries: list[_Entry] = field(default_factory=list)
     complete: bool = True
-    weight: float = 1.0
     throttled: str | None = None
-    confirmed_at: int | None = None
-    #: id → when it was first shown; confirming a candidate again does not reset its age.
-    since: dict[int, int] = field(default_factory=dict)
-    updates: int = 0
 
 
 class SpineIndex:
@@ -59,11 +54,10 @@ class SpineIndex:
 
     # --- partitions ---
 
-    def add(self, partition: int, *, weight: float = 1.0) -> None:
+    def add(self, partition: int) -> None:
         if partition in self._shown:
             raise BadRequest(f"partition {partition} is in the index already")
-        _check_weight(weight)
-        shown = self._shown[partition] = Shown(weight=weight)
+        shown = self._shown[partition] = Shown()
         self._available[partition] = shown.entries
 
     def remove(self, partition: int) -> None:
@@ -83,10 +77,6 @@ class SpineIndex:
             self._available[partition] = shown.entries
             self._stand(partition, shown)
 
-    def set_weight(self, partition: int, weight: float) -> None:
-        _check_weight(weight)
-        self._get(partition).weight = weight
-
     def shown(self, partition: int) -> Shown:
         return self._get(partition)
 
@@ -104,7 +94,7 @@ class SpineIndex:
 
     # --- candidates ---
 
-    def update(self, partition: int, candidates: Sequence[Place], at: int) -> None:
+    def update(self, partition: int, candidates: Sequence[Place]) -> None:
         """Set the partition's best candidates, best first, cut to F. Fewer than F means that it has no more."""
         shown = self._get(partition)
         fan_out = self.fan_out
@@ -112,10 +102,7 @@ class SpineIndex:
         if any(worse <= better for better, worse in pairwise(entries)):
             raise BadRequest(f"the candidates of partition {partition} are not in order: {list(candidates)}")
         entries.reverse()
-        since = shown.since
-        shown.since = {id: since.get(id, at) for _, id, _ in entries}
-        shown.entries, shown.complete, shown.confirmed_at = entries, len(entries) < fan_out, at
-        shown.updates += 1
+        shown.entries, shown.complete = entries, len(entries) < fan_out
         if shown.throttled is None:
             self._available[partition] = entries
             self._stand(partition, shown)
@@ -123,7 +110,7 @@ class SpineIndex:
     def clear(self, partition: int) -> None:
         """Remove the partition's candidates: it has nothing to offer."""
         shown = self._get(partition)
-        shown.entries, shown.complete, shown.since = [], True, {}
+        shown.entries, shown.complete = [], True
         self.hungry.discard(partition)
         if shown.throttled is None:
             self._available[partition] = shown.entries
@@ -218,8 +205,3 @@ class SpineIndex:
             return self._shown[partition]
         except KeyError:
             raise BadRequest(f"partition {partition} is not in the index: add it first") from None
-
-
-def _check_weight(weight: float) -> None:
-    if not 0 < weight < float("inf"):
-        raise BadRequest(f"a partition's weight is a number above 0, not {weight!r}")

@@ -1,4 +1,4 @@
-"""Strategies: choose the partition that serves next and the candidates that may be taken.
+"""Strategies: choose the partition that serves next.
 
     best_first    the best candidate of the topic; the bound K holds
     round_robin   the partitions in turn; the bound is given up
@@ -8,31 +8,20 @@
 batch is as fair as single pops. Within a partition, order is kept. They are deterministic and hold only a cursor or a
 credit per partition. A restart that loses it begins a new round, which is harmless.
 
-`Ages` are the limits on a candidate's age. A candidate that was *confirmed* longer ago than `max_staleness_ms` must be
-refreshed before it is taken. One that was *first shown* less than `min_freshness_ms` ago must not be taken yet: under
-best_first the pop waits, because a worse message would break the bound; under the other two the partition is skipped.
-The two times are separate on purpose: confirming a candidate does not reset its age.
-
-This module does not know messages, heaps or the protocol. Time is passed in.
+This module does not know messages, heaps, the protocol or the time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from heapline.contract.errors import BadRequest
-from heapline.core.spine.index import SpineIndex
 
 Strategy = Literal["best_first", "round_robin", "weighted"]
 STRATEGIES: tuple[Strategy, ...] = ("best_first", "round_robin", "weighted")
-
-
-# --- rotations --------------------------------------------------------------------------------------------------------
 
 
 class Plan(NamedTuple):
@@ -134,111 +123,3 @@ def rotation(strategy: Strategy, weights: Mapping[int, float] | None = None) -> 
     if strategy == "best_first":
         return None
     return RoundRobin() if strategy == "round_robin" else Weighted(weights)
-
-
-def bound_in_force(strategy: Strategy, k: int) -> int | None:
-    """Return the K that stats may promise."""
-    return k if strategy == "best_first" else None
-
-
-# --- age limits -------------------------------------------------------------------------------------------------------
-
-
-class Verdict(Enum):
-    TAKE = "take"
-    REFRESH = "refresh"
-    WAIT = "wait"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ages:
-    """Limits on a candidate's age in milliseconds; None means no limit."""
-
-    max_staleness_ms: int | None = None
-    min_freshness_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_staleness_ms", "min_freshness_ms"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise BadRequest(f"{name} is at least 0, or None for no limit, not {value}")
-
-    @property
-    def are_off(self) -> bool:
-        return self.max_staleness_ms is None and not self.min_freshness_ms
-
-    def judge(self, *, since: int, confirmed_at: int, now: int) -> Verdict:
-        """Check a candidate's age. Staleness comes first: the age of an outdated candidate does not matter."""
-        if self.max_staleness_ms is not None and now - confirmed_at > self.max_staleness_ms:
-            return Verdict.REFRESH
-        if now < self.takeable_at(since):
-            return Verdict.WAIT
-        return Verdict.TAKE
-
-    def takeable_at(self, since: int) -> int:
-        return since + (self.min_freshness_ms or 0)
-
-
-class Take(NamedTuple):
-    partition: int
-    key: int
-    id: int
-
-
-class Refresh(NamedTuple):
-    """Refresh the candidates of these partitions, update the index, and choose again."""
-
-    partitions: Sequence[int]
-
-
-class Wait(NamedTuple):
-    """Nothing may be taken before this time (None: until something is enqueued)."""
-
-    until: int | None
-
-
-def choose_best(index: SpineIndex, ages: Ages, now: int) -> Take | Refresh | Wait:
-    """Choose under best_first: the best candidate, or why it cannot be taken yet. Never choose a worse one."""
-    if index.hungry:
-        return Refresh(sorted(index.hungry))
-    best = index.best()
-    if best is None:
-        return Wait(None)
-    if not ages.are_off:
-        shown = index.shown(best[0])
-        since, confirmed_at = shown.since[best[2]], shown.confirmed_at or 0
-        verdict = ages.judge(since=since, confirmed_at=confirmed_at, now=now)
-        if verdict is Verdict.REFRESH:
-            return Refresh([best[0]])
-        if verdict is Verdict.WAIT:
-            return Wait(ages.takeable_at(since))
-    return Take(*best)
-
-
-class Eligible(NamedTuple):
-    """Choices of a rotation: partitions that may serve now, those to refresh first, and when to check again."""
-
-    partitions: list[int]
-    refresh: list[int]
-    look_again_at: int | None
-
-
-def eligible_partitions(index: SpineIndex, ages: Ages, now: int, among: Iterable[int] | None = None) -> Eligible:
-    """Return the partitions whose head may be taken under round_robin and weighted; the others are skipped."""
-    serve: list[int] = []
-    refresh: list[int] = []
-    later: list[int] = []
-    for partition in index.available if among is None else among:
-        shown = index.shown(partition)
-        if partition in index.hungry:
-            refresh.append(partition)
-        elif shown.entries:
-            since = shown.since[shown.entries[-1][1]]
-            verdict = ages.judge(since=since, confirmed_at=shown.confirmed_at or 0, now=now)
-            if verdict is Verdict.TAKE:
-                serve.append(partition)
-            elif verdict is Verdict.REFRESH:
-                refresh.append(partition)
-            else:
-                later.append(ages.takeable_at(since))
-    return Eligible(serve, refresh, min(later, default=None))

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
+from heapline.core.events import I64
+
 Key = tuple[int, int]
 
 DUE, KEY, ID, POSITION = range(4)
@@ -93,6 +94,10 @@ class Chunk:
 
     def live(self) -> I64:
         return self.rows[:, self.start :] if self.start else self.rows
+
+    def timers(self) -> Timers:
+        """Return the rows that are not consumed."""
+        return as_timers(self.live())
 
     def key_at(self, depth: int) -> Key:
         """Return (due, id) of the row `depth` rows after the cursor."""

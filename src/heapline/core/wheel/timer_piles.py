@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from heapline.core.wheel.timer_chunks import DUE, I64, I64_MAX, Chunk, Mint, Timers, as_timers, draw
+from heapline.core.events import I64
+from heapline.core.wheel.timer_chunks import DUE, I64_MAX, Chunk, Mint, Timers, as_timers, draw
 
 #: Takes the live rows of a chunk and returns their replacement: the same array if nothing changes.
 Change = Callable[[I64], I64]

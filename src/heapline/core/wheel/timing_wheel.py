@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import BadRequest
+from heapline.core.events import I64
 from heapline.core.wheel.timer_chunks import (
     DUE,
-    I64,
     I64_MAX,
     ID,
     POSITION,
@@ -44,17 +44,17 @@ class TimingWheel:
         self._mint = Mint(_sizes or Sizes())
         self._layout = TimerLayout(self._mint, tick_ms, now // tick_ms + 1)
         self._now = now
-        self._count = 0
+        self.count = 0
         #: The earliest due time of all rows; None if it must be computed.
         self._first: int | None = None
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays held, including consumed rows that are not freed yet."""
-        if not self._count:
+        if not self.count:
             return 0
         arrays = (chunk.rows if chunk.rows.base is None else chunk.rows.base for chunk in self._layout.loose())
         loose = sum({id(array): array.nbytes for array in arrays}.values())
@@ -72,16 +72,16 @@ class TimingWheel:
 
     def _add(self, rows: I64) -> None:
         first = rows.item(DUE, 0)
-        if not self._count:
+        if not self.count:
             self._first = first
         elif self._first is not None:
             self._first = min(self._first, first)
-        self._count += rows.shape[1]
+        self.count += rows.shape[1]
         self._layout.place(rows)
 
     def next_wake(self) -> int | None:
         """Return when `due` may next return a row: at a full tick or, if rows are already due, at their time."""
-        if not self._count:
+        if not self.count:
             return None
         if self._first is None:
             self._first = self._layout.first()
@@ -121,7 +121,7 @@ class TimingWheel:
 
     def take(self, n: int) -> Timers:
         """Remove and return the first n rows in (due, id) order, regardless of time; all if there are fewer."""
-        wanted = n = max(0, min(n, self._count))
+        wanted = n = max(0, min(n, self.count))
         parts, stride, front = [], 0, self._layout.front
         while wanted:
             if not front.count:
@@ -131,7 +131,7 @@ class TimingWheel:
             rows = front.take(wanted)
             wanted -= rows.shape[1]
             parts.append(rows)
-        self._count -= n
+        self.count -= n
         self._first = None
         if len(parts) == 1:
             return as_timers(parts[0])
@@ -190,7 +190,7 @@ class TimingWheel:
             return kept
 
         self._layout.rewrite(change)
-        self._count -= dropped
+        self.count -= dropped
         self._first = None
         return dropped
 
@@ -198,7 +198,7 @@ class TimingWheel:
         """Remove all rows and return them, unordered."""
         held = [as_timers(chunk.live()) for chunk in self._layout]
         self._layout = TimerLayout(self._mint, self.tick_ms, self._layout.tick)
-        self._count, self._first = 0, None
+        self.count, self._first = 0, None
         return held
 
     # -- snapshots
@@ -220,7 +220,7 @@ class TimingWheel:
         wheel = cls(now, tick_ms, _sizes=_sizes)
         given = [Chunk(chunk.serial, chunk.rows, chunk.start) for chunk in chunks if chunk.count]
         wheel._mint.next_serial = max(next_serial, *(chunk.serial + 1 for chunk in given), 0)
-        wheel._count = sum(chunk.count for chunk in given)
+        wheel.count = sum(chunk.count for chunk in given)
         wheel._layout.restore(given)
         return wheel
 

@@ -19,11 +19,10 @@ from heapline.contract.errors import BadRequest, GroupExists, ResourceExhausted
 from heapline.contract.message import from_ms
 from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset, Offsets, Place
 from heapline.core.events import encode_event
-from heapline.core.groups.group import Group
+from heapline.core.groups.group import Group, Groups
 from heapline.core.groups.offsets import GroupOffsets
-from heapline.core.groups.registry import Groups
 from heapline.core.now import Now
-from heapline.core.position import size_bound
+from heapline.core.record import size_bound
 from heapline.engine import message_info
 from heapline.engine.groups.start_offsets import Start, check_place, is_there, resolve
 from heapline.engine.handlers.table import cursor_of, read_cursor

@@ -31,12 +31,11 @@ from heapline.core.events import (
     GroupReset,
     Moved,
 )
-from heapline.core.groups.registry import Groups
-from heapline.core.groups.stream import STREAM_KINDS, StreamCount, stream_of
-from heapline.core.groups.stream_tail import StreamTail
-from heapline.core.position import PositionLayout, attempts_of
+from heapline.core.groups.group import Groups
+from heapline.core.groups.stream import STREAM_KINDS, StreamCount, StreamTail, stream_of
+from heapline.core.live_map import SegmentPins
 from heapline.core.prepared import Prepared
-from heapline.core.segment_pins import SegmentPins
+from heapline.core.record import PositionLayout, attempts_of
 
 GROUP_KINDS = frozenset(
     (

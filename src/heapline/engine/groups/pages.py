@@ -23,8 +23,7 @@ from heapline.contract.stream import Payloads, Settles, StreamBatch
 from heapline.core.events import EMPTY, AnyEvent, Enqueued, decode_events
 from heapline.core.groups.deliveries import Columns, join_columns
 from heapline.core.groups.stream import STREAM_KINDS, StreamRows, stream_of
-from heapline.core.position import PositionLayout, size_bound, size_class
-from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, ROW
+from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, ROW, PositionLayout, size_bound, size_class
 from heapline.engine.delivery import split_small
 from heapline.journal.reader import LogReader, Place
 from heapline.journal.records import BadRecord, Records

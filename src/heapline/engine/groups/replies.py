@@ -20,7 +20,7 @@ from heapline.contract.stream import Fetched, StreamBatch
 from heapline.core.groups.group import Group, Share
 from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
-from heapline.core.position import attempts_of
+from heapline.core.record import attempts_of
 from heapline.engine.committer import refuse
 from heapline.engine.groups.fetch import FetchCall, Loose, only, split_share
 from heapline.engine.groups.page_store import page_of

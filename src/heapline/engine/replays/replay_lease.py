@@ -12,7 +12,7 @@ import secrets
 
 from heapline.clock import Clock
 from heapline.engine.runner import TopicRunner
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
+from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from heapline.logs import Log
 
 log = Log("heapline.replay")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heapline.contract.errors import BadRequest
-from heapline.core.position import PositionLayout
+from heapline.core.record import PositionLayout
 from heapline.engine.groups.pages import Load, Page, PageBuilder
 from heapline.engine.replays.ranges import Ranges
 from heapline.journal.reader import LogReader, Place

@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name, short
 from heapline.core.latency import Latency
-from heapline.core.schedules.book import Book, Taken
+from heapline.core.schedules.book import Book, Taken, schedule_info
 from heapline.core.schedules.records import ScheduleFired, ScheduleState
-from heapline.core.schedules.schedule_info import tell
 from heapline.engine.columns import check_one
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.firings import Sent, producer_of, send
@@ -286,7 +285,7 @@ class Scheduler:
 
     def _told(self, book: Book, name: str) -> ScheduleInfo:
         standing = book.get(name)
-        return tell(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
+        return schedule_info(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
 
     async def _change(self, name: str, change: Callable[[], bool]) -> ScheduleInfo:
         async with self._alone(name):

@@ -24,8 +24,7 @@ from heapline.contract.errors import RecordCorrupt
 from heapline.contract.ids import to_ulid
 from heapline.core.entries import DEAD, DELAYED, LEASED, READY
 from heapline.core.ids import partition_of
-from heapline.core.position import PositionLayout, attempts_of, size_bound
-from heapline.core.record import ROW
+from heapline.core.record import ROW, PositionLayout, attempts_of, size_bound
 from heapline.engine.state_rows import OWN_EXPIRY, OWN_PRIORITY, STATE, StateRows
 from heapline.journal.records import Records
 from heapline.spark.arrow import I64, chosen, moments, numbers, ulids

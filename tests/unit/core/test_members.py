@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from heapline.contract.config import Backoff, GroupConfig
-from heapline.core.groups.group import Share
-from heapline.core.groups.registry import Groups
+from heapline.core.groups.group import Groups, Share
 from tests.unit.core.group_model import i64, spread
 from tests.unit.core.group_rig import FIRM, NOW, Rig, page
 
@@ -20,7 +19,7 @@ def take_as(rig: Rig, member: str, now: int = NOW) -> list[Share]:
     return rig.group.take(member, 100, {p: page(1, 2, 3) for p in rig.group.partitions}, now)
 
 
-def test_partition_is_handed_over_only_when_nothing_of_it_is_out() -> None:
+def test_partition_is_handed_over_only_without_rows_in_flight() -> None:
     rig = Rig(partitions=2)
     assert [share.partition for share in take_as(rig, "m")] == [0, 1]
     rig.record(0, rig.group.decide_join("n", spread, NOW))
@@ -36,7 +35,7 @@ def test_partition_is_handed_over_only_when_nothing_of_it_is_out() -> None:
     assert take_as(rig, "n") == []
 
 
-def test_revoked_member_gets_nothing_more_of_the_partition() -> None:
+def test_revoked_member_gets_no_more_rows_of_the_partition() -> None:
     rig = Rig(partitions=2)
     rig.group.take("m", 2, {p: page(1, 2, 3) for p in (0, 1)}, NOW)
     rig.record(0, rig.group.decide_join("n", spread, NOW))
@@ -44,7 +43,7 @@ def test_revoked_member_gets_nothing_more_of_the_partition() -> None:
     assert not moving & {share.partition for share in take_as(rig, "m")}
 
 
-def test_leaving_member_gives_back_at_once_and_that_is_no_failure() -> None:
+def test_leaving_member_returns_rows_immediately_without_a_failure() -> None:
     rig = Rig(partitions=2)
     take_as(rig, "m")
     rig.record(0, rig.group.decide_join("n", spread, NOW))
@@ -70,7 +69,7 @@ def test_dead_members_rows_must_time_out_before_others_get_them() -> None:
     assert share.attempts.tolist() == [2, 2, 2]
 
 
-def test_after_a_restart_rows_wait_for_whoever_may_still_hold_them() -> None:
+def test_after_a_restart_rows_wait_for_members_that_may_hold_them() -> None:
     rig = Rig()
     take_as(rig, "m")
     rig.reopen(NOW + 10)
@@ -87,7 +86,7 @@ def test_after_a_restart_rows_wait_for_whoever_may_still_hold_them() -> None:
     assert share.attempts.tolist() == [1, 1, 1]
 
 
-def test_member_that_restarts_gets_its_rows_again_at_once() -> None:
+def test_restarted_member_gets_its_rows_again_immediately() -> None:
     rig = Rig()
     take_as(rig, "m")
     assert rig.group.decide_join("m", spread, NOW) is None
@@ -105,7 +104,7 @@ def test_join_moves_as_few_partitions_as_the_assignment_asks() -> None:
     assert len(moved) == 2
 
 
-def test_grown_topic_is_spread_anew() -> None:
+def test_partitions_are_reassigned_after_growth() -> None:
     rig = Rig()
     for p, event in Groups.decide_create("g", FIRM, [(1, 0, 0)], NOW):
         rig.record(p, event)

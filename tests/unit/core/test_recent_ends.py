@@ -17,7 +17,7 @@ def thaw(memory: GoneMemory) -> GoneMemory:
     return GoneMemory.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(memory.to_state())))
 
 
-def test_messages_that_went_one_by_one_keep_their_own_times() -> None:
+def test_messages_removed_one_by_one_keep_their_own_times() -> None:
     memory = GoneMemory()
     for id in range(5):
         memory.add(column(id), "acked", 100 + id, tokens=column(id + 50))
@@ -25,7 +25,7 @@ def test_messages_that_went_one_by_one_keep_their_own_times() -> None:
         assert [remembered.find(id) for id in range(5)] == [Departure("acked", 100 + id, None) for id in range(5)]
 
 
-def test_each_keeps_how_it_went_and_why() -> None:
+def test_each_end_keeps_its_kind_and_reason() -> None:
     memory = GoneMemory()
     memory.add(column(1), "dropped", 5, reason="boom")
     memory.add(column(2), "dropped", 5, reason="bang")
@@ -59,7 +59,7 @@ def test_oldest_are_forgotten_first_and_the_memory_is_bounded() -> None:
     assert len(memory.to_state()) <= 5, "singles gather"
 
 
-def test_one_large_departure_is_remembered_whole() -> None:
+def test_one_large_batch_is_remembered_completely() -> None:
     memory = GoneMemory(rows_max=10)
     memory.add(column(*range(100)), "purged", 5)
     assert memory.find(99) == ("purged", 5, None)

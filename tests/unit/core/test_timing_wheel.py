@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from heapline.contract.errors import BadRequest
 from heapline.core.wheel import timer_chunks
-from heapline.core.wheel.far_timers import Far
 from heapline.core.wheel.timer_chunks import I64_MAX, Mint, Sizes, sort_rows
+from heapline.core.wheel.timer_layout import Far
 from heapline.core.wheel.timing_wheel import Chunk, Timers, TimingWheel
 
 TINY = Sizes(slots=3, fan_bits=1, chunk_rows=8, head_rows=4, slice_rows=2)
@@ -47,7 +47,7 @@ def rows_of(wheel: TimingWheel) -> list[Row]:
     """Everything held, by way of the chunks."""
     held: list[Row] = []
     for chunk in wheel.chunks():
-        held.extend(listed(Timers(*(values[chunk.start :] for values in chunk.columns()))))
+        held.extend(listed(chunk.timers()))
     return sorted(held)
 
 
@@ -225,7 +225,7 @@ def test_rows_fire_at_most_one_tick_late_and_one_wake_up_a_tick_suffices(tick_ms
     assert wakes == len({-(-row[0] // tick_ms) for row in rows})
 
 
-def test_rows_already_due_ask_to_be_served_at_once() -> None:
+def test_rows_already_due_wake_immediately() -> None:
     wheel = TimingWheel(START)
     wheel.due(START + 130, 1)
     wheel.insert_one(START + 120, 0, 1, 0)
@@ -238,7 +238,7 @@ def test_rows_already_due_ask_to_be_served_at_once() -> None:
     assert wake <= START + 130
 
 
-def test_an_empty_wheel_asks_for_no_wake_up() -> None:
+def test_empty_wheel_has_no_wake() -> None:
     wheel = TimingWheel(START)
     assert wheel.next_wake() is None
     wheel.insert_one(START, 0, 1, 0)
@@ -428,7 +428,7 @@ def test_merging_far_runs_leaves_few_of_them_and_every_row() -> None:
     far = wheel._layout._far
     before = len(far._lanes)
     while wheel.maintain(500):
-        assert sum(len(chunk.ids) - chunk.start for chunk in wheel.chunks()) == 20_000
+        assert sum(chunk.count for chunk in wheel.chunks()) == 20_000
     assert before > 150
     assert len(far._lanes) <= 3 * 8
     assert wheel.take(20_000).dues.tolist() == sorted(dues.tolist())
@@ -444,12 +444,12 @@ def test_a_lane_stays_in_order_through_merges_of_merged_lanes() -> None:
             inputs = wheel._layout._far._inputs
             merged += any(len(lane.chunks) > 1 for lane in inputs)
             for lane in wheel._layout._far._lanes:
-                in_lane = [due for chunk in lane.chunks for due in chunk.dues[chunk.start :].tolist()]
+                in_lane = [due for chunk in lane.chunks for due in chunk.timers().dues.tolist()]
                 assert in_lane == sorted(in_lane)
     assert merged, "no merged lane was merged again"
 
 
-def test_a_merge_under_way_needs_little_memory_beside_the_rows() -> None:
+def test_merge_in_progress_needs_little_memory_beside_the_rows() -> None:
     wheel = TimingWheel(START, _sizes=Sizes(chunk_rows=8192))
     dues = START + YEAR + np.random.default_rng(5).integers(0, YEAR, 200_000)
     for part in np.split(dues, 200):
@@ -482,7 +482,7 @@ def test_columns_may_be_reused_by_the_caller_after_an_insert() -> None:
     assert wheel.due(START + 5, 5).dues.tolist() == [START, START + 1]
 
 
-def test_what_was_peeked_is_read_only_and_outlives_later_changes() -> None:
+def test_peeked_rows_are_read_only_and_outlive_later_changes() -> None:
     wheel = TimingWheel(START)
     insert(wheel, numbered([START] * 50))
     due = wheel.due(START, 20)
@@ -494,7 +494,7 @@ def test_what_was_peeked_is_read_only_and_outlives_later_changes() -> None:
     assert listed(due) == before
 
 
-def test_a_snapshot_stands_still_while_the_wheel_goes_on() -> None:
+def test_snapshot_does_not_change_with_the_wheel() -> None:
     wheel = TimingWheel(START, _sizes=TINY)
     rows = numbered(START + 77 * number for number in range(100))
     insert(wheel, rows)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core.depth_histogram import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, scaled
-from heapline.core.fairness.blocked_keys import Parking
+from heapline.core.fairness.keys import Parking
 from heapline.core.heap.run_heap import Run, RunHeap
 from heapline.core.now import Now
 from heapline.core.order import PRIORITY_LIMIT, Ordering
 from heapline.core.wheel.timer_chunks import Sizes
 from heapline.core.wheel.timing_wheel import TimingWheel
-from tests.unit.core.test_heap import TINY
 from tests.unit.core.test_order import urgency
+from tests.unit.core.test_run_heap import TINY
 
 NOW = Now(1_790_000_000_000, 1_790_000_005_000)
 TINY_WHEEL = Sizes(slots=4, fan_bits=1, chunk_rows=8, head_rows=4, slice_rows=4)
@@ -59,9 +59,7 @@ def test_buckets_cover_all_priorities_and_mirror_each_other() -> None:
     st.lists(PRIORITIES, max_size=6),
     st.integers(0, 60),
 )
-def test_depths_are_those_of_every_message_that_is_ready(
-    mode: str, batches: list[list[int]], singles: list[int], popped: int
-) -> None:
+def test_depths_count_every_ready_message(mode: str, batches: list[list[int]], singles: list[int], popped: int) -> None:
     ordering, heap, waiting, next_id = Ordering(mode), RunHeap(**TINY), list[tuple[int, int]](), 1
     for batch in [*batches, *([p] for p in singles)]:
         ids = np.arange(next_id, next_id + len(batch))
@@ -80,7 +78,7 @@ def test_depths_are_those_of_every_message_that_is_ready(
     st.sampled_from([0.001, 1.0, 1000.0]),
     st.lists(st.tuples(st.integers(-500, 500) | st.integers(-PRIORITY_LIMIT, PRIORITY_LIMIT), st.integers(0, 10**7))),
 )
-def test_depths_of_an_aging_topic_are_those_of_effective_priorities(
+def test_depths_of_an_aging_topic_use_effective_priorities(
     mode: str, rate: float, messages: list[tuple[int, int]]
 ) -> None:
     ordering, heap = Ordering(mode, rate), RunHeap()
@@ -99,7 +97,7 @@ def test_depths_of_an_aging_topic_are_those_of_effective_priorities(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(-3, 40 * 86400 * 1000) | st.integers(-3, 20_000)), max_size=80))
-def test_due_times_are_counted_as_by_looking_at_each(rows: list[tuple[bool, int]]) -> None:
+def test_due_histogram_equals_a_count_of_every_message(rows: list[tuple[bool, int]]) -> None:
     wheels = {wall: TimingWheel(NOW[wall], _sizes=TINY_WHEEL) for wall in (False, True)}
     expected = [0] * (len(DUE_WITHIN) + 1)
     for id, (wall, wait) in enumerate(rows):
@@ -111,9 +109,7 @@ def test_due_times_are_counted_as_by_looking_at_each(rows: list[tuple[bool, int]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=60), max_size=6), st.integers(0, 100))
-def test_oldest_is_never_younger_than_it_is_and_exact_while_nothing_was_taken(
-    batches: list[list[int]], popped: int
-) -> None:
+def test_oldest_ready_is_exact_until_rows_are_taken_and_never_too_young(batches: list[list[int]], popped: int) -> None:
     heap, rng = RunHeap(**TINY), np.random.default_rng(1)
     rows: list[tuple[int, int]] = []
     for batch in batches:
@@ -129,7 +125,7 @@ def test_oldest_is_never_younger_than_it_is_and_exact_while_nothing_was_taken(
     assert left == [] or (found is not None and oldest is not None and oldest <= found <= min(id for _, id in left))
 
 
-def test_oldest_is_forgotten_when_its_block_is_through() -> None:
+def test_oldest_ready_changes_when_its_block_is_consumed() -> None:
     heap = RunHeap()
     count = 3 * BLOCK_ROWS
     keys = np.arange(count)
@@ -146,7 +142,7 @@ def test_oldest_is_forgotten_when_its_block_is_through() -> None:
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1), st.integers(0, 1 << 40))
-def test_scaled_counts_keep_their_shares_and_have_the_sum_asked_for(counts: list[int], total: int) -> None:
+def test_scaled_counts_keep_their_shares_and_add_up_to_the_total(counts: list[int], total: int) -> None:
     if sum(counts):
         parts = scaled(counts, total).tolist()
         assert sum(parts) == total
@@ -194,14 +190,14 @@ def rows_read_by_census(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return Counted.rows_read
 
 
-def test_census_of_a_million_reads_hardly_more_rows_than_one_of_ten_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_a_million_rows_read_few_more_than_of_ten_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = rows_read_by_census(10_000, monkeypatch), rows_read_by_census(1_000_000, monkeypatch)
     assert 100 < few < 5000
     assert many < 5000, "of a million"
     assert many < 10 * few, "for a hundred times the messages: there are more runs, but not in proportion"
 
 
-def test_oldest_of_a_run_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_id_of_a_run_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     heap = RunHeap()
     ids = np.arange(100_000)
     heap.push(ids, ids, ids)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from heapline.contract.errors import BadRequest
 from heapline.core.live_map import LiveMap
-from heapline.core.position import ALIGN, SIZE_BOUNDS, PositionLayout, with_attempts
+from heapline.core.record import ALIGN, SIZE_BOUNDS, PositionLayout, with_attempts
 
 LAYOUT = PositionLayout(1 << 20)
 PLACES = (1 << 20) // ALIGN

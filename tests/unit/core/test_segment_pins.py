@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.segment_pins import SegmentPins
+from heapline.core.live_map import SegmentPins
 from tests.unit.core.group_model import i64
 
 BATCHES = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
@@ -17,9 +17,7 @@ def thaw(kept: SegmentPins) -> SegmentPins:
 
 
 @given(BATCHES, st.integers(0, 70), st.booleans())
-def test_segment_is_needed_exactly_while_a_row_from_there_on_points_into_it(
-    batches: list[list[int]], start: int, frozen: bool
-) -> None:
+def test_segment_is_needed_while_a_later_row_points_into_it(batches: list[list[int]], start: int, frozen: bool) -> None:
     kept, rows = SegmentPins(), list[tuple[int, int]]()
     for segments in batches:
         offsets = range(2 * len(rows), 2 * len(rows) + 2 * len(segments), 2)
