@@ -134,7 +134,7 @@ def test_name_that_does_not_exist_is_no_attribute() -> None:
     for module in (heapline, heapline.engine):
         with pytest.raises(AttributeError, match="no attribute 'conect'"):
             module.conect  # noqa: B018
-    assert heapline.engine.SyncBroker.__module__ == "heapline.engine.sync"
+    assert heapline.engine.SyncBroker.__module__ == "heapline.engine.broker"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from heapline.contract.errors import BadRequest, CorruptionError
 from heapline.engine.batches.decisions import NAMESPACE as SYSTEM
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog, Entry
-from heapline.engine.replays.files import FOLDER as REPLAYS
-from heapline.engine.replays.files import make_folder
+from heapline.engine.replays.jobs import FOLDER as REPLAYS
+from heapline.engine.replays.jobs import make_folder
 from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.journal import Disk, RealDisk
 from heapline.journal.backup import Copied, copy_topic

@@ -28,10 +28,16 @@ from heapline.core.events import Enqueued as EnqueuedEvent
 from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.placement import place
-from heapline.engine.calls import EVENT_BYTES_PER_ROW, EnqueueCall, Identity, batch_bytes_max, check_batch_bytes, gather
-from heapline.engine.columns import Columns
-from heapline.engine.old_placement import FormerPlaces
-from heapline.engine.shares import CallShare, give_turns
+from heapline.engine.columns import (
+    EVENT_BYTES_PER_ROW,
+    Columns,
+    EnqueueCall,
+    Identity,
+    batch_bytes_max,
+    check_batch_bytes,
+    gather,
+)
+from heapline.engine.duplicates import CallShare, FormerPlaces, give_turns
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.journal import Journal

@@ -1,23 +1,25 @@
 """Read a broker's metrics as plain numbers. Each topic is read in one event-loop step.
 
 Unlike `stats` this waits for no commit and needs no turn: it is for monitoring, and must answer when the disk does not.
-The server defines the metrics' public names.
+The server defines the metrics' public names. `TimedDisk` is a real disk that measures each fdatasync.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from threading import Lock
+from time import perf_counter
 from typing import NamedTuple
 
 from heapline.core.groups.group import Group
 from heapline.core.ids import unix_ms_of
-from heapline.core.latency import Tally
+from heapline.core.latency import Latency, Tally
 from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.scheduler import Scheduler
 from heapline.engine.stats import journal_usage
-from heapline.engine.timed_disk import TimedDisk
+from heapline.journal.disk import File, RealDisk, RealFile
 
 
 class PartitionMeasures(NamedTuple):
@@ -165,3 +167,37 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "group_timeouts": runner.streams.timeouts,
         "group_dead": counters.group_dead,
     }
+
+
+class TimedDisk(RealDisk):
+    def __init__(self) -> None:
+        self._syncs, self._lock = Latency(), Lock()
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        return self._timed(super().open(path, write=write))
+
+    def create(self, path: str) -> File:
+        return self._timed(super().create(path))
+
+    def _timed(self, file: File) -> File:
+        assert isinstance(file, RealFile)
+        return _TimedFile(self, file)
+
+    def synced(self, seconds: float) -> None:
+        with self._lock:  # several threads sync
+            self._syncs.add(seconds)
+
+    def tally(self) -> Tally:
+        with self._lock:
+            return self._syncs.tally()
+
+
+class _TimedFile(RealFile):
+    def __init__(self, disk: TimedDisk, file: RealFile) -> None:
+        super().__init__(file.path, file._fd)
+        self._disk = disk
+
+    def fdatasync(self) -> None:
+        began = perf_counter()
+        super().fdatasync()
+        self._disk.synced(perf_counter() - began)

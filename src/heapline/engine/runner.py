@@ -39,16 +39,15 @@ from heapline.contract.leases import Leased, Settled
 from heapline.core.events import I64
 from heapline.core.now import Now
 from heapline.core.rate import TokenBucket
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
 from heapline.engine.committer import give, refuse
-from heapline.engine.counters import Counters
 from heapline.engine.delivery import PopCall
 from heapline.engine.groups.service import StreamServing
 from heapline.engine.io import Io
-from heapline.engine.loaded_topic import LoadedTopic
-from heapline.engine.loader import Loader, Recovered
+from heapline.engine.loaded_topic import LoadedTopic, Loader, Recovered
 from heapline.engine.maintenance import Upkeep
 from heapline.engine.pop_replies import Handover
+from heapline.engine.stats import Counters
 from heapline.engine.turns import SETTLED, Turns
 from heapline.journal.records import Records
 from heapline.logs import Log

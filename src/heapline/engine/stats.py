@@ -1,19 +1,60 @@
-"""The `stats` of a topic."""
+"""The counters of a topic, and its `stats`. Counters survive a reload."""
 
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from heapline.contract.message import DepthBucket, DueBucket, LatencyHistogram, PartitionStats, SpineStats, TopicStats
 from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS
+from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
 from heapline.core.ids import unix_ms_of
-from heapline.core.latency import BOUNDS_MS
+from heapline.core.latency import BOUNDS_MS, Latency
 from heapline.core.now import Now
-from heapline.engine.counters import Counters
-from heapline.engine.runner import TopicRunner
+from heapline.core.partition import LEASE_EXPIRED
 from heapline.engine.topic import Topic
+
+if TYPE_CHECKING:
+    from heapline.engine.runner import TopicRunner
+
+
+class Counters:
+    """Totals since the topic was opened."""
+
+    def __init__(self) -> None:
+        self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
+        self.reloads = self.corrupt = 0
+        self.timeouts_last = 0  # leases that expired without retries left; `timeouts` are the others
+        self.enqueue = Latency()  # calls, from request to answer
+        self.pop = Latency()  # pops that got messages, without the time that they waited for one
+        self.commit = Latency()  # units: from handing to the disk until known to be durable
+        self.late = Latency()  # how late the engine handled planned timers
+        self.fired = Latency()  # delayed messages, including retries: from due to fired
+        self.rebalances = 0  # times that partitions were reassigned to the members of a group
+        self.group_dead = 0  # rows that became dead letters of groups
+        # Totals before the last reload; the loaded topic counts its own.
+        self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
+
+    def count(self, event: AnyEvent) -> None:
+        if isinstance(event, Acked):
+            self.acked += len(event.ids)
+        elif isinstance(event, Nacked):
+            self.nacked += len(event.ids)
+        elif isinstance(event, LeaseExpired):
+            self.timeouts += len(event.ids)
+        elif isinstance(event, DeadLettered):
+            self.dead += len(event.ids)
+            if event.reason == LEASE_EXPIRED:
+                self.timeouts_last += len(event.ids)
+        elif isinstance(event, Expired):
+            self.expired += len(event.ids)
+        elif isinstance(event, GroupMembers):
+            self.rebalances += 1
+        elif isinstance(event, GroupDead):
+            self.group_dead += len(event.ids)
+
 
 GROWING_SEGMENTS = 4  # at the end of the journal: segments that may still grow
 _DURABILITY = {

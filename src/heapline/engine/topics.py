@@ -2,8 +2,7 @@
 
 Durability: a topic's folder is complete before the catalog names it, and the catalog no longer names it before the
 folder is deleted. So a crash in between leaves at most a folder that the next open deletes. A growth is in the topic's
-journal before it is in the catalog (growth.py). One process at a time locks the directory. Calls on the messages of a
-topic are in handlers/.
+journal before it is in the catalog (topic_calls.py). One process at a time locks the directory.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ from heapline.core.partition import Draw
 from heapline.engine.batches import decisions
 from heapline.engine.batches.coordinator import BatchCoordinator
 from heapline.engine.catalog import Catalog, Entry
-from heapline.engine.growth import change, check_growth, grow
 from heapline.engine.io import Io, ThreadIo
-from heapline.engine.loader import Loader
+from heapline.engine.loaded_topic import Loader
 from heapline.engine.replays.manager import ReplayJobs
 from heapline.engine.runner import InstallHook, TopicRunner
 from heapline.engine.schedules import store as schedules
 from heapline.engine.schedules.scheduler import Scheduler
+from heapline.engine.topic_calls import change, check_growth, grow
 from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
@@ -265,8 +264,8 @@ class TopicKeeper:
             self._runners[entry.topic] = runner
 
     async def _line_up(self, entry: Entry) -> Entry:
-        """Update the catalog from the journal if a growth was not recorded in it (see growth.py). If that fails, serve
-        nevertheless: the next change or open retries it."""
+        """Update the catalog from the journal if a growth was not recorded in it (see topic_calls.py). If that fails,
+        serve nevertheless: the next change or open retries it."""
         wanted = self._settings(entry)
         if wanted is entry.config:
             return entry
@@ -441,7 +440,7 @@ class TopicKeeper:
             check_growth(self._settings(entry).partitions, wanted.partitions)
             before = entry.config
             grows = wanted.partitions > before.partitions
-            if grows:  # the journal first: see growth.py
+            if grows:  # the journal first: see topic_calls.py
                 await grow(runner, wanted)
             else:
                 entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)

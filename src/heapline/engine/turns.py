@@ -18,7 +18,7 @@ from heapline.contract.errors import HeaplineError, ResourceExhausted, StorageFu
 from heapline.contract.leases import Leased, Settled
 from heapline.core.events import Resumed
 from heapline.core.now import Now
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
 from heapline.engine.committer import give, refuse
 from heapline.engine.delivery import PopCall
 from heapline.engine.timers import INF, QUANTUM_ROWS

@@ -16,12 +16,11 @@ from heapline.clock import Clock
 from heapline.contract.config import BrokerConfig, make_broker_config
 from heapline.contract.errors import Closed
 from heapline.contract.message import MessageInfo
-from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.broker import EmbeddedBroker, SyncBroker
 from heapline.engine.catalog import Catalog
 from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.store import NAME, NAMESPACE
-from heapline.engine.sync import SyncBroker
 from heapline.testing.hand_clock import HandClock
 from heapline.testing.memory_disk import MemoryDisk
 from heapline.testing.topic_contents import standing

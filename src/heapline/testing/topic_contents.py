@@ -9,7 +9,7 @@ import numpy as np
 
 from heapline.contract.message import MessageInfo
 from heapline.core.ids import partition_of
-from heapline.engine import message_info
+from heapline.engine.lookup import Record, living
 from heapline.engine.runner import TopicRunner
 
 
@@ -27,9 +27,9 @@ def standing(runner: TopicRunner) -> list[MessageInfo]:
     for i in range(len(positions)):
         if i in records.bad:
             continue
-        record = message_info.Record(records, i)
+        record = Record(records, i)
         partition = topic.partitions[int(partition_of(record.id))]
         where = partition.find(record.id)
         if where is not None:
-            found.append(message_info.living(topic, partition, record.id, where, record))
+            found.append(living(topic, partition, record.id, where, record))
     return sorted(found, key=lambda info: info.id)

@@ -24,7 +24,7 @@ from heapline.contract.message import Outgoing
 from heapline.engine import topics
 from heapline.engine.batches import decisions
 from heapline.engine.broker import EmbeddedBroker
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
 from heapline.engine.runner import TopicRunner
 from tests.simulation.fake_disk import FakeDisk
 from tests.simulation.node import Node

@@ -37,8 +37,7 @@ from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import KIND_NAMES, decode_events
 from heapline.engine.delivery import split_small
 from heapline.engine.log import decode_frame
-from heapline.engine.retention import Survey, held
-from heapline.engine.segment_survey import Surveyor
+from heapline.engine.retention import Survey, Surveyor, held
 from heapline.engine.topic import Topic
 from heapline.journal import Disk, LogReader, Unit
 from heapline.journal.reader_lease import read_leases

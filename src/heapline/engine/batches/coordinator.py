@@ -51,8 +51,7 @@ from heapline.core.now import Now
 from heapline.engine.batches import prepared_share
 from heapline.engine.batches.decisions import Decision, Decisions
 from heapline.engine.batches.prepared_share import PartName, PartView, TopicView
-from heapline.engine.calls import EnqueueCall, Identity
-from heapline.engine.columns import Columns
+from heapline.engine.columns import Columns, EnqueueCall, Identity
 from heapline.engine.runner import TopicRunner
 from heapline.logs import Log
 

@@ -26,7 +26,7 @@ from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt, 
 from heapline.contract.message import Outgoing, SinkInfo, from_ms
 from heapline.core.events import Cancelled
 from heapline.core.now import Now
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
 from heapline.engine.runner import TopicRunner
 
 NAMESPACE, NAME = "_system", "batches"  # users' topics cannot have this name: names start with a letter or digit

@@ -19,8 +19,7 @@ from heapline.contract.message import Enqueued
 from heapline.core.events import EMPTY, I64, BatchPrepared
 from heapline.core.now import Now
 from heapline.core.prepared import Share
-from heapline.engine.calls import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, EnqueueCall, batch_bytes_max
-from heapline.engine.columns import Columns
+from heapline.engine.columns import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, Columns, EnqueueCall, batch_bytes_max
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 

@@ -24,9 +24,9 @@ from heapline.core.groups.offsets import GroupOffsets
 from heapline.core.groups.registry import Groups
 from heapline.core.now import Now
 from heapline.core.position import size_bound
-from heapline.engine import message_info
 from heapline.engine.groups.start_offsets import Start, check_place, is_there, resolve
-from heapline.engine.handlers.table import cursor_of, read_cursor
+from heapline.engine.handlers import cursor_of, read_cursor
+from heapline.engine.lookup import Record
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
@@ -187,7 +187,7 @@ async def dead_letters(
     letters = []
     for i, ((_, number, offset), row) in enumerate(rows):
         is_bad = i in records.bad or int(records.rows["id"][i]) != row.id
-        record = None if is_bad else message_info.Record(records, i)
+        record = None if is_bad else Record(records, i)
         letters.append(
             GroupDeadLetter(
                 partition=number,

@@ -38,12 +38,11 @@ from heapline.core.groups.group import Group, Share
 from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.engine.committer import give, refuse
-from heapline.engine.groups.assignment import assign
 from heapline.engine.groups.fetch import FetchCall, Loose, SettleCall
+from heapline.engine.groups.members import Sessions, assign
 from heapline.engine.groups.page_reader import Reading
 from heapline.engine.groups.pages import Page
 from heapline.engine.groups.replies import Answering
-from heapline.engine.groups.sessions import Sessions
 from heapline.engine.groups.settle import settle_all
 from heapline.logs import Log
 

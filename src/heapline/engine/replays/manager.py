@@ -24,11 +24,9 @@ from heapline.contract.errors import (
 )  # fmt: skip
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.io import Io
-from heapline.engine.replays import files
 from heapline.engine.replays.job_runner import JobRun
-from heapline.engine.replays.jobs import Job, JobFiles, producer_of
-from heapline.engine.replays.ranges import find_ranges
-from heapline.engine.replays.replay_request import Change, Request
+from heapline.engine.replays.jobs import Job, JobFiles, producer_of, to_its_end
+from heapline.engine.replays.requests import Change, Request, find_ranges
 from heapline.engine.runner import TopicRunner
 from heapline.journal.disk import Disk
 from heapline.logs import Log
@@ -103,7 +101,7 @@ class ReplayJobs:
             await run.run()
 
     async def _save(self, job: Job) -> None:
-        await files.to_its_end(self._io().run(self._files.save, job))
+        await to_its_end(self._io().run(self._files.save, job))
 
     def stop(self) -> None:
         """Stop. Running jobs are resumed at the next open."""

@@ -4,7 +4,7 @@ One task at a time works on a schedule (`_alone`): its firing, or a change that 
 owes (best effort: a full topic does not prevent pausing or deleting). Different schedules do not wait for each other;
 group commit combines their writes.
 
-Every reported value is durable; see snapshots.py. The reason why each firing is enqueued once is in firings.py.
+Every reported value is durable; see store.py. The reason why each firing is enqueued once is in firings.py.
 
 The scheduler uses the wall clock and reads it at least every ten seconds, so that it notices a clock change.
 """
@@ -26,8 +26,7 @@ from heapline.core.schedules.schedule_info import tell
 from heapline.engine.columns import check_one
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.firings import Sent, producer_of, send
-from heapline.engine.schedules.snapshots import KeptBook
-from heapline.engine.schedules.store import ScheduleStore, check_size
+from heapline.engine.schedules.store import KeptBook, ScheduleStore, check_size
 from heapline.logs import Log
 
 log = Log("heapline.engine")

@@ -500,7 +500,7 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
         assert (await rig.hl.get_replay("r")).state == "running"
 
 
-async def test_jobs_are_listed_again_after_a_fault_of_our_own_and_nobody_waits_for_ever(
+async def test_jobs_are_listed_again_after_a_bug_and_calls_fail_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(manager, "PAUSE", 0.0)
@@ -510,7 +510,7 @@ async def test_jobs_are_listed_again_after_a_fault_of_our_own_and_nobody_waits_f
         await ended(rig.hl)
         await rig.hl.close()
         with monkeypatch.context() as patch:
-            patch.setattr(jobs.files, "load", lambda *_: 1 / 0)
+            patch.setattr(jobs, "load", lambda *_: 1 / 0)
             await rig.open()
             with pytest.raises(heapline.UnavailableError, match="log tells why"):
                 await rig.hl.get_replay("r")

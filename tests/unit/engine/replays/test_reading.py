@@ -14,7 +14,7 @@ import heapline
 from heapline.contract import replay_reader
 from heapline.contract.replays import SaveCheckpoint
 from heapline.contract.stream import ReplayFilter, StreamBatch, StreamMessage
-from heapline.engine.replays import checkpoints, reader, scan
+from heapline.engine.replays import handlers, reader, scan
 from heapline.journal.records import BadRecord, Records, empty_records
 from heapline.testing import FakeClock, HandClock, MemoryBroker
 from tests.unit.engine.rig import Rig, opened, settle
@@ -367,7 +367,7 @@ async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
         assert len(rig.io.held) == 1, "two threads would write one file"
         rig.io.release()
         await asyncio.gather(*keeps)
-        assert await checkpoints.find(rig.runner(), "c") == {0: 5, 1: 5}
+        assert await handlers.find_checkpoint(rig.runner(), "c") == {0: 5, 1: 5}
 
 
 @pytest.mark.parametrize("start", ["latest", 7])

@@ -527,7 +527,7 @@ async def test_group_below_the_logs_start_goes_on_there_and_that_is_logged(
         await rig.hl.create_group("jobs", "g", unused_after=3600.0)
         await churn(rig)
         rig.clock.advance(3601)
-        monkeypatch.setattr("heapline.engine.segment_reclaimer.decide_move_on", lambda *_: [])
+        monkeypatch.setattr("heapline.engine.maintenance.decide_move_on", lambda *_: [])
         await reclaim(rig)
         start, _ = (await rig.hl.offsets("jobs"))[0]
         assert (await rig.hl.group_offsets("jobs", "g"))[0].committed < start

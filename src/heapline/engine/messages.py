@@ -13,9 +13,16 @@ from heapline.contract.errors import UnavailableError
 from heapline.contract.message import Enqueued, MessageInfo
 from heapline.contract.results import pack_enqueued
 from heapline.engine import lookup
-from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
-from heapline.engine.columns import Columns, check_for_topic, check_priority
-from heapline.engine.handlers.table import handles
+from heapline.engine.columns import (
+    Columns,
+    EnqueueCall,
+    Identity,
+    batch_bytes_max,
+    check_batch_bytes,
+    check_for_topic,
+    check_priority,
+)
+from heapline.engine.handlers import handles
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker

@@ -8,7 +8,7 @@ from heapline.contract import schedules
 from heapline.contract.call import Page
 from heapline.contract.context import Context
 from heapline.contract.schedules import ScheduleInfo
-from heapline.engine.handlers.table import cursor_of, handles, read_cursor
+from heapline.engine.handlers import cursor_of, handles, read_cursor
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker
