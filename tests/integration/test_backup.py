@@ -86,7 +86,7 @@ async def test_copy_taken_under_load_holds_all_that_was_answered_and_checks_in_e
             await asyncio.to_thread(backup, data, tmp_path / f"copy{number}")
             taken.append((*before, set(load.asked), set(load.ack_asked)))
         running.cancel()
-        reclaimed = broker._runner("jobs").upkeep.segments_reclaimed_total
+        reclaimed = broker.runner("jobs").upkeep.segments_reclaimed_total
     assert reclaimed > 2  # else this proves little
     for number, (enqueued, acked, asked, ack_asked) in enumerate(taken):
         copy = tmp_path / f"copy{number}"

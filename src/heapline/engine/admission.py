@@ -7,7 +7,6 @@ messages of a call are in one unit, so an atomic batch is atomic because it is w
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ from heapline.journal.journal import Journal
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
 
-Answer = tuple["Future[Any]", Any]
+Answer = tuple[EnqueueCall, Any]
 _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
 
 
@@ -73,14 +72,14 @@ class Admission:
         group_bytes = group_count = 0
         for call in calls:
             if call.nbytes > self._group_bytes_max and (refusal := self._outgrown(call)) is not None:
-                answers.append((call.future, refusal))
+                answers.append((call, refusal))
                 continue
             alone = not call.is_plain or (limited and group_count + call.count > self._room())
             if group and (alone or group_bytes + call.nbytes > self._group_bytes_max):
                 answers += self._admit_plain(group, now)
                 group, group_bytes, group_count = [], 0, 0
             if alone:
-                answers.append((call.future, self._admit_alone(call, now)))
+                answers.append((call, self._admit_alone(call, now)))
                 continue
             group.append(call)
             group_bytes += call.nbytes
@@ -126,28 +125,25 @@ class Admission:
         if not calls:
             return []
         columns, spans = gather(calls)
-        parts = self._place(columns, spans)
+        parts = None if len(self._topic.partitions) == 1 else self._place(columns, spans)
         try:
             ids = self._write(columns, parts, now).tolist()
         except ResourceExhausted as error:  # no more ids: nothing was written yet
-            return [(call.future, error) for call in calls]
+            return [(call, error) for call in calls]
         answers: list[Answer] = []
         suffix = self._topic.id_suffix
         for call, start, end in spans:
             if call.columns is None:
-                answers.append((call.future, Enqueued(ids[start], id_suffix=suffix)))
+                answers.append((call, Enqueued(ids[start], id_suffix=suffix)))
             elif call.wants_ids:
-                answers.append((call.future, ids[start:end]))
+                answers.append((call, ids[start:end]))
             else:
-                answers.append((call.future, [Enqueued(id, False, None, suffix) for id in ids[start:end]]))
+                answers.append((call, [Enqueued(id, False, None, suffix) for id in ids[start:end]]))
         return answers
 
-    def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64 | None:
-        """Return the partition of each message, or None if there is only one. A call's rows without key stay
-        together."""
+    def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64:
+        """Return the partition of each message, one of several. A call's rows without key stay together."""
         count = len(self._topic.partitions)
-        if count == 1:
-            return None
         parts = np.empty(columns.count, dtype=np.int64)
         for _, start, end in spans:
             self._turn = (self._turn + 1) % count
@@ -164,7 +160,7 @@ class Admission:
         They are in one block, however many partitions they go to, and those of one partition are adjacent.
         """
         rows, smalls = columns.fill(now.steady, now.wall)
-        fairness = give_turns(self._topic.partitions[0], rows, columns)
+        fairness = None if self._topic.fair is None else give_turns(self._topic.partitions[0], rows, columns)
         payloads = columns.payloads
         if parts is None or (parts == parts[0]).all():
             spans = [(self._topic.partitions[0 if parts is None else int(parts[0])], 0, columns.count)]
@@ -236,9 +232,10 @@ class Admission:
         """Assign a call's rows to partitions and find the new ones. Raise if it is atomic and a row is refused."""
         if call.identity is not None:
             self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
-        if call.is_plain:
-            placed = self._place(columns, [(call, 0, call.count)])
-            parts = np.zeros(columns.count, dtype=np.int64) if placed is None else placed
+        if len(self._topic.partitions) == 1:
+            parts = np.zeros(columns.count, dtype=np.int64)
+        elif call.is_plain:
+            parts = self._place(columns, [(call, 0, call.count)])
         else:
             parts = self._place_identified(call, columns, now)
         # Without an identity no retry will look these up.
@@ -319,8 +316,6 @@ class Admission:
     def _place_identified(self, call: EnqueueCall, columns: Columns, now: Now) -> I64:
         """Place rows by fairness key or key, else idempotency key, else (producer, sequence), so that retries meet."""
         count = len(self._topic.partitions)
-        if count == 1:
-            return np.zeros(columns.count, dtype=np.int64)
         names: list[bytes] = []
         keys = columns.places()
         for i in range(columns.count):

@@ -42,7 +42,7 @@ class GroupCommitter:
         self._failed = failed
         self._latency = latency  # of commits; survives a reload
         self._queue: deque[SealedUnit] = deque()
-        self._queued_bytes = 0
+        self.queued_bytes = 0  # of sealed units that wait or are being written
         self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
         self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._running: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None  # the one of `_between` in progress
@@ -59,8 +59,8 @@ class GroupCommitter:
 
     def answer(self, give: Callable[[], None], futures: Sequence[asyncio.Future[Any]]) -> None:
         """Send an answer once everything decided so far is durable; `futures` are the ones that it completes."""
-        waits_for = self._journal.open_unit_number - (not self._topic.has_open_unit)
-        if waits_for <= self.durable_unit:
+        waits_for = self._journal.open_unit_number - (not self._topic.open_frames)
+        if waits_for <= self._journal.written_unit:
             give()
         else:
             self._answers.append((waits_for, give, futures))
@@ -82,7 +82,7 @@ class GroupCommitter:
         if self._between:
             self._run_between()
             return
-        if not self._queue and self._topic.has_open_unit:
+        if not self._queue and self._topic.open_frames:
             self._topic.seal(self._journal, self._now())
             self._take_sealed()
         if self._queue:
@@ -94,7 +94,7 @@ class GroupCommitter:
     def _take_sealed(self) -> None:
         for unit in self._journal.take_sealed():
             self._queue.append(unit)
-            self._queued_bytes += unit.nbytes
+            self.queued_bytes += unit.nbytes
 
     def _start(self, work: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None]) -> None:
         """Run the single I/O call; `then` gets its result. A failure ends this committer."""
@@ -129,12 +129,12 @@ class GroupCommitter:
         self.commits += 1
         self._latency.add(perf_counter() - began)
         self.bytes_written += unit.nbytes
-        self._queued_bytes -= unit.nbytes
+        self.queued_bytes -= unit.nbytes
         if self._journal.wants_prepare and self._rest is None:
             self.prepare_soon()
         else:
             self.pump()  # the disk first, then the answers
-        durable = self.durable_unit
+        durable = self._journal.written_unit
         while self._answers and self._answers[0][0] <= durable:
             self._answers.popleft()[1]()
         while self._room_waiters and not self.is_backed_up(self._room_limit):
@@ -180,11 +180,11 @@ class GroupCommitter:
     @property
     def waiting_bytes(self) -> int:
         """The bytes that wait for the disk or are being written."""
-        return self._queued_bytes + self._journal.open_bytes
+        return self.queued_bytes + self._journal.open_bytes
 
     def is_backed_up(self, limit: int) -> bool:
         """Return whether more than `limit` bytes wait for the disk."""
-        return self._queued_bytes > 0 and self._queued_bytes + self._journal.open_bytes > limit
+        return self.queued_bytes > 0 and self.queued_bytes + self._journal.open_bytes > limit
 
     async def wait_for_room(self, limit: int, seconds: float) -> None:
         """Wait until fewer than `limit` bytes wait; raise TimeoutError if that takes too long."""
@@ -197,7 +197,7 @@ class GroupCommitter:
 
     async def drain(self) -> None:
         """Make all decisions durable."""
-        while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.has_open_unit):
+        while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.open_frames):
             if not self._busy:  # else its end starts the next call, or fails; a failed journal accepts no calls
                 self.pump()
             await self._io_done()

@@ -165,7 +165,7 @@ class SegmentReclaimer:
             runner.streams.emit(group, partition, event, now)
         for partition, floor in floors.items():
             following.floors[partition] = max(floor, following.floors[partition])
-        unit = runner.loaded.journal.open_unit_number - (not topic.has_open_unit)
+        unit = runner.loaded.journal.open_unit_number - (not topic.open_frames)
         known = [(p.offset, topic.counts[p.number].total) for p in topic.partitions]
         return _Leave(runner.loaded.journal, unit, known, starts_without(topic, survey, index))
 

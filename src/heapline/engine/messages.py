@@ -41,7 +41,8 @@ def identity_of(command: Any) -> Identity | None:
 def enqueue(broker: EmbeddedBroker, command: messages.Enqueue, context: Context) -> Awaitable[Enqueued]:
     runner = broker.runner(command.topic)
     check_for_topic(command, runner.loaded.topic.config, runner.name)
-    return runner.enqueue(EnqueueCall(runner.future(), message=command, identity=identity_of(command)))
+    identity = None if command.producer_id is None else identity_of(command)
+    return runner.enqueue(EnqueueCall(runner.future(), message=command, identity=identity))
 
 
 @handles(messages.EnqueueBatch)

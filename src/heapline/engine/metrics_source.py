@@ -85,8 +85,8 @@ async def measure(broker: EmbeddedBroker) -> Measures:
         told[runner] = _of_topic(runner, *used)
         await asyncio.sleep(0)  # about 0.5 ms per topic: yield to other tasks
     system = told.pop(broker._system, None) if broker._system is not None else None
-    keeps = broker._schedules.store.runner
-    schedules = _of_schedules(broker._schedules, told.pop(keeps, None) if keeps is not None else None)
+    keeps = broker.schedules.store.runner
+    schedules = _of_schedules(broker.schedules, told.pop(keeps, None) if keeps is not None else None)
     fsync = broker.disk.tally() if isinstance(broker.disk, TimedDisk) else None
     space = await broker._io_or_fail().run(lambda: _disk_bytes(broker.path))
     return Measures(list(told.values()), system, len(broker._refused), schedules, fsync, space)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -72,7 +72,8 @@ class TopicRunner:
         self.counters = Counters()
         self.steady = SteadyClock(clock, recovered.time, recovered.wall)  # a reload must not make time jump
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.future: Callable[[], asyncio.Future[Any]] = self.loop.create_future
         self._reads: set[asyncio.Future[Any]] = set()
         self.failure: HeaplineError | None = None  # why the topic does not serve calls now
         self.is_closed = False
@@ -205,19 +206,24 @@ class TopicRunner:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
-
-    async def enqueue(self, call: EnqueueCall) -> Any:
-        self.check()
-        began = perf_counter()
-        if self.loaded.committer.is_backed_up(self.config.uncommitted_bytes_max):
-            await self._wait_for_room()
+    def enqueue(self, call: EnqueueCall) -> Awaitable[Any]:
+        """Admit the call in the next turn; its result is available once it is durable."""
+        if self.failure is not None or self.is_closed:
+            self.check()
+        if self.loaded.committer.queued_bytes and self._is_backed_up():
+            return self._enqueue_later(call)
         self.turns.enqueues.append(call)
         self.turns.plan()
-        answer = await call.future
-        self.counters.enqueue.add(perf_counter() - began)
-        return answer
+        return call.future
+
+    def _is_backed_up(self) -> bool:
+        return self.loaded.committer.is_backed_up(self.config.uncommitted_bytes_max)
+
+    async def _enqueue_later(self, call: EnqueueCall) -> Any:
+        await self._wait_for_room()
+        self.turns.enqueues.append(call)
+        self.turns.plan()
+        return await call.future
 
     async def call(self, decide: Callable[[Now], T]) -> T:
         """Run a decision in the next turn and return its result once it is durable."""
@@ -241,7 +247,7 @@ class TopicRunner:
     async def bring(self, decide: Callable[[Now], T]) -> T:
         """Like `call`, for calls that add records: wait for capacity as an enqueue does, and fail on a full disk."""
         self.check()
-        if self.loaded.committer.is_backed_up(self.config.uncommitted_bytes_max):
+        if self._is_backed_up():
             await self._wait_for_room()
 
         def within(now: Now) -> T:

@@ -62,20 +62,16 @@ _SEQUENCED = (
 )  # fmt: skip
 
 
-class _PendingFrame:
+FRAME_BYTES = 8  # of a frame without events
+
+
+class _PendingFrame(msgspec.Struct):
     """The events of one partition in the open unit."""
 
-    __slots__ = ("events", "first_id", "first_offset", "nbytes", "rows")
-
-    def __init__(self, first_offset: int) -> None:
-        self.first_offset = first_offset
-        self.first_id = -1
-        self.rows = 0
-        self.nbytes = 8
-        self.events: list[bytes] = []
-
-    def data(self) -> bytes:
-        return b"".join((b"\xdd", struct.pack(">I", len(self.events)), *self.events))  # a msgpack array
+    first_offset: int
+    first_id: int = -1
+    rows: int = 0
+    events: list[bytes] = []
 
 
 class Topic:
@@ -97,7 +93,7 @@ class Topic:
         self.blob_names: dict[str, str] = {}  # blob names of runs that a snapshot has stored
         self.changed: set[int] = set()  # partitions changed since the runner last planned its wakes
         self.new_heads: set[int] = set()  # partitions whose head may have changed since the last selection
-        self._frames: dict[int, _PendingFrame] = {}
+        self.open_frames: dict[int, _PendingFrame] = {}  # by partition; empty if the open unit is
         self._frames_bytes = 0
         self._blocks = 0
 
@@ -187,7 +183,7 @@ class Topic:
 
     def reserve(self, journal: Journal, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
         """Ensure that the next `nbytes` bytes of events are in one unit."""
-        pending = self._frames_bytes + len(self._frames) * EVENT_OVERHEAD
+        pending = self._frames_bytes + len(self.open_frames) * EVENT_OVERHEAD
         more = pending + nbytes + (blocks + frames) * EVENT_OVERHEAD
         if not journal.fits(more):
             self.seal(journal, now)
@@ -226,10 +222,10 @@ class Topic:
         self._blocks += 1
 
     def _gather(self, partition: Partition, event: AnyEvent, data: bytes, first_id: int = -1) -> None:
-        frame = self._frames.get(partition.number)
+        frame = self.open_frames.get(partition.number)
         if frame is None:
-            frame = self._frames[partition.number] = _PendingFrame(partition.offset)
-            self._frames_bytes += frame.nbytes
+            frame = self.open_frames[partition.number] = _PendingFrame(partition.offset)
+            self._frames_bytes += FRAME_BYTES
         self.changed.add(partition.number)
         self.new_heads.add(partition.number)
         frame.events.append(data)
@@ -240,21 +236,18 @@ class Topic:
 
     def seal(self, journal: Journal, now: Now) -> SealedUnit | None:
         """Close the open unit. Return None if it is empty."""
-        if not self._frames:
+        if not self.open_frames:
             return None
-        for number, frame in self._frames.items():
-            journal.add_frame(number, frame.first_offset, frame.rows, frame.data(), frame.first_id)
+        for number, frame in self.open_frames.items():
+            data = b"".join((b"\xdd", struct.pack(">I", len(frame.events)), *frame.events))  # a msgpack array
+            journal.add_frame(number, frame.first_offset, frame.rows, data, frame.first_id)
         unit = journal.seal(now.steady, now.wall)
-        if unit is not None and self.following.groups:
-            for number in self._frames:
+        if unit is not None and self.following.groups.by_name:
+            for number in self.open_frames:
                 self.following.sealed(unit.number, number, self.partitions[number].offset, journal.written_unit)
-        self._frames.clear()
+        self.open_frames.clear()
         self._frames_bytes = self._blocks = 0
         return unit
-
-    @property
-    def has_open_unit(self) -> bool:
-        return bool(self._frames)
 
     def _positions(self, segment: int, at: int, rows: Any) -> I64:
         sizes = rows["payload_len"].astype(np.int64) + rows["small_len"]

@@ -98,14 +98,14 @@ class TopicKeeper:
         self._lock: Any = None
         self._admin = asyncio.Lock()
         self._system: TopicRunner | None = None  # the system journal, which users cannot name
-        self._batches = BatchCoordinator(
+        self.batches = BatchCoordinator(
             decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
             serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
         )  # fmt: skip
-        self._schedules = Scheduler(
-            schedules.ScheduleStore(self._make_schedules), topic=self._runner, wall_ms=self._clock.wall_ms
+        self.schedules = Scheduler(
+            schedules.ScheduleStore(self._make_schedules), topic=self.runner, wall_ms=self._clock.wall_ms
         )
-        self._replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self._runner)
+        self.replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self.runner)
         self._closed = False
 
     @property
@@ -149,9 +149,9 @@ class TopicKeeper:
             raise error
         for entry in list(self._catalog.entries.values()):
             await self._line_up(entry)
-        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
-        self._schedules.start()
-        self._replays.open()
+        self.batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self.schedules.start()
+        self.replays.open()
 
     # -- the system journal ----------------------------------------------------------------------------------------
 
@@ -160,17 +160,17 @@ class TopicKeeper:
         loader = self._loader(entry)
         try:
             self._system = runner = await self._start_runner(loader)
-            await self._batches.decisions.open(runner)
+            await self.batches.decisions.open(runner)
         except CorruptionError as error:
             log.error("system journal damaged: batches cannot be decided", error=str(error))
             if self._system is None:
-                self._batches.decisions.refusal = error
+                self.batches.decisions.refusal = error
         except OSError as error:
             if is_no_space(error):
                 raise
             log.error("system journal unreadable: batches cannot be decided", error=str(error))
             if self._system is None:  # otherwise it is read again on the next call
-                self._batches.decisions.refusal = _unreadable(loader, error)
+                self.batches.decisions.refusal = _unreadable(loader, error)
 
     @_to_its_end
     async def _make_system(self) -> TopicRunner:
@@ -190,18 +190,18 @@ class TopicKeeper:
         """Open the schedules' journal. If it is corrupt, only schedules do not work: they cannot fire or change."""
         loader = self._loader(entry)
         try:
-            self._schedules.store.runner = await self._start_runner(loader)
+            self.schedules.store.runner = await self._start_runner(loader)
         except (CorruptionError, OSError) as error:
             if isinstance(error, OSError) and is_no_space(error):
                 raise
             log.error("journal of the schedules cannot be opened: they do not fire", error=str(error))
             damage = error if isinstance(error, CorruptionError) else _unreadable(loader, error)
-            self._schedules.store.refusal = damage
+            self.schedules.store.refusal = damage
 
     @_to_its_end
     async def _make_schedules(self) -> TopicRunner:
         async with self._admin:
-            store = self._schedules.store
+            store = self.schedules.store
             if store.runner is None:
                 store.runner = await self._make_own(_SCHEDULES, schedules.CONFIG)
             return store.runner
@@ -250,7 +250,7 @@ class TopicKeeper:
     async def _load(self, entry: Entry) -> None:
         loader = self._loader(entry)
         try:
-            runner = await self._start_runner(loader, self._batches.catch_up)
+            runner = await self._start_runner(loader, self.batches.catch_up)
         except CorruptionError as error:
             log.error("topic refused", topic=entry.topic, error=str(error))
             self._refused[entry.topic] = error
@@ -321,7 +321,7 @@ class TopicKeeper:
             return
         self._closed = True
         try:
-            await self._replays.close()
+            await self.replays.close()
             await self._close_topics()
         finally:
             # A thread does not stop when its caller is cancelled: the directory is released after the last thread ends.
@@ -336,11 +336,11 @@ class TopicKeeper:
         return self._disk
 
     def _all_runners(self) -> list[TopicRunner]:
-        own = (self._system, self._schedules.store.runner)
+        own = (self._system, self.schedules.store.runner)
         return [*self._runners.values(), *(runner for runner in own if runner is not None)]
 
     async def _close_topics(self) -> None:
-        await self._schedules.close()
+        await self.schedules.close()
         for runner in self._all_runners():
             if runner.is_serving and runner.loaded.journal.written_unit > runner.loaded.snapshot_unit:
                 try:
@@ -350,9 +350,10 @@ class TopicKeeper:
         await asyncio.gather(*(runner.close() for runner in self._all_runners()))
         async with self._admin:  # a topic may be being created
             await asyncio.gather(*(runner.close() for runner in self._all_runners()))
-        await self._batches.close()
+        await self.batches.close()
 
-    def _runner(self, topic: str) -> TopicRunner:
+    def runner(self, topic: str) -> TopicRunner:
+        """Return the runner of a topic, or raise why it is not served."""
         if self._closed or self._catalog is None:
             raise Closed
         runner = self._runners.get(topic)
@@ -429,7 +430,7 @@ class TopicKeeper:
 
     @_to_its_end
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicInfo:
-        runner = self._runner(topic)
+        runner = self.runner(topic)
         async with self._admin:
             entry = self._entry(topic)
             runner.check()  # a reloading topic may turn out to have grown
@@ -463,25 +464,10 @@ class TopicKeeper:
     def check_open(self) -> None:
         self._catalog_or_fail()
 
-    def runner(self, topic: str) -> TopicRunner:
-        return self._runner(topic)
-
-    @property
-    def batches(self) -> BatchCoordinator:
-        return self._batches
-
-    @property
-    def schedules(self) -> Scheduler:
-        return self._schedules
-
-    @property
-    def replays(self) -> ReplayJobs:
-        return self._replays
-
     async def fire_schedules(self) -> None:
         """Fire everything due by now and wait for it; for clocks that are moved manually."""
         self._catalog_or_fail()
-        await self._schedules.fire_due()
+        await self.schedules.fire_due()
 
     @_to_its_end
     async def remove_topic(self, topic: str) -> None:

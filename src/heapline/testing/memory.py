@@ -71,7 +71,7 @@ class MemoryBroker(EmbeddedBroker):
 
     def standing(self, topic: str) -> list[MessageInfo]:
         """Return all messages of a topic, in any state, oldest first. Reads without a turn, so needs no await."""
-        return standing(self._runner(topic))
+        return standing(self.runner(topic))
 
     def topic_names(self) -> list[str]:
         return sorted(self._runners)
@@ -79,22 +79,22 @@ class MemoryBroker(EmbeddedBroker):
     def time_moved(self) -> None:
         """Serve waiting callers after the clock was moved: messages may be due now."""
         for runner in self._all_runners():
-            if not runner._loop.is_closed():
+            if not runner.loop.is_closed():
                 runner.later(lambda now: None)
-        self._schedules.poke()
+        self.schedules.poke()
 
     def abandon(self) -> None:
         """Close it from outside its event loop, which may be closed: no more calls are answered."""
         self._closed = True
         for runner in self._all_runners():
-            if not runner._loop.is_closed():
+            if not runner.loop.is_closed():
                 for task in list(runner._tasks):
                     task.cancel()
-        for watch in self._batches._watches:
+        for watch in self.batches._watches:
             if not watch.get_loop().is_closed():
                 watch.cancel()
-        self._schedules.abandon()
-        self._replays.stop()
+        self.schedules.abandon()
+        self.replays.stop()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -136,13 +136,13 @@ class MemoryBroker(EmbeddedBroker):
             await self._open_schedules(kept)
         for entry in entries.values():
             await self._load(entry)
-        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
-        self._schedules.start()
-        self._replays.open()
+        self.batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self.schedules.start()
+        self.replays.open()
 
-    def _runner(self, topic: str) -> TopicRunner:
+    def runner(self, topic: str) -> TopicRunner:
         self._open_here()
-        return super()._runner(topic)
+        return super().runner(topic)
 
     def _catalog_or_fail(self) -> Catalog:
         if self._catalog is None or self._all_runners():  # not while it is being opened

@@ -294,14 +294,14 @@ async def test_topic_that_is_being_reopened_carries_the_commit_out_before_it_ser
         await rig.hl.commit_batch("first", [])
         await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
         decided, go_on = asyncio.Event(), asyncio.Event()
-        record = rig.hl._batches.decisions.record
+        record = rig.hl.batches.decisions.record
 
         async def slow(decision: decisions.Decision) -> None:
             await record(decision)
             decided.set()
             await go_on.wait()
 
-        rig.hl._batches.decisions.record = slow  # type: ignore[method-assign]
+        rig.hl.batches.decisions.record = slow  # type: ignore[method-assign]
         commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
         await decided.wait()
         rig.io.hold = {"load"}
@@ -357,7 +357,7 @@ async def test_decision_whose_write_fails_is_not_made_and_can_be_made_again() ->
         with pytest.raises(TopicReloading):
             await rig.hl.commit_batch("batch", ["1"])
         assert await taken(rig.hl, "jobs") == []
-        await until(lambda: not rig.hl._batches.decisions.in_doubt)
+        await until(lambda: not rig.hl.batches.decisions.in_doubt)
         assert await rig.hl.commit_batch("batch", ["1"]) == 1
         assert await taken(rig.hl, "jobs") == ["x"]
 
@@ -425,7 +425,7 @@ async def test_all_decisions_that_were_in_doubt_are_carried_out_also_when_the_on
         assert [type(end) for end in ends] == [TopicReloading] * 2
         rig.io.hold = {"commit"}
         finder = asyncio.ensure_future(rig.hl.prepare_batch("three", "1", some("z"), topic="jobs"))
-        await until(lambda: len(rig.hl._batches.decisions.all()) == 3)
+        await until(lambda: len(rig.hl.batches.decisions.all()) == 3)
         await settle(5)
         finder.cancel()
         await settle(5)
@@ -535,7 +535,7 @@ async def test_system_journal_that_cannot_be_read_keeps_no_topic_shut(monkeypatc
 
 async def test_batch_is_aborted_when_its_last_part_is_older_than_the_timeout() -> None:
     async with opened(batch_timeout=24 * HOUR) as rig:
-        coordinator = rig.hl._batches
+        coordinator = rig.hl.batches
         await rig.hl.prepare_batch("batch", "1", some("x", idempotency_key="k"), topic="jobs")
         rig.clock.advance(23 * HOUR)
         await rig.topic("b")
@@ -562,13 +562,13 @@ async def test_committed_batch_is_never_timed_out() -> None:
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         await rig.hl.commit_batch("batch", ["1"])
         rig.clock.advance(1000 * HOUR)
-        assert await rig.hl._batches.abort_overdue(HOUR) == 0
+        assert await rig.hl.batches.abort_overdue(HOUR) == 0
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
 async def test_old_decision_is_forgotten_and_a_late_repeat_fails_instead_of_doubling() -> None:
     async with opened() as rig:
-        coordinator = rig.hl._batches
+        coordinator = rig.hl.batches
         for batch in ("old", "new"):
             await rig.hl.prepare_batch(batch, "1", some(batch), topic="jobs")
             await rig.hl.commit_batch(batch, ["1"])
@@ -592,11 +592,11 @@ async def test_decision_is_kept_while_a_topic_has_not_carried_it_out() -> None:
         rig.disk.inject("pwritev", path="jobs.")
         assert await rig.hl.commit_batch("batch", ["1"]) == 2
         rig.clock.advance(1000 * HOUR)
-        await rig.hl._batches.forget_old(HOUR)
+        await rig.hl.batches.forget_old(HOUR)
         rig.io.release()
         await until(lambda: rig.runner().is_serving)
         assert await taken(rig.hl, "jobs") == ["x"]
-        await rig.hl._batches.forget_old(HOUR)
+        await rig.hl.batches.forget_old(HOUR)
         assert await rig.hl.list_batches() == []
 
 
@@ -609,7 +609,7 @@ async def test_decision_is_forgotten_only_when_no_power_cut_can_undo_what_it_bro
         journal = rig.runner("fast").loaded.journal
         assert journal.durable_unit < journal.written_unit, "that it was carried out is not durable yet"
         rig.clock.advance(1000 * HOUR)
-        await rig.hl._batches.forget_old(HOUR)
+        await rig.hl.batches.forget_old(HOUR)
         assert await rig.hl.list_batches() == []
         assert journal.durable_unit == journal.written_unit
 

@@ -53,8 +53,8 @@ def test_lake_started_above_the_first_segment_matches_its_journal(tmp_path: Path
         for _ in range(3):
             hl.enqueue("jobs", b"mark")
             hl.snapshot("jobs")
-        hl._run(hl._broker._runner("jobs").upkeep.reclaim())
-        assert read_log_start(RealDisk(), hl._broker._runner("jobs").loader.directory)
+        hl._run(hl._broker.runner("jobs").upkeep.reclaim())
+        assert read_log_start(RealDisk(), hl._broker.runner("jobs").loader.directory)
         where, lake = {"path": str(tmp_path / "data")}, tmp_path / "lake"
         assert archive(TasksAtOnce(), where, "jobs", lake).rows
         hl.enqueue("jobs", b"more")
@@ -96,7 +96,7 @@ def test_journal_is_held_for_the_view_furthest_behind(tmp_path: Path) -> None:
             hl.enqueue_batch("jobs", [Outgoing(bytes(100_000))] * 5)
         archive(TasksAtOnce(), where, "jobs", lake, views=("events",))
         fill(hl, 10)
-        directory = hl._broker._runner("jobs").loader.directory
+        directory = hl._broker.runner("jobs").loader.directory
         held: list[int] = []
 
         class Watched(TasksAtOnce):

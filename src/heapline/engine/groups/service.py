@@ -62,7 +62,7 @@ class StreamServing:
         self.sessions = Sessions(runner.name)
         self.inbox: list[FetchCall | SettleCall] = []  # for the next turn
         self._taken: list[FetchCall | SettleCall] = []  # calls of the turn in progress
-        self._waiting: list[FetchCall] = []
+        self.waiting: list[FetchCall] = []  # maybe on a topic whose last group was deleted meanwhile
         self.at_disk: set[FetchCall] = set()  # fetches that wait for a page to be read
         self._wakes: dict[str, float] = {}  # latest time at which each group must be checked
         self._units: dict[str, int] = {}  # the unit with the last event that a group's deliveries depend on
@@ -79,7 +79,7 @@ class StreamServing:
         self._answering.clear()
         for known in (self._wakes, self._units, self._totals):
             known.clear()
-        self._changed.update(call.group for call in self._waiting)
+        self._changed.update(call.group for call in self.waiting)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class StreamServing:
         self._hand_over(group, now)
         self.sessions.leave(name, member)
         self._answering.forget(name, member)
-        for call in [c for c in (*self._waiting, *self.at_disk) if c.group == name and c.member == member]:
+        for call in [c for c in (*self.waiting, *self.at_disk) if c.group == name and c.member == member]:
             give(call.future, Fetched([], [], group.members.generation))
 
     def noted(self, group: Group) -> None:
@@ -149,9 +149,9 @@ class StreamServing:
         return group
 
     def refuse_all(self, error: HeaplineError) -> None:
-        for call in (*self.inbox, *self._taken, *self._waiting, *self.at_disk):
+        for call in (*self.inbox, *self._taken, *self.waiting, *self.at_disk):
             refuse(call.future, error)
-        self.inbox, self._taken, self._waiting = [], [], []
+        self.inbox, self._taken, self.waiting = [], [], []
 
     def refuse_taken(self, error: HeaplineError) -> None:
         """Refuse the calls of a turn that failed."""
@@ -162,11 +162,6 @@ class StreamServing:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    @property
-    def asked(self) -> bool:
-        """Whether calls are queued or waiting, even on a topic whose last group was deleted meanwhile."""
-        return bool(self.inbox or self._waiting)
-
     def turn(self, now: Now) -> None:
         self._taken, self.inbox = self.inbox, []
         settles = [call for call in self._taken if isinstance(call, SettleCall)]
@@ -176,20 +171,20 @@ class StreamServing:
         self._hear(calls, now)
         self._tick(now)
         fresh = self._fresh_partitions()
-        if self._waiting:
-            woken = [call for call in self._waiting if self._is_woken(call, fresh)]
+        if self.waiting:
+            woken = [call for call in self.waiting if self._is_woken(call, fresh)]
             if woken:
                 found = set(woken)
-                self._waiting = [call for call in self._waiting if call not in found]
+                self.waiting = [call for call in self.waiting if call not in found]
                 self._taken += woken
                 calls += woken
         self._changed.clear()
         for call in calls:
             self._serve(call, now)
-        while self._changed and self._waiting:  # members joined: report the new assignment to the others
+        while self._changed and self.waiting:  # members joined: report the new assignment to the others
             changed, self._changed = self._changed, set()
-            woken = [call for call in self._waiting if call.group in changed]
-            self._waiting = [call for call in self._waiting if call.group not in changed]
+            woken = [call for call in self.waiting if call.group in changed]
+            self.waiting = [call for call in self.waiting if call.group not in changed]
             self._taken += woken
             for call in woken:
                 self._serve(call, now)
@@ -255,7 +250,7 @@ class StreamServing:
                 self._let_time_pass(groups[name], now)
 
     def _let_time_pass(self, group: Group, now: Now) -> None:
-        for call in self._waiting:
+        for call in self.waiting:
             if call.group == group.name and not call.future.done():
                 group.beat(call.member, now.steady)  # a waiting member is alive
         for number in list(group.partitions):
@@ -336,7 +331,7 @@ class StreamServing:
         elif missing:
             self._reading.wait(call, group, missing)
         elif call.waits and self._answering.was_told(call, group.members.generation):
-            self._waiting.append(call)
+            self.waiting.append(call)
         else:
             self._answering.answer(call, group, [])
 

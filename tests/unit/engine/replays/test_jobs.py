@@ -329,7 +329,7 @@ class CutRig(Rig):
     async def crash(self, draw: random.Random) -> None:
         """What is left of the machine: the disk, as a power cut leaves it."""
         self.io.is_cut = True  # type: ignore[attr-defined]
-        self.hl._replays.stop()
+        self.hl.replays.stop()
         for runner in self.hl._all_runners():
             runner.is_closed = True
             for task in list(runner._tasks):
@@ -495,7 +495,7 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
             await rig.hl.get_replay("r")
         rig.clock.advance(10_000)
         async with asyncio.timeout(30):
-            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+            while rig.hl.replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "running"
 
@@ -515,7 +515,7 @@ async def test_jobs_are_listed_again_after_a_bug_and_calls_fail_meanwhile(
             with pytest.raises(heapline.UnavailableError, match="log tells why"):
                 await rig.hl.get_replay("r")
         async with asyncio.timeout(30):
-            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+            while rig.hl.replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "done"
         assert caplog.text.count("replays cannot be listed") == 1

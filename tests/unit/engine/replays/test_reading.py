@@ -117,7 +117,7 @@ async def test_time_ranges_find_their_place_by_the_index_in_a_long_journal() -> 
         moments.append(clock.now())
         await hl.enqueue("jobs", b"%d" % i + b"." * 60_000)
         await pass_time(hl, clock, 1)
-    runner = hl._runner("jobs")
+    runner = hl.runner("jobs")
     reader = runner.loaded.journal.reader()
     assert len(reader.segments()) > 2
     for i in (0, 1, 17, 30, 59):

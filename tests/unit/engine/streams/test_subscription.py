@@ -396,7 +396,7 @@ async def test_nothing_is_kept_of_those_who_ack_and_are_no_members() -> None:
         for number in range(3):
             with pytest.raises(DeliveryLost):
                 await hl.group_ack("jobs", "g", f"nobody-{number}", {0: [0]}, session="s")
-        assert hl._runner("jobs").streams.sessions._current == {}
+        assert hl.runner("jobs").streams.sessions._current == {}
 
 
 @pytest.fixture
