@@ -25,9 +25,9 @@ from heapline.cli.output import make_console, size
 from heapline.cli.units import option
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, CorruptionError
-from heapline.engine.batches.decisions import NAMESPACE as SYSTEM
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog, Entry
+from heapline.engine.internal_topic import NAMESPACE as SYSTEM
 from heapline.engine.replays.jobs import FOLDER as REPLAYS
 from heapline.engine.replays.jobs import make_folder
 from heapline.engine.schedules.store import NAME as SCHEDULES

@@ -39,7 +39,7 @@ from heapline.engine.columns import (
 from heapline.engine.duplicates import CallShare, FormerPlaces, give_turns
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
@@ -51,7 +51,7 @@ _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of
 class Admission:
     """Admits the enqueue calls of a turn; returns the answers to send once all is durable."""
 
-    def __init__(self, topic: Topic, journal: Journal) -> None:
+    def __init__(self, topic: Topic, journal: TopicLog) -> None:
         self._topic = topic
         self._journal = journal
         self.measure()

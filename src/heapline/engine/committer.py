@@ -18,7 +18,7 @@ from heapline.core.latency import Latency
 from heapline.core.now import Now
 from heapline.engine.io import Io
 from heapline.engine.topic import Topic
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.unit import SealedUnit
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class GroupCommitter:
     def __init__(
         self,
         topic: Topic,
-        journal: Journal,
+        journal: TopicLog,
         io: Io,
         now: Callable[[], Now],
         failed: Callable[[BaseException], None],

@@ -29,7 +29,7 @@ from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY
 from heapline.engine.committer import refuse
 from heapline.engine.local_spine import Heads
 from heapline.engine.topic import Topic
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.records import Records
 
 NO_IDS: I64 = np.zeros(0, dtype=np.int64)
@@ -89,7 +89,7 @@ class PopCall:
 
 
 class Delivery:
-    def __init__(self, topic: Topic, journal: Journal, rate: TokenBucket | None = None) -> None:
+    def __init__(self, topic: Topic, journal: TopicLog, rate: TokenBucket | None = None) -> None:
         self._topic = topic
         self._journal = journal
         self.rate = rate  # None: no rate limit

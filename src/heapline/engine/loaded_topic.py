@@ -30,6 +30,7 @@ from heapline.engine.timers import Firing
 from heapline.engine.topic import Topic
 from heapline.journal.disk import Disk
 from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.records import CacheBudget
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import segment_path
@@ -44,7 +45,7 @@ class Recovered(NamedTuple):
     """A topic as read from its directory; loaded_topic.py makes it able to serve."""
 
     topic: Topic
-    journal: Journal
+    journal: TopicLog
     snapshots: SnapshotStore
     time: int  # journal time of the last unit
     wall: int | None  # and its wall time

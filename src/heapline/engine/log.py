@@ -7,7 +7,6 @@ a scan costs the server little more than reading its files.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +34,6 @@ from heapline.engine import state_rows
 from heapline.engine.handlers import feeds, handles
 from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
 from heapline.journal.unit import Frame, Unit
 
 if TYPE_CHECKING:
@@ -204,12 +202,10 @@ def _keep(runner: TopicRunner, hold: Hold) -> None:
     if not 0 <= hold.seconds <= HOLD_SECONDS_MAX:
         raise BadRequest(f"a log is held for up to {HOLD_SECONDS_MAX:g} seconds, not {hold.seconds:g}")
     if not hold.seconds:
-        end_lease(runner.loader.disk, runner.loader.directory, hold.name)
+        runner.loaded.journal.release(hold.name)
         return
-    expires = runner.wall_ms() + round(hold.seconds * 1000)
-    lease = ReaderLease(hold.name, os.getpid(), hold.segment, expires)
     with contextlib.suppress(OSError):  # a full disk can still be read
-        write_lease(runner.loader.disk, runner.loader.directory, lease)
+        runner.loaded.journal.hold(hold.name, hold.segment, runner.wall_ms() + round(hold.seconds * 1000))
 
 
 def _marks(reader: LogReader, after: int, last: int) -> tuple[int, Entries, npt.NDArray[np.int64]]:

@@ -36,25 +36,20 @@ from heapline.core.record import ROW
 from heapline.engine.groups.start_offsets import count_below
 from heapline.engine.retention import (
     Held,
-    Survey,
-    Surveyor,
     behind,
     decide_move_on,
     held,
     letters_in,
-    read_with,
     starts_without,
 )
 from heapline.engine.snapshot_state import Frozen, freeze
 from heapline.journal.block import make_block
-from heapline.journal.log_start import raise_log_start
-from heapline.journal.reader_lease import read_leases
-from heapline.journal.reclaim import delete_segment, held_by
+from heapline.journal.survey import Survey
 from heapline.logs import Log
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
-    from heapline.journal.journal import Journal
+    from heapline.journal.log import TopicLog
     from heapline.journal.snapshot import SnapshotStore
 
 log = Log("heapline.engine")
@@ -65,17 +60,16 @@ REWRITE_ROWS = 4096
 class _Leave(NamedTuple):
     """The decision about a segment that seems to be free."""
 
-    journal: Journal
+    journal: TopicLog
     unit: int  # the unit that records the decision
     known: list[tuple[int, int]]  # by partition: its end, and the number of its stream rows so far
     starts: list[int]  # by partition: the first readable offset afterwards; 0: as the files say
 
 
 class SegmentReclaimer:
-    def __init__(self, runner: TopicRunner, make_durable: Callable[[Journal, int], Awaitable[None]]) -> None:
+    def __init__(self, runner: TopicRunner, make_durable: Callable[[TopicLog, int], Awaitable[None]]) -> None:
         self._runner = runner
         self._make_durable = make_durable
-        self._surveyor = Surveyor()
         # Since this process opened the topic:
         self.segments_total = 0
         self.bytes_total = 0
@@ -106,9 +100,8 @@ class SegmentReclaimer:
         runner = self._runner
         # Offsets as of this answer: all rows below are written then, and the files show where.
         offsets = await runner.call(lambda now: [partition.offset for partition in runner.loaded.topic.partitions])
-        older_unit = runner.loaded.snapshots.older_unit
-        loader, reader = runner.loader, runner.loaded.journal.reader()
-        return await runner.io.run(self._surveyor.look, loader.disk, loader.directory, reader, offsets, older_unit)
+        loaded = runner.loaded
+        return await runner.io.run(loaded.journal.survey, offsets, loaded.snapshots.older_unit)
 
     def _look(self, survey: Survey, index: int, now: Now) -> tuple[Held, int]:
         """Return what holds a segment, and how many of its records must be rewritten. Runs in a turn."""
@@ -170,27 +163,12 @@ class SegmentReclaimer:
         return _Leave(runner.loaded.journal, unit, known, starts_without(topic, survey, index))
 
     def _delete(self, survey: Survey, segment: int, starts: list[int]) -> bool:
-        runner = self._runner
-        disk, directory = runner.loader.disk, runner.loader.directory
-        older_unit, durable_unit = runner.loaded.snapshots.older_unit, runner.loaded.journal.durable_unit
-        now = runner.wall_ms()
-
-        def holder() -> str:
-            found = held_by(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
-            reading = (lease for lease in read_leases(disk, directory, now) if any(starts) and not found)
-            names = [f"reader {lease.name!r}" for lease in reading if read_with(starts, survey, lease.segment)]
-            return found or ", ".join(names)
-
-        by = holder()
-        if not by and any(starts):
-            raise_log_start(disk, directory, starts)
-            by = holder()
-        if by:
-            log.info("segment held", topic=runner.name, segment=segment, by=by)
-            return False
-        delete_segment(disk, directory, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
-        runner.loaded.journal.records.forget(segment)
-        return True
+        runner, loaded = self._runner, self._runner.loaded
+        older_unit, now = loaded.snapshots.older_unit, runner.wall_ms()
+        holder = loaded.journal.reclaim(segment, survey, starts, older_unit=older_unit, now=now)
+        if holder:
+            log.info("segment held", topic=runner.name, segment=segment, by=holder)
+        return not holder
 
     # -- rewriting -------------------------------------------------------------------------------------------------
 
@@ -328,7 +306,7 @@ class Upkeep:
             self.snapshot_at = runner.steady.now().steady
             self.snapshots_total += 1
 
-    def _capture(self, now: Now) -> tuple[int, Frozen, Journal, SnapshotStore]:
+    def _capture(self, now: Now) -> tuple[int, Frozen, TopicLog, SnapshotStore]:
         """Close the open unit and take references to the state after it. Runs in a turn."""
         runner = self._runner
         runner.loaded.topic.forget_passed(now)
@@ -336,7 +314,7 @@ class Upkeep:
         unit = runner.loaded.journal.open_unit_number - 1
         return unit, freeze(runner.loaded.topic, unit), runner.loaded.journal, runner.loaded.snapshots
 
-    async def _make_durable(self, journal: Journal, unit: int) -> None:
+    async def _make_durable(self, journal: TopicLog, unit: int) -> None:
         """Sync the journal up to `unit`. Under the relaxed policies, written units may not be durable. A snapshot ahead
         of its journal, or a segment deleted for acks that a power cut undoes, would be corruption."""
         if journal.durable_unit < unit:

@@ -18,7 +18,6 @@ from heapline.core.latency import Latency, Tally
 from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.scheduler import Scheduler
-from heapline.engine.stats import journal_usage
 from heapline.journal.disk import File, RealDisk, RealFile
 
 
@@ -79,13 +78,13 @@ class Measures(NamedTuple):
 
 async def measure(broker: EmbeddedBroker) -> Measures:
     runners = broker._all_runners()
-    usage = await broker._io_or_fail().run(lambda: [journal_usage(runner) for runner in runners])
+    usage = await broker._io_or_fail().run(lambda: [runner.loaded.journal.usage() for runner in runners])
     told = {}
     for runner, used in zip(runners, usage, strict=True):
         told[runner] = _of_topic(runner, *used)
         await asyncio.sleep(0)  # about 0.5 ms per topic: yield to other tasks
-    system = told.pop(broker._system, None) if broker._system is not None else None
-    keeps = broker.schedules.store.runner
+    decisions, keeps = broker.batches.decisions.topic.runner, broker.schedules.store.topic.runner
+    system = told.pop(decisions, None) if decisions is not None else None
     schedules = _of_schedules(broker.schedules, told.pop(keeps, None) if keeps is not None else None)
     fsync = broker.disk.tally() if isinstance(broker.disk, TimedDisk) else None
     space = await broker._io_or_fail().run(lambda: _disk_bytes(broker.path))

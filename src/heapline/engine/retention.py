@@ -10,15 +10,11 @@ These hold a segment, checked in this order:
 
 Past `retention_hard_bytes` or `retention_hard_age` neither retention nor groups count. A group whose position is
 deleted, for that reason or because it does not hold the journal, continues after it. Decisions do not know snapshots
-and readers of the directory. They read and change nothing: a survey of the files is passed in. `Surveyor` makes it; it
-blocks, so use it in I/O threads.
+and readers of the directory. They read and change nothing: a survey of the files is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from operator import and_
 from typing import NamedTuple
 
 import numpy as np
@@ -27,50 +23,7 @@ from heapline.core.events import EMPTY, I64, GroupAcked, GroupReset
 from heapline.core.groups.registry import Groups
 from heapline.engine.groups.group_index import Following
 from heapline.engine.topic import Topic
-from heapline.journal.disk import Disk
-from heapline.journal.reader import LogReader
-from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.segment import SegmentHeader, segment_path
-
-
-class Segment(NamedTuple):
-    """A segment file."""
-
-    number: int
-    nbytes: int
-    closed_at: int | None  # wall ms at which the next one was started; None: it is the last
-    last_unit: int  # 0 if it is the last
-    firsts: dict[int, int]  # partition -> offset of its first row here
-
-
-class Survey:
-    """The segments of a journal, oldest first, and the partitions' ends at the time of the survey."""
-
-    def __init__(self, segments: Sequence[Segment], ends: Sequence[int]) -> None:
-        self.segments, self._ends = segments, ends
-
-    def bytes_from(self, index: int) -> int:
-        return sum(segment.nbytes for segment in self.segments[index:])
-
-    def start(self, partition: int, index: int = 0) -> int:
-        """Return the partition's first row in this segment or a later one, or its end if it has none there."""
-        for segment in self.segments[index:]:
-            if partition in segment.firsts:
-                return segment.firsts[partition]
-        return self._ends[partition]
-
-    def start_from(self, partition: int, number: int) -> int:
-        """Like `start`, by the segment's number; a segment that is newer than the survey counts as its end."""
-        return self.start(partition, sum(segment.number < number for segment in self.segments))
-
-    def below(self, unit: int) -> list[Segment]:
-        """Return the segments from the journal's start that are closed and hold no unit above `unit`."""
-        whole = (segment.closed_at is not None and segment.last_unit <= unit for segment in self.segments)
-        return [segment for segment, is_whole in zip(self.segments, accumulate(whole, and_), strict=True) if is_whole]
-
-    def ends(self, index: int) -> Iterator[tuple[int, int]]:
-        """Yield (partition, end of its rows in this segment) for each partition with rows there."""
-        return ((partition, self.start(partition, index + 1)) for partition in self.segments[index].firsts)
+from heapline.journal.survey import Survey
 
 
 class Held(NamedTuple):
@@ -149,11 +102,6 @@ def starts_without(topic: Topic, survey: Survey, index: int) -> list[int]:
     return [at if at and at > survey.start(p, index + 1) else 0 for p, at in enumerate(behind_commits)]
 
 
-def read_with(starts: Sequence[int], survey: Survey, lease: int) -> bool:
-    """Return whether a reader that holds the journal from segment `lease` on has rows below these starts to read."""
-    return any(start and start > survey.start_from(p, lease) for p, start in enumerate(starts))
-
-
 def letters_in(topic: Topic, segment: int, now: int) -> I64:
     """Return the positions, without attempts, of group dead letters in a segment, even those of live messages."""
     found = [EMPTY]
@@ -187,55 +135,3 @@ def decide_move_on(
             elif place is not None and place.recorded < floor:
                 events.append((group.name, partition, place.decide_record(group.used_at)))
     return events
-
-
-_GROWING_SEGMENTS = 4  # at the journal's end: segments whose files may still change
-
-
-class Surveyor:
-    def __init__(self) -> None:
-        self._known: dict[int, Segment] = {}
-
-    def look(
-        self, disk: Disk, directory: str, reader: LogReader, offsets: Sequence[int], older_unit: int | None = None
-    ) -> Survey:
-        """Return all segments, or none, without further reads, if the first has units above `older_unit`: then nothing
-        can be deleted. `offsets` are the partitions' ends; all rows below them are written."""
-        numbers = list_segments(disk, directory)
-        self._known = {number: segment for number, segment in self._known.items() if number >= numbers[0]}
-        segments: list[Segment] = []
-        for at, number in enumerate(numbers):
-            segment = self._known.get(number)
-            if segment is None:
-                follower = read_header(disk, directory, number + 1) if number < numbers[-1] else None
-                if at == 0 and older_unit is not None and _is_above(follower, older_unit):
-                    return Survey([], offsets)
-                segment = _look_at(disk, directory, reader, number, follower)
-                if at < len(numbers) - _GROWING_SEGMENTS:
-                    self._known[number] = segment
-            segments.append(segment)
-        return Survey(segments, offsets)
-
-
-def _is_above(follower: SegmentHeader | None, older_unit: int) -> bool:
-    return follower is None or follower.first_unit - 1 > older_unit
-
-
-def _look_at(
-    disk: Disk, directory: str, reader: LogReader, number: int, follower: SegmentHeader | None
-) -> Segment:  # fmt: skip
-    file = disk.open(segment_path(directory, number))
-    try:
-        nbytes = file.size()
-    finally:
-        file.close()
-    if follower is not None:
-        return Segment(number, nbytes, follower.created_at, follower.first_unit - 1, _firsts(reader, number))
-    is_begun = read_header(disk, directory, number) is not None  # otherwise it is only preallocated
-    return Segment(number, nbytes, None, 0, _firsts(reader, number) if is_begun else {})
-
-
-def _firsts(reader: LogReader, number: int) -> dict[int, int]:
-    entries = reader.index(number).entries()
-    partitions, at = np.unique(entries["partition"], return_index=True)  # each has an entry for its first row here
-    return dict(zip(partitions.tolist(), entries["first_offset"][at].tolist(), strict=True))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ from heapline.engine.stats import Counters
 from heapline.engine.turns import SETTLED, Turns
 from heapline.journal.records import Records
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -79,14 +80,13 @@ class TopicRunner:
         self.is_closed = False
         self.is_suspended = False  # it reopens: calls wait
         self._end: HeaplineError = Closed()  # the error for calls after closing
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks = OwnedTasks()  # cancelled when the topic closes
         self.turns = Turns(self)
         self.upkeep = Upkeep(self)
         self.handover = Handover(self)
         self.streams = StreamServing(self)
         self.on_install: InstallHook | None = None  # runs before a loaded topic serves calls
         self.on_grown: InstallHook | None = lambda runner, now: runner.streams.grown(now)
-        self.segment_sizes: dict[str, int] = {}  # by file name, as of the last `stats`
         self.loaded = self._loaded(recovered, rate=None)
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ class TopicRunner:
         except BaseException:
             await io.run(recovered.journal.close)
             raise
-        runner.spawn(runner.upkeep.run())
-        runner.spawn(runner.upkeep.sync_at_intervals())
+        runner.tasks.spawn(runner.upkeep.run())
+        runner.tasks.spawn(runner.upkeep.sync_at_intervals())
         return runner
 
     def _loaded(self, recovered: Recovered, rate: TokenBucket | None) -> LoadedTopic:
@@ -138,7 +138,7 @@ class TopicRunner:
     async def reopen(self) -> None:
         """Load the topic again on request, for settings that are fixed while a log is open. Calls wait."""
         # In its own task: a reload that is cancelled halfway would leave a topic that accepts calls and answers none.
-        await asyncio.shield(self.spawn(self._reopen()))
+        await self.tasks.run_to_completion(self._reopen())
 
     async def _reopen(self) -> None:
         self.is_suspended = True
@@ -178,17 +178,8 @@ class TopicRunner:
         self._refuse_all(self._end)
         await self.loaded.committer.drain()
         await self.loaded.committer.idle()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.cancel()
         await self._close_journal()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that is cancelled when the topic closes."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
@@ -361,7 +352,7 @@ class TopicRunner:
         self.failure = TopicReloading(self.name, str(cause) or repr(cause))
         self.counters.reloads += 1
         self.loaded.committer.abandon(self.failure)
-        self.spawn(self._reload())
+        self.tasks.spawn(self._reload())
 
     async def _reload(self) -> None:
         await self.loaded.committer.idle()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +55,6 @@ class Counters:
             self.group_dead += len(event.ids)
 
 
-GROWING_SEGMENTS = 4  # at the end of the journal: segments that may still grow
 _DURABILITY = {
     "commit": "every answer is durable",
     "interval": "answers of the last fsync interval may be lost in a power failure",
@@ -159,20 +157,3 @@ def _depths(topic: Topic, now: Now) -> list[DepthBucket]:
 def _dues(topic: Topic, now: Now) -> list[DueBucket]:
     counts = sum((p.census.dues(now) for p in topic.partitions if p.delayed), np.zeros(len(DUE_WITHIN) + 1, np.int64))
     return [DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), counts.tolist(), strict=True)]
-
-
-def journal_usage(runner: TopicRunner) -> tuple[int, int]:
-    """Return bytes and number of segments. A segment with a few after it no longer grows, so its size is read once."""
-    directory, disk = runner.loader.directory, runner.loader.disk
-    known, sizes = runner.segment_sizes, dict[str, int]()
-    names = sorted(name for name in disk.listdir(directory) if name.endswith(".seg"))
-    for name in names:
-        if name not in known or name in names[-GROWING_SEGMENTS:]:
-            with contextlib.suppress(FileNotFoundError):  # reclaimed just now
-                file = disk.open(f"{directory}/{name}")
-                sizes[name] = file.size()
-                file.close()
-        else:
-            sizes[name] = known[name]
-    runner.segment_sizes = sizes
-    return sum(sizes.values()), len(sizes)

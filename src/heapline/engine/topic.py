@@ -51,7 +51,7 @@ from heapline.core.position import PositionLayout, size_class
 from heapline.core.record import FLAG_FAIRNESS, ROW
 from heapline.engine.groups.group_index import FOLLOWED, Following
 from heapline.journal.block import Block
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.segment import segment_path
 from heapline.journal.unit import SealedUnit, Unit
 
@@ -181,7 +181,7 @@ class Topic:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def reserve(self, journal: Journal, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
+    def reserve(self, journal: TopicLog, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
         """Ensure that the next `nbytes` bytes of events are in one unit."""
         pending = self._frames_bytes + len(self.open_frames) * EVENT_OVERHEAD
         more = pending + nbytes + (blocks + frames) * EVENT_OVERHEAD
@@ -189,7 +189,7 @@ class Topic:
             self.seal(journal, now)
             journal.room(nbytes, blocks=blocks, frames=frames)
 
-    def emit(self, journal: Journal, partition: Partition, event: AnyEvent, now: Now) -> None:
+    def emit(self, journal: TopicLog, partition: Partition, event: AnyEvent, now: Now) -> None:
         """Apply an event without records, and add it to the open unit."""
         data = encode_event(event)
         self.reserve(journal, len(data), now, blocks=0)
@@ -197,7 +197,7 @@ class Topic:
         self._apply(partition, event, now.steady, None, None)
 
     def emit_records(
-        self, journal: Journal, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
+        self, journal: TopicLog, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
         now: Now, fairness: I64 | None = None,
     ) -> None:  # fmt: skip
         """Apply an event with records, and add both to the open unit.
@@ -207,7 +207,7 @@ class Topic:
         self.emit_shared(journal, [(partition, event)], rows, block, now, fairness)
 
     def emit_shared(
-        self, journal: Journal, events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]], rows: Any,
+        self, journal: TopicLog, events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]], rows: Any,
         block: Block, now: Now, fairness: I64 | None = None,
     ) -> None:  # fmt: skip
         """Like `emit_records`, for partitions whose records are in one block: each event names its own records."""
@@ -234,7 +234,7 @@ class Topic:
         if frame.first_id < 0:
             frame.first_id = first_id
 
-    def seal(self, journal: Journal, now: Now) -> SealedUnit | None:
+    def seal(self, journal: TopicLog, now: Now) -> SealedUnit | None:
         """Close the open unit. Return None if it is empty."""
         if not self.open_frames:
             return None

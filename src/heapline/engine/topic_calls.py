@@ -44,7 +44,7 @@ from heapline.contract.message import TopicInfo, TopicStats
 from heapline.core.events import ConfigChanged, Grown, Paused, Resumed, Throttled
 from heapline.core.now import Now
 from heapline.engine.handlers import handles, page_by_name
-from heapline.engine.stats import journal_usage, topic_stats
+from heapline.engine.stats import topic_stats
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker
@@ -126,7 +126,7 @@ async def get_topic(broker: EmbeddedBroker, command: topics.GetTopic, context: C
 @handles(topics.Stats)
 async def stats(broker: EmbeddedBroker, command: topics.Stats, context: Context) -> TopicStats:
     runner = broker.runner(command.topic)
-    usage = await runner.io.run(journal_usage, runner)
+    usage = await runner.io.run(runner.loaded.journal.usage)
     return await runner.call(lambda now: topic_stats(runner, usage, now))
 
 

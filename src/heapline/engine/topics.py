@@ -43,15 +43,18 @@ from heapline.contract.ids import SUFFIX_BITS
 from heapline.contract.message import TopicInfo
 from heapline.core.ids import unix_ms_of
 from heapline.core.partition import Draw
-from heapline.engine.batches import decisions
 from heapline.engine.batches.coordinator import BatchCoordinator
+from heapline.engine.batches.decisions import NAME as DECISIONS
+from heapline.engine.batches.decisions import Decisions
 from heapline.engine.catalog import Catalog, Entry
+from heapline.engine.internal_topic import CONFIG, NAMESPACE, InternalTopic
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loaded_topic import Loader
 from heapline.engine.replays.manager import ReplayJobs
 from heapline.engine.runner import InstallHook, TopicRunner
-from heapline.engine.schedules import store as schedules
 from heapline.engine.schedules.scheduler import Scheduler
+from heapline.engine.schedules.store import NAME as SCHEDULES
+from heapline.engine.schedules.store import ScheduleStore
 from heapline.engine.topic_calls import change, check_growth, grow
 from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
@@ -63,8 +66,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between attempts to load a topic that cannot be read
-_SYSTEM = (decisions.NAMESPACE, decisions.NAME)
-_SCHEDULES = (schedules.NAMESPACE, schedules.NAME)
 
 
 def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -97,13 +98,14 @@ class TopicKeeper:
         self._catalog: Catalog | None = None
         self._lock: Any = None
         self._admin = asyncio.Lock()
-        self._system: TopicRunner | None = None  # the system journal, which users cannot name
         self.batches = BatchCoordinator(
-            decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
+            Decisions(InternalTopic(DECISIONS, self._make_internal)),
+            wall_ms=self._clock.wall_ms,
+            missing=self._why_missing,
             serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
-        )  # fmt: skip
+        )
         self.schedules = Scheduler(
-            schedules.ScheduleStore(self._make_schedules), topic=self.runner, wall_ms=self._clock.wall_ms
+            ScheduleStore(InternalTopic(SCHEDULES, self._make_internal)), topic=self.runner, wall_ms=self._clock.wall_ms
         )
         self.replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self.runner)
         self._closed = False
@@ -137,12 +139,12 @@ class TopicKeeper:
             self._io = ThreadIo()
         self._catalog = await self._io.run(self._open_directory)
         entries = dict(self._catalog.entries)
-        system = entries.pop(_SYSTEM, None)
+        system = entries.pop((NAMESPACE, DECISIONS), None)
         if system is not None:
-            await self._open_system(system)  # first: the others apply its decisions
-        kept = entries.pop(_SCHEDULES, None)
+            await self._open_decisions(system)  # first: the others apply its decisions
+        kept = entries.pop((NAMESPACE, SCHEDULES), None)
         if kept is not None:
-            await self._open_schedules(kept)
+            await self._open_internal(self.schedules.store.topic, kept)
         loads = [self._load(entry) for entry in entries.values()]
         ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is released
         for error in filter(None, ends):
@@ -153,58 +155,41 @@ class TopicKeeper:
         self.schedules.start()
         self.replays.open()
 
-    # -- the system journal ----------------------------------------------------------------------------------------
+    # -- internal topics -------------------------------------------------------------------------------------------
 
-    async def _open_system(self, entry: Entry) -> None:
-        """Open the system journal. If it is corrupt, batches cannot be decided; everything else works."""
+    async def _open_internal(self, topic: InternalTopic, entry: Entry) -> None:
+        """Open an internal topic. If it is corrupt, only what needs it does not work."""
         loader = self._loader(entry)
         try:
-            self._system = runner = await self._start_runner(loader)
-            await self.batches.decisions.open(runner)
-        except CorruptionError as error:
-            log.error("system journal damaged: batches cannot be decided", error=str(error))
-            if self._system is None:
-                self.batches.decisions.refusal = error
-        except OSError as error:
-            if is_no_space(error):
-                raise
-            log.error("system journal unreadable: batches cannot be decided", error=str(error))
-            if self._system is None:  # otherwise it is read again on the next call
-                self.batches.decisions.refusal = _unreadable(loader, error)
-
-    @_to_its_end
-    async def _make_system(self) -> TopicRunner:
-        async with self._admin:
-            if self._system is None:
-                self._system = await self._make_own(_SYSTEM, decisions.CONFIG)
-            return self._system
-
-    async def _make_own(self, place: tuple[str, str], config: TopicConfig) -> TopicRunner:
-        """Create and load an internal topic."""
-        entry = self._catalog_or_fail().entries.get(place)  # it may have been created, but not loaded
-        if entry is None:
-            entry = await self._on_disk(self._make_topic, *place, config)
-        return await self._start_runner(self._loader(entry))
-
-    async def _open_schedules(self, entry: Entry) -> None:
-        """Open the schedules' journal. If it is corrupt, only schedules do not work: they cannot fire or change."""
-        loader = self._loader(entry)
-        try:
-            self.schedules.store.runner = await self._start_runner(loader)
+            topic.runner = await self._start_runner(loader)
         except (CorruptionError, OSError) as error:
             if isinstance(error, OSError) and is_no_space(error):
                 raise
-            log.error("journal of the schedules cannot be opened: they do not fire", error=str(error))
-            damage = error if isinstance(error, CorruptionError) else _unreadable(loader, error)
-            self.schedules.store.refusal = damage
+            log.error("internal topic cannot be opened", topic=entry.topic, error=str(error))
+            topic.refusal = error if isinstance(error, CorruptionError) else _unreadable(loader, error)
+
+    async def _open_decisions(self, entry: Entry) -> None:
+        """Open the system journal and read the decisions. If they cannot be read, the next call reads them again."""
+        decisions = self.batches.decisions
+        await self._open_internal(decisions.topic, entry)
+        if decisions.topic.runner is not None:
+            try:
+                await decisions.open()
+            except (CorruptionError, OSError) as error:
+                if isinstance(error, OSError) and is_no_space(error):
+                    raise
+                log.error("decisions about batches cannot be read", error=str(error))
 
     @_to_its_end
-    async def _make_schedules(self) -> TopicRunner:
+    async def _make_internal(self, topic: InternalTopic) -> TopicRunner:
+        """Create and load an internal topic."""
         async with self._admin:
-            store = self.schedules.store
-            if store.runner is None:
-                store.runner = await self._make_own(_SCHEDULES, schedules.CONFIG)
-            return store.runner
+            if topic.runner is None:
+                entry = self._catalog_or_fail().entries.get((NAMESPACE, topic.name))
+                if entry is None:  # otherwise it was created, but not loaded
+                    entry = await self._on_disk(self._make_topic, NAMESPACE, topic.name, CONFIG)
+                topic.runner = await self._start_runner(self._loader(entry))
+            return topic.runner
 
     def _why_missing(self) -> HeaplineError | None:
         """Return why some topics are not served, or None. A transient reason comes first."""
@@ -336,8 +321,8 @@ class TopicKeeper:
         return self._disk
 
     def _all_runners(self) -> list[TopicRunner]:
-        own = (self._system, self.schedules.store.runner)
-        return [*self._runners.values(), *(runner for runner in own if runner is not None)]
+        internal = (self.batches.decisions.topic.runner, self.schedules.store.topic.runner)
+        return [*self._runners.values(), *filter(None, internal)]
 
     async def _close_topics(self) -> None:
         await self.schedules.close()
@@ -455,7 +440,7 @@ class TopicKeeper:
 
     def topic_infos(self) -> list[TopicInfo]:
         entries = self._catalog_or_fail().entries.values()
-        users = (e for e in entries if e.namespace != decisions.NAMESPACE)
+        users = (e for e in entries if e.namespace != NAMESPACE)
         return sorted((_info(e) for e in users), key=lambda info: info.name)
 
     def topic_info(self, topic: str) -> TopicInfo:

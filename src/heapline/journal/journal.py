@@ -18,7 +18,7 @@ topic is opened again from disk. The meaning of rows and events is not known her
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,10 @@ from heapline.contract.errors import JournalCorrupt
 from heapline.core.position import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
+from heapline.journal.log_start import raise_log_start
 from heapline.journal.reader import LogReader
+from heapline.journal.reader_lease import ReaderLease, end_lease, read_leases, write_lease
+from heapline.journal.reclaim import delete_segment, held_by
 from heapline.journal.record_reader import RecordReader
 from heapline.journal.records import CacheBudget, RecordCache, Records
 from heapline.journal.recovery import Scan
@@ -40,6 +43,7 @@ from heapline.journal.segment import (
     segment_path,
 )
 from heapline.journal.spares import SparePool
+from heapline.journal.survey import Survey, Surveyor
 from heapline.journal.unit import SealedUnit, Unit
 from heapline.journal.unit_planner import UnitPlanner
 from heapline.journal.watermark import Watermark, watermark_path
@@ -61,6 +65,7 @@ class Journal:
         self.layout = PositionLayout(scan.capacity)
         self.cache = RecordCache(self.layout, budget)
         self.records = RecordReader(scan.disk, scan.directory, self.layout)
+        self._surveyor = Surveyor(scan.disk, scan.directory)
         self._policy: SyncPolicy = policy
         self._spares = spares
         self._planner: UnitPlanner | None = None
@@ -313,3 +318,44 @@ class Journal:
         if self._writer is not None:
             self._writer.close()
         self.records.close()
+
+    # Files: for statistics, readers and reclaiming, in I/O threads.
+
+    def usage(self) -> tuple[int, int]:
+        """Return bytes and number of segments."""
+        return self._surveyor.usage()
+
+    def survey(self, ends: Sequence[int], older_unit: int | None = None) -> Survey:
+        """Return the segments for retention; see `Surveyor.look`."""
+        return self._surveyor.look(self.reader(), ends, older_unit)
+
+    def hold(self, name: str, segment: int, until: int) -> None:
+        """Keep segments from this one on until a wall time in ms, under a reader's name."""
+        write_lease(self.disk, self.path, ReaderLease(name, os.getpid(), segment, until))
+
+    def release(self, name: str) -> None:
+        end_lease(self.disk, self.path, name)
+
+    def reclaim(self, segment: int, survey: Survey, starts: Sequence[int], *, older_unit: int, now: int) -> str:
+        """Delete the first segment, durably, or return what still holds it.
+
+        `starts` are the first readable offsets by partition afterwards; 0 means where the files start. The log's start
+        is raised before the last check of the leases, so a reader that takes its lease first and then reads the start
+        is either respected or sees the new start.
+        """
+        durable_unit = self.durable_unit
+
+        def holder() -> str:
+            found = held_by(self.disk, self.path, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
+            reading = (lease for lease in read_leases(self.disk, self.path, now) if any(starts) and not found)
+            names = [f"reader {lease.name!r}" for lease in reading if survey.is_read_below(starts, lease.segment)]
+            return found or ", ".join(names)
+
+        by = holder()
+        if not by and any(starts):
+            raise_log_start(self.disk, self.path, starts)
+            by = holder()
+        if not by:
+            delete_segment(self.disk, self.path, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
+            self.records.forget(segment)
+        return by

@@ -18,9 +18,10 @@ from heapline.contract.errors import Closed
 from heapline.contract.message import MessageInfo
 from heapline.engine.broker import EmbeddedBroker, SyncBroker
 from heapline.engine.catalog import Catalog
+from heapline.engine.internal_topic import NAMESPACE
 from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
-from heapline.engine.schedules.store import NAME, NAMESPACE
+from heapline.engine.schedules.store import NAME
 from heapline.testing.hand_clock import HandClock
 from heapline.testing.memory_disk import MemoryDisk
 from heapline.testing.topic_contents import standing
@@ -88,9 +89,9 @@ class MemoryBroker(EmbeddedBroker):
         self._closed = True
         for runner in self._all_runners():
             if not runner.loop.is_closed():
-                for task in list(runner._tasks):
+                for task in list(runner.tasks):
                     task.cancel()
-        for watch in self.batches._watches:
+        for watch in self.batches.watches:
             if not watch.get_loop().is_closed():
                 watch.cancel()
         self.schedules.abandon()
@@ -119,7 +120,7 @@ class MemoryBroker(EmbeddedBroker):
                 return
         elif not self._home.is_closed():
             raise RuntimeError("this broker serves in another event loop, which still runs: make one for each loop")
-        elif self._system is not None:  # decisions are read in turns, which need a loop
+        elif self.batches.decisions.topic.runner is not None:  # decisions are read in turns, which need a loop
             raise RuntimeError("after a commit_batch call hl.abandon() and go on with a MemoryBroker(disk=hl.disk)")
         else:
             self._lock.release()
@@ -133,7 +134,7 @@ class MemoryBroker(EmbeddedBroker):
         entries = dict(self._catalog.entries)
         kept = entries.pop((NAMESPACE, NAME), None)
         if kept is not None:
-            await self._open_schedules(kept)
+            await self._open_internal(self.schedules.store.topic, kept)
         for entry in entries.values():
             await self._load(entry)
         self.batches.start(self._config.batch_timeout, self._config.decision_retention)

@@ -21,7 +21,7 @@ from heapline.contract.errors import (
     UnknownPart,
 )  # fmt: skip
 from heapline.contract.message import Outgoing
-from heapline.engine import topics
+from heapline.engine import internal_topic, topics
 from heapline.engine.batches import decisions
 from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.columns import EnqueueCall
@@ -377,7 +377,11 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
             except TopicReloading:
                 failed += 1
             rig.disk.clear_faults()
-            runners = [runner for runner in (rig.runner(), rig.runner("b"), rig.hl._system) if runner is not None]
+            runners = [
+                runner
+                for runner in (rig.runner(), rig.runner("b"), rig.hl.batches.decisions.topic.runner)
+                if runner is not None
+            ]
             await until(lambda runners=runners: all(runner.is_serving for runner in runners))  # type: ignore[misc]
             assert (rig.runner().loaded.topic.ready, rig.runner("b").loaded.topic.ready) in ((0, 0), (1, 1))
             assert await rig.hl.commit_batch("batch", ["1"]) == 2
@@ -390,7 +394,7 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
 async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next decision becomes durable, and nobody is told so."""
     await rig.hl.commit_batch("first", [])
-    system = rig.hl._system
+    system = rig.hl.batches.decisions.topic.runner
     assert system is not None
     enqueue = TopicRunner.enqueue
 
@@ -668,5 +672,5 @@ async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
 
 def test_system_topic_has_a_name_that_no_user_can_write() -> None:
     with pytest.raises(BadName):
-        parse_topic(f"{decisions.NAMESPACE}/{decisions.NAME}")
-    decisions.CONFIG.validate()
+        parse_topic(f"{internal_topic.NAMESPACE}/{decisions.NAME}")
+    internal_topic.CONFIG.validate()

@@ -227,7 +227,7 @@ async def test_thousands_that_are_due_at_once_are_all_fired() -> None:
             rig.hl.schedules._book.set(make_schedule(f"s{n}", every=60, topic="jobs"), 0)
         await pass_time(rig, 60)
         assert (await rig.hl.stats("jobs")).ready == 600
-        commits = rig.hl.schedules.store.runner.loaded.committer.commits  # type: ignore[union-attr]
+        commits = rig.hl.schedules.store.topic.runner.loaded.committer.commits  # type: ignore[union-attr]
         assert commits < 100, "their marks are written together"
 
 
@@ -325,7 +325,7 @@ async def test_journal_of_schedules_stays_small_however_often_they_fire() -> Non
         for _ in range(100):  # five segments' worth
             clock.advance(60)
             await hl.fire_schedules()
-        runner = hl.schedules.store.runner
+        runner = hl.schedules.store.topic.runner
         assert runner is not None
         async with asyncio.timeout(20):
             while runner.upkeep.segments_reclaimed_total < 3:  # noqa: ASYNC110 - nothing tells
@@ -351,7 +351,7 @@ async def _until_known(rig: Rig) -> None:
 async def test_full_disk_refuses_a_schedule_and_keeps_none() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
-        runner = rig.hl.schedules.store.runner
+        runner = rig.hl.schedules.store.topic.runner
         assert runner is not None
         rig.disk.capacity = rig.disk.used
         made = ["a"]

@@ -115,7 +115,7 @@ async def test_commit_in_doubt_is_settled_before_its_version_is_committed_again(
 ) -> None:
     async with opened() as rig:
         await rig.hl.commit_batch("first", [])
-        system = rig.hl.batches.decisions._runner
+        system = rig.hl.batches.decisions.topic.runner
         assert system is not None
         enqueue = system.enqueue
 

@@ -111,7 +111,7 @@ class Reading:
         if problem is not None and not isinstance(problem, RequestError):
             refuse(call.future, self._told(problem, number))
         elif problem is None and read.result().end <= asked:
-            self._runner.spawn(self._when_durable(call, number))
+            self._runner.tasks.spawn(self._when_durable(call, number))
             return
         self._again(call)
 
@@ -151,7 +151,7 @@ class Reading:
         waiting = self._moving.get((name, number))
         if waiting is None:
             waiting = self._moving[name, number] = []
-            self._runner.spawn(self._look_and_move_on(name, number, waiting))
+            self._runner.tasks.spawn(self._look_and_move_on(name, number, waiting))
         if call is not None:
             waiting.append(call)
 

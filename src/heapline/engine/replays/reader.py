@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
@@ -22,7 +21,6 @@ from heapline.engine.replays.portions import Living, Portion, Sieve, look
 from heapline.engine.replays.requests import Ranges, Request
 from heapline.engine.replays.scan import MergedScan, Stretch, mend
 from heapline.engine.runner import TopicRunner
-from heapline.journal.reader_lease import ReaderLease, end_lease, write_lease
 from heapline.logs import Log
 
 log = Log("heapline.replay")
@@ -53,18 +51,16 @@ class Hold:
             return
         self._next_ms = self._clock.boot_ms() + RENEW_MS
         self._holds = True
-        lease = ReaderLease(self._name, os.getpid(), self._segment, self._clock.wall_ms() + LEASE_MS)
-        loader = self._runner.loader
+        hold, until = self._runner.loaded.journal.hold, self._clock.wall_ms() + LEASE_MS
         try:
-            await self._runner.io.run(write_lease, loader.disk, loader.directory, lease)
+            await self._runner.io.run(hold, self._name, self._segment, until)
         except OSError as error:  # the replay may succeed without the lease
             log.warning("the journal cannot be held for a replay", topic=self._runner.name, error=str(error))
 
     async def end(self) -> None:
         if self._holds:
             self._holds = False
-            loader = self._runner.loader
-            await self._runner.io.run(end_lease, loader.disk, loader.directory, self._name)
+            await self._runner.io.run(self._runner.loaded.journal.release, self._name)
 
 
 log = Log("heapline.replay")

@@ -1,6 +1,6 @@
 """Fire schedules on time, and change them: a loop that sleeps until a schedule is due.
 
-One task at a time works on a schedule (`_alone`): its firing, or a change that first enqueues what the schedule still
+One task at a time works on a schedule (`_locks`): its firing, or a change that first enqueues what the schedule still
 owes (best effort: a full topic does not prevent pausing or deleting). Different schedules do not wait for each other;
 group commit combines their writes.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
@@ -28,6 +28,7 @@ from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.firings import Sent, producer_of, send
 from heapline.engine.schedules.store import KeptBook, ScheduleStore, check_size
 from heapline.logs import Log
+from heapline.owned_tasks import KeyedLocks, OwnedTasks
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -50,9 +51,9 @@ class Scheduler:
         self._wall_ms = wall_ms
         self._kept = KeptBook(store)
         self._poked = asyncio.Event()
-        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._locks: KeyedLocks[str] = KeyedLocks()  # for a firing or change of a schedule
         self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnedTasks()
         self._firings: set[asyncio.Task[None]] = set()  # those of `_tasks` that fire
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
@@ -83,8 +84,7 @@ class Scheduler:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self._tasks.join(CLOSE_SECONDS)
         self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -145,13 +145,13 @@ class Scheduler:
         now = self._wall_ms()
         for one in self._book.take_due(now, UNDER_WAY_MAX - len(self._firings)):
             self._postpone(one.name)  # a successful firing reschedules it
-            firing = self._spawn(self._fire(one.name))
+            firing = self._tasks.spawn(self._fire(one.name))
             self._firings.add(firing)
             firing.add_done_callback(self._firings.discard)
 
     async def _fire(self, name: str) -> None:
         try:
-            async with self._alone(name):
+            async with self._locks.alone(name):
                 await self._know()
                 await self._settle(name)
         except ScheduleNotFound:  # deleted meanwhile
@@ -288,7 +288,7 @@ class Scheduler:
         return tell(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
 
     async def _change(self, name: str, change: Callable[[], bool]) -> ScheduleInfo:
-        async with self._alone(name):
+        async with self._locks.alone(name):
             await self._bring_in(name)
             await self._know()
             if change():
@@ -296,7 +296,7 @@ class Scheduler:
             return await self._kept.look(lambda book: self._told(book, name))
 
     async def _delete(self, name: str) -> None:
-        async with self._alone(name):
+        async with self._locks.alone(name):
             await self._bring_in(name)
             await self._know()
             self._book.delete(name)
@@ -316,32 +316,13 @@ class Scheduler:
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish a change even if its caller is cancelled: half a change would leave a book unlike the disk."""
-        task = self._spawn(work)
+        task = self._tasks.spawn(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
                 raise Closed from None
             raise
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    @contextlib.asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """Allow one firing or change of a schedule at a time."""
-        lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
-        users.append(None)
-        try:
-            async with lock:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._locks[name]
 
 
 def _record(taken: Taken, sent: Sent) -> ScheduleFired | None:

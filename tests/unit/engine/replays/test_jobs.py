@@ -332,7 +332,7 @@ class CutRig(Rig):
         self.hl.replays.stop()
         for runner in self.hl._all_runners():
             runner.is_closed = True
-            for task in list(runner._tasks):
+            for task in list(runner.tasks):
                 task.cancel()
         for _ in range(4):  # what would tidy up waits for a disk that does not answer
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
