@@ -19,7 +19,7 @@ from heapline.contract.errors import (
     ResourceExhausted,
     StaleEpoch,
     UnavailableError,
-)  # fmt: skip
+)
 from heapline.contract.message import Enqueued
 from heapline.core.dedup.verdict import fingerprint
 from heapline.core.events import I64, ProducerOpened
@@ -193,9 +193,13 @@ class Admission:
         return ids
 
     def _emit_blocks(
-        self, rows: Any, blocks: list[tuple[int, int, Block]], spans: list[tuple[Partition, int, int]],
-        fairness: I64 | None, now: Now,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Any,
+        blocks: list[tuple[int, int, Block]],
+        spans: list[tuple[Partition, int, int]],
+        fairness: I64 | None,
+        now: Now,
+    ) -> None:
         frames = len(spans) + len(blocks)
         total = sum(block.nbytes for _, _, block in blocks) + 512 * frames
         self._topic.reserve(self._journal, total, now, blocks=len(blocks), frames=frames)

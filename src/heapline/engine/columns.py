@@ -45,6 +45,10 @@ _OPTIONAL: dict[str, Callable[[Any], Any]] = {
     "fairness": attrgetter("fairness_key"),
 }
 _encode = msgspec.msgpack.Encoder().encode
+BATCH_BYTES_MAX = 15 << 20  # capacity of one unit
+BYTES_PER_PARTITION = 768  # upper bound of what a call's share in one partition adds to its unit
+ROW_BYTES = ROW.itemsize
+EVENT_BYTES_PER_ROW = 64  # upper bound of what one row adds to an event: sequences, hashes, fingerprints
 
 
 class Columns:
@@ -267,12 +271,6 @@ def check_priority(priority: int, config: TopicConfig) -> None:
         raise BadRequest(f"on a topic with fairness between keys, priority must be {low} to {high}, got {priority}")
 
 
-BATCH_BYTES_MAX = 15 << 20  # capacity of one unit
-BYTES_PER_PARTITION = 768  # upper bound of what a call's share in one partition adds to its unit
-ROW_BYTES = ROW.itemsize
-EVENT_BYTES_PER_ROW = 64  # upper bound of what one row adds to an event: sequences, hashes, fingerprints
-
-
 class Identity(NamedTuple):
     """The producer that numbered the messages of a call."""
 
@@ -289,9 +287,15 @@ class EnqueueCall:
     )  # fmt: skip
 
     def __init__(
-        self, future: Future[Any], *, message: Any = None, columns: Columns | None = None,
-        atomic: bool = True, identity: Identity | None = None, wants_ids: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        future: Future[Any],
+        *,
+        message: Any = None,
+        columns: Columns | None = None,
+        atomic: bool = True,
+        identity: Identity | None = None,
+        wants_ids: bool = False,
+    ) -> None:
         # For a plain atomic batch: answer with a list of ids and no results; for a prepared one, with nothing.
         self.wants_ids = wants_ids
         self.began = perf_counter()

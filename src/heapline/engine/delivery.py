@@ -36,56 +36,33 @@ NO_IDS: I64 = np.zeros(0, dtype=np.int64)
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-class PopCall:
+class PopCall(msgspec.Struct, eq=False):
     """One pop: its request, and then its messages."""
 
-    __slots__ = (
-        "began",
-        "count",
-        "deadline",
-        "future",
-        "holder",
-        "ids",
-        "leases_max",
-        "max_bytes",
-        "max_messages",
-        "positions",
-        "quota",
-        "request_id",
-        "timer",
-        "tokens",
-        "visibility_ms",
-        "waits",
-    )
+    future: Future[Any]
+    max_messages: int
+    max_bytes: int
+    visibility_ms: int
+    holder: str | None
+    request_id: str | None
+    waits: bool
+    leases_max: int | None = None  # leases that its holder may have on the topic; None: no limit
+    quota: int = 0  # messages in this turn: fewer if its holder may not have as many leases
+    timer: Any = None
+    began: float = 0.0  # start of its latency; 0 while it waits for a message
+    count: int = 0
+    ids: I64 = NO_IDS
+    tokens: I64 = NO_IDS
+    positions: I64 = NO_IDS
+    deadline: int | I64 = 0
 
-    def __init__(
-        self,
-        future: Future[Any],
-        max_messages: int,
-        max_bytes: int,
-        visibility_ms: int,
-        holder: str | None,
-        request_id: str | None,
-        waits: bool,
-        leases_max: int | None = None,
-    ) -> None:
-        self.future = future
-        self.max_messages = max_messages
-        self.quota = max_messages  # of this turn: less if its holder may not have as many leases
-        self.max_bytes = max_bytes
-        self.visibility_ms = visibility_ms
-        self.holder = holder
-        self.request_id = request_id
-        self.waits = waits
-        self.leases_max = leases_max  # leases that its holder may have on the topic; None: no limit
-        self.timer: Any = None
-        self.began = 0.0  # start of its latency; 0 while it waits for a message
-        self.forget()
+    def __post_init__(self) -> None:
+        self.quota = self.max_messages
 
     def forget(self) -> None:
-        self.count = 0
+        """Forget the messages, to serve the call again."""
+        self.count = self.deadline = 0
         self.ids = self.tokens = self.positions = NO_IDS
-        self.deadline: int | I64 = 0
 
 
 class Delivery:
@@ -249,9 +226,15 @@ class Delivery:
         _hand_out(calls, counts, ids, tokens, leased, now)
 
     def _lease(
-        self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now, seq: int,
+        self,
+        partition: Partition,
+        rows: Rows,
+        calls: Sequence[PopCall],
+        counts: Sequence[int],
+        now: Now,
+        seq: int,
         limit: int | None = None,
-    ) -> tuple[I64, I64]:  # fmt: skip
+    ) -> tuple[I64, I64]:
         """Lease these rows to the calls; return their tokens and positions."""
         grants: list[Grant] = []
         for call, count in zip(calls, counts, strict=True):

@@ -45,14 +45,23 @@ from heapline.journal.block import Block, make_block
 if TYPE_CHECKING:
     from heapline.engine.columns import Identity
 
+Mask = npt.NDArray[np.bool_]
+
 
 class CallShare:
     """The part of an identified call for one partition, judged against what that partition remembers."""
 
     def __init__(
-        self, topic: Topic, number: int, index: I64, call: EnqueueCall, columns: Columns, prints: Any, now: Now,
+        self,
+        topic: Topic,
+        number: int,
+        index: I64,
+        call: EnqueueCall,
+        columns: Columns,
+        prints: Any,
+        now: Now,
         batch_id: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.partition = topic.partitions[number]
         self._topic = topic
         self._index = index
@@ -76,7 +85,7 @@ class CallShare:
             seqs = np.array(self._columns.seqs, dtype=np.int64)
             verdict = self.partition.sequences.check(
                 self._identity.producer_id, self._identity.epoch, seqs, self._prints
-            )  # fmt: skip
+            )
             self._take(verdict, everything)
         if self._keyed:
             rows = np.array(self._keyed)
@@ -157,18 +166,19 @@ class CallShare:
         renumber = np.cumsum(self.new) - 1
         if self._identity is not None:
             seqs = np.array(part.seqs, dtype=np.int64)
-            event.producers = [
-                ProducerRows(*self._identity, np.arange(len(new)), seqs, self._prints[new].tobytes())
-            ]  # fmt: skip
+            event.producers = [ProducerRows(*self._identity, np.arange(len(new)), seqs, self._prints[new].tobytes())]
         keep = [(i, row) for i, row in enumerate(self._keyed) if self.new[row]]
         if keep:
             rows_keyed = np.array([row for _, row in keep])
             window = round(self.partition.config.dedup_window * 1000)
             scopes = [SCOPES[(self._columns.scopes[r] if self._columns.scopes else None) or "window"] for _, r in keep]
             event.keys = KeyRows(
-                renumber[rows_keyed], b"".join(self._hashes[i] for i, _ in keep), self._prints[rows_keyed].tobytes(),
-                np.array(scopes, dtype=np.int8).tobytes(), np.full(len(keep), now.steady + window, dtype=np.int64),
-            )  # fmt: skip
+                renumber[rows_keyed],
+                b"".join(self._hashes[i] for i, _ in keep),
+                self._prints[rows_keyed].tobytes(),
+                np.array(scopes, dtype=np.int8).tobytes(),
+                np.full(len(keep), now.steady + window, dtype=np.int64),
+            )
         fairness = give_turns(self.partition, rows, part, in_turn)
         return rows, make_block(rows, smalls, part.payloads), event, fairness
 
@@ -201,9 +211,6 @@ def give_turns(partition: Partition, rows: Any, part: Columns, in_turn: bool = T
         priorities = partition.ordering.keys(rows["priority"][ready], rows["enqueued_at"][ready])
         rows["turn"][ready] = partition.fair.take(priorities, hashes[ready])
     return hashes
-
-
-Mask = npt.NDArray[np.bool_]
 
 
 class FormerPlaces:

@@ -11,6 +11,7 @@ runner, because they outlive a load.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from heapline.clock import Clock
@@ -53,29 +54,29 @@ class Recovered(NamedTuple):
     units: int  # applied after the snapshot
 
 
+@dataclass(eq=False)
 class Loader:
-    def __init__(
-        self, disk: Disk, directory: str, name: str, incarnation: int, config: TopicConfig, *, id_suffix: int,
-        floor_ms: int, clock: Clock, draw: Draw, spares: SparePool | None, budget: CacheBudget,
-    ) -> None:  # fmt: skip
-        self.disk = disk
-        self.directory = directory
-        self.name = name
-        self.incarnation = incarnation
-        self.config = config
-        self.id_suffix = id_suffix
-        self._floor_ms = floor_ms
-        self._clock = clock
-        self.draw = draw
-        self._spares = spares
-        self._budget = budget
+    disk: Disk
+    directory: str
+    name: str
+    incarnation: int
+    config: TopicConfig
+    id_suffix: int
+    floor_ms: int
+    clock: Clock
+    draw: Draw
+    spares: SparePool | None
+    budget: CacheBudget
 
     def create(self) -> None:
         """Create the journal's directory, completely or not at all."""
         Journal.create(
-            self.disk, self.directory, incarnation=self.incarnation, segment_bytes=self.config.segment_bytes,
-            created_at=self._clock.wall_ms(),
-        )  # fmt: skip
+            self.disk,
+            self.directory,
+            incarnation=self.incarnation,
+            segment_bytes=self.config.segment_bytes,
+            created_at=self.clock.wall_ms(),
+        )
 
     def load(self) -> Recovered:
         recovered = self._load()
@@ -93,7 +94,7 @@ class Loader:
             topic = self._fresh()
             try:
                 found = snapshots.load(unit)
-                wall = self._clock.wall_ms()
+                wall = self.clock.wall_ms()
                 thaw(topic, found.state, found.blobs, wall, wall, f"{snapshots.directory} of unit {unit}")
             except SnapshotCorrupt as error:
                 log.warning("snapshot damaged, not used", topic=self.name, error=str(error))
@@ -119,15 +120,21 @@ class Loader:
                 raise JournalCorrupt(segment_path(self.directory, segment), 0, detail)
 
     def _fresh(self) -> Topic:
-        wall = self._clock.wall_ms()
+        wall = self.clock.wall_ms()
         return Topic(self.name, self.config, Now(wall, wall), self.draw, self.id_suffix)
 
     def _replay(self, topic: Topic, snapshots: SnapshotStore, after_unit: int) -> Recovered:
         journal, units = Journal.open(
-            self.disk, self.directory, incarnation=self.incarnation, segment_bytes=self.config.segment_bytes,
-            after_unit=after_unit, policy=self.config.fsync, spares=self._spares, cache_budget=self._budget,
+            self.disk,
+            self.directory,
+            incarnation=self.incarnation,
+            segment_bytes=self.config.segment_bytes,
+            after_unit=after_unit,
+            policy=self.config.fsync,
+            spares=self.spares,
+            cache_budget=self.budget,
             name=self.name,
-        )  # fmt: skip
+        )
         count = 0
         try:
             for unit in units:
@@ -150,7 +157,7 @@ class Loader:
         except BaseException:  # a reload is retried often and must not use up file descriptors
             journal.close()
             raise
-        time = max(journal.last_time, self._floor_ms)
+        time = max(journal.last_time, self.floor_ms)
         return Recovered(topic, journal, snapshots, time, journal.last_wall, after_unit, count)
 
 

@@ -46,6 +46,11 @@ _MESSAGE_COLUMNS = (
 )  # fmt: skip
 #: Columns that some kinds of events have only sometimes. Other fields may be None, which then has a meaning.
 _OPTIONAL = frozenset(("ids", "positions", "keys", "ready", "count"))
+HOLD_SECONDS_MAX = 3600.0
+TAKE_BYTES = 1 << 20
+RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # per read; a single record may be larger
+LOG_FRAMES = 16  # frames decoded per job in a thread
+PINNED_ROWS = 16384  # rows per item of a pinned state
 
 
 def frames(
@@ -75,9 +80,16 @@ def decode_frame(unit: Unit, frame: Frame, topic: str, id_suffix: int) -> LogFra
         )
         offset += rows
     return LogFrame(
-        topic=topic, partition=frame.partition, unit=unit.number, offset=frame.first_offset,
-        row_count=frame.row_count, time_ms=unit.time, wall_ms=unit.wall, events=events, id_suffix=id_suffix,
-    )  # fmt: skip
+        topic=topic,
+        partition=frame.partition,
+        unit=unit.number,
+        offset=frame.first_offset,
+        row_count=frame.row_count,
+        time_ms=unit.time,
+        wall_ms=unit.wall,
+        events=events,
+        id_suffix=id_suffix,
+    )
 
 
 def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], list[bytes] | None]:
@@ -151,11 +163,6 @@ def first_offsets(reader: LogReader, partitions: int) -> list[int | None]:
             break
     raised = reader.log_start()
     return [start if start is None else max(start, raised.get(p, 0)) for p, start in enumerate(starts)]
-
-
-HOLD_SECONDS_MAX = 3600.0
-TAKE_BYTES = 1 << 20
-RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # per read; a single record may be larger
 
 
 class Hold(NamedTuple):
@@ -255,10 +262,6 @@ def take_units(found: Iterator[Unit]) -> list[Unit]:
         if size >= TAKE_BYTES:
             break
     return units
-
-
-LOG_FRAMES = 16  # frames decoded per job in a thread
-PINNED_ROWS = 16384  # rows per item of a pinned state
 
 
 async def bounds(runner: TopicRunner) -> dict[int, tuple[int, int]]:

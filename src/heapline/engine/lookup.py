@@ -29,6 +29,7 @@ from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 
 _STATES: dict[int, State] = {READY: "ready", DELAYED: "delayed", LEASED: "leased", DEAD: "dead"}
+PEEK_MAX = 10_000
 
 
 class Record:
@@ -100,9 +101,15 @@ def departed(topic: Topic, partition: Partition, id: int) -> MessageInfo:
         raise MessageNotFound(topic.name, topic.ulid(id))
     how: Any = gone.how
     return MessageInfo(
-        id=id, id_suffix=topic.id_suffix, topic=topic.name, partition=partition.number, state=how,
-        reason=gone.reason, ended_at=from_ms(gone.at), enqueued_at=from_ms(unix_ms_of(id)),
-    )  # fmt: skip
+        id=id,
+        id_suffix=topic.id_suffix,
+        topic=topic.name,
+        partition=partition.number,
+        state=how,
+        reason=gone.reason,
+        ended_at=from_ms(gone.at),
+        enqueued_at=from_ms(unix_ms_of(id)),
+    )
 
 
 def owner_of(topic: Topic, id: int) -> Partition:
@@ -126,9 +133,6 @@ def matches(info: MessageInfo, where: DlqFilter) -> bool:
     if where.died_before is not None and (info.ended_at is None or info.ended_at >= where.died_before):
         return False
     return where.key is None or info.key == where.key
-
-
-PEEK_MAX = 10_000
 
 
 async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[Record | None]:
@@ -259,9 +263,17 @@ class _Reschedule:
         due, wall = self._new_due(now)
         expires, expires_wall = self._new_expiry(partition, due, wall)
         event = partition.decide_reschedule(
-            self._id, found, now, runner.loaded.topic.take_seq(), priority=self._new_priority(partition),
-            enqueued_at=self._record.enqueued_at, due=due, wall=wall, expires=expires, expires_wall=expires_wall,
-        )  # fmt: skip
+            self._id,
+            found,
+            now,
+            runner.loaded.topic.take_seq(),
+            priority=self._new_priority(partition),
+            enqueued_at=self._record.enqueued_at,
+            due=due,
+            wall=wall,
+            expires=expires,
+            expires_wall=expires_wall,
+        )
         runner.loaded.emit(partition, event, now)
 
     def _new_due(self, now: Now) -> tuple[int | None, bool]:

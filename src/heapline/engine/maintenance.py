@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 log = Log("heapline.engine")
 REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite does not delay other calls for long
 REWRITE_ROWS = 4096
+IDLE_LOOK = 30.0  # seconds
 
 
 class _Leave(NamedTuple):
@@ -152,9 +153,13 @@ class SegmentReclaimer:
             if isinstance(event, GroupReset):
                 self.groups_moved_on_total += 1
                 log.warning(
-                    "group moved on: the journal starts behind its place", topic=runner.name, group=name,
-                    partition=partition, offset=event.offset, unread=group.partitions[partition].lag(event.count),
-                )  # fmt: skip
+                    "group moved on: the journal starts behind its place",
+                    topic=runner.name,
+                    group=name,
+                    partition=partition,
+                    offset=event.offset,
+                    unread=group.partitions[partition].lag(event.count),
+                )
             runner.streams.emit(group, partition, event, now)
         for partition, floor in floors.items():
             following.floors[partition] = max(floor, following.floors[partition])
@@ -226,10 +231,6 @@ class SegmentReclaimer:
             event = Moved(0, 0, len(mine))
             topic.emit_records(runner.loaded.journal, topic.partitions[number], event, rows, block, now)
         return len(taken)
-
-
-log = Log("heapline.engine")
-IDLE_LOOK = 30.0  # seconds
 
 
 class Upkeep:

@@ -105,7 +105,7 @@ def _of_schedules(schedules: Scheduler, journal: TopicMeasures | None) -> Schedu
 
 
 def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) -> TopicMeasures:
-    topic, counters, now = runner.loaded.topic, runner.counters, runner.steady.now()
+    topic, now = runner.loaded.topic, runner.steady.now()
     manifest, blobs = runner.loaded.snapshots.newest_bytes()
     by_partition = dict.fromkeys(range(len(topic.partitions)), 0)
     for blob in blobs:  # named <kind>-<partition>-…
@@ -116,28 +116,44 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
         age = 0 if oldest is None else max(0, now.steady - unix_ms_of(oldest))
         partitions.append(
             PartitionMeasures(
-                p.number, p.ready, p.delayed, len(p.leases), len(p.dead), p.prepared.count, p.throttled is not None,
-                age, by_partition[p.number],
+                p.number,
+                p.ready,
+                p.delayed,
+                len(p.leases),
+                len(p.dead),
+                p.prepared.count,
+                p.throttled is not None,
+                age,
+                by_partition[p.number],
             )
-        )  # fmt: skip
+        )
     age_ms = now.steady - runner.upkeep.snapshot_at if runner.upkeep.snapshot_at else None
     return TopicMeasures(
-        runner.name, runner.is_serving, topic.paused, partitions, _totals(runner),
-        {"enqueue": counters.enqueue.tally(), "pop": counters.pop.tally(), "commit": counters.commit.tally(),
-         "late": counters.late.tally(), "fired": counters.fired.tally()},
-        manifest, age_ms, journal_bytes, journal_segments,
+        runner.name,
+        runner.is_serving,
+        topic.paused,
+        partitions,
+        _totals(runner),
+        runner.counters.latencies(),
+        manifest,
+        age_ms,
+        journal_bytes,
+        journal_segments,
         sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
         runner.loaded.committer.waiting_bytes if runner.is_serving else 0,
         [_of_group(runner, group) for group in topic.groups],
-    )  # fmt: skip
+    )
 
 
 def _of_group(runner: TopicRunner, group: Group) -> GroupMeasures:
     counts, places = runner.loaded.topic.counts, group.partitions
     return GroupMeasures(
-        group.name, sum(place.lag(counts[number].total) for number, place in places.items()), len(group.members.leases),
-        sum(place.outstanding for place in places.values()), sum(len(place.dead) for place in places.values()),
-    )  # fmt: skip
+        group.name,
+        sum(place.lag(counts[number].total) for number, place in places.items()),
+        len(group.members.leases),
+        sum(place.outstanding for place in places.values()),
+        sum(len(place.dead) for place in places.values()),
+    )
 
 
 def _totals(runner: TopicRunner) -> dict[str, int]:

@@ -48,7 +48,7 @@ def held(topic: Topic, survey: Survey, index: int, now: int, wall: int) -> Held:
         _is_retained(topic, survey, index, wall),
         tuple(group.name for group in topic.groups if _asks(topic, survey, index, group.name, now)),
         _is_past_limit(topic, survey, index, wall),
-    )  # fmt: skip
+    )
 
 
 def _is_past_limit(topic: Topic, survey: Survey, index: int, wall: int) -> bool:
@@ -114,9 +114,11 @@ def letters_in(topic: Topic, segment: int, now: int) -> I64:
 def behind(groups: Groups, floors: dict[int, int]) -> set[int]:
     """Return the partitions in which some group's position is below the floor."""
     return {
-        partition for group in groups for partition, floor in floors.items()
+        partition
+        for group in groups
+        for partition, floor in floors.items()
         if partition in group.partitions and group.partitions[partition].committed < floor
-    }  # fmt: skip
+    }
 
 
 def decide_move_on(

@@ -10,13 +10,19 @@ from heapline.contract.message import DepthBucket, DueBucket, LatencyHistogram, 
 from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS
 from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
 from heapline.core.ids import unix_ms_of
-from heapline.core.latency import BOUNDS_MS, Latency
+from heapline.core.latency import BOUNDS_MS, Latency, Tally
 from heapline.core.now import Now
 from heapline.core.partition import LEASE_EXPIRED
 from heapline.engine.topic import Topic
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
+
+_DURABILITY = {
+    "commit": "every answer is durable",
+    "interval": "answers of the last fsync interval may be lost in a power failure",
+    "os": "answers may be lost in a power failure, back to when the operating system last wrote",
+}
 
 
 class Counters:
@@ -35,6 +41,9 @@ class Counters:
         self.group_dead = 0  # rows that became dead letters of groups
         # Totals before the last reload; the loaded topic counts its own.
         self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
+
+    def latencies(self) -> dict[str, Tally]:
+        return {name: getattr(self, name).tally() for name in ("enqueue", "pop", "commit", "late", "fired")}
 
     def count(self, event: AnyEvent) -> None:
         if isinstance(event, Acked):
@@ -55,26 +64,27 @@ class Counters:
             self.group_dead += len(event.ids)
 
 
-_DURABILITY = {
-    "commit": "every answer is durable",
-    "interval": "answers of the last fsync interval may be lost in a power failure",
-    "os": "answers may be lost in a power failure, back to when the operating system last wrote",
-}
-
-
 def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicStats:
     topic, counters, heads = runner.loaded.topic, runner.counters, runner.loaded.delivery.heads
     heads.refresh(now.steady)
     partitions = [
         PartitionStats(
-            partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
-            offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
-            updates_total=heads.updates[p.number], prepared=p.prepared.count,
-            oldest_ready_age=_age(p.census.oldest_ready(), now), blocked=p.blocked if p.parked.rows else 0,
+            partition=p.number,
+            ready=p.ready,
+            delayed=p.delayed,
+            leased=len(p.leases),
+            dead=len(p.dead),
+            offset=p.offset,
+            throttled=p.throttled,
+            leased_total=heads.taken[p.number],
+            updates_total=heads.updates[p.number],
+            prepared=p.prepared.count,
+            oldest_ready_age=_age(p.census.oldest_ready(), now),
+            blocked=p.blocked if p.parked.rows else 0,
             lease_ends_in=_left(p.leases.next_deadline(), now),
         )
         for p in topic.partitions
-    ]  # fmt: skip
+    ]
     return TopicStats(
         topic=runner.name,
         ready=sum(p.ready for p in partitions),
@@ -133,13 +143,10 @@ def _left(deadline: int | None, now: Now) -> float | None:
 
 
 def _latencies(counters: Counters) -> dict[str, LatencyHistogram]:
-    told = {"enqueue": counters.enqueue, "pop": counters.pop, "commit": counters.commit, "late": counters.late,
-            "fired": counters.fired}  # fmt: skip
     bounds = list(BOUNDS_MS)
-    tallies = {name: latency.tally() for name, latency in told.items()}
     return {
         name: LatencyHistogram(bounds_ms=bounds, counts=list(tally.counts), sum_ms=round(tally.sum_ms, 3))
-        for name, tally in tallies.items()
+        for name, tally in counters.latencies().items()
     }
 
 

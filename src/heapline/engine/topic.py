@@ -37,7 +37,7 @@ from heapline.core.events import (
     Resumed,
     decode_events,
     encode_event,
-)  # fmt: skip
+)
 from heapline.core.fairness.key_hashes import hashes_of
 from heapline.core.fairness.turns import FairShare
 from heapline.core.groups.registry import Groups
@@ -197,9 +197,15 @@ class Topic:
         self._apply(partition, event, now.steady, None, None)
 
     def emit_records(
-        self, journal: TopicLog, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
-        now: Now, fairness: I64 | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        journal: TopicLog,
+        partition: Partition,
+        event: Enqueued | Moved | BatchPrepared,
+        rows: Any,
+        block: Block,
+        now: Now,
+        fairness: I64 | None = None,
+    ) -> None:
         """Apply an event with records, and add both to the open unit.
 
         The caller has reserved space for everything that must be in one unit.
@@ -207,9 +213,14 @@ class Topic:
         self.emit_shared(journal, [(partition, event)], rows, block, now, fairness)
 
     def emit_shared(
-        self, journal: TopicLog, events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]], rows: Any,
-        block: Block, now: Now, fairness: I64 | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        journal: TopicLog,
+        events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]],
+        rows: Any,
+        block: Block,
+        now: Now,
+        fairness: I64 | None = None,
+    ) -> None:
         """Like `emit_records`, for partitions whose records are in one block: each event names its own records."""
         segment, at = journal.add_block(block)
         positions = self._positions(segment, at, rows)
@@ -256,9 +267,14 @@ class Topic:
         return positions
 
     def _apply(
-        self, partition: Partition, event: AnyEvent, at: int, rows: Any, positions: I64 | None,
+        self,
+        partition: Partition,
+        event: AnyEvent,
+        at: int,
+        rows: Any,
+        positions: I64 | None,
         fairness: I64 | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self.growths and isinstance(event, BatchPrepared) and event.keys is not None:
             self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
         if type(event) in FOLLOWED and self.config.streams:

@@ -38,7 +38,7 @@ from heapline.contract.errors import (
     StorageFull,
     TopicExists,
     TopicNotFound,
-)  # fmt: skip
+)
 from heapline.contract.ids import SUFFIX_BITS
 from heapline.contract.message import TopicInfo
 from heapline.core.ids import unix_ms_of
@@ -81,9 +81,16 @@ def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coro
 
 class TopicKeeper:
     def __init__(
-        self, path: str, *, config: BrokerConfig | None = None, disk: Disk | None = None, io: Io | None = None,
-        clock: Clock | None = None, draw: Draw | None = None, draw_id_suffix: Callable[[], int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        *,
+        config: BrokerConfig | None = None,
+        disk: Disk | None = None,
+        io: Io | None = None,
+        clock: Clock | None = None,
+        draw: Draw | None = None,
+        draw_id_suffix: Callable[[], int] | None = None,
+    ) -> None:
         self._path = path
         self._config = config or BrokerConfig()
         self._disk: Disk = disk or RealDisk()
@@ -282,10 +289,18 @@ class TopicKeeper:
 
     def _loader(self, entry: Entry) -> Loader:
         return Loader(
-            self._disk, f"{self._path}/{entry.folder}", entry.topic, entry.incarnation, entry.config,
-            id_suffix=entry.id_suffix, floor_ms=entry.floor_ms, clock=self._clock, draw=self._draw,
-            spares=self._pool(entry.config.segment_bytes), budget=self._budget,
-        )  # fmt: skip
+            self._disk,
+            f"{self._path}/{entry.folder}",
+            entry.topic,
+            entry.incarnation,
+            entry.config,
+            id_suffix=entry.id_suffix,
+            floor_ms=entry.floor_ms,
+            clock=self._clock,
+            draw=self._draw,
+            spares=self._pool(entry.config.segment_bytes),
+            budget=self._budget,
+        )
 
     def _pool(self, segment_bytes: int) -> SparePool | None:
         """Return the spare segments, shared by the topics whose segments are no larger."""

@@ -66,9 +66,13 @@ class BatchCoordinator:
     """Coordinates batches. `serving` yields the served topics; `missing` returns why some are not served, or None."""
 
     def __init__(
-        self, decisions: Decisions, *, serving: Callable[[], Iterable[TopicRunner]],
-        missing: Callable[[], HeaplineError | None], wall_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
+        self,
+        decisions: Decisions,
+        *,
+        serving: Callable[[], Iterable[TopicRunner]],
+        missing: Callable[[], HeaplineError | None],
+        wall_ms: Callable[[], int],
+    ) -> None:
         self.decisions = decisions
         self._serving = serving
         self._missing = missing
@@ -117,9 +121,14 @@ class BatchCoordinator:
     # -- prepare ---------------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, batch_id: str, part: str, shares: Mapping[TopicRunner, Columns], identity: Identity | None,
-        *, quietly: bool = False,
-    ) -> dict[TopicRunner, list[Enqueued]]:  # fmt: skip
+        self,
+        batch_id: str,
+        part: str,
+        shares: Mapping[TopicRunner, Columns],
+        identity: Identity | None,
+        *,
+        quietly: bool = False,
+    ) -> dict[TopicRunner, list[Enqueued]]:
         """Write a part to all its topics. With `quietly`, return no results for messages without identities."""
         content = {runner.name: columns for runner, columns in shares.items()}
         who = () if identity is None else (identity.producer_id, identity.epoch)
@@ -203,9 +212,15 @@ class BatchCoordinator:
         left_out = {topic: view.left_out for topic, view in views.items() if view.left_out}
         count = held - sum(map(len, left_out.values()))
         decision = Decision(
-            batch_id=batch_id, parts=parts, topics=sorted(views), count=count, at=self._wall_ms(), left_out=left_out,
-            sink=sink, version=version,
-        )  # fmt: skip
+            batch_id=batch_id,
+            parts=parts,
+            topics=sorted(views),
+            count=count,
+            at=self._wall_ms(),
+            left_out=left_out,
+            sink=sink,
+            version=version,
+        )
         try:
             await self.decisions.record(decision)
         finally:

@@ -44,9 +44,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_sink(self) -> SinkInfo:
         return SinkInfo(
-            name=self.sink, version=self.version, batch_id=self.batch_id, messages=self.count, topics=self.topics,
+            name=self.sink,
+            version=self.version,
+            batch_id=self.batch_id,
+            messages=self.count,
+            topics=self.topics,
             committed_at=from_ms(self.at),
-        )  # fmt: skip
+        )
 
 
 class Decisions:

@@ -101,24 +101,32 @@ async def ensure(runner: TopicRunner, name: str, session: str, start: Place, fie
 
 def info(runner: TopicRunner, group: Group, now: Now) -> GroupInfo:
     return GroupInfo(
-        name=group.name, topic=runner.name, config=group.config, generation=group.members.generation,
+        name=group.name,
+        topic=runner.name,
+        config=group.config,
+        generation=group.members.generation,
         members={member: sorted(group.members.reads(member)) for member in group.members.leases},
-        offsets=offsets_of(runner, group), used_at=from_ms(group.used_at),
+        offsets=offsets_of(runner, group),
+        used_at=from_ms(group.used_at),
         holding=not group.config.observer and group.in_use(now.steady),
-    )  # fmt: skip
+    )
 
 
 def offsets_of(runner: TopicRunner, group: Group) -> list[GroupOffset]:
     topic = runner.loaded.topic
     return [
         GroupOffset(
-            partition=number, committed=place.committed, end=topic.partitions[number].offset,
-            lag=place.lag(topic.counts[number].total), outstanding=place.outstanding,
-            retrying=len(place.failed) - place.failed.out, dead=len(place.dead),
+            partition=number,
+            committed=place.committed,
+            end=topic.partitions[number].offset,
+            lag=place.lag(topic.counts[number].total),
+            outstanding=place.outstanding,
+            retrying=len(place.failed) - place.failed.out,
+            dead=len(place.dead),
             member=group.members.owners.get(number),
         )
         for number, place in sorted(group.partitions.items())
-    ]  # fmt: skip
+    ]
 
 
 async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[int] | None) -> list[GroupOffset]:

@@ -171,5 +171,6 @@ class Following:
             self.counts[partition] = StreamCount(offset)
         else:
             self.counts[partition], self.pins[partition] = (
-                StreamCount.from_state(state[0]), SegmentPins.from_state(state[1])
-            )  # fmt: skip
+                StreamCount.from_state(state[0]),
+                SegmentPins.from_state(state[1]),
+            )

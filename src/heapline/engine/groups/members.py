@@ -16,6 +16,7 @@ from heapline.contract.errors import GroupNotFound, MemberReplaced
 
 _REPLACED_MAX = 64  # replaced sessions remembered per name
 _ENDED_MAX = 4096  # sessions remembered after their group was deleted
+_strategy = WeightedConsistentHashStrategy()
 
 
 class Sessions:
@@ -73,9 +74,6 @@ class Sessions:
             del self._replaced[name]
         while len(self._ended) > _ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-
-
-_strategy = WeightedConsistentHashStrategy()
 
 
 def assign(

@@ -6,7 +6,7 @@ A turn first settles acks and nacks, those of many members together. It then han
 members that are lost, partitions that are handed over), and then serves fetches. A fetch that finds no rows waits. It
 is served again when a partition that it reads gets rows, when its group changes, or when its wait ends: no polling.
 
-Rows come from pages that all groups share (page_store.py). A page that is not in memory is read in a thread, and the
+Rows come from pages that all groups share (page_reader.py). A page that is not in memory is read in a thread, and the
 fetch is served again after the read: by then the group may have advanced, been reassigned, or been deleted.
 
 *Every answer waits.* A row is delivered only when it is durable, and so is everything that the delivery depends on
@@ -25,25 +25,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from heapline.contract.errors import (
-    ConflictError,
-    GroupNotFound,
-    HeaplineError,
-    RequestError,
-    UnavailableError,
-)  # fmt: skip
+from heapline.contract.errors import ConflictError, GroupNotFound, HeaplineError, RequestError, UnavailableError
 from heapline.contract.stream import Fetched, StreamBatch
 from heapline.core.events import AnyEvent, GroupAcked, GroupMembers
 from heapline.core.groups.group import Group, Share
 from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.engine.committer import give, refuse
-from heapline.engine.groups.fetch import FetchCall, Loose, SettleCall
+from heapline.engine.groups.member_calls import FetchCall, Loose, SettleCall, settle_all
 from heapline.engine.groups.members import Sessions, assign
 from heapline.engine.groups.page_reader import Reading
 from heapline.engine.groups.pages import Page
 from heapline.engine.groups.replies import Answering
-from heapline.engine.groups.settle import settle_all
 from heapline.logs import Log
 
 if TYPE_CHECKING:
@@ -220,9 +213,12 @@ class StreamServing:
         self.look_again(group.name)
         if isinstance(event, GroupMembers):
             log.info(
-                "partitions spread anew", topic=runner.name, group=group.name, generation=event.generation,
+                "partitions spread anew",
+                topic=runner.name,
+                group=group.name,
+                generation=event.generation,
                 members=len(event.members),
-            )  # fmt: skip
+            )
 
     def rests_on(self, name: str) -> int:
         """Return the unit that must be durable before rows of the group are delivered."""

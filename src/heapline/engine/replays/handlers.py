@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = Log("heapline.replay")
 #: Two concurrent writes would write the same file, and one would lose the other's partitions.
 _locks: WeakKeyDictionary[TopicRunner, asyncio.Lock] = WeakKeyDictionary()
+STEP_BYTES = 2 << 20  # a step over the wire is one message, and most clients accept no more than 4 MiB
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +78,6 @@ async def keep_checkpoint(runner: TopicRunner, name: str, positions: Mapping[int
 def _save(runner: TopicRunner, name: str, checkpoint: Checkpoint) -> None:
     make_folder(runner.loader.disk, _folder(runner))
     save(runner.loader.disk, f"{_folder(runner)}/{name}.json", checkpoint)
-
-
-STEP_BYTES = 2 << 20  # a step over the wire is one message, and most clients accept no more than 4 MiB
 
 
 @feeds(replays.Replay)

@@ -47,7 +47,7 @@ from heapline.contract.errors import (
     ResourceExhausted,
     StaleEpoch,
     UnavailableError,
-)  # fmt: skip
+)
 from heapline.contract.ids import to_ulid
 from heapline.contract.message import Outgoing, from_ms
 from heapline.core.now import Now
@@ -63,6 +63,11 @@ from heapline.logs import Log
 #: Headers of a replayed message: the replay's name, `topic/partition/offset` of its row, and the id that it had.
 REPLAY, REPLAYED_FROM, REPLAYED_ID = "heapline-replay", "heapline-replayed-from", "heapline-replayed-id"
 OVERHEAD_BYTES = 640  # upper bound per message, without payload and small parts
+log = Log("heapline.replay")
+BATCH_ROWS = 1000
+BATCH_BYTES = 1 << 20
+PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between retries
+SAVE_SECONDS = 1.0  # seconds between saves of the position while a job finds nothing to enqueue
 
 
 def outgoing(portion: Portion, name: str, change: Change, target: TopicConfig, first_seq: int) -> list[Outgoing]:
@@ -79,21 +84,38 @@ def _of_rows(rows: Rows, name: str, change: Change, target: TopicConfig, first_s
     fair = batch.fairness_keys if target.fairness == "keys" else None
     dues: list[int] = rows.dues.tolist() if change.keep_due and rows.dues is not None else [0] * count
     columns = zip(
-        batch.offsets.tolist(), batch.ids.tolist(), batch.payloads, batch.priorities.tolist(), batch.keys or none,
-        batch.headers or none, fair or none, rows.records["ttl_ms"].tolist(), rows.records["max_retries"].tolist(),
-        dues, strict=True,
-    )  # fmt: skip
+        batch.offsets.tolist(),
+        batch.ids.tolist(),
+        batch.payloads,
+        batch.priorities.tolist(),
+        batch.keys or none,
+        batch.headers or none,
+        fair or none,
+        rows.records["ttl_ms"].tolist(),
+        rows.records["max_retries"].tolist(),
+        dues,
+        strict=True,
+    )
     return [
         Outgoing(
-            payload, priority if change.priority is None else change.priority, key, change.delay,
-            _moment(due or change.deliver_at_ms), {
-                **(headers or {}), REPLAY: name, REPLAYED_FROM: f"{batch.topic}/{batch.partition}/{offset}",
+            payload,
+            priority if change.priority is None else change.priority,
+            key,
+            change.delay,
+            _moment(due or change.deliver_at_ms),
+            {
+                **(headers or {}),
+                REPLAY: name,
+                REPLAYED_FROM: f"{batch.topic}/{batch.partition}/{offset}",
                 REPLAYED_ID: to_ulid(id, batch.id_suffix),
-            }, ttl_ms / 1000 if ttl_ms else None, None if retries == DEFAULT_RETRIES else retries,
-            seq=first_seq + i, fairness_key=fair_key,
+            },
+            ttl_ms / 1000 if ttl_ms else None,
+            None if retries == DEFAULT_RETRIES else retries,
+            seq=first_seq + i,
+            fairness_key=fair_key,
         )
         for i, (offset, id, payload, priority, key, headers, fair_key, ttl_ms, retries, due) in enumerate(columns)
-    ]  # fmt: skip
+    ]
 
 
 def _moment(ms: int | None) -> datetime | None:
@@ -107,20 +129,17 @@ def rows_within(portion: Portion, bytes_max: int) -> int:
     return max(1, int(np.searchsorted(total, bytes_max, side="right")))
 
 
-log = Log("heapline.replay")
-BATCH_ROWS = 1000
-BATCH_BYTES = 1 << 20
-PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between retries
-SAVE_SECONDS = 1.0  # seconds between saves of the position while a job finds nothing to enqueue
-
-
 class JobRun:
     """One running job. `save` makes its state durable; `find` returns a topic's runner."""
 
     def __init__(
-        self, job: Job, find: Callable[[str], TopicRunner], save: Callable[[Job], Any], clock: Clock,
+        self,
+        job: Job,
+        find: Callable[[str], TopicRunner],
+        save: Callable[[Job], Any],
+        clock: Clock,
         is_taken_up: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.job = job
         self._find, self._save, self._clock = find, save, clock
         self._pace = Pace(job.request.rate, clock)

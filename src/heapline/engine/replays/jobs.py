@@ -31,6 +31,8 @@ T = TypeVar("T")
 FILE_VERSION = 1
 FOLDER = "replays"  # in a data directory: jobs; in a topic: checkpoints. `heapline backup` knows it
 _FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
+log = Log("heapline.replay")
+ENDING = ".json"
 
 
 async def to_its_end(writing: asyncio.Future[None]) -> None:
@@ -69,10 +71,6 @@ def load(disk: Disk, path: str, kind: type[T]) -> T | None:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"{path} cannot be read ({error}): it may be a newer version's") from error
-
-
-log = Log("heapline.replay")
-ENDING = ".json"
 
 
 def producer_of(name: str) -> str:
@@ -123,16 +121,30 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if claim is None or not is_in:
             return msgspec.structs.replace(self, claim=None)
         return msgspec.structs.replace(
-            self, claim=None, positions=claim.positions, skipped=claim.skipped, replayed=claim.first_seq + claim.count,
+            self,
+            claim=None,
+            positions=claim.positions,
+            skipped=claim.skipped,
+            replayed=claim.first_seq + claim.count,
             seen=[*self.seen, *claim.seen],
-        )  # fmt: skip
+        )
 
     def info(self) -> ReplayInfo:
         return ReplayInfo(
-            name=self.name, source=self.request.topic, into=self.into, mode=self.request.mode, state=self.state,
-            replayed=self.replayed, skipped=self.skipped, starts=self.starts, positions=self.positions, ends=self.ends,
-            rate=self.request.rate, error=self.error, started_at=from_ms(self.started_ms),
-        )  # fmt: skip
+            name=self.name,
+            source=self.request.topic,
+            into=self.into,
+            mode=self.request.mode,
+            state=self.state,
+            replayed=self.replayed,
+            skipped=self.skipped,
+            starts=self.starts,
+            positions=self.positions,
+            ends=self.ends,
+            rate=self.request.rate,
+            error=self.error,
+            started_at=from_ms(self.started_ms),
+        )
 
 
 class JobFiles:

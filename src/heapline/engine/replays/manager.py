@@ -21,7 +21,7 @@ from heapline.contract.errors import (
     ReplayExists,
     ReplayNotFound,
     UnavailableError,
-)  # fmt: skip
+)
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.io import Io
 from heapline.engine.replays.job_runner import JobRun
@@ -139,11 +139,18 @@ class ReplayJobs:
             ranges = await find_ranges(source, request)
             starts = {p: start for p, (start, _) in ranges.items()}
             job = Job(
-                name=name, request=request, into=target.name, change=change,
-                source_incarnation=source.loader.incarnation, into_incarnation=target.loader.incarnation,
-                starts=starts, ends={p: end for p, (_, end) in ranges.items()}, positions=starts,
-                started_ms=self._clock.wall_ms(), epoch=await _next_epoch(target, producer_of(name)),
-            )  # fmt: skip
+                name=name,
+                request=request,
+                into=target.name,
+                change=change,
+                source_incarnation=source.loader.incarnation,
+                into_incarnation=target.loader.incarnation,
+                starts=starts,
+                ends={p: end for p, (_, end) in ranges.items()},
+                positions=starts,
+                started_ms=self._clock.wall_ms(),
+                epoch=await _next_epoch(target, producer_of(name)),
+            )
             try:
                 await self._save(job)
             except OSError as error:

@@ -22,7 +22,7 @@ from heapline.core.events import EMPTY, I64
 from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.wheel.timing_wheel import Timers
-from heapline.engine.groups.pages import Page
+from heapline.engine.groups.pages import Page, pick_rows
 from heapline.engine.replays.scan import Stretch
 from heapline.engine.runner import TopicRunner
 
@@ -101,9 +101,13 @@ def _take(partition: Partition, now: Now) -> _Standing:
     priorities = [0 if t.priority is None else t.priority for t in touched.values()]
     has_priority = np.array([t.priority is not None for t in touched.values()], dtype=np.bool_)
     return _Standing(
-        ids, np.concatenate(delayed), np.concatenate(dues), _ids(touched), np.array(priorities, dtype=np.int64),
+        ids,
+        np.concatenate(delayed),
+        np.concatenate(dues),
+        _ids(touched),
+        np.array(priorities, dtype=np.int64),
         has_priority,
-    )  # fmt: skip
+    )
 
 
 def _ids(table: Collection[int]) -> I64:
@@ -113,9 +117,13 @@ def _ids(table: Collection[int]) -> I64:
 def _sorted(standing: _Standing) -> _Standing:
     delayed, changed = standing.delayed.argsort(), standing.changed.argsort()
     return _Standing(
-        np.sort(standing.ids), standing.delayed[delayed], standing.dues[delayed], standing.changed[changed],
-        standing.priorities[changed], standing.has_priority[changed],
-    )  # fmt: skip
+        np.sort(standing.ids),
+        standing.delayed[delayed],
+        standing.dues[delayed],
+        standing.changed[changed],
+        standing.priorities[changed],
+        standing.has_priority[changed],
+    )
 
 
 class Rows(NamedTuple):
@@ -127,8 +135,12 @@ class Rows(NamedTuple):
     changed: I64  # ids among them that may appear in the stream again
 
     def cut(self, at: slice) -> Rows:
-        return Rows(cut_batch(self.batch, at), self.records[at], None if self.dues is None else self.dues[at],
-                    self.changed[np.isin(self.changed, self.batch.ids[at])])  # fmt: skip
+        return Rows(
+            pick_rows(self.batch, at),
+            self.records[at],
+            None if self.dues is None else self.dues[at],
+            self.changed[np.isin(self.changed, self.batch.ids[at])],
+        )
 
 
 class Portion(NamedTuple):
@@ -167,24 +179,18 @@ class Portion(NamedTuple):
         return Portion(head, positions, before, self.bad), Portion(tail, self.positions, after)
 
 
-def cut_batch(batch: StreamBatch, at: slice) -> StreamBatch:
-    def part(column: Any) -> Any:
-        return None if column is None else column[at]
-
-    return StreamBatch(
-        batch._settles, batch.topic, batch.partition, batch.offsets[at], batch.ids[at], batch.payloads[at],
-        batch.priorities[at], batch.attempts[at], batch.enqueued_ms[at], part(batch.keys), part(batch.headers),
-        part(batch.fairness_keys), id_suffix=batch.id_suffix,
-    )  # fmt: skip
-
-
 class Sieve:
     """Selects the rows of a stretch to replay. A fast replay delivers each message once; `seen` may appear again."""
 
     def __init__(
-        self, topic: str, id_suffix: int, starts: dict[int, int], ends: dict[int, int], where: ReplayFilter | None,
+        self,
+        topic: str,
+        id_suffix: int,
+        starts: dict[int, int],
+        ends: dict[int, int],
+        where: ReplayFilter | None,
         seen: set[int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._topic, self._id_suffix = topic, id_suffix
         self._starts, self.ends, self._where = starts, ends, where
         self.seen: set[int] = set() if seen is None else seen

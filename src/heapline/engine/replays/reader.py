@@ -27,6 +27,9 @@ log = Log("heapline.replay")
 AFTER_MS = 3_000  # ms that a replay runs without a lease
 RENEW_MS = 60_000
 LEASE_MS = 10 * 60_000
+ANY_NUMBER = 1 << 30
+LOOK_MS = 20  # ms between clock reads while waiting for the rate: the clock may be moved manually
+LIVING_MS = 30_000  # ms after which the live messages are read again
 
 
 class Hold:
@@ -63,17 +66,16 @@ class Hold:
             await self._runner.io.run(self._runner.loaded.journal.release, self._name)
 
 
-log = Log("heapline.replay")
-ANY_NUMBER = 1 << 30
-LOOK_MS = 20  # ms between clock reads while waiting for the rate: the clock may be moved manually
-LIVING_MS = 30_000  # ms after which the live messages are read again
-
-
 class Reading:
     def __init__(
-        self, runner: TopicRunner, request: Request, ranges: Ranges, clock: Clock, seen: Iterable[int] = (),
+        self,
+        runner: TopicRunner,
+        request: Request,
+        ranges: Ranges,
+        clock: Clock,
+        seen: Iterable[int] = (),
         hold: Hold | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._runner, self._clock = runner, clock
         self._fast = request.mode == "fast"
         starts, ends = ({p: pair[i] for p, pair in ranges.items()} for i in (0, 1))

@@ -22,6 +22,8 @@ from heapline.engine.log import first_offsets
 from heapline.engine.runner import TopicRunner
 from heapline.journal.reader import LogReader
 
+Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the offset after the last
+
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A requested position in the log: exactly one field is set."""
@@ -76,9 +78,6 @@ def _mark(position: Position) -> Mark:
     )
 
 
-Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the offset after the last
-
-
 async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Ranges:
     """Return the ranges of a request. `kept` has offsets, by partition, that replace the requested start."""
     if not runner.loaded.topic.config.streams:
@@ -114,9 +113,7 @@ def _chosen(request: Request, count: int, topic: str) -> list[int]:
     return chosen
 
 
-def _find(
-    reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]
-) -> Ranges:  # fmt: skip
+def _find(reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]) -> Ranges:
     found = first_offsets(reader, len(ends))
     firsts = {p: end if (first := found[p]) is None else first for p, end in enumerate(ends)}
     lasts = {p: ends[p] for p in chosen}
@@ -131,9 +128,13 @@ def _find(
         if asked is not None and asked < firsts[partition]:
             raise BadRequest(
                 f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"
-                + (f', and this checkpoint cannot go on: begin another one (start="earliest", or from '
-                   f"{firsts[partition]})" if partition in kept else ' (start="earliest" begins there)')
-            )  # fmt: skip
+                + (
+                    f', and this checkpoint cannot go on: begin another one (start="earliest", or from '
+                    f"{firsts[partition]})"
+                    if partition in kept
+                    else ' (start="earliest" begins there)'
+                )
+            )
     # A range that ends before it starts is empty and stays at its start.
     return {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
 

@@ -90,8 +90,9 @@ class MergedScan:
         """Return the next stretch. It may have no rows, but it advances unless the replay is done."""
         builders = {
             p: _Gathering(self._reader, self._layout, self._load, p, self.positions[p])
-            for p, end in self._ends.items() if self.positions[p] < end
-        }  # fmt: skip
+            for p, end in self._ends.items()
+            if self.positions[p] < end
+        }
         place = self._place or self._locate(builders)
         self.began_in = None if place is None else place[0]
         runs: list[Run] = []
@@ -176,12 +177,16 @@ def _mended(page: Page, rows: Any, at: I64, loaded: Any) -> tuple[Page, Any]:
         ends[row] = end
         pieces.append(loaded.payloads[i])
         del bad[row]
-    payloads = Payloads(memoryview(b"".join(pieces)), starts, ends)
-    mended = Page(
-        page.partition, page.start, page.end, page.rows, priorities, enqueued, payloads, _used(keys), _used(headers),
-        _used(fairness), bad, page.first, page.place,
-    )  # fmt: skip
-    return mended, rows
+    mended = {
+        "priorities": priorities,
+        "enqueued_ms": enqueued,
+        "payloads": Payloads(memoryview(b"".join(pieces)), starts, ends),
+        "keys": _used(keys),
+        "headers": _used(headers),
+        "fairness_keys": _used(fairness),
+        "bad": bad,
+    }
+    return Page(**{**page._asdict(), **mended}), rows  # not _replace, which needs len() to be the number of fields
 
 
 def _filled(column: list[Any] | None, count: int) -> list[Any]:

@@ -15,8 +15,8 @@ from heapline.core.events import GroupCreated
 from heapline.core.now import Now
 from heapline.engine import EmbeddedBroker
 from heapline.engine.groups import admin
-from heapline.engine.groups.fetch import FetchCall
-from heapline.engine.groups.page_store import PageStore
+from heapline.engine.groups.member_calls import FetchCall
+from heapline.engine.groups.page_reader import PageStore
 from heapline.engine.groups.pages import Page
 from heapline.engine.metrics_source import measure
 from heapline.testing import MemoryBroker
