@@ -37,6 +37,7 @@ from heapline.engine.columns import (
     gather,
 )
 from heapline.engine.duplicates import CallShare, FormerPlaces, give_turns
+from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.log import TopicLog
@@ -51,13 +52,12 @@ _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of
 class Admission:
     """Admits the enqueue calls of a turn; returns the answers to send once all is durable."""
 
-    def __init__(self, topic: Topic, journal: TopicLog) -> None:
+    def __init__(self, topic: Topic, journal: TopicLog, counters: Counters) -> None:
         self._topic = topic
         self._journal = journal
+        self._counters = counters
         self.measure()
         self._turn = 0  # the next partition in turn, for messages without a key
-        self.enqueued = 0
-        self.duplicates = 0
 
     def measure(self) -> None:
         """Set the size limit of combined calls: they must fit into a block, and it into the smallest segment."""
@@ -212,7 +212,7 @@ class Admission:
                     events.append((partition, EnqueuedEvent(0, start - first, end - start, seq)))
             hashes = None if fairness is None else fairness[first:last]
             self._topic.emit_shared(self._journal, events, rows[first:last], block, now, hashes)
-        self.enqueued += len(rows)
+        self._counters.enqueued += len(rows)
 
     def _emit(self, made: list[_Made], now: Now, events: list[EnqueuedEvent] | None = None) -> None:
         extra = sum(b.count for _, _, b, _ in made) * EVENT_BYTES_PER_ROW if events else 0
@@ -223,7 +223,7 @@ class Admission:
             event = events[i] if events else EnqueuedEvent(0, 0, len(rows), seq)
             event.seq = seq
             self._topic.emit_records(self._journal, partition, event, rows, block, now, fairness)
-            self.enqueued += len(rows)
+            self._counters.enqueued += len(rows)
 
     # -- calls with identity ---------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class Admission:
         for share in shares:
             for row, result in share.results():
                 results[row] = result
-                self.duplicates += result.duplicate
+                self._counters.duplicates += result.duplicate
         return results
 
     def _refuse_over_room(self, shares: list[CallShare], atomic: bool) -> None:

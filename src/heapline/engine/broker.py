@@ -22,7 +22,7 @@ from heapline.engine.batches import handlers as batches
 from heapline.engine.groups import handlers as groups
 from heapline.engine.handlers import FEEDS, HANDLERS
 from heapline.engine.replays import handlers as replays
-from heapline.engine.schedules import handlers as schedules
+from heapline.engine.schedules import scheduler as schedules
 from heapline.engine.topics import TopicKeeper
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from heapline.contract.errors import HeaplineError
-from heapline.core.latency import Latency
 from heapline.core.now import Now
 from heapline.engine.io import Io
+from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.log import TopicLog
 from heapline.journal.unit import SealedUnit
@@ -33,14 +33,14 @@ class GroupCommitter:
         io: Io,
         now: Callable[[], Now],
         failed: Callable[[BaseException], None],
-        latency: Latency,
+        counters: Counters,
     ) -> None:
         self._topic = topic
         self._journal = journal
         self._io = io
         self._now = now
         self._failed = failed
-        self._latency = latency  # of commits; survives a reload
+        self._counters = counters
         self._queue: deque[SealedUnit] = deque()
         self.queued_bytes = 0  # of sealed units that wait or are being written
         self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
@@ -52,8 +52,6 @@ class GroupCommitter:
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._when_free: Callable[[], None] | None = None
         self._abandoned: HeaplineError | None = None
-        self.commits = 0
-        self.bytes_written = 0
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -126,9 +124,10 @@ class GroupCommitter:
         self._when_free = call
 
     def _committed(self, unit: SealedUnit, began: float) -> None:
-        self.commits += 1
-        self._latency.add(perf_counter() - began)
-        self.bytes_written += unit.nbytes
+        counters = self._counters
+        counters.commits += 1
+        counters.commit.add(perf_counter() - began)
+        counters.bytes_written += unit.nbytes
         self.queued_bytes -= unit.nbytes
         if self._journal.wants_prepare and self._rest is None:
             self.prepare_soon()

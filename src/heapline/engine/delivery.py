@@ -28,6 +28,7 @@ from heapline.core.rate import TokenBucket
 from heapline.core.record import FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY
 from heapline.engine.committer import refuse
 from heapline.engine.local_spine import Heads
+from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.log import TopicLog
 from heapline.journal.records import Records
@@ -66,11 +67,11 @@ class PopCall(msgspec.Struct, eq=False):
 
 
 class Delivery:
-    def __init__(self, topic: Topic, journal: TopicLog, rate: TokenBucket | None = None) -> None:
+    def __init__(self, topic: Topic, journal: TopicLog, counters: Counters, rate: TokenBucket | None) -> None:
         self._topic = topic
         self._journal = journal
+        self._counters = counters
         self.rate = rate  # None: no rate limit
-        self.leased = 0
         self.heads = Heads(topic)
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
@@ -250,7 +251,7 @@ class Delivery:
         tokens = np.arange(partition.offset, partition.offset + count)
         event = partition.decide_lease(rows, grants, now, seq, limit)
         self._topic.emit(self._journal, partition, event, now)
-        self.leased += count
+        self._counters.leased += count
         if self.rate is not None:
             self.rate.take(count)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)

@@ -178,9 +178,9 @@ class LoadedTopic:
         self.snapshots = recovered.snapshots
         self._counters = counters
         self.topic.opened(now())
-        self.committer = GroupCommitter(self.topic, self.journal, io, now, failed, counters.commit)
-        self.admission = Admission(self.topic, self.journal)
-        self.delivery = Delivery(self.topic, self.journal, rate)
+        self.committer = GroupCommitter(self.topic, self.journal, io, now, failed, counters)
+        self.admission = Admission(self.topic, self.journal, counters)
+        self.delivery = Delivery(self.topic, self.journal, counters, rate)
         self.delivery.retune(now())
         self.firing = Firing(self.topic, fire_slice, counters.fired)
         self.note_snapshot(recovered.snapshot_unit)
@@ -209,17 +209,8 @@ class LoadedTopic:
 
     def note_snapshot(self, unit: int) -> None:
         self.snapshot_unit = unit
-        self._bytes_at_snapshot = self.committer.bytes_written
+        self._bytes_at_snapshot = self._counters.bytes_written
 
     @property
     def bytes_since_snapshot(self) -> int:
-        return self.committer.bytes_written - self._bytes_at_snapshot
-
-    def add_totals(self) -> None:
-        """Add what this load counted to the topic's totals. Called once, when another load replaces it."""
-        counters = self._counters
-        counters.commits += self.committer.commits
-        counters.bytes_written += self.committer.bytes_written
-        counters.enqueued += self.admission.enqueued
-        counters.duplicates += self.admission.duplicates
-        counters.leased += self.delivery.leased
+        return self._counters.bytes_written - self._bytes_at_snapshot

@@ -249,7 +249,7 @@ def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArra
         raise BadRequest("positions are not negative")
     too_large = len(positions) > 1 and size_bound(positions).sum() > RECORDS_BYTES_MAX
     if len(positions) > RECORDS_MAX or too_large:
-        raise BadRequest(f"{len(positions)} records are more than are read at once: ask for fewer")
+        raise BadRequest(f"{len(positions)} records are more than one read returns; request fewer")
 
 
 def take_units(found: Iterator[Unit]) -> list[Unit]:

@@ -153,7 +153,7 @@ class SegmentReclaimer:
             if isinstance(event, GroupReset):
                 self.groups_moved_on_total += 1
                 log.warning(
-                    "group moved on: the journal starts behind its place",
+                    "group moved forward; the journal starts after its offset",
                     topic=runner.name,
                     group=name,
                     partition=partition,
@@ -252,7 +252,7 @@ class Upkeep:
                     await self.snapshot()
                 await self.reclaim()
             except Exception as error:  # one failure must not end maintenance
-                log.warning("upkeep failed, will be tried again", topic=runner.name, error=repr(error))
+                log.warning("maintenance failed; will retry", topic=runner.name, error=repr(error))
 
     async def sync_at_intervals(self) -> None:
         """Sync under the `interval` policy; under the others, check occasionally whether the policy has changed."""

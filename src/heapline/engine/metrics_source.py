@@ -79,16 +79,16 @@ class Measures(NamedTuple):
 async def measure(broker: EmbeddedBroker) -> Measures:
     runners = broker._all_runners()
     usage = await broker._io_or_fail().run(lambda: [runner.loaded.journal.usage() for runner in runners])
-    told = {}
+    measured = {}
     for runner, used in zip(runners, usage, strict=True):
-        told[runner] = _of_topic(runner, *used)
+        measured[runner] = _of_topic(runner, *used)
         await asyncio.sleep(0)  # about 0.5 ms per topic: yield to other tasks
     decisions, keeps = broker.batches.decisions.topic.runner, broker.schedules.store.topic.runner
-    system = told.pop(decisions, None) if decisions is not None else None
-    schedules = _of_schedules(broker.schedules, told.pop(keeps, None) if keeps is not None else None)
+    system = measured.pop(decisions, None) if decisions is not None else None
+    schedules = _of_schedules(broker.schedules, measured.pop(keeps, None) if keeps is not None else None)
     fsync = broker.disk.tally() if isinstance(broker.disk, TimedDisk) else None
     space = await broker._io_or_fail().run(lambda: _disk_bytes(broker.path))
-    return Measures(list(told.values()), system, len(broker._refused), schedules, fsync, space)
+    return Measures(list(measured.values()), system, len(broker._refused), schedules, fsync, space)
 
 
 def _disk_bytes(path: str) -> tuple[int, int] | None:
@@ -159,17 +159,17 @@ def _of_group(runner: TopicRunner, group: Group) -> GroupMeasures:
 def _totals(runner: TopicRunner) -> dict[str, int]:
     counters, upkeep = runner.counters, runner.upkeep
     return {
-        "enqueued": counters.enqueued + runner.loaded.admission.enqueued,
-        "duplicates": counters.duplicates + runner.loaded.admission.duplicates,
-        "leased": counters.leased + runner.loaded.delivery.leased,
+        "enqueued": counters.enqueued,
+        "duplicates": counters.duplicates,
+        "leased": counters.leased,
         "acked": counters.acked,
         "nacked": counters.nacked,
         "retries": counters.nacked + counters.timeouts,  # without those that became dead letters
         "timeouts": counters.timeouts + counters.timeouts_last,
         "dead": counters.dead,
         "expired": counters.expired,
-        "commits": counters.commits + runner.loaded.committer.commits,
-        "bytes_written": counters.bytes_written + runner.loaded.committer.bytes_written,
+        "commits": counters.commits,
+        "bytes_written": counters.bytes_written,
         "reloads": counters.reloads,
         "corrupt": counters.corrupt,
         "clock_jumps": runner.steady.jumps,

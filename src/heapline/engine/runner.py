@@ -116,8 +116,7 @@ class TopicRunner:
         """Replace the loaded topic. Totals continue, and a reload grants no extra rate."""
         recovered = await _load(self.loader, self.io)
         try:
-            before, self.loaded = self.loaded, self._loaded(recovered, self.loaded.delivery.rate)
-            before.add_totals()
+            self.loaded = self._loaded(recovered, self.loaded.delivery.rate)
             self._begin()
         except BaseException:  # a reload is retried often and must not use up file descriptors
             await self.io.run(recovered.journal.close)
@@ -348,7 +347,7 @@ class TopicRunner:
         """Fail all waiting calls after a failed write, and reload the state from disk."""
         if self.failure is not None:
             return
-        log.error("write failed, reloading", topic=self.name, cause=repr(cause))
+        log.error("write failed; reloading", topic=self.name, cause=repr(cause))
         self.failure = TopicReloading(self.name, str(cause) or repr(cause))
         self.counters.reloads += 1
         self.loaded.committer.abandon(self.failure)
@@ -370,7 +369,7 @@ class TopicRunner:
                     self.failure = error
                     self._refuse_all(error)
                     return
-                log.warning("reload found damage, looking again", topic=self.name, error=str(error))
+                log.warning("reload found damage; will retry", topic=self.name, error=str(error))
             except Exception as error:
                 log.error("reload failed", topic=self.name, error=repr(error), retry_in=pause)
                 self.failure = TopicReloading(self.name, str(error) or repr(error))

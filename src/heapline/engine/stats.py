@@ -39,7 +39,6 @@ class Counters:
         self.fired = Latency()  # delayed messages, including retries: from due to fired
         self.rebalances = 0  # times that partitions were reassigned to the members of a group
         self.group_dead = 0  # rows that became dead letters of groups
-        # Totals before the last reload; the loaded topic counts its own.
         self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
 
     def latencies(self) -> dict[str, Tally]:
@@ -94,18 +93,18 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
         paused=topic.paused,
         durability=_DURABILITY[topic.config.fsync],
         partitions=partitions,
-        enqueued_total=counters.enqueued + runner.loaded.admission.enqueued,
-        duplicates_total=counters.duplicates + runner.loaded.admission.duplicates,
-        leased_total=counters.leased + runner.loaded.delivery.leased,
+        enqueued_total=counters.enqueued,
+        duplicates_total=counters.duplicates,
+        leased_total=counters.leased,
         acked_total=counters.acked,
         nacked_total=counters.nacked,
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
-        commits_total=counters.commits + runner.loaded.committer.commits,
+        commits_total=counters.commits,
         journal_bytes=usage[0],
         journal_segments=usage[1],
-        journal_bytes_written_total=counters.bytes_written + runner.loaded.committer.bytes_written,
+        journal_bytes_written_total=counters.bytes_written,
         memory_bytes=sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
         clock_jumps_total=runner.steady.jumps,
         reloads_total=counters.reloads,

@@ -264,7 +264,9 @@ class TopicKeeper:
         try:
             return await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
         except OSError as error:
-            log.warning("catalog is behind a growth", topic=entry.topic, error=str(error))
+            log.warning(
+                "catalog not updated with the added partitions; will retry", topic=entry.topic, error=str(error)
+            )
             return entry
 
     def _settings(self, entry: Entry) -> TopicConfig:
@@ -489,7 +491,7 @@ class TopicKeeper:
             try:
                 await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
             except OSError as error:
-                log.warning("folder left for the next open", topic=entry.topic, error=str(error))
+                log.warning("topic directory not deleted; will retry on next open", topic=entry.topic, error=str(error))
 
 
 def _unreadable(loader: Loader, error: OSError) -> JournalCorrupt:

@@ -227,7 +227,7 @@ async def test_thousands_that_are_due_at_once_are_all_fired() -> None:
             rig.hl.schedules._book.set(make_schedule(f"s{n}", every=60, topic="jobs"), 0)
         await pass_time(rig, 60)
         assert (await rig.hl.stats("jobs")).ready == 600
-        commits = rig.hl.schedules.store.topic.runner.loaded.committer.commits  # type: ignore[union-attr]
+        commits = rig.hl.schedules.store.topic.runner.counters.commits  # type: ignore[union-attr]
         assert commits < 100, "their marks are written together"
 
 

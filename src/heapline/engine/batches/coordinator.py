@@ -113,7 +113,7 @@ class BatchCoordinator:
             try:
                 await self._settle()
             except (UnavailableError, OSError) as error:
-                log.warning("a decision is in doubt, looking again", error=str(error))
+                log.warning("a decision is in doubt; will read it again", error=str(error))
             except HeaplineError as error:
                 log.error("a decision is in doubt and cannot be read", error=str(error))
                 return
@@ -316,7 +316,7 @@ class BatchCoordinator:
                 await self.abort_overdue(batch_timeout)
                 await self.forget_old(decision_retention)
             except Exception as error:  # any failed check is retried
-                log.warning("batches not looked after, will be tried again", error=repr(error))
+                log.warning("batch cleanup failed; will retry", error=repr(error))
 
     async def abort_overdue(self, seconds: float) -> int:
         """Abort the undecided batches whose last part is older than `seconds`. Return their number."""

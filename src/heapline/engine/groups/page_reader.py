@@ -260,13 +260,13 @@ class Reading:
             return  # another page of its partitions was read before
         problem = asyncio.CancelledError() if read.cancelled() else read.exception()
         if problem is not None and not isinstance(problem, RequestError):
-            refuse(call.future, self._told(problem, number))
+            refuse(call.future, self._error_of(problem, number))
         elif problem is None and read.result().end <= asked:
             self._runner.tasks.spawn(self._when_durable(call, number))
             return
         self._again(call)
 
-    def _told(self, problem: BaseException, number: int) -> HeaplineError:
+    def _error_of(self, problem: BaseException, number: int) -> HeaplineError:
         """Return the error for the waiting fetches. A failed disk read becomes TopicReloading; the log has the
         cause."""
         if isinstance(problem, CorruptionError) or not isinstance(problem, HeaplineError | asyncio.CancelledError):
@@ -282,7 +282,7 @@ class Reading:
             await self._runner.call(lambda now: None)
             await make_seen(self._runner)
         except Exception as error:
-            refuse(call.future, self._told(error, number))
+            refuse(call.future, self._error_of(error, number))
         finally:
             self._again(call)
 
@@ -310,9 +310,9 @@ class Reading:
         try:
             await self._move_on(name, number)
         except Exception as error:
-            told = self._told(error, number)
+            problem = self._error_of(error, number)
             for call in waiting:
-                refuse(call.future, told)
+                refuse(call.future, problem)
         finally:
             if self._moving.get((name, number)) is waiting:
                 del self._moving[name, number]

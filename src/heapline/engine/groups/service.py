@@ -213,7 +213,7 @@ class StreamServing:
         self.look_again(group.name)
         if isinstance(event, GroupMembers):
             log.info(
-                "partitions spread anew",
+                "partitions reassigned",
                 topic=runner.name,
                 group=group.name,
                 generation=event.generation,

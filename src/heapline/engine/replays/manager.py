@@ -65,11 +65,11 @@ class ReplayJobs:
                 break
             except OSError as error:
                 if self._refusal is None:
-                    log.error("replays cannot be listed: they do not go on", error=str(error), retry_in=PAUSE)
+                    log.error("replays cannot be listed; they are paused", error=str(error), retry_in=PAUSE)
                 self._refusal = UnavailableError(f"the replays cannot be listed ({error.strerror}): try again later")
             except Exception:  # a bug: callers must not wait forever
                 if self._refusal is None:
-                    log.exception("replays cannot be listed: they do not go on", retry_in=PAUSE)
+                    log.exception("replays cannot be listed; they are paused", retry_in=PAUSE)
                 self._refusal = UnavailableError("the replays cannot be listed: the server's log tells why")
             self._looked.set()
             await asyncio.sleep(PAUSE)

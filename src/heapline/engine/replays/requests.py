@@ -129,7 +129,7 @@ def _find(reader: LogReader, request: Request, chosen: list[int], ends: list[int
             raise BadRequest(
                 f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"
                 + (
-                    f', and this checkpoint cannot go on: begin another one (start="earliest", or from '
+                    f', and this checkpoint cannot continue; start another one (start="earliest", or from '
                     f"{firsts[partition]})"
                     if partition in kept
                     else ' (start="earliest" begins there)'
