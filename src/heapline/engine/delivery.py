@@ -308,7 +308,10 @@ def build_answers(calls: Sequence[PopCall], records: Records, topic: Topic) -> l
     if any(p.touched for p in topic.partitions):
         priorities = _current_priorities(ids.tolist(), priorities, topic)
     attempts = (_joined([call.positions for call in calls]) & ATTEMPTS_MAX).astype(np.uint8)
-    deadlines = _joined([np.full(c.count, c.deadline) if isinstance(c.deadline, int) else c.deadline for c in calls])
+    if any(call.request_id is not None for call in calls):  # repeated pops have a deadline per lease
+        deadlines = _joined([np.full(call.count, call.deadline) for call in calls])
+    else:
+        deadlines = np.repeat([call.deadline for call in calls], [call.count for call in calls])
     partitions = None if len(topic.partitions) == 1 else packed(partition_of(ids).astype(np.uint16))
     whole = LeasedMessages(
         packed(ids),

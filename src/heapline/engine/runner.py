@@ -268,16 +268,17 @@ class TopicRunner:
             self.turns.plan()
         return future
 
-    async def ack(self, ids: list[int], tokens: list[int]) -> Settled:
-        """Ack these leases."""
-        self.check()
-        if not ids:
-            return SETTLED
+    def ack(self, ids: list[int], tokens: list[int]) -> Awaitable[Settled]:
+        """Ack these leases in the next turn; the result is available once it is durable."""
+        if self.failure is not None or self.is_closed:
+            self.check()
         future = self.future()
-        self.turns.acks.append((ids, tokens, future))
-        self.turns.plan()
-        settled: Settled = await future
-        return settled
+        if ids:
+            self.turns.acks.append((ids, tokens, future))
+            self.turns.plan()
+        else:
+            future.set_result(SETTLED)
+        return future
 
     async def pop(self, call: PopCall, wait: float) -> Leased:
         self.check()
