@@ -1,4 +1,4 @@
-"""Background tasks with an owner, which waits for them or cancels them when it closes.
+"""Background tasks with an owner, which waits for them or cancels them when it closes; and locks by key.
 
 asyncio keeps only weak references to tasks, so a task without an owner can be collected while it runs. An owner keeps a
 reference until the task ends, and retrieves its exception. A task that should report its errors must do so itself.
@@ -7,10 +7,12 @@ reference until the task ends, and retrieves its exception. A task that should r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Hashable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class OwnedTasks:
@@ -54,3 +56,26 @@ class OwnedTasks:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved: the caller that would have received it may have been cancelled
+
+
+class KeyedLocks(Generic[K]):
+    """One lock per key; a lock exists only while a task holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[K, tuple[asyncio.Lock, list[None]]] = {}
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._locks)
+
+    @asynccontextmanager
+    async def alone(self, key: K) -> AsyncIterator[None]:
+        """Run one block per key at a time."""
+        lock, users = self._locks.setdefault(key, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[key]

@@ -13,7 +13,7 @@ from heapline.core.groups.acked_ranges import DoneRanges
 from heapline.core.groups.stream import StreamTail
 from heapline.core.partition import Decision, Partition
 from heapline.core.prepared import Prepared
-from heapline.engine.old_placement import FormerPlaces
+from heapline.engine.duplicates import FormerPlaces
 from heapline.journal.writer import SegmentWriter
 from tests.simulation.fake_disk import FakeFile
 from tests.simulation.simulate import main, simulate

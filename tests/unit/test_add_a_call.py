@@ -95,8 +95,8 @@ def test_call_added_by_four_edits_works_on_every_interface(tmp_path: Path) -> No
     # 2. its method
     insert_after(package / "contract" / "broker.py", *METHOD)
     # 3. its handler
-    append(package / "engine" / "handlers" / "messages.py", HANDLER)
-    insert_after(package / "engine" / "handlers" / "messages.py", "from heapline.contract.call import ", "Count, ")
+    append(package / "engine" / "messages.py", HANDLER)
+    insert_after(package / "engine" / "messages.py", "from heapline.contract.call import ", "Count, ")
     # 4. its lines in the proto
     proto = tmp_path / "proto" / "heapline" / "v1" / "heapline.proto"
     insert_after(proto, "service Heapline {\n", RPC)

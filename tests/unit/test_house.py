@@ -134,7 +134,7 @@ def test_unknown_name_raises_attribute_error() -> None:
     for module in (heapline, heapline.engine):
         with pytest.raises(AttributeError, match="no attribute 'conect'"):
             module.conect  # noqa: B018
-    assert heapline.engine.SyncBroker.__module__ == "heapline.engine.sync"
+    assert heapline.engine.SyncBroker.__module__ == "heapline.engine.broker"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

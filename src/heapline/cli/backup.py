@@ -25,11 +25,11 @@ from heapline.cli.options import Env
 from heapline.cli.output import make_console, size
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, CorruptionError
-from heapline.engine.batches.decisions import NAMESPACE as SYSTEM
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog, Entry
-from heapline.engine.replays.files import FOLDER as REPLAYS
-from heapline.engine.replays.files import make_folder
+from heapline.engine.internal_topic import NAMESPACE as SYSTEM
+from heapline.engine.replays.jobs import FOLDER as REPLAYS
+from heapline.engine.replays.jobs import make_folder
 from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.journal import Disk, RealDisk
 from heapline.journal.backup import Copied, copy_topic

@@ -54,7 +54,7 @@ def make_broker(settings: Any, clock: Any = None) -> Any:
     """Return the broker of these settings, not opened yet."""
     from heapline.clock import SystemClock
     from heapline.engine import EmbeddedBroker
-    from heapline.engine.timed_disk import TimedDisk
+    from heapline.engine.metrics_source import TimedDisk
 
     return EmbeddedBroker(
         str(settings.data), config=settings.broker_config(), disk=TimedDisk(), clock=clock or SystemClock()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from heapline.contract.config import make_broker_config
 
 if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
-    from heapline.engine.sync import SyncBroker
+    from heapline.engine.broker import EmbeddedBroker, SyncBroker
 
 __all__ = ["EmbeddedBroker", "SyncBroker", "open", "open_sync"]
 
@@ -26,7 +25,7 @@ def open(path: str | PathLike[str], **config: Any) -> EmbeddedBroker:
 
 def open_sync(path: str | PathLike[str], **config: Any) -> SyncBroker:
     """Return a blocking broker for code that does not await; use it with `with`."""
-    from heapline.engine.sync import SyncBroker
+    from heapline.engine.broker import SyncBroker
 
     return SyncBroker(str(path), make_broker_config(config))
 
@@ -36,6 +35,6 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in ("EmbeddedBroker", "SyncBroker"):
             raise AttributeError(f"module 'heapline.engine' has no attribute {name!r}")
-        from heapline.engine import broker, sync
+        from heapline.engine import broker
 
-        return broker.EmbeddedBroker if name == "EmbeddedBroker" else sync.SyncBroker
+        return getattr(broker, name)

@@ -7,7 +7,6 @@ messages of a call are in one unit, so an atomic batch is atomic because it is w
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from heapline.contract.errors import (
     ResourceExhausted,
     StaleEpoch,
     UnavailableError,
-)  # fmt: skip
+)
 from heapline.contract.message import Enqueued
 from heapline.core.dedup.verdict import fingerprint
 from heapline.core.events import I64, ProducerOpened
@@ -28,31 +27,37 @@ from heapline.core.events import Enqueued as EnqueuedEvent
 from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.placement import place
-from heapline.engine.calls import EVENT_BYTES_PER_ROW, EnqueueCall, Identity, batch_bytes_max, check_batch_bytes, gather
-from heapline.engine.columns import Columns
-from heapline.engine.old_placement import FormerPlaces
-from heapline.engine.shares import CallShare, give_turns
+from heapline.engine.columns import (
+    EVENT_BYTES_PER_ROW,
+    Columns,
+    EnqueueCall,
+    Identity,
+    batch_bytes_max,
+    check_batch_bytes,
+    gather,
+)
+from heapline.engine.duplicates import CallShare, FormerPlaces, give_turns
+from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
 
-Answer = tuple["Future[Any]", Any]
+Answer = tuple[EnqueueCall, Any]
 _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
 
 
 class Admission:
     """Admits the enqueue calls of a turn; returns the answers to send once all is durable."""
 
-    def __init__(self, topic: Topic, journal: Journal) -> None:
+    def __init__(self, topic: Topic, journal: TopicLog, counters: Counters) -> None:
         self._topic = topic
         self._journal = journal
+        self._counters = counters
         self.measure()
         self._turn = 0  # the next partition in turn, for messages without a key
-        self.enqueued = 0
-        self.duplicates = 0
 
     def measure(self) -> None:
         """Set the size limit of combined calls: they must fit into a block, and it into the smallest segment."""
@@ -67,14 +72,14 @@ class Admission:
         group_bytes = group_count = 0
         for call in calls:
             if call.nbytes > self._group_bytes_max and (refusal := self._outgrown(call)) is not None:
-                answers.append((call.future, refusal))
+                answers.append((call, refusal))
                 continue
             alone = not call.is_plain or (limited and group_count + call.count > self._room())
             if group and (alone or group_bytes + call.nbytes > self._group_bytes_max):
                 answers += self._admit_plain(group, now)
                 group, group_bytes, group_count = [], 0, 0
             if alone:
-                answers.append((call.future, self._admit_alone(call, now)))
+                answers.append((call, self._admit_alone(call, now)))
                 continue
             group.append(call)
             group_bytes += call.nbytes
@@ -120,28 +125,25 @@ class Admission:
         if not calls:
             return []
         columns, spans = gather(calls)
-        parts = self._place(columns, spans)
+        parts = None if len(self._topic.partitions) == 1 else self._place(columns, spans)
         try:
             ids = self._write(columns, parts, now).tolist()
         except ResourceExhausted as error:  # no more ids: nothing was written yet
-            return [(call.future, error) for call in calls]
+            return [(call, error) for call in calls]
         answers: list[Answer] = []
         suffix = self._topic.id_suffix
         for call, start, end in spans:
             if call.columns is None:
-                answers.append((call.future, Enqueued(ids[start], id_suffix=suffix)))
+                answers.append((call, Enqueued(ids[start], id_suffix=suffix)))
             elif call.wants_ids:
-                answers.append((call.future, ids[start:end]))
+                answers.append((call, ids[start:end]))
             else:
-                answers.append((call.future, [Enqueued(id, False, None, suffix) for id in ids[start:end]]))
+                answers.append((call, [Enqueued(id, False, None, suffix) for id in ids[start:end]]))
         return answers
 
-    def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64 | None:
-        """Return the partition of each message, or None if there is only one. A call's rows without key stay
-        together."""
+    def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64:
+        """Return the partition of each message, one of several. A call's rows without key stay together."""
         count = len(self._topic.partitions)
-        if count == 1:
-            return None
         parts = np.empty(columns.count, dtype=np.int64)
         for _, start, end in spans:
             self._turn = (self._turn + 1) % count
@@ -158,7 +160,7 @@ class Admission:
         They are in one block, however many partitions they go to, and those of one partition are adjacent.
         """
         rows, smalls = columns.fill(now.steady, now.wall)
-        fairness = give_turns(self._topic.partitions[0], rows, columns)
+        fairness = None if self._topic.fair is None else give_turns(self._topic.partitions[0], rows, columns)
         payloads = columns.payloads
         if parts is None or (parts == parts[0]).all():
             spans = [(self._topic.partitions[0 if parts is None else int(parts[0])], 0, columns.count)]
@@ -191,9 +193,13 @@ class Admission:
         return ids
 
     def _emit_blocks(
-        self, rows: Any, blocks: list[tuple[int, int, Block]], spans: list[tuple[Partition, int, int]],
-        fairness: I64 | None, now: Now,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Any,
+        blocks: list[tuple[int, int, Block]],
+        spans: list[tuple[Partition, int, int]],
+        fairness: I64 | None,
+        now: Now,
+    ) -> None:
         frames = len(spans) + len(blocks)
         total = sum(block.nbytes for _, _, block in blocks) + 512 * frames
         self._topic.reserve(self._journal, total, now, blocks=len(blocks), frames=frames)
@@ -206,7 +212,7 @@ class Admission:
                     events.append((partition, EnqueuedEvent(0, start - first, end - start, seq)))
             hashes = None if fairness is None else fairness[first:last]
             self._topic.emit_shared(self._journal, events, rows[first:last], block, now, hashes)
-        self.enqueued += len(rows)
+        self._counters.enqueued += len(rows)
 
     def _emit(self, made: list[_Made], now: Now, events: list[EnqueuedEvent] | None = None) -> None:
         extra = sum(b.count for _, _, b, _ in made) * EVENT_BYTES_PER_ROW if events else 0
@@ -217,7 +223,7 @@ class Admission:
             event = events[i] if events else EnqueuedEvent(0, 0, len(rows), seq)
             event.seq = seq
             self._topic.emit_records(self._journal, partition, event, rows, block, now, fairness)
-            self.enqueued += len(rows)
+            self._counters.enqueued += len(rows)
 
     # -- calls with identity ---------------------------------------------------------------------------------------
 
@@ -230,9 +236,10 @@ class Admission:
         """Assign a call's rows to partitions and find the new ones. Raise if it is atomic and a row is refused."""
         if call.identity is not None:
             self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
-        if call.is_plain:
-            placed = self._place(columns, [(call, 0, call.count)])
-            parts = np.zeros(columns.count, dtype=np.int64) if placed is None else placed
+        if len(self._topic.partitions) == 1:
+            parts = np.zeros(columns.count, dtype=np.int64)
+        elif call.is_plain:
+            parts = self._place(columns, [(call, 0, call.count)])
         else:
             parts = self._place_identified(call, columns, now)
         # Without an identity no retry will look these up.
@@ -264,7 +271,7 @@ class Admission:
         for share in shares:
             for row, result in share.results():
                 results[row] = result
-                self.duplicates += result.duplicate
+                self._counters.duplicates += result.duplicate
         return results
 
     def _refuse_over_room(self, shares: list[CallShare], atomic: bool) -> None:
@@ -313,8 +320,6 @@ class Admission:
     def _place_identified(self, call: EnqueueCall, columns: Columns, now: Now) -> I64:
         """Place rows by fairness key or key, else idempotency key, else (producer, sequence), so that retries meet."""
         count = len(self._topic.partitions)
-        if count == 1:
-            return np.zeros(columns.count, dtype=np.int64)
         names: list[bytes] = []
         keys = columns.places()
         for i in range(columns.count):

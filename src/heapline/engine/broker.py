@@ -1,6 +1,7 @@
-"""The embedded broker: the engine on a directory, in this process.
+"""The embedded broker: the engine on a directory, in this process. `SyncBroker` is for code that does not await.
 
-It executes commands by the table in `handlers/`. Decisions are made in `core/`; `runner.py` determines when to answer.
+It executes commands by the table in handlers.py, which the modules imported here fill. Decisions are made in `core/`;
+`runner.py` determines when to answer.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ import heapline
 from heapline.contract.admin import Description
 from heapline.contract.broker import Broker
 from heapline.contract.call import Command, Feed
+from heapline.contract.config import BrokerConfig
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import Unsupported
+from heapline.contract.sync_broker import SyncBroker as _SyncBroker
+from heapline.engine import dead_letters, leases, log, messages, topic_calls
+from heapline.engine.batches import handlers as batches
+from heapline.engine.groups import handlers as groups
 from heapline.engine.handlers import FEEDS, HANDLERS
+from heapline.engine.replays import handlers as replays
+from heapline.engine.schedules import scheduler as schedules
 from heapline.engine.topics import TopicKeeper
 
 if TYPE_CHECKING:
     from heapline.engine.metrics_source import Measures
 
 R = TypeVar("R")
+HANDLER_MODULES = (batches, dead_letters, groups, leases, log, messages, replays, schedules, topic_calls)
 
 
 class EmbeddedBroker(TopicKeeper, Broker):
@@ -50,3 +59,13 @@ class EmbeddedBroker(TopicKeeper, Broker):
         from heapline.engine.metrics_source import measure  # imported here because metrics_source imports this class
 
         return await measure(self)
+
+
+class SyncBroker(_SyncBroker):
+    """The broker returned by `heapline.open_sync`; use it with `with`. Safe to call from several threads."""
+
+    def __init__(self, path: str, config: BrokerConfig) -> None:
+        async def open() -> Broker:
+            return await EmbeddedBroker(path, config=config).__aenter__()
+
+        super().__init__(open)

@@ -124,9 +124,11 @@ class Catalog:
     def _save(self, entries: dict[tuple[str, str], Entry], next_incarnation: int, floor_ms: int | None = None) -> None:
         """Write the file, then update the in-memory state."""
         file = _File(
-            version=VERSION, next_incarnation=next_incarnation, topics=list(entries.values()),
+            version=VERSION,
+            next_incarnation=next_incarnation,
+            topics=list(entries.values()),
             floor_ms=self._file.floor_ms if floor_ms is None else floor_ms,
-        )  # fmt: skip
+        )
         self._write(self._path, file)
         self._file, self.entries = file, entries
 

@@ -1,13 +1,17 @@
-"""Messages to enqueue, as columns: validated once, then never handled one by one.
+"""Messages to enqueue, as columns, and the enqueue calls that carry them.
 
 A batch becomes `Columns` in its caller's own step, so an invalid message is refused before any other component sees it.
-Single messages are checked one by one and become columns together with all others of the same turn.
+Single messages are checked one by one and become columns together with all others of the same turn. This module decides
+nothing; `admission.py` handles the calls turn by turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,8 +31,24 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 SCOPES = {"window": 0, "pending": 1, "until_ack": 2}
 SCOPE_NAMES = (None, *SCOPES)
 
-_OPTIONAL = ("keys", "headers", "delays", "at", "ttls", "retries", "tokens", "scopes", "seqs", "fairness")
+#: Columns that are None if no message has a value, and how each is read from a message.
+_OPTIONAL: dict[str, Callable[[Any], Any]] = {
+    "keys": attrgetter("key"),
+    "headers": attrgetter("headers"),
+    "delays": attrgetter("delay"),
+    "at": attrgetter("deliver_at"),
+    "ttls": attrgetter("ttl"),
+    "retries": attrgetter("max_retries"),
+    "tokens": attrgetter("idempotency_key"),
+    "scopes": attrgetter("idempotency_scope"),
+    "seqs": attrgetter("seq"),
+    "fairness": attrgetter("fairness_key"),
+}
 _encode = msgspec.msgpack.Encoder().encode
+BATCH_BYTES_MAX = 15 << 20  # capacity of one unit
+BYTES_PER_PARTITION = 768  # upper bound of what a call's share in one partition adds to its unit
+ROW_BYTES = ROW.itemsize
+EVENT_BYTES_PER_ROW = 64  # upper bound of what one row adds to an event: sequences, hashes, fingerprints
 
 
 class Columns:
@@ -39,21 +59,25 @@ class Columns:
         "seqs", "tokens", "ttls",
     )  # fmt: skip
 
+    keys: list[str | None] | None
+    headers: list[Any] | None
+    delays: list[Any] | None
+    at: list[Any] | None
+    ttls: list[Any] | None
+    retries: list[int | None] | None
+    tokens: list[Any] | None
+    scopes: list[Any] | None
+    seqs: list[int] | None
+    fairness: list[str | None] | None
+
     def __init__(self, messages: Sequence[Outgoing]) -> None:
         self.count = len(messages)
         self.due: I64 | None = None  # alternative to `at`: wall ms, 0 for none
         self.payloads = [m.payload for m in messages]
         self.priorities = np.array([m.priority for m in messages], dtype=np.int64)
-        self.keys = _used([m.key for m in messages])
-        self.headers = _used([m.headers for m in messages])
-        self.delays = _used([m.delay for m in messages])
-        self.at = _used([m.deliver_at for m in messages])
-        self.ttls = _used([m.ttl for m in messages])
-        self.retries = _used([m.max_retries for m in messages])
-        self.tokens = _used([m.idempotency_key for m in messages])
-        self.scopes = _used([m.idempotency_scope for m in messages])
-        self.seqs = _used([m.seq for m in messages])
-        self.fairness = _used([m.fairness_key for m in messages])
+        for name, field in _OPTIONAL.items():
+            column = list(map(field, messages))
+            setattr(self, name, None if column.count(None) == self.count else column)
 
     @classmethod
     def of(cls, payloads: list[bytes], priorities: I64, due: I64 | None = None) -> Columns:
@@ -151,12 +175,13 @@ class Columns:
         rows = np.zeros(self.count, dtype=ROW)
         rows["priority"] = self.priorities
         rows["enqueued_at"] = steady
-        smalls, rows["key_len"], rows["fairness_len"], rows["flags"] = self.small_parts()
+        smalls = None
+        if self.keys is not None or self.headers is not None or self.fairness is not None:
+            smalls, rows["key_len"], rows["fairness_len"], rows["flags"] = self.small_parts()
         if self.delays is not None:
             waits = np.array([0 if d is None else seconds_to_ms(d) for d in self.delays], dtype=np.int64)
             rows["due"] = np.where(waits > 0, steady + waits, 0)
-        moments = self.times()
-        if moments is not None:
+        if (moments := self.due if self.at is None else self.times()) is not None:
             later = moments > wall
             rows["due"][later] = moments[later]
             rows["flags"] |= later.astype(np.uint16) * np.uint16(FLAG_WALL)
@@ -187,8 +212,6 @@ class Columns:
 
 def join(parts: Sequence[Columns]) -> Columns:
     """Concatenate columns."""
-    if len(parts) == 1:
-        return parts[0]
     whole = Columns.__new__(Columns)
     whole.count = sum(p.count for p in parts)
     whole.priorities = np.concatenate([p.priorities for p in parts])
@@ -206,10 +229,6 @@ def join(parts: Sequence[Columns]) -> Columns:
             filled = [[None] * p.count if c is None else c for p, c in zip(parts, columns, strict=True)]
             setattr(whole, name, [value for column in filled for value in column])
     return whole
-
-
-def _used(column: list[Any]) -> list[Any] | None:
-    return None if column.count(None) == len(column) else column
 
 
 def _numbers(column: memoryview | None) -> list[Any] | None:
@@ -250,3 +269,89 @@ def check_priority(priority: int, config: TopicConfig) -> None:
     low, high = priority_range(config)
     if not low <= priority <= high:
         raise BadRequest(f"on a topic with fairness between keys, priority must be {low} to {high}, got {priority}")
+
+
+class Identity(NamedTuple):
+    """The producer that numbered the messages of a call."""
+
+    producer_id: str
+    epoch: int
+    answered_below: int
+
+
+class EnqueueCall:
+    """One `Enqueue`, whose fields are those of a message, or the columns of an `EnqueueBatch`."""
+
+    __slots__ = (
+        "atomic", "began", "columns", "count", "future", "identity", "is_plain", "message", "nbytes", "wants_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        future: Future[Any],
+        *,
+        message: Any = None,
+        columns: Columns | None = None,
+        atomic: bool = True,
+        identity: Identity | None = None,
+        wants_ids: bool = False,
+    ) -> None:
+        # For a plain atomic batch: answer with a list of ids and no results; for a prepared one, with nothing.
+        self.wants_ids = wants_ids
+        self.began = perf_counter()
+        self.future = future
+        self.message = message
+        self.columns = columns
+        self.atomic = atomic
+        self.identity = identity
+        if columns is not None:
+            self.count = columns.count
+            self.is_plain = identity is None and columns.tokens is None
+            self.nbytes = sum(map(len, columns.payloads)) + columns.count * 2 * ROW_BYTES
+            if columns.keys or columns.headers or columns.fairness:
+                self.nbytes += sum(map(len, columns.small_parts()[0] or ()))
+        else:
+            assert message is not None
+            self.count = 1
+            self.is_plain = identity is None and message.idempotency_key is None
+            self.nbytes = len(message.payload) + 2 * ROW_BYTES
+            if message.key or message.headers or message.fairness_key:
+                self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
+        if not self.is_plain:
+            self.nbytes += self.count * EVENT_BYTES_PER_ROW
+
+
+def gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, int, int]]]:
+    """Return all messages of these calls as columns, and the rows of each call."""
+    parts: list[Columns] = []
+    singles: list[Outgoing] = []
+    spans: list[tuple[EnqueueCall, int, int]] = []
+    at = 0
+    for call in calls:
+        if call.message is not None:
+            singles.append(call.message)
+        else:
+            if singles:
+                parts.append(Columns(singles))
+                singles = []
+            parts.append(call.columns)  # type: ignore[arg-type]
+        spans.append((call, at, at + call.count))
+        at += call.count
+    if singles:
+        parts.append(Columns(singles))
+    return parts[0] if len(parts) == 1 else join(parts), spans
+
+
+def batch_bytes_max(config: TopicConfig, count: int) -> int:
+    """Return the size of the largest batch of `count` messages that fits into one unit of one segment."""
+    spread = min(count, config.partitions) * BYTES_PER_PARTITION
+    return min(BATCH_BYTES_MAX, config.segment_bytes - (64 << 10)) - spread
+
+
+def check_batch_bytes(call: EnqueueCall, config: TopicConfig) -> None:
+    limit = batch_bytes_max(config, call.count)
+    if call.nbytes > limit:
+        raise BadRequest(
+            f"an atomic batch of {call.nbytes} bytes is over the {limit} that one unit can hold; "
+            "split it, or enqueue with atomic=False"
+        )

@@ -14,11 +14,11 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from heapline.contract.errors import HeaplineError
-from heapline.core.latency import Latency
 from heapline.core.now import Now
 from heapline.engine.io import Io
+from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.unit import SealedUnit
 
 T = TypeVar("T")
@@ -29,20 +29,20 @@ class GroupCommitter:
     def __init__(
         self,
         topic: Topic,
-        journal: Journal,
+        journal: TopicLog,
         io: Io,
         now: Callable[[], Now],
         failed: Callable[[BaseException], None],
-        latency: Latency,
+        counters: Counters,
     ) -> None:
         self._topic = topic
         self._journal = journal
         self._io = io
         self._now = now
         self._failed = failed
-        self._latency = latency  # of commits; survives a reload
+        self._counters = counters
         self._queue: deque[SealedUnit] = deque()
-        self._queued_bytes = 0
+        self.queued_bytes = 0  # of sealed units that wait or are being written
         self._answers: deque[tuple[int, Callable[[], None], Sequence[asyncio.Future[Any]]]] = deque()
         self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._running: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None  # the one of `_between` in progress
@@ -52,15 +52,13 @@ class GroupCommitter:
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._when_free: Callable[[], None] | None = None
         self._abandoned: HeaplineError | None = None
-        self.commits = 0
-        self.bytes_written = 0
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def answer(self, give: Callable[[], None], futures: Sequence[asyncio.Future[Any]]) -> None:
         """Send an answer once everything decided so far is durable; `futures` are the ones that it completes."""
-        waits_for = self._journal.open_unit_number - (not self._topic.has_open_unit)
-        if waits_for <= self.durable_unit:
+        waits_for = self._journal.open_unit_number - (not self._topic.open_frames)
+        if waits_for <= self._journal.written_unit:
             give()
         else:
             self._answers.append((waits_for, give, futures))
@@ -82,7 +80,7 @@ class GroupCommitter:
         if self._between:
             self._run_between()
             return
-        if not self._queue and self._topic.has_open_unit:
+        if not self._queue and self._topic.open_frames:
             self._topic.seal(self._journal, self._now())
             self._take_sealed()
         if self._queue:
@@ -94,7 +92,7 @@ class GroupCommitter:
     def _take_sealed(self) -> None:
         for unit in self._journal.take_sealed():
             self._queue.append(unit)
-            self._queued_bytes += unit.nbytes
+            self.queued_bytes += unit.nbytes
 
     def _start(self, work: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None]) -> None:
         """Run the single I/O call; `then` gets its result. A failure ends this committer."""
@@ -126,15 +124,16 @@ class GroupCommitter:
         self._when_free = call
 
     def _committed(self, unit: SealedUnit, began: float) -> None:
-        self.commits += 1
-        self._latency.add(perf_counter() - began)
-        self.bytes_written += unit.nbytes
-        self._queued_bytes -= unit.nbytes
+        counters = self._counters
+        counters.commits += 1
+        counters.commit.add(perf_counter() - began)
+        counters.bytes_written += unit.nbytes
+        self.queued_bytes -= unit.nbytes
         if self._journal.wants_prepare and self._rest is None:
             self.prepare_soon()
         else:
             self.pump()  # the disk first, then the answers
-        durable = self.durable_unit
+        durable = self._journal.written_unit
         while self._answers and self._answers[0][0] <= durable:
             self._answers.popleft()[1]()
         while self._room_waiters and not self.is_backed_up(self._room_limit):
@@ -180,11 +179,11 @@ class GroupCommitter:
     @property
     def waiting_bytes(self) -> int:
         """The bytes that wait for the disk or are being written."""
-        return self._queued_bytes + self._journal.open_bytes
+        return self.queued_bytes + self._journal.open_bytes
 
     def is_backed_up(self, limit: int) -> bool:
         """Return whether more than `limit` bytes wait for the disk."""
-        return self._queued_bytes > 0 and self._queued_bytes + self._journal.open_bytes > limit
+        return self.queued_bytes > 0 and self.queued_bytes + self._journal.open_bytes > limit
 
     async def wait_for_room(self, limit: int, seconds: float) -> None:
         """Wait until fewer than `limit` bytes wait; raise TimeoutError if that takes too long."""
@@ -197,7 +196,7 @@ class GroupCommitter:
 
     async def drain(self) -> None:
         """Make all decisions durable."""
-        while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.has_open_unit):
+        while self._abandoned is None and (self._busy or self._queue or self._between or self._topic.open_frames):
             if not self._busy:  # else its end starts the next call, or fails; a failed journal accepts no calls
                 self.pump()
             await self._io_done()

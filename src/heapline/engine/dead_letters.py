@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-from heapline.contract.call import Page
+from heapline.contract import dead_letters
+from heapline.contract.call import Count, Page
+from heapline.contract.context import Context
+from heapline.contract.errors import MessageNotFound
+from heapline.contract.fields import MessageId
 from heapline.contract.message import DlqFilter, MessageInfo
 from heapline.core.entries import DEAD
 from heapline.core.now import Now
-from heapline.engine import message_info
-from heapline.engine.handlers.table import cursor_of, read_cursor
-from heapline.engine.lookup import owner, read_records
+from heapline.engine.handlers import cursor_of, handles, read_cursor
+from heapline.engine.lookup import Record, get, living, matches, owner, read_records
 from heapline.engine.runner import TopicRunner
 
+if TYPE_CHECKING:
+    from heapline.engine.broker import EmbeddedBroker
+    from heapline.engine.runner import TopicRunner
+
 SLICE = 1000
-Letter = tuple[MessageInfo, message_info.Record | None]
+Letter = tuple[MessageInfo, Record | None]
 
 
-async def find(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None) -> AsyncIterator[list[Letter]]:
+async def find(
+    runner: TopicRunner, message_ids: list[MessageId] | None, where: DlqFilter | None
+) -> AsyncIterator[list[Letter]]:
     """Yield the requested dead letters in slices, oldest first."""
+    ids = runner.loaded.topic.own_ids(message_ids)
     wanted = None if ids is None else set(ids)
 
     def all_dead(now: Now) -> list[int]:
@@ -47,18 +58,20 @@ async def _slice(runner: TopicRunner, ids: list[int], where: DlqFilter | None) -
             if id in partition.dead:
                 found = partition.find(id)
                 assert found is not None
-                letters.append((message_info.living(runner.loaded.topic, partition, id, found, record), record))
+                letters.append((living(runner.loaded.topic, partition, id, found, record), record))
         return letters
 
     letters = await runner.call(describe)
-    return [letter for letter in letters if where is None or message_info.matches(letter[0], where)]
+    return [letter for letter in letters if where is None or matches(letter[0], where)]
 
 
-async def page(
-    runner: TopicRunner, limit: int, cursor: str | None, where: DlqFilter | None, max_bytes: int
+@handles(dead_letters.ListDeadLetters)
+async def list_dead_letters(
+    broker: EmbeddedBroker, command: dead_letters.ListDeadLetters, context: Context
 ) -> Page[MessageInfo]:
     """Return a page, oldest first. Sorts all dead letters of the topic each time, because no such order is kept."""
-    after = read_cursor(cursor, tuple[int, int], (-1, -1))
+    runner = broker.runner(command.topic)
+    after = read_cursor(command.cursor, tuple[int, int], (-1, -1))
 
     def later(now: Now) -> list[tuple[int, int]]:
         rows = ((dead.at, id) for p in runner.loaded.topic.partitions for id, dead in p.dead.items())
@@ -69,24 +82,36 @@ async def page(
     size, last = 0, after
     for start in range(0, len(rows), SLICE):
         part = rows[start : start + SLICE]
-        infos = {info.id: info for info, _ in await _slice(runner, [id for _, id in part], where)}
+        infos = {info.id: info for info, _ in await _slice(runner, [id for _, id in part], command.where)}
         for row in part:
             info = infos.get(row[1])
             if info is None:
                 continue
             size += len(info.payload or b"")
-            if items and (len(items) == limit or size > max_bytes):
+            if items and (len(items) == command.limit or size > command.max_bytes):
                 return Page(items, cursor_of(last))
             items.append(info)
             last = row
     return Page(items)
 
 
-async def replay(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None, rate: float | None) -> int:
+@handles(dead_letters.GetDeadLetter)
+async def get_dead_letter(broker: EmbeddedBroker, command: dead_letters.GetDeadLetter, context: Context) -> MessageInfo:
+    runner = broker.runner(command.topic)
+    info = await get(runner, runner.loaded.topic.find_id(command.message_id))
+    if info.state != "dead":
+        raise MessageNotFound(command.topic, info.message_id)
+    return info
+
+
+@handles(dead_letters.ReplayDeadLetters)
+async def replay_dead_letters(
+    broker: EmbeddedBroker, command: dead_letters.ReplayDeadLetters, context: Context
+) -> Count:
     """Return dead letters to the queue; with a rate, the n-th becomes due n/rate seconds from now."""
-    count = 0
+    runner, rate, count = broker.runner(command.topic), command.rate, 0
     start: int | None = None
-    async for letters in find(runner, ids, where):
+    async for letters in find(runner, command.ids, command.where):
 
         def decide(now: Now, letters: list[Letter] = letters, first: int = count) -> int:
             nonlocal start
@@ -110,12 +135,15 @@ async def replay(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilte
             return number - first
 
         count += await runner.call(decide)
-    return count
+    return Count(count)
 
 
-async def delete(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilter | None) -> int:
-    count = 0
-    async for letters in find(runner, ids, where):
+@handles(dead_letters.DeleteDeadLetters)
+async def delete_dead_letters(
+    broker: EmbeddedBroker, command: dead_letters.DeleteDeadLetters, context: Context
+) -> Count:
+    runner, count = broker.runner(command.topic), 0
+    async for letters in find(runner, command.ids, command.where):
 
         def decide(now: Now, letters: list[Letter] = letters) -> int:
             gone = 0
@@ -127,4 +155,4 @@ async def delete(runner: TopicRunner, ids: Sequence[int] | None, where: DlqFilte
             return gone
 
         count += await runner.call(decide)
-    return count
+    return Count(count)

@@ -27,72 +27,50 @@ from heapline.core.rate import TokenBucket
 from heapline.core.record import ATTEMPTS_MAX, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, size_bound
 from heapline.engine.committer import refuse
 from heapline.engine.local_spine import Heads
+from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.records import Records
 
 NO_IDS: I64 = np.zeros(0, dtype=np.int64)
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-class PopCall:
+class PopCall(msgspec.Struct, eq=False):
     """One pop: its request, and then its messages."""
 
-    __slots__ = (
-        "began",
-        "count",
-        "deadline",
-        "future",
-        "holder",
-        "ids",
-        "leases_max",
-        "max_bytes",
-        "max_messages",
-        "positions",
-        "quota",
-        "request_id",
-        "timer",
-        "tokens",
-        "visibility_ms",
-        "waits",
-    )
+    future: Future[Any]
+    max_messages: int
+    max_bytes: int
+    visibility_ms: int
+    holder: str | None
+    request_id: str | None
+    waits: bool
+    leases_max: int | None = None  # leases that its holder may have on the topic; None: no limit
+    quota: int = 0  # messages in this turn: fewer if its holder may not have as many leases
+    timer: Any = None
+    began: float = 0.0  # start of its latency; 0 while it waits for a message
+    count: int = 0
+    ids: I64 = NO_IDS
+    tokens: I64 = NO_IDS
+    positions: I64 = NO_IDS
+    deadline: int | I64 = 0
 
-    def __init__(
-        self,
-        future: Future[Any],
-        max_messages: int,
-        max_bytes: int,
-        visibility_ms: int,
-        holder: str | None,
-        request_id: str | None,
-        waits: bool,
-        leases_max: int | None = None,
-    ) -> None:
-        self.future = future
-        self.max_messages = max_messages
-        self.quota = max_messages  # of this turn: less if its holder may not have as many leases
-        self.max_bytes = max_bytes
-        self.visibility_ms = visibility_ms
-        self.holder = holder
-        self.request_id = request_id
-        self.waits = waits
-        self.leases_max = leases_max  # leases that its holder may have on the topic; None: no limit
-        self.timer: Any = None
-        self.began = 0.0  # start of its latency; 0 while it waits for a message
-        self.forget()
+    def __post_init__(self) -> None:
+        self.quota = self.max_messages
 
     def forget(self) -> None:
-        self.count = 0
+        """Forget the messages, to serve the call again."""
+        self.count = self.deadline = 0
         self.ids = self.tokens = self.positions = NO_IDS
-        self.deadline: int | I64 = 0
 
 
 class Delivery:
-    def __init__(self, topic: Topic, journal: Journal, rate: TokenBucket | None = None) -> None:
+    def __init__(self, topic: Topic, journal: TopicLog, counters: Counters, rate: TokenBucket | None) -> None:
         self._topic = topic
         self._journal = journal
+        self._counters = counters
         self.rate = rate  # None: no rate limit
-        self.leased = 0
         self.heads = Heads(topic)
 
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
@@ -248,9 +226,15 @@ class Delivery:
         _hand_out(calls, counts, ids, tokens, leased, now)
 
     def _lease(
-        self, partition: Partition, rows: Rows, calls: Sequence[PopCall], counts: Sequence[int], now: Now, seq: int,
+        self,
+        partition: Partition,
+        rows: Rows,
+        calls: Sequence[PopCall],
+        counts: Sequence[int],
+        now: Now,
+        seq: int,
         limit: int | None = None,
-    ) -> tuple[I64, I64]:  # fmt: skip
+    ) -> tuple[I64, I64]:
         """Lease these rows to the calls; return their tokens and positions."""
         grants: list[Grant] = []
         for call, count in zip(calls, counts, strict=True):
@@ -266,7 +250,7 @@ class Delivery:
         tokens = np.arange(partition.offset, partition.offset + count)
         event = partition.decide_lease(rows, grants, now, seq, limit)
         self._topic.emit(self._journal, partition, event, now)
-        self.leased += count
+        self._counters.leased += count
         if self.rate is not None:
             self.rate.take(count)
         attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
@@ -323,7 +307,10 @@ def build_answers(calls: Sequence[PopCall], records: Records, topic: Topic) -> l
     if any(p.touched for p in topic.partitions):
         priorities = _current_priorities(ids.tolist(), priorities, topic)
     attempts = (_joined([call.positions for call in calls]) & ATTEMPTS_MAX).astype(np.uint8)
-    deadlines = _joined([np.full(c.count, c.deadline) if isinstance(c.deadline, int) else c.deadline for c in calls])
+    if any(call.request_id is not None for call in calls):  # repeated pops have a deadline per lease
+        deadlines = _joined([np.full(call.count, call.deadline) for call in calls])
+    else:
+        deadlines = np.repeat([call.deadline for call in calls], [call.count for call in calls])
     partitions = None if len(topic.partitions) == 1 else packed(partition_of(ids).astype(np.uint16))
     whole = LeasedMessages(
         packed(ids),

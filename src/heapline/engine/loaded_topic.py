@@ -1,24 +1,164 @@
-"""What exists only while a topic is loaded: its state, its log, and the parts that work on both.
+"""A loaded topic: how it is read from its directory, and what exists only while it is loaded.
 
-Every load creates another one. After a failed write the runner drops it and loads the topic again. Totals, the clock
-and the waiting calls belong to the runner, because they outlive a load.
+`Loader` reads the newest valid snapshot, then the rest of the journal. It blocks and runs in an I/O thread. A topic is
+opened, and reloaded after a failed write, in the same way.
+
+`LoadedTopic` has the topic's state, its log, and the parts that work on both. Every load creates another one; after a
+failed write the runner drops it and loads the topic again. Totals, the clock and the waiting calls belong to the
+runner, because they outlive a load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from heapline.clock import Clock
+from heapline.contract.config import REOPENING_FIELDS, TopicConfig
+from heapline.contract.errors import HeaplineError, JournalCorrupt, SnapshotCorrupt
 from heapline.core.events import AnyEvent
 from heapline.core.now import Now
-from heapline.core.partition import Decision, Partition
+from heapline.core.partition import Decision, Draw, Partition
 from heapline.core.rate import TokenBucket
 from heapline.engine.admission import Admission
 from heapline.engine.committer import GroupCommitter
-from heapline.engine.counters import Counters
 from heapline.engine.delivery import Delivery
 from heapline.engine.io import Io
-from heapline.engine.loader import Recovered
+from heapline.engine.snapshot_state import thaw
+from heapline.engine.stats import Counters
 from heapline.engine.timers import Firing
+from heapline.engine.topic import Topic
+from heapline.journal.disk import Disk
+from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
+from heapline.journal.records import CacheBudget
+from heapline.journal.recovery import list_segments, read_header
+from heapline.journal.segment import segment_path
+from heapline.journal.snapshot import SnapshotStore
+from heapline.journal.spares import SparePool
+from heapline.logs import Log
+
+log = Log("heapline.engine")
+
+
+class Recovered(NamedTuple):
+    """A topic as read from its directory; loaded_topic.py makes it able to serve."""
+
+    topic: Topic
+    journal: TopicLog
+    snapshots: SnapshotStore
+    time: int  # journal time of the last unit
+    wall: int | None  # and its wall time
+    snapshot_unit: int  # of the snapshot it was loaded from, 0 if none
+    units: int  # applied after the snapshot
+
+
+@dataclass(eq=False)
+class Loader:
+    disk: Disk
+    directory: str
+    name: str
+    incarnation: int
+    config: TopicConfig
+    id_suffix: int
+    floor_ms: int
+    clock: Clock
+    draw: Draw
+    spares: SparePool | None
+    budget: CacheBudget
+
+    def create(self) -> None:
+        """Create the journal's directory, completely or not at all."""
+        Journal.create(
+            self.disk,
+            self.directory,
+            incarnation=self.incarnation,
+            segment_bytes=self.config.segment_bytes,
+            created_at=self.clock.wall_ms(),
+        )
+
+    def load(self) -> Recovered:
+        recovered = self._load()
+        settled = recovered.topic.config
+        if settled.partitions > self.config.partitions:  # the catalog does not have the growth yet; see topic_calls.py
+            before, self.config = self.config, settled
+            if any(getattr(settled, f) != getattr(before, f) for f in REOPENING_FIELDS):
+                recovered.journal.close()
+                return self._load()
+        return recovered
+
+    def _load(self) -> Recovered:
+        snapshots = SnapshotStore(self.disk, f"{self.directory}/snapshots")
+        for unit in reversed(snapshots.units()):
+            topic = self._fresh()
+            try:
+                found = snapshots.load(unit)
+                wall = self.clock.wall_ms()
+                thaw(topic, found.state, found.blobs, wall, wall, f"{snapshots.directory} of unit {unit}")
+            except SnapshotCorrupt as error:
+                log.warning("snapshot damaged, not used", topic=self.name, error=str(error))
+                continue
+            return self._replay(topic, snapshots, unit)
+        self._check_beginning()
+        return self._replay(self._fresh(), snapshots, 0)
+
+    def _check_beginning(self) -> None:
+        """Raise JournalCorrupt if the journal's first units are missing, since there is no snapshot."""
+        first = list_segments(self.disk, self.directory)[0]
+        header = read_header(self.disk, self.directory, first)
+        if header is not None and header.first_unit > 1:
+            detail = f"units 1 to {header.first_unit - 1} are not there any more, and no snapshot of them checks"
+            raise JournalCorrupt(segment_path(self.directory, first), 0, detail)
+
+    def _check_records(self, topic: Topic) -> None:
+        """Raise JournalCorrupt if a segment with live records is missing, even below the snapshot."""
+        present = set(list_segments(self.disk, self.directory))
+        for segment in topic.live.segments():
+            if topic.live.count(segment) and segment not in present:
+                detail = f"the file is missing, with the records of {topic.live.count(segment)} messages"
+                raise JournalCorrupt(segment_path(self.directory, segment), 0, detail)
+
+    def _fresh(self) -> Topic:
+        wall = self.clock.wall_ms()
+        return Topic(self.name, self.config, Now(wall, wall), self.draw, self.id_suffix)
+
+    def _replay(self, topic: Topic, snapshots: SnapshotStore, after_unit: int) -> Recovered:
+        journal, units = Journal.open(
+            self.disk,
+            self.directory,
+            incarnation=self.incarnation,
+            segment_bytes=self.config.segment_bytes,
+            after_unit=after_unit,
+            policy=self.config.fsync,
+            spares=self.spares,
+            cache_budget=self.budget,
+            name=self.name,
+        )
+        count = 0
+        try:
+            for unit in units:
+                topic.replay(unit, self.directory)
+                count += 1
+                if count % 64 == 0:
+                    for partition in topic.partitions:
+                        partition.heap.maintain()
+                        partition.delays.maintain()
+                        partition.calendar.maintain()
+            topic.settle()
+            journal.prepare()
+            self._check_records(topic)
+        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+            journal.close()
+            if isinstance(error, HeaplineError):
+                raise
+            detail = f"it does not replay after unit {after_unit + count}: {error!r}"
+            raise JournalCorrupt(self.directory, 0, detail) from error
+        except BaseException:  # a reload is retried often and must not use up file descriptors
+            journal.close()
+            raise
+        time = max(journal.last_time, self.floor_ms)
+        return Recovered(topic, journal, snapshots, time, journal.last_wall, after_unit, count)
 
 
 class LoadedTopic:
@@ -38,9 +178,9 @@ class LoadedTopic:
         self.snapshots = recovered.snapshots
         self._counters = counters
         self.topic.opened(now())
-        self.committer = GroupCommitter(self.topic, self.journal, io, now, failed, counters.commit)
-        self.admission = Admission(self.topic, self.journal)
-        self.delivery = Delivery(self.topic, self.journal, rate)
+        self.committer = GroupCommitter(self.topic, self.journal, io, now, failed, counters)
+        self.admission = Admission(self.topic, self.journal, counters)
+        self.delivery = Delivery(self.topic, self.journal, counters, rate)
         self.delivery.retune(now())
         self.firing = Firing(self.topic, fire_slice, counters.fired)
         self.note_snapshot(recovered.snapshot_unit)
@@ -69,17 +209,8 @@ class LoadedTopic:
 
     def note_snapshot(self, unit: int) -> None:
         self.snapshot_unit = unit
-        self._bytes_at_snapshot = self.committer.bytes_written
+        self._bytes_at_snapshot = self._counters.bytes_written
 
     @property
     def bytes_since_snapshot(self) -> int:
-        return self.committer.bytes_written - self._bytes_at_snapshot
-
-    def add_totals(self) -> None:
-        """Add what this load counted to the topic's totals. Called once, when another load replaces it."""
-        counters = self._counters
-        counters.commits += self.committer.commits
-        counters.bytes_written += self.committer.bytes_written
-        counters.enqueued += self.admission.enqueued
-        counters.duplicates += self.admission.duplicates
-        counters.leased += self.delivery.leased
+        return self._counters.bytes_written - self._bytes_at_snapshot

@@ -1,12 +1,22 @@
-"""The durable log as columns, for `offsets` and `read_log`. Reads only durable units. Blocking; runs in I/O threads."""
+"""The durable log: offsets, frames as columns, raw units with their sparse index, point-in-time states, and records.
+
+Only durable units are read, in I/O threads. Raw units are for readers of all partitions that decode them themselves, so
+a scan costs the server little more than reading its files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from heapline.contract import log
+from heapline.contract.check import fail
+from heapline.contract.context import Context
+from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import (
     KIND_NAMES,
@@ -19,8 +29,16 @@ from heapline.core.events import (
     Moved,
     decode_events,
 )
+from heapline.core.record import size_bound
+from heapline.engine import state_rows
+from heapline.engine.handlers import feeds, handles
+from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Frame, Unit
+
+if TYPE_CHECKING:
+    from heapline.engine.broker import EmbeddedBroker
+    from heapline.engine.runner import TopicRunner
 
 _MESSAGE_COLUMNS = (
     "id", "priority", "enqueued_at", "due", "ttl_ms", "max_retries", "flags", "key_len", "payload_len",
@@ -28,6 +46,11 @@ _MESSAGE_COLUMNS = (
 )  # fmt: skip
 #: Columns that some kinds of events have only sometimes. Other fields may be None, which then has a meaning.
 _OPTIONAL = frozenset(("ids", "positions", "keys", "ready", "count"))
+HOLD_SECONDS_MAX = 3600.0
+TAKE_BYTES = 1 << 20
+RECORDS_MAX, RECORDS_BYTES_MAX = 16_384, 32 << 20  # per read; a single record may be larger
+LOG_FRAMES = 16  # frames decoded per job in a thread
+PINNED_ROWS = 16384  # rows per item of a pinned state
 
 
 def frames(
@@ -57,9 +80,16 @@ def decode_frame(unit: Unit, frame: Frame, topic: str, id_suffix: int) -> LogFra
         )
         offset += rows
     return LogFrame(
-        topic=topic, partition=frame.partition, unit=unit.number, offset=frame.first_offset,
-        row_count=frame.row_count, time_ms=unit.time, wall_ms=unit.wall, events=events, id_suffix=id_suffix,
-    )  # fmt: skip
+        topic=topic,
+        partition=frame.partition,
+        unit=unit.number,
+        offset=frame.first_offset,
+        row_count=frame.row_count,
+        time_ms=unit.time,
+        wall_ms=unit.wall,
+        events=events,
+        id_suffix=id_suffix,
+    )
 
 
 def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], list[bytes] | None]:
@@ -133,3 +163,196 @@ def first_offsets(reader: LogReader, partitions: int) -> list[int | None]:
             break
     raised = reader.log_start()
     return [start if start is None else max(start, raised.get(p, 0)) for p, start in enumerate(starts)]
+
+
+class Hold(NamedTuple):
+    """A request to keep segments from this one on under this name; 0 seconds releases them."""
+
+    name: str
+    segment: int
+    seconds: float
+
+
+class LogIndex(NamedTuple):
+    incarnation: int
+    first_segment: int
+    last_unit: int
+    segment_bytes: int
+    starts: list[int]
+    ends: list[int]
+    marks: Entries
+    mark_segments: npt.NDArray[np.int64]
+    id_suffix: int
+
+
+def index_after(
+    runner: TopicRunner, after_unit: int, offsets: dict[int, tuple[int, int]], hold: Hold | None
+) -> LogIndex:
+    if hold is not None:
+        _keep(runner, hold)
+    reader = runner.loaded.journal.reader()
+    mark = reader.watermark()
+    try:
+        first, marks, segments = _marks(reader, after_unit, mark.visible)
+    except FileNotFoundError:
+        raise UnavailableError("a segment was reclaimed just now: ask again") from None
+    # Read again now: the start may have been raised since it was read before the hold was taken.
+    raised = reader.log_start()
+    starts = [min(end, max(start, raised.get(p, 0))) for p, (start, end) in offsets.items()]
+    ends = [end for _, end in offsets.values()]
+    capacity = runner.loaded.topic.config.segment_bytes
+    suffix = runner.loaded.topic.id_suffix
+    return LogIndex(mark.incarnation, first, mark.visible, capacity, starts, ends, marks, segments, suffix)
+
+
+def _keep(runner: TopicRunner, hold: Hold) -> None:
+    if not 0 <= hold.seconds <= HOLD_SECONDS_MAX:
+        raise BadRequest(f"a log is held for up to {HOLD_SECONDS_MAX:g} seconds, not {hold.seconds:g}")
+    if not hold.seconds:
+        runner.loaded.journal.release(hold.name)
+        return
+    with contextlib.suppress(OSError):  # a full disk can still be read
+        runner.loaded.journal.hold(hold.name, hold.segment, runner.wall_ms() + round(hold.seconds * 1000))
+
+
+def _marks(reader: LogReader, after: int, last: int) -> tuple[int, Entries, npt.NDArray[np.int64]]:
+    """Return (first segment, entries of units in (after, last], their segments)."""
+    numbers = reader.segments()
+    parts: list[Entries] = []
+    owners: list[int] = []
+    for number in reversed(numbers):
+        entries = reader.index(number).entries()
+        parts.append(entries[(entries["unit"] > after) & (entries["unit"] <= last)])
+        owners.append(number)
+        if len(entries) and entries["unit"][0] <= after:
+            break  # everything before this segment is already known
+    parts.reverse()
+    owners.reverse()
+    counts = [len(part) for part in parts]
+    return numbers[0], np.concatenate([np.zeros(0, dtype=ENTRY), *parts]), np.repeat(np.array(owners), counts)
+
+
+def units_between(reader: LogReader, start: int, end: int) -> Iterator[Unit]:
+    if start < 0 or end < start:
+        raise BadRequest(f"units {start} to {end} are no range: the first is 1, and the end comes after the start")
+    for unit in reader.read_units(start_unit=start):
+        if unit.number >= end:
+            return
+        yield unit
+
+
+def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArray[np.int64]) -> None:
+    """Raise unless these can be positions of this topic's journal, and few enough for one read."""
+    if incarnation != runner.loader.incarnation:
+        raise BadRequest(f"topic {runner.name!r} was deleted and made again: these positions are of the one before")
+    if len(positions) and positions.min() < 0:
+        raise BadRequest("positions are not negative")
+    too_large = len(positions) > 1 and size_bound(positions).sum() > RECORDS_BYTES_MAX
+    if len(positions) > RECORDS_MAX or too_large:
+        raise BadRequest(f"{len(positions)} records are more than one read returns; request fewer")
+
+
+def take_units(found: Iterator[Unit]) -> list[Unit]:
+    """Return the next units, about a megabyte; empty at the end."""
+    units: list[Unit] = []
+    size = 0
+    for unit in found:
+        units.append(unit)
+        size += len(unit.data)
+        if size >= TAKE_BYTES:
+            break
+    return units
+
+
+async def bounds(runner: TopicRunner) -> dict[int, tuple[int, int]]:
+    """Return {partition: (start, end)} of the readable log."""
+    ends = await runner.call(lambda now: [p.offset for p in runner.loaded.topic.partitions])
+    if runner.loaded.topic.config.fsync != "commit":  # an end is durable, even where answers are not
+        await runner.loaded.committer.between_commits(runner.loaded.journal.sync)
+    starts = await runner.io.run(first_offsets, runner.loaded.journal.reader(), len(ends))
+    pairs = zip(starts, ends, strict=True)
+    return {p: (end if start is None else min(start, end), end) for p, (start, end) in enumerate(pairs)}
+
+
+@handles(log.GetOffsets)
+async def get_offsets(broker: EmbeddedBroker, command: log.GetOffsets, context: Context) -> log.Offsets:
+    found = await bounds(broker.runner(command.topic))
+    return log.Offsets([start for start, _ in found.values()], [end for _, end in found.values()])
+
+
+@feeds(log.ReadLog)
+async def read_log(broker: EmbeddedBroker, feed: log.ReadLog, context: Context) -> AsyncIterator[LogFrame]:
+    runner = broker.runner(feed.topic)
+    count = len(runner.loaded.topic.partitions)
+    if feed.partition >= count:
+        fail("partition", f"an integer from 0 to {count - 1}", feed.partition)
+    reader = runner.loaded.journal.reader()
+    if feed.start:  # 0 means from wherever the log starts
+        first = (await runner.io.run(first_offsets, reader, feed.partition + 1))[feed.partition]
+        if first is not None and feed.start < first:
+            raise BadRequest(
+                f"offset {feed.start} of partition {feed.partition} was reclaimed; the log starts at {first}"
+            )
+    found = frames(reader, runner.name, runner.loaded.topic.id_suffix, feed.partition, feed.start, feed.end)
+    while True:
+        batch = await runner.io.run(_take, found)
+        for frame in batch:
+            yield frame
+        if len(batch) < LOG_FRAMES:
+            return
+
+
+def _take(found: Iterator[LogFrame]) -> list[LogFrame]:
+    batch: list[LogFrame] = []
+    for frame in found:
+        batch.append(frame)
+        if len(batch) == LOG_FRAMES:
+            break
+    return batch
+
+
+@handles(log.GetLogIndex)
+async def get_log_index(broker: EmbeddedBroker, command: log.GetLogIndex, context: Context) -> log.LogIndex:
+    runner = broker.runner(command.topic)
+    ends = await bounds(runner)
+    found = await runner.io.run(index_after, runner, command.after_unit, ends, command.hold)
+    return log.LogIndex(
+        found.incarnation,
+        found.first_segment,
+        found.last_unit,
+        found.segment_bytes,
+        found.starts,
+        found.ends,
+        found.marks.tobytes(),
+        memoryview(np.ascontiguousarray(found.mark_segments, dtype=np.int64).data).cast("B"),
+    )
+
+
+@feeds(log.ReadUnits)
+async def read_units(broker: EmbeddedBroker, feed: log.ReadUnits, context: Context) -> AsyncIterator[log.RawUnits]:
+    runner = broker.runner(feed.topic)
+    found = units_between(runner.loaded.journal.reader(), feed.start_unit, feed.end_unit)
+    while units := await runner.io.run(take_units, found):
+        yield log.RawUnits([log.RawUnit(u.segment, u.offset, bytes(u.data)) for u in units])
+
+
+@feeds(log.PinState)
+async def pin_state(broker: EmbeddedBroker, feed: log.PinState, context: Context) -> AsyncIterator[log.PinnedState]:
+    found = await state_rows.pin(broker.runner(feed.topic), feed.dead)
+    yield log.PinnedState(found.incarnation, found.at, found.segment_bytes, found.ends, len(found.rows), found.texts)
+    for first in range(0, len(found.rows), PINNED_ROWS):
+        yield log.PinnedState(rows=found.rows[first : first + PINNED_ROWS].tobytes())
+
+
+@handles(log.ReadRecords)
+async def read_records(broker: EmbeddedBroker, command: log.ReadRecords, context: Context) -> log.RecordsRead:
+    runner = broker.runner(command.topic)
+    if command.positions.nbytes % 8:
+        raise BadRequest(f"column positions must have 8 bytes for each record, got {command.positions.nbytes}")
+    positions = np.frombuffer(command.positions, dtype="<i8")
+    check_positions(runner, command.incarnation, positions)
+    found = await runner.load(positions)
+    bad = np.array(sorted(found.bad), dtype=np.int64)
+    return log.RecordsRead(
+        found.rows.tobytes(), b"".join(found.smalls), b"".join(found.payloads), memoryview(bad.data).cast("B")
+    )

@@ -1,4 +1,4 @@
-"""Calls on single messages by id: get, peek, cancel, reschedule.
+"""Calls on single messages by id (get, peek, cancel, reschedule), and the information about a message that they return.
 
 A record may have to be read from disk between two reads of the state, so each call reads the state again afterwards;
 the last state is returned.
@@ -8,37 +8,143 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 
 from heapline.contract.call import Page
 from heapline.contract.check import fail, instant_to_ms, seconds_to_ms
 from heapline.contract.errors import MessageLeased, MessageNotFound
-from heapline.contract.message import MessageInfo
-from heapline.core.entries import DEAD, LEASED
-from heapline.core.ids import partition_of
-from heapline.core.leases import HOLDER, TOKEN
+from heapline.contract.message import DlqFilter, MessageInfo, State, from_ms
+from heapline.core.entries import DEAD, DELAYED, LEASED, READY
+from heapline.core.ids import partition_of, unix_ms_of
+from heapline.core.leases import DEADLINE, HOLDER, TOKEN
 from heapline.core.now import Now
 from heapline.core.partition import Found, Partition
-from heapline.core.record import size_bound
-from heapline.engine import message_info
-from heapline.engine.handlers.table import cursor_of, read_cursor
+from heapline.core.record import FLAG_WALL, attempts_of, size_bound
+from heapline.engine.delivery import split_small
+from heapline.engine.handlers import cursor_of, read_cursor
 from heapline.engine.runner import TopicRunner
+from heapline.engine.topic import Topic
 
+_STATES: dict[int, State] = {READY: "ready", DELAYED: "delayed", LEASED: "leased", DEAD: "dead"}
 PEEK_MAX = 10_000
 
 
-async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[message_info.Record | None]:
+class Record:
+    """One record that was read."""
+
+    def __init__(self, records: Any, index: int) -> None:
+        row = records.rows[index]
+        self.id = int(row["id"])
+        self.priority = int(row["priority"])
+        self.enqueued_at = int(row["enqueued_at"])
+        self.due = int(row["due"])
+        self.ttl_ms = int(row["ttl_ms"])
+        self.flags = int(row["flags"])
+        self.wall = bool(self.flags & FLAG_WALL)
+        self.payload: bytes = records.payloads[index]
+        self.key, self.fairness_key, headers = split_small(
+            records.smalls[index], int(row["key_len"]), int(row["fairness_len"]), self.flags
+        )
+        self.headers = headers or {}
+
+    @property
+    def due_at(self) -> int:
+        return self.due or self.enqueued_at
+
+
+def living(topic: Topic, partition: Partition, id: int, found: Found, record: Record | None) -> MessageInfo:
+    """Return the information about a live message."""
+    touched = partition.touched.get(id)
+    lease = partition.leases.by_id.get(id)
+    dead = partition.dead.get(id)
+    due = expires = None
+    priority = None
+    if record is not None:
+        priority = record.priority
+        due = record.due_at
+        expires = record.due_at + record.ttl_ms if record.ttl_ms else None
+    if found.due:
+        due = found.due
+    if touched is not None:
+        expires = touched.expires or None
+        if touched.priority is not None:
+            priority = touched.priority
+    return MessageInfo(
+        id=id,
+        id_suffix=topic.id_suffix,
+        topic=topic.name,
+        partition=partition.number,
+        state=_STATES[found.place],
+        priority=priority,
+        attempts=attempts_of(found.position),
+        due_at=None if due is None else from_ms(due),
+        enqueued_at=from_ms(record.enqueued_at if record is not None else unix_ms_of(id)),
+        expires_at=None if expires is None or dead is not None else from_ms(expires),
+        deadline=None if lease is None else from_ms(lease[DEADLINE]),
+        holder=None if lease is None else lease[HOLDER],
+        reason=dead.reason if dead is not None else partition.reasons.get(id),
+        ended_at=None if dead is None else from_ms(dead.at),
+        payload=None if record is None else record.payload,
+        key=None if record is None else record.key,
+        headers={} if record is None else record.headers,
+        fairness_key=None if record is None else record.fairness_key,
+    )
+
+
+def departed(topic: Topic, partition: Partition, id: int) -> MessageInfo:
+    """Return how a message ended, while that is remembered."""
+    gone = partition.gone.find(id)
+    if gone is None:
+        raise MessageNotFound(topic.name, topic.ulid(id))
+    how: Any = gone.how
+    return MessageInfo(
+        id=id,
+        id_suffix=topic.id_suffix,
+        topic=topic.name,
+        partition=partition.number,
+        state=how,
+        reason=gone.reason,
+        ended_at=from_ms(gone.at),
+        enqueued_at=from_ms(unix_ms_of(id)),
+    )
+
+
+def owner_of(topic: Topic, id: int) -> Partition:
+    number = partition_of(id)
+    if number >= len(topic.partitions):
+        raise MessageNotFound(topic.name, topic.ulid(id))
+    return topic.partitions[number]
+
+
+def matches(info: MessageInfo, where: DlqFilter) -> bool:
+    """Return whether a dead letter matches the filter."""
+    if where.reason is not None and where.reason.lower() not in (info.reason or "").lower():
+        return False
+    priority = info.priority if info.priority is not None else 0
+    if where.priority_min is not None and priority < where.priority_min:
+        return False
+    if where.priority_max is not None and priority > where.priority_max:
+        return False
+    if where.died_after is not None and (info.ended_at is None or info.ended_at < where.died_after):
+        return False
+    if where.died_before is not None and (info.ended_at is None or info.ended_at >= where.died_before):
+        return False
+    return where.key is None or info.key == where.key
+
+
+async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[Record | None]:
     """Return the records at these positions; None for a corrupt one."""
     column = np.array(positions, dtype=np.int64)
     records, missing = runner.loaded.journal.cached(column)
     if len(missing):
         records.fill(missing, await runner.load(column[missing]))
-    return [None if i in records.bad else message_info.Record(records, i) for i in range(len(column))]
+    return [None if i in records.bad else Record(records, i) for i in range(len(column))]
 
 
 def owner(runner: TopicRunner, id: int) -> Partition:
-    return message_info.owner_of(runner.loaded.topic, id)
+    return owner_of(runner.loaded.topic, id)
 
 
 def waiting(runner: TopicRunner, id: int) -> Found:
@@ -59,8 +165,8 @@ async def get(runner: TopicRunner, id: int) -> MessageInfo:
         partition = owner(runner, id)
         current = partition.find(id)
         if current is None:
-            return message_info.departed(runner.loaded.topic, partition, id)
-        return message_info.living(runner.loaded.topic, partition, id, current, record)
+            return departed(runner.loaded.topic, partition, id)
+        return living(runner.loaded.topic, partition, id, current, record)
 
     return await runner.call(answer)
 
@@ -107,7 +213,7 @@ async def peek(runner: TopicRunner, limit: int, cursor: str | None, max_bytes: i
             partition = owner(runner, id)
             found = partition.find(id)
             if found is not None:
-                infos.append(message_info.living(runner.loaded.topic, partition, id, found, record))
+                infos.append(living(runner.loaded.topic, partition, id, found, record))
         return infos
 
     return Page(await runner.call(answer), cursor_of(skip + count) if more else None)
@@ -139,7 +245,7 @@ class _Reschedule:
     def __init__(
         self,
         id: int,
-        record: message_info.Record,
+        record: Record,
         delay: float | None,
         deliver_at: datetime | None,
         priority: int | None,
@@ -156,9 +262,17 @@ class _Reschedule:
         due, wall = self._new_due(now)
         expires, expires_wall = self._new_expiry(partition, due, wall)
         event = partition.decide_reschedule(
-            self._id, found, now, runner.loaded.topic.take_seq(), priority=self._new_priority(partition),
-            enqueued_at=self._record.enqueued_at, due=due, wall=wall, expires=expires, expires_wall=expires_wall,
-        )  # fmt: skip
+            self._id,
+            found,
+            now,
+            runner.loaded.topic.take_seq(),
+            priority=self._new_priority(partition),
+            enqueued_at=self._record.enqueued_at,
+            due=due,
+            wall=wall,
+            expires=expires,
+            expires_wall=expires_wall,
+        )
         runner.loaded.emit(partition, event, now)
 
     def _new_due(self, now: Now) -> tuple[int | None, bool]:

@@ -1,27 +1,235 @@
-"""Maintenance of one topic: snapshots, when to reclaim segments (segment_reclaimer.py), and syncs at intervals.
+"""Maintenance of one topic: snapshots, syncs at intervals, and reclaiming segments from the start of the journal.
 
 Nothing here changes the visible state of the queue. A snapshot is captured in one turn, right after a unit is sealed,
 so it contains exactly the units up to that one; it is written after that unit is durable.
+
+A segment can be deleted when it is below the older of two verified snapshots, retention (retention.py) does not hold
+it, none of its records is needed, and no reader of the directory holds it. The live messages and group dead letters of
+a mostly dead segment are rewritten at the journal's end (`Moved`); it is deleted when two snapshots have passed that.
+
+*Commits.* A prepared message appears at the row of its commit, which may be segments after its record. Whether live or
+not, records are kept for as long as their rows are: by retention, by groups, and by readers through the segment in
+their lease. If nothing holds them, the record is deleted with its segment, and readers learn that the log starts after
+the commit (log_start.py). So every row from that start on can be read. The start is raised before the last check of the
+leases: a reader that takes its lease first and then reads the start is either respected or sees the new start.
+
+*Killed anywhere:* a record is durable in its new position before the old one can be deleted, because the segment is
+deleted two snapshots later. The decisions that free the segment (an ack, a group's progress, a group moved past it) are
+durable before it is deleted, even under the relaxed policies. The deletion itself is one unlink.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from heapline.contract.errors import HeaplineError
+from heapline.core.events import I64, GroupReset, Moved
+from heapline.core.ids import partition_of
 from heapline.core.now import Now
-from heapline.engine.segment_reclaimer import SegmentReclaimer
+from heapline.core.record import ALIGN, ROW
+from heapline.engine.groups.start_offsets import count_below
+from heapline.engine.retention import (
+    Held,
+    behind,
+    decide_move_on,
+    held,
+    letters_in,
+    starts_without,
+)
 from heapline.engine.snapshot_state import Frozen, freeze
+from heapline.journal.block import make_block
+from heapline.journal.survey import Survey
 from heapline.logs import Log
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
-    from heapline.journal.journal import Journal
+    from heapline.journal.log import TopicLog
     from heapline.journal.snapshot import SnapshotStore
 
 log = Log("heapline.engine")
+REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite does not delay other calls for long
+REWRITE_ROWS = 4096
 IDLE_LOOK = 30.0  # seconds
+
+
+class _Leave(NamedTuple):
+    """The decision about a segment that seems to be free."""
+
+    journal: TopicLog
+    unit: int  # the unit that records the decision
+    known: list[tuple[int, int]]  # by partition: its end, and the number of its stream rows so far
+    starts: list[int]  # by partition: the first readable offset afterwards; 0: as the files say
+
+
+class SegmentReclaimer:
+    def __init__(self, runner: TopicRunner, make_durable: Callable[[TopicLog, int], Awaitable[None]]) -> None:
+        self._runner = runner
+        self._make_durable = make_durable
+        # Since this process opened the topic:
+        self.segments_total = 0
+        self.bytes_total = 0
+        self.records_moved_total = 0
+        self.groups_moved_on_total = 0  # group cursors, by partition, that the journal's start has passed
+
+    async def reclaim(self) -> None:
+        """Delete unneeded segments, and rewrite the few live messages of mostly dead segments."""
+        runner = self._runner
+        if not runner.loaded.snapshots.older_unit:
+            return  # nothing can be deleted yet
+        survey = await self._survey()
+        for index, segment in enumerate(survey.below(runner.loaded.snapshots.older_unit)):
+            # Decided in a turn, so that the answer waits until what emptied the segment is durable: a crash or a failed
+            # write can still undo an ack that is only decided.
+            asking, count = await runner.call(partial(self._look, survey, index))
+            if asking:
+                log.info("segment held", topic=runner.name, segment=segment.number, by=asking.by)
+                return
+            if count:
+                if self._worth_rewriting(survey, index):
+                    await self._rewrite(segment.number)  # deleted when two snapshots have passed the rewrite
+                return
+            if not await self._give_back(survey, index):
+                return
+
+    async def _survey(self) -> Survey:
+        runner = self._runner
+        # Offsets as of this answer: all rows below are written then, and the files show where.
+        offsets = await runner.call(lambda now: [partition.offset for partition in runner.loaded.topic.partitions])
+        loaded = runner.loaded
+        return await runner.io.run(loaded.journal.survey, offsets, loaded.snapshots.older_unit)
+
+    def _look(self, survey: Survey, index: int, now: Now) -> tuple[Held, int]:
+        """Return what holds a segment, and how many of its records must be rewritten. Runs in a turn."""
+        topic, number = self._runner.loaded.topic, survey.segments[index].number
+        letters = letters_in(topic, number, now.steady)
+        count = topic.live.count(number) + int(np.count_nonzero(~topic.live.alive(letters)))
+        return held(topic, survey, index, now.steady, self._runner.wall_ms()), count
+
+    # -- deleting --------------------------------------------------------------------------------------------------
+
+    async def _give_back(self, survey: Survey, index: int) -> bool:
+        """Delete an unneeded segment. Groups whose cursor is in it are moved past it, durably before the deletion."""
+        runner, segment = self._runner, survey.segments[index]
+        floors = dict(survey.ends(index))
+        while True:
+            left = behind(runner.loaded.topic.groups, floors)
+            counts = {partition: await count_below(runner, partition, floors[partition]) for partition in left}
+            leave = await runner.call(partial(self._take_leave, survey, index, counts))
+            if leave is None:
+                return False
+            if isinstance(leave, _Leave):
+                break
+        await self._make_durable(leave.journal, leave.unit)
+        await runner.reads_done()
+        if not await runner.io.run(self._delete, survey, segment.number, leave.starts):
+            return False
+        topic = runner.loaded.topic
+        topic.live.drop(segment.number)
+        for partition, floor in floors.items():
+            topic.counts[partition].forget_below(floor, leave.known[partition])
+        topic.following.dropped(segment.number)
+        self.segments_total += 1
+        self.bytes_total += segment.nbytes
+        return True
+
+    def _take_leave(self, survey: Survey, index: int, counts: dict[int, int], now: Now) -> _Leave | bool | None:
+        """Block positions below the segment's end from now on, and move the groups there past it. Runs in a turn.
+        Return None if the segment is needed after all, or False if a new group has rows that were not counted."""
+        runner = self._runner
+        topic, following, floors = runner.loaded.topic, runner.loaded.topic.following, dict(survey.ends(index))
+        asking, count = self._look(survey, index, now)
+        if asking or count:
+            return None
+        if not behind(topic.groups, floors) <= counts.keys():
+            return False
+        for name, partition, event in decide_move_on(following, floors, counts):
+            group = topic.groups.by_name[name]
+            if isinstance(event, GroupReset):
+                self.groups_moved_on_total += 1
+                log.warning(
+                    "group moved forward; the journal starts after its offset",
+                    topic=runner.name,
+                    group=name,
+                    partition=partition,
+                    offset=event.offset,
+                    unread=group.partitions[partition].lag(event.count),
+                )
+            runner.streams.emit(group, partition, event, now)
+        for partition, floor in floors.items():
+            following.floors[partition] = max(floor, following.floors[partition])
+        unit = runner.loaded.journal.open_unit_number - (not topic.open_frames)
+        known = [(p.offset, topic.counts[p.number].total) for p in topic.partitions]
+        return _Leave(runner.loaded.journal, unit, known, starts_without(topic, survey, index))
+
+    def _delete(self, survey: Survey, segment: int, starts: list[int]) -> bool:
+        runner, loaded = self._runner, self._runner.loaded
+        older_unit, now = loaded.snapshots.older_unit, runner.wall_ms()
+        holder = loaded.journal.reclaim(segment, survey, starts, older_unit=older_unit, now=now)
+        if holder:
+            log.info("segment held", topic=runner.name, segment=segment, by=holder)
+        return not holder
+
+    # -- rewriting -------------------------------------------------------------------------------------------------
+
+    def _worth_rewriting(self, survey: Survey, index: int) -> bool:
+        """Return whether to rewrite the segment. Only the journal's start can be deleted, so it may pin empty ones."""
+        runner = self._runner
+        topic, now, wall = runner.loaded.topic, runner.steady.now().steady, runner.wall_ms()
+        live, size, behind_it = topic.live, topic.config.segment_bytes, 0
+        total = live.bytes(survey.segments[index].number)
+        for other, segment in enumerate(survey.below(runner.loaded.snapshots.older_unit)):
+            if other > index:
+                if held(topic, survey, other, now, wall):
+                    break
+                behind_it += 1
+                total += live.bytes(segment.number)
+        share = live.bytes(survey.segments[index].number) / size
+        return min(share, total / (size * (1 + behind_it))) < runner.config.rewrite_below
+
+    async def _rewrite(self, segment: int) -> None:
+        runner = self._runner
+        layout = runner.loaded.topic.layout
+        while True:
+            letters = layout.byte_offset(letters_in(runner.loaded.topic, segment, runner.steady.now().steady))
+            places = np.union1d(runner.loaded.topic.live.places(segment), letters)[:REWRITE_ROWS]
+            if not len(places):
+                return
+            positions = layout.pack(segment, places, 0)
+            records = await runner.load(positions)
+            moved = await runner.call(partial(self._move, segment, positions, records))
+            self.records_moved_total += moved
+            if not moved:
+                return  # the remaining records are corrupt: they stay where they are
+
+    def _move(self, segment: int, positions: I64, records: Any, now: Now) -> int:
+        """Rewrite the records that are still needed. Runs in a turn."""
+        runner = self._runner
+        topic = runner.loaded.topic
+        spots = topic.layout.spot(letters_in(topic, segment, now.steady))
+        needed = topic.live.alive(positions) | np.isin(topic.layout.spot(positions), spots)
+        good = [i for i in np.flatnonzero(needed).tolist() if i not in records.bad]
+        total = 0
+        taken: list[int] = []
+        limit = min(REWRITE_BYTES, topic.config.segment_bytes // 4)  # fits into one unit of the smallest segment
+        for i in good:
+            total += len(records.payloads[i]) + len(records.smalls[i]) + 2 * ALIGN + ROW.itemsize
+            if taken and total > limit:
+                break
+            taken.append(i)
+        owners = partition_of(records.rows["id"].astype(np.int64))
+        for number in np.unique(owners[taken]).tolist():
+            mine = [i for i in taken if owners[i] == number]
+            rows = records.rows[mine].copy()
+            block = make_block(rows, [records.smalls[i] for i in mine], [records.payloads[i] for i in mine])
+            topic.reserve(runner.loaded.journal, block.nbytes + 256, now)
+            event = Moved(0, 0, len(mine))
+            topic.emit_records(runner.loaded.journal, topic.partitions[number], event, rows, block, now)
+        return len(taken)
 
 
 class Upkeep:
@@ -43,7 +251,7 @@ class Upkeep:
                     await self.snapshot()
                 await self.reclaim()
             except Exception as error:  # one failure must not end maintenance
-                log.warning("upkeep failed, will be tried again", topic=runner.name, error=repr(error))
+                log.warning("maintenance failed; will retry", topic=runner.name, error=repr(error))
 
     async def sync_at_intervals(self) -> None:
         """Sync under the `interval` policy; under the others, check occasionally whether the policy has changed."""
@@ -98,7 +306,7 @@ class Upkeep:
             self.snapshot_at = runner.steady.now().steady
             self.snapshots_total += 1
 
-    def _capture(self, now: Now) -> tuple[int, Frozen, Journal, SnapshotStore]:
+    def _capture(self, now: Now) -> tuple[int, Frozen, TopicLog, SnapshotStore]:
         """Close the open unit and take references to the state after it. Runs in a turn."""
         runner = self._runner
         runner.loaded.topic.forget_passed(now)
@@ -106,7 +314,7 @@ class Upkeep:
         unit = runner.loaded.journal.open_unit_number - 1
         return unit, freeze(runner.loaded.topic, unit), runner.loaded.journal, runner.loaded.snapshots
 
-    async def _make_durable(self, journal: Journal, unit: int) -> None:
+    async def _make_durable(self, journal: TopicLog, unit: int) -> None:
         """Sync the journal up to `unit`. Under the relaxed policies, written units may not be durable. A snapshot ahead
         of its journal, or a segment deleted for acks that a power cut undoes, would be corruption."""
         if journal.durable_unit < unit:

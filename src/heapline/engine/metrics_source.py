@@ -1,23 +1,24 @@
 """Read a broker's metrics as plain numbers. Each topic is read in one event-loop step.
 
 Unlike `stats` this waits for no commit and needs no turn: it is for monitoring, and must answer when the disk does not.
-The server defines the metrics' public names.
+The server defines the metrics' public names. `TimedDisk` is a real disk that measures each fdatasync.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from threading import Lock
+from time import perf_counter
 from typing import NamedTuple
 
 from heapline.core.groups.group import Group
 from heapline.core.ids import unix_ms_of
-from heapline.core.latency import Tally
+from heapline.core.latency import Latency, Tally
 from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.scheduler import Scheduler
-from heapline.engine.stats import journal_usage
-from heapline.engine.timed_disk import TimedDisk
+from heapline.journal.disk import File, RealDisk, RealFile
 
 
 class PartitionMeasures(NamedTuple):
@@ -77,17 +78,17 @@ class Measures(NamedTuple):
 
 async def measure(broker: EmbeddedBroker) -> Measures:
     runners = broker._all_runners()
-    usage = await broker._io_or_fail().run(lambda: [journal_usage(runner) for runner in runners])
-    told = {}
+    usage = await broker._io_or_fail().run(lambda: [runner.loaded.journal.usage() for runner in runners])
+    measured = {}
     for runner, used in zip(runners, usage, strict=True):
-        told[runner] = _of_topic(runner, *used)
+        measured[runner] = _of_topic(runner, *used)
         await asyncio.sleep(0)  # about 0.5 ms per topic: yield to other tasks
-    system = told.pop(broker._system, None) if broker._system is not None else None
-    keeps = broker._schedules.store.runner
-    schedules = _of_schedules(broker._schedules, told.pop(keeps, None) if keeps is not None else None)
+    decisions, keeps = broker.batches.decisions.topic.runner, broker.schedules.store.topic.runner
+    system = measured.pop(decisions, None) if decisions is not None else None
+    schedules = _of_schedules(broker.schedules, measured.pop(keeps, None) if keeps is not None else None)
     fsync = broker.disk.tally() if isinstance(broker.disk, TimedDisk) else None
     space = await broker._io_or_fail().run(lambda: _disk_bytes(broker.path))
-    return Measures(list(told.values()), system, len(broker._refused), schedules, fsync, space)
+    return Measures(list(measured.values()), system, len(broker._refused), schedules, fsync, space)
 
 
 def _disk_bytes(path: str) -> tuple[int, int] | None:
@@ -104,7 +105,7 @@ def _of_schedules(schedules: Scheduler, journal: TopicMeasures | None) -> Schedu
 
 
 def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) -> TopicMeasures:
-    topic, counters, now = runner.loaded.topic, runner.counters, runner.steady.now()
+    topic, now = runner.loaded.topic, runner.steady.now()
     manifest, blobs = runner.loaded.snapshots.newest_bytes()
     by_partition = dict.fromkeys(range(len(topic.partitions)), 0)
     for blob in blobs:  # named <kind>-<partition>-…
@@ -115,44 +116,60 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
         age = 0 if oldest is None else max(0, now.steady - unix_ms_of(oldest))
         partitions.append(
             PartitionMeasures(
-                p.number, p.ready, p.delayed, len(p.leases), len(p.dead), p.prepared.count, p.throttled is not None,
-                age, by_partition[p.number],
+                p.number,
+                p.ready,
+                p.delayed,
+                len(p.leases),
+                len(p.dead),
+                p.prepared.count,
+                p.throttled is not None,
+                age,
+                by_partition[p.number],
             )
-        )  # fmt: skip
+        )
     age_ms = now.steady - runner.upkeep.snapshot_at if runner.upkeep.snapshot_at else None
     return TopicMeasures(
-        runner.name, runner.is_serving, topic.paused, partitions, _totals(runner),
-        {"enqueue": counters.enqueue.tally(), "pop": counters.pop.tally(), "commit": counters.commit.tally(),
-         "late": counters.late.tally(), "fired": counters.fired.tally()},
-        manifest, age_ms, journal_bytes, journal_segments,
+        runner.name,
+        runner.is_serving,
+        topic.paused,
+        partitions,
+        _totals(runner),
+        runner.counters.latencies(),
+        manifest,
+        age_ms,
+        journal_bytes,
+        journal_segments,
         sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
         runner.loaded.committer.waiting_bytes if runner.is_serving else 0,
         [_of_group(runner, group) for group in topic.groups],
-    )  # fmt: skip
+    )
 
 
 def _of_group(runner: TopicRunner, group: Group) -> GroupMeasures:
     counts, places = runner.loaded.topic.counts, group.partitions
     return GroupMeasures(
-        group.name, sum(place.lag(counts[number].total) for number, place in places.items()), len(group.members.leases),
-        sum(place.outstanding for place in places.values()), sum(len(place.dead) for place in places.values()),
-    )  # fmt: skip
+        group.name,
+        sum(place.lag(counts[number].total) for number, place in places.items()),
+        len(group.members.leases),
+        sum(place.outstanding for place in places.values()),
+        sum(len(place.dead) for place in places.values()),
+    )
 
 
 def _totals(runner: TopicRunner) -> dict[str, int]:
     counters, upkeep = runner.counters, runner.upkeep
     return {
-        "enqueued": counters.enqueued + runner.loaded.admission.enqueued,
-        "duplicates": counters.duplicates + runner.loaded.admission.duplicates,
-        "leased": counters.leased + runner.loaded.delivery.leased,
+        "enqueued": counters.enqueued,
+        "duplicates": counters.duplicates,
+        "leased": counters.leased,
         "acked": counters.acked,
         "nacked": counters.nacked,
         "retries": counters.nacked + counters.timeouts,  # without those that became dead letters
         "timeouts": counters.timeouts + counters.timeouts_last,
         "dead": counters.dead,
         "expired": counters.expired,
-        "commits": counters.commits + runner.loaded.committer.commits,
-        "bytes_written": counters.bytes_written + runner.loaded.committer.bytes_written,
+        "commits": counters.commits,
+        "bytes_written": counters.bytes_written,
         "reloads": counters.reloads,
         "corrupt": counters.corrupt,
         "clock_jumps": runner.steady.jumps,
@@ -165,3 +182,37 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "group_timeouts": runner.streams.timeouts,
         "group_dead": counters.group_dead,
     }
+
+
+class TimedDisk(RealDisk):
+    def __init__(self) -> None:
+        self._syncs, self._lock = Latency(), Lock()
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        return self._timed(super().open(path, write=write))
+
+    def create(self, path: str) -> File:
+        return self._timed(super().create(path))
+
+    def _timed(self, file: File) -> File:
+        assert isinstance(file, RealFile)
+        return _TimedFile(self, file)
+
+    def synced(self, seconds: float) -> None:
+        with self._lock:  # several threads sync
+            self._syncs.add(seconds)
+
+    def tally(self) -> Tally:
+        with self._lock:
+            return self._syncs.tally()
+
+
+class _TimedFile(RealFile):
+    def __init__(self, disk: TimedDisk, file: RealFile) -> None:
+        super().__init__(file.path, file._fd)
+        self._disk = disk
+
+    def fdatasync(self) -> None:
+        began = perf_counter()
+        super().fdatasync()
+        self._disk.synced(perf_counter() - began)

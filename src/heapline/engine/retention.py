@@ -6,18 +6,15 @@ These hold a segment, checked in this order:
   young has its record there;
 * *groups*: one that holds the journal (it is in use and not an observer) has not passed one of its rows, or one within
   `retention_margin` rows below its position, or a later row whose record is there;
-* live messages, and dead letters of groups: segment_reclaimer.py rewrites them at the journal's end; they hold no more.
+* live messages, and dead letters of groups: maintenance.py rewrites them at the journal's end; they hold no more.
 
 Past `retention_hard_bytes` or `retention_hard_age` neither retention nor groups count. A group whose position is
-deleted, for that reason or because it does not hold the journal, continues after it. This module does not know
-snapshots and readers of the directory. It reads and changes nothing: a survey of the files is passed in.
+deleted, for that reason or because it does not hold the journal, continues after it. Decisions do not know snapshots
+and readers of the directory. They read and change nothing: a survey of the files is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from operator import and_
 from typing import NamedTuple
 
 import numpy as np
@@ -26,46 +23,7 @@ from heapline.core.events import EMPTY, I64, GroupAcked, GroupReset
 from heapline.core.groups.group import Groups
 from heapline.engine.groups.group_index import Following
 from heapline.engine.topic import Topic
-
-
-class Segment(NamedTuple):
-    """A segment file."""
-
-    number: int
-    nbytes: int
-    closed_at: int | None  # wall ms at which the next one was started; None: it is the last
-    last_unit: int  # 0 if it is the last
-    firsts: dict[int, int]  # partition -> offset of its first row here
-
-
-class Survey:
-    """The segments of a journal, oldest first, and the partitions' ends at the time of the survey."""
-
-    def __init__(self, segments: Sequence[Segment], ends: Sequence[int]) -> None:
-        self.segments, self._ends = segments, ends
-
-    def bytes_from(self, index: int) -> int:
-        return sum(segment.nbytes for segment in self.segments[index:])
-
-    def start(self, partition: int, index: int = 0) -> int:
-        """Return the partition's first row in this segment or a later one, or its end if it has none there."""
-        for segment in self.segments[index:]:
-            if partition in segment.firsts:
-                return segment.firsts[partition]
-        return self._ends[partition]
-
-    def start_from(self, partition: int, number: int) -> int:
-        """Like `start`, by the segment's number; a segment that is newer than the survey counts as its end."""
-        return self.start(partition, sum(segment.number < number for segment in self.segments))
-
-    def below(self, unit: int) -> list[Segment]:
-        """Return the segments from the journal's start that are closed and hold no unit above `unit`."""
-        whole = (segment.closed_at is not None and segment.last_unit <= unit for segment in self.segments)
-        return [segment for segment, is_whole in zip(self.segments, accumulate(whole, and_), strict=True) if is_whole]
-
-    def ends(self, index: int) -> Iterator[tuple[int, int]]:
-        """Yield (partition, end of its rows in this segment) for each partition with rows there."""
-        return ((partition, self.start(partition, index + 1)) for partition in self.segments[index].firsts)
+from heapline.journal.survey import Survey
 
 
 class Held(NamedTuple):
@@ -90,7 +48,7 @@ def held(topic: Topic, survey: Survey, index: int, now: int, wall: int) -> Held:
         _is_retained(topic, survey, index, wall),
         tuple(group.name for group in topic.groups if _asks(topic, survey, index, group.name, now)),
         _is_past_limit(topic, survey, index, wall),
-    )  # fmt: skip
+    )
 
 
 def _is_past_limit(topic: Topic, survey: Survey, index: int, wall: int) -> bool:
@@ -144,11 +102,6 @@ def starts_without(topic: Topic, survey: Survey, index: int) -> list[int]:
     return [at if at and at > survey.start(p, index + 1) else 0 for p, at in enumerate(behind_commits)]
 
 
-def read_with(starts: Sequence[int], survey: Survey, lease: int) -> bool:
-    """Return whether a reader that holds the journal from segment `lease` on has rows below these starts to read."""
-    return any(start and start > survey.start_from(p, lease) for p, start in enumerate(starts))
-
-
 def letters_in(topic: Topic, segment: int, now: int) -> I64:
     """Return the positions, without attempts, of group dead letters in a segment, even those of live messages."""
     found = [EMPTY]
@@ -161,9 +114,11 @@ def letters_in(topic: Topic, segment: int, now: int) -> I64:
 def behind(groups: Groups, floors: dict[int, int]) -> set[int]:
     """Return the partitions in which some group's position is below the floor."""
     return {
-        partition for group in groups for partition, floor in floors.items()
+        partition
+        for group in groups
+        for partition, floor in floors.items()
         if partition in group.partitions and group.partitions[partition].committed < floor
-    }  # fmt: skip
+    }
 
 
 def decide_move_on(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -39,19 +39,19 @@ from heapline.contract.leases import Leased, Settled
 from heapline.core.events import I64
 from heapline.core.now import Now
 from heapline.core.rate import TokenBucket
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
 from heapline.engine.committer import give, refuse
-from heapline.engine.counters import Counters
 from heapline.engine.delivery import PopCall
 from heapline.engine.groups.service import StreamServing
 from heapline.engine.io import Io
-from heapline.engine.loaded_topic import LoadedTopic
-from heapline.engine.loader import Loader, Recovered
+from heapline.engine.loaded_topic import LoadedTopic, Loader, Recovered
 from heapline.engine.maintenance import Upkeep
 from heapline.engine.pop_replies import Handover
+from heapline.engine.stats import Counters
 from heapline.engine.turns import SETTLED, Turns
 from heapline.journal.records import Records
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -73,20 +73,20 @@ class TopicRunner:
         self.counters = Counters()
         self.steady = SteadyClock(clock, recovered.time, recovered.wall)  # a reload must not make time jump
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.future: Callable[[], asyncio.Future[Any]] = self.loop.create_future
         self._reads: set[asyncio.Future[Any]] = set()
         self.failure: HeaplineError | None = None  # why the topic does not serve calls now
         self.is_closed = False
         self.is_suspended = False  # it reopens: calls wait
         self._end: HeaplineError = Closed()  # the error for calls after closing
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks = OwnedTasks()  # cancelled when the topic closes
         self.turns = Turns(self)
         self.upkeep = Upkeep(self)
         self.handover = Handover(self)
         self.streams = StreamServing(self)
         self.on_install: InstallHook | None = None  # runs before a loaded topic serves calls
         self.on_grown: InstallHook | None = lambda runner, now: runner.streams.grown(now)
-        self.segment_sizes: dict[str, int] = {}  # by file name, as of the last `stats`
         self.loaded = self._loaded(recovered, rate=None)
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ class TopicRunner:
         except BaseException:
             await io.run(recovered.journal.close)
             raise
-        runner.spawn(runner.upkeep.run())
-        runner.spawn(runner.upkeep.sync_at_intervals())
+        runner.tasks.spawn(runner.upkeep.run())
+        runner.tasks.spawn(runner.upkeep.sync_at_intervals())
         return runner
 
     def _loaded(self, recovered: Recovered, rate: TokenBucket | None) -> LoadedTopic:
@@ -116,8 +116,7 @@ class TopicRunner:
         """Replace the loaded topic. Totals continue, and a reload grants no extra rate."""
         recovered = await _load(self.loader, self.io)
         try:
-            before, self.loaded = self.loaded, self._loaded(recovered, self.loaded.delivery.rate)
-            before.add_totals()
+            self.loaded = self._loaded(recovered, self.loaded.delivery.rate)
             self._begin()
         except BaseException:  # a reload is retried often and must not use up file descriptors
             await self.io.run(recovered.journal.close)
@@ -138,7 +137,7 @@ class TopicRunner:
     async def reopen(self) -> None:
         """Load the topic again on request, for settings that are fixed while a log is open. Calls wait."""
         # In its own task: a reload that is cancelled halfway would leave a topic that accepts calls and answers none.
-        await asyncio.shield(self.spawn(self._reopen()))
+        await self.tasks.run_to_completion(self._reopen())
 
     async def _reopen(self) -> None:
         self.is_suspended = True
@@ -178,17 +177,8 @@ class TopicRunner:
         self._refuse_all(self._end)
         await self.loaded.committer.drain()
         await self.loaded.committer.idle()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.cancel()
         await self._close_journal()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that is cancelled when the topic closes."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
@@ -206,19 +196,24 @@ class TopicRunner:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
-
-    async def enqueue(self, call: EnqueueCall) -> Any:
-        self.check()
-        began = perf_counter()
-        if self.loaded.committer.is_backed_up(self.config.uncommitted_bytes_max):
-            await self._wait_for_room()
+    def enqueue(self, call: EnqueueCall) -> Awaitable[Any]:
+        """Admit the call in the next turn; its result is available once it is durable."""
+        if self.failure is not None or self.is_closed:
+            self.check()
+        if self.loaded.committer.queued_bytes and self._is_backed_up():
+            return self._enqueue_later(call)
         self.turns.enqueues.append(call)
         self.turns.plan()
-        answer = await call.future
-        self.counters.enqueue.add(perf_counter() - began)
-        return answer
+        return call.future
+
+    def _is_backed_up(self) -> bool:
+        return self.loaded.committer.is_backed_up(self.config.uncommitted_bytes_max)
+
+    async def _enqueue_later(self, call: EnqueueCall) -> Any:
+        await self._wait_for_room()
+        self.turns.enqueues.append(call)
+        self.turns.plan()
+        return await call.future
 
     async def call(self, decide: Callable[[Now], T]) -> T:
         """Run a decision in the next turn and return its result once it is durable."""
@@ -242,7 +237,7 @@ class TopicRunner:
     async def bring(self, decide: Callable[[Now], T]) -> T:
         """Like `call`, for calls that add records: wait for capacity as an enqueue does, and fail on a full disk."""
         self.check()
-        if self.loaded.committer.is_backed_up(self.config.uncommitted_bytes_max):
+        if self._is_backed_up():
             await self._wait_for_room()
 
         def within(now: Now) -> T:
@@ -273,16 +268,17 @@ class TopicRunner:
             self.turns.plan()
         return future
 
-    async def ack(self, ids: list[int], tokens: list[int]) -> Settled:
-        """Ack these leases."""
-        self.check()
-        if not ids:
-            return SETTLED
+    def ack(self, ids: list[int], tokens: list[int]) -> Awaitable[Settled]:
+        """Ack these leases in the next turn; the result is available once it is durable."""
+        if self.failure is not None or self.is_closed:
+            self.check()
         future = self.future()
-        self.turns.acks.append((ids, tokens, future))
-        self.turns.plan()
-        settled: Settled = await future
-        return settled
+        if ids:
+            self.turns.acks.append((ids, tokens, future))
+            self.turns.plan()
+        else:
+            future.set_result(SETTLED)
+        return future
 
     async def pop(self, call: PopCall, wait: float) -> Leased:
         self.check()
@@ -352,11 +348,11 @@ class TopicRunner:
         """Fail all waiting calls after a failed write, and reload the state from disk."""
         if self.failure is not None:
             return
-        log.error("write failed, reloading", topic=self.name, cause=repr(cause))
+        log.error("write failed; reloading", topic=self.name, cause=repr(cause))
         self.failure = TopicReloading(self.name, str(cause) or repr(cause))
         self.counters.reloads += 1
         self.loaded.committer.abandon(self.failure)
-        self.spawn(self._reload())
+        self.tasks.spawn(self._reload())
 
     async def _reload(self) -> None:
         await self.loaded.committer.idle()
@@ -374,7 +370,7 @@ class TopicRunner:
                     self.failure = error
                     self._refuse_all(error)
                     return
-                log.warning("reload found damage, looking again", topic=self.name, error=str(error))
+                log.warning("reload found damage; will retry", topic=self.name, error=str(error))
             except Exception as error:
                 log.error("reload failed", topic=self.name, error=repr(error), retry_in=pause)
                 self.failure = TopicReloading(self.name, str(error) or repr(error))

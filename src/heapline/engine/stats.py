@@ -1,21 +1,23 @@
-"""The `stats` of a topic."""
+"""The counters of a topic, and its `stats`. Counters survive a reload."""
 
 from __future__ import annotations
 
-import contextlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from heapline.contract.message import DepthBucket, DueBucket, LatencyHistogram, PartitionStats, SpineStats, TopicStats
 from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS
+from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
 from heapline.core.ids import unix_ms_of
-from heapline.core.latency import BOUNDS_MS
+from heapline.core.latency import BOUNDS_MS, Latency, Tally
 from heapline.core.now import Now
-from heapline.engine.counters import Counters
-from heapline.engine.runner import TopicRunner
+from heapline.core.partition import LEASE_EXPIRED
 from heapline.engine.topic import Topic
 
-GROWING_SEGMENTS = 4  # at the end of the journal: segments that may still grow
+if TYPE_CHECKING:
+    from heapline.engine.runner import TopicRunner
+
 _DURABILITY = {
     "commit": "every answer is durable",
     "interval": "answers of the last fsync interval may be lost in a power failure",
@@ -23,19 +25,65 @@ _DURABILITY = {
 }
 
 
+class Counters:
+    """Totals since the topic was opened."""
+
+    def __init__(self) -> None:
+        self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
+        self.reloads = self.corrupt = 0
+        self.timeouts_last = 0  # leases that expired without retries left; `timeouts` are the others
+        self.enqueue = Latency()  # calls, from request to answer
+        self.pop = Latency()  # pops that got messages, without the time that they waited for one
+        self.commit = Latency()  # units: from handing to the disk until known to be durable
+        self.late = Latency()  # how late the engine handled planned timers
+        self.fired = Latency()  # delayed messages, including retries: from due to fired
+        self.rebalances = 0  # times that partitions were reassigned to the members of a group
+        self.group_dead = 0  # rows that became dead letters of groups
+        self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
+
+    def latencies(self) -> dict[str, Tally]:
+        return {name: getattr(self, name).tally() for name in ("enqueue", "pop", "commit", "late", "fired")}
+
+    def count(self, event: AnyEvent) -> None:
+        if isinstance(event, Acked):
+            self.acked += len(event.ids)
+        elif isinstance(event, Nacked):
+            self.nacked += len(event.ids)
+        elif isinstance(event, LeaseExpired):
+            self.timeouts += len(event.ids)
+        elif isinstance(event, DeadLettered):
+            self.dead += len(event.ids)
+            if event.reason == LEASE_EXPIRED:
+                self.timeouts_last += len(event.ids)
+        elif isinstance(event, Expired):
+            self.expired += len(event.ids)
+        elif isinstance(event, GroupMembers):
+            self.rebalances += 1
+        elif isinstance(event, GroupDead):
+            self.group_dead += len(event.ids)
+
+
 def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicStats:
     topic, counters, heads = runner.loaded.topic, runner.counters, runner.loaded.delivery.heads
     heads.refresh(now.steady)
     partitions = [
         PartitionStats(
-            partition=p.number, ready=p.ready, delayed=p.delayed, leased=len(p.leases), dead=len(p.dead),
-            offset=p.offset, throttled=p.throttled, leased_total=heads.taken[p.number],
-            updates_total=heads.updates[p.number], prepared=p.prepared.count,
-            oldest_ready_age=_age(p.census.oldest_ready(), now), blocked=p.blocked if p.parked.rows else 0,
+            partition=p.number,
+            ready=p.ready,
+            delayed=p.delayed,
+            leased=len(p.leases),
+            dead=len(p.dead),
+            offset=p.offset,
+            throttled=p.throttled,
+            leased_total=heads.taken[p.number],
+            updates_total=heads.updates[p.number],
+            prepared=p.prepared.count,
+            oldest_ready_age=_age(p.census.oldest_ready(), now),
+            blocked=p.blocked if p.parked.rows else 0,
             lease_ends_in=_left(p.leases.next_deadline(), now),
         )
         for p in topic.partitions
-    ]  # fmt: skip
+    ]
     return TopicStats(
         topic=runner.name,
         ready=sum(p.ready for p in partitions),
@@ -45,18 +93,18 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
         paused=topic.paused,
         durability=_DURABILITY[topic.config.fsync],
         partitions=partitions,
-        enqueued_total=counters.enqueued + runner.loaded.admission.enqueued,
-        duplicates_total=counters.duplicates + runner.loaded.admission.duplicates,
-        leased_total=counters.leased + runner.loaded.delivery.leased,
+        enqueued_total=counters.enqueued,
+        duplicates_total=counters.duplicates,
+        leased_total=counters.leased,
         acked_total=counters.acked,
         nacked_total=counters.nacked,
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
-        commits_total=counters.commits + runner.loaded.committer.commits,
+        commits_total=counters.commits,
         journal_bytes=usage[0],
         journal_segments=usage[1],
-        journal_bytes_written_total=counters.bytes_written + runner.loaded.committer.bytes_written,
+        journal_bytes_written_total=counters.bytes_written,
         memory_bytes=sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
         clock_jumps_total=runner.steady.jumps,
         reloads_total=counters.reloads,
@@ -94,13 +142,10 @@ def _left(deadline: int | None, now: Now) -> float | None:
 
 
 def _latencies(counters: Counters) -> dict[str, LatencyHistogram]:
-    told = {"enqueue": counters.enqueue, "pop": counters.pop, "commit": counters.commit, "late": counters.late,
-            "fired": counters.fired}  # fmt: skip
     bounds = list(BOUNDS_MS)
-    tallies = {name: latency.tally() for name, latency in told.items()}
     return {
         name: LatencyHistogram(bounds_ms=bounds, counts=list(tally.counts), sum_ms=round(tally.sum_ms, 3))
-        for name, tally in tallies.items()
+        for name, tally in counters.latencies().items()
     }
 
 
@@ -118,20 +163,3 @@ def _depths(topic: Topic, now: Now) -> list[DepthBucket]:
 def _dues(topic: Topic, now: Now) -> list[DueBucket]:
     counts = sum((p.census.dues(now) for p in topic.partitions if p.delayed), np.zeros(len(DUE_WITHIN) + 1, np.int64))
     return [DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), counts.tolist(), strict=True)]
-
-
-def journal_usage(runner: TopicRunner) -> tuple[int, int]:
-    """Return bytes and number of segments. A segment with a few after it no longer grows, so its size is read once."""
-    directory, disk = runner.loader.directory, runner.loader.disk
-    known, sizes = runner.segment_sizes, dict[str, int]()
-    names = sorted(name for name in disk.listdir(directory) if name.endswith(".seg"))
-    for name in names:
-        if name not in known or name in names[-GROWING_SEGMENTS:]:
-            with contextlib.suppress(FileNotFoundError):  # reclaimed just now
-                file = disk.open(f"{directory}/{name}")
-                sizes[name] = file.size()
-                file.close()
-        else:
-            sizes[name] = known[name]
-    runner.segment_sizes = sizes
-    return sum(sizes.values()), len(sizes)

@@ -95,23 +95,16 @@ class Firing:
         self._late = late or Latency()  # time from due to fired
         self._unit = 0
         self._unit_rows = 0  # rows fired into the open unit
-        self._asked_at = -ASKING_MS
-
-    def is_due(self, now: Now) -> bool:
-        self.wakes.come(now.steady)
-        return bool(self.wakes.line)
-
-    def note_asking(self, now: Now) -> None:
-        self._asked_at = now.steady
+        self.asked_at = -ASKING_MS  # steady ms of the last call of a client
 
     def allowance(self, now: Now, unit: int, is_writing: bool, wanted: int) -> int:
         """Return the rows that may fire in this turn. `unit` is the open one, `wanted` the messages that pops want."""
         if unit != self._unit:
             self._unit, self._unit_rows = unit, 0
         allowed = self._slice
-        if now.steady - self._asked_at < ASKING_MS:
+        if now.steady - self.asked_at < ASKING_MS:
             allowed = max(min(allowed, ALWAYS_ROWS), allowed // 4)
-            if is_writing and not wanted and not self._topic.has_open_unit:
+            if is_writing and not wanted and not self._topic.open_frames:
                 allowed = 0  # a pop starts a unit anyway, and should find due messages
         return max(allowed - self._unit_rows, min(wanted, POP_ROWS, self._slice))
 

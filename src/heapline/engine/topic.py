@@ -37,7 +37,7 @@ from heapline.core.events import (
     Resumed,
     decode_events,
     encode_event,
-)  # fmt: skip
+)
 from heapline.core.fairness.keys import hashes_of
 from heapline.core.fairness.turns import FairShare
 from heapline.core.groups.group import Groups
@@ -49,7 +49,7 @@ from heapline.core.partition import Draw, Partition
 from heapline.core.record import FLAG_FAIRNESS, ROW, PositionLayout, size_class
 from heapline.engine.groups.group_index import FOLLOWED, Following
 from heapline.journal.block import Block
-from heapline.journal.journal import Journal
+from heapline.journal.log import TopicLog
 from heapline.journal.segment import segment_path
 from heapline.journal.unit import SealedUnit, Unit
 
@@ -60,20 +60,16 @@ _SEQUENCED = (
 )  # fmt: skip
 
 
-class _PendingFrame:
+FRAME_BYTES = 8  # of a frame without events
+
+
+class _PendingFrame(msgspec.Struct):
     """The events of one partition in the open unit."""
 
-    __slots__ = ("events", "first_id", "first_offset", "nbytes", "rows")
-
-    def __init__(self, first_offset: int) -> None:
-        self.first_offset = first_offset
-        self.first_id = -1
-        self.rows = 0
-        self.nbytes = 8
-        self.events: list[bytes] = []
-
-    def data(self) -> bytes:
-        return b"".join((b"\xdd", struct.pack(">I", len(self.events)), *self.events))  # a msgpack array
+    first_offset: int
+    first_id: int = -1
+    rows: int = 0
+    events: list[bytes] = []
 
 
 class Topic:
@@ -95,7 +91,7 @@ class Topic:
         self.blob_names: dict[str, str] = {}  # blob names of runs that a snapshot has stored
         self.changed: set[int] = set()  # partitions changed since the runner last planned its wakes
         self.new_heads: set[int] = set()  # partitions whose head may have changed since the last selection
-        self._frames: dict[int, _PendingFrame] = {}
+        self.open_frames: dict[int, _PendingFrame] = {}  # by partition; empty if the open unit is
         self._frames_bytes = 0
         self._blocks = 0
 
@@ -183,15 +179,15 @@ class Topic:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def reserve(self, journal: Journal, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
+    def reserve(self, journal: TopicLog, nbytes: int, now: Now, blocks: int = 1, frames: int = 1) -> None:
         """Ensure that the next `nbytes` bytes of events are in one unit."""
-        pending = self._frames_bytes + len(self._frames) * EVENT_OVERHEAD
+        pending = self._frames_bytes + len(self.open_frames) * EVENT_OVERHEAD
         more = pending + nbytes + (blocks + frames) * EVENT_OVERHEAD
         if not journal.fits(more):
             self.seal(journal, now)
             journal.room(nbytes, blocks=blocks, frames=frames)
 
-    def emit(self, journal: Journal, partition: Partition, event: AnyEvent, now: Now) -> None:
+    def emit(self, journal: TopicLog, partition: Partition, event: AnyEvent, now: Now) -> None:
         """Apply an event without records, and add it to the open unit."""
         data = encode_event(event)
         self.reserve(journal, len(data), now, blocks=0)
@@ -199,9 +195,15 @@ class Topic:
         self._apply(partition, event, now.steady, None, None)
 
     def emit_records(
-        self, journal: Journal, partition: Partition, event: Enqueued | Moved | BatchPrepared, rows: Any, block: Block,
-        now: Now, fairness: I64 | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        journal: TopicLog,
+        partition: Partition,
+        event: Enqueued | Moved | BatchPrepared,
+        rows: Any,
+        block: Block,
+        now: Now,
+        fairness: I64 | None = None,
+    ) -> None:
         """Apply an event with records, and add both to the open unit.
 
         The caller has reserved space for everything that must be in one unit.
@@ -209,9 +211,14 @@ class Topic:
         self.emit_shared(journal, [(partition, event)], rows, block, now, fairness)
 
     def emit_shared(
-        self, journal: Journal, events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]], rows: Any,
-        block: Block, now: Now, fairness: I64 | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        journal: TopicLog,
+        events: Sequence[tuple[Partition, Enqueued | Moved | BatchPrepared]],
+        rows: Any,
+        block: Block,
+        now: Now,
+        fairness: I64 | None = None,
+    ) -> None:
         """Like `emit_records`, for partitions whose records are in one block: each event names its own records."""
         segment, at = journal.add_block(block)
         positions = self._positions(segment, at, rows)
@@ -224,10 +231,10 @@ class Topic:
         self._blocks += 1
 
     def _gather(self, partition: Partition, event: AnyEvent, data: bytes, first_id: int = -1) -> None:
-        frame = self._frames.get(partition.number)
+        frame = self.open_frames.get(partition.number)
         if frame is None:
-            frame = self._frames[partition.number] = _PendingFrame(partition.offset)
-            self._frames_bytes += frame.nbytes
+            frame = self.open_frames[partition.number] = _PendingFrame(partition.offset)
+            self._frames_bytes += FRAME_BYTES
         self.changed.add(partition.number)
         self.new_heads.add(partition.number)
         frame.events.append(data)
@@ -236,23 +243,20 @@ class Topic:
         if frame.first_id < 0:
             frame.first_id = first_id
 
-    def seal(self, journal: Journal, now: Now) -> SealedUnit | None:
+    def seal(self, journal: TopicLog, now: Now) -> SealedUnit | None:
         """Close the open unit. Return None if it is empty."""
-        if not self._frames:
+        if not self.open_frames:
             return None
-        for number, frame in self._frames.items():
-            journal.add_frame(number, frame.first_offset, frame.rows, frame.data(), frame.first_id)
+        for number, frame in self.open_frames.items():
+            data = b"".join((b"\xdd", struct.pack(">I", len(frame.events)), *frame.events))  # a msgpack array
+            journal.add_frame(number, frame.first_offset, frame.rows, data, frame.first_id)
         unit = journal.seal(now.steady, now.wall)
-        if unit is not None and self.following.groups:
-            for number in self._frames:
+        if unit is not None and self.following.groups.by_name:
+            for number in self.open_frames:
                 self.following.sealed(unit.number, number, self.partitions[number].offset, journal.written_unit)
-        self._frames.clear()
+        self.open_frames.clear()
         self._frames_bytes = self._blocks = 0
         return unit
-
-    @property
-    def has_open_unit(self) -> bool:
-        return bool(self._frames)
 
     def _positions(self, segment: int, at: int, rows: Any) -> I64:
         sizes = rows["payload_len"].astype(np.int64) + rows["small_len"]
@@ -261,9 +265,14 @@ class Topic:
         return positions
 
     def _apply(
-        self, partition: Partition, event: AnyEvent, at: int, rows: Any, positions: I64 | None,
+        self,
+        partition: Partition,
+        event: AnyEvent,
+        at: int,
+        rows: Any,
+        positions: I64 | None,
         fairness: I64 | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self.growths and isinstance(event, BatchPrepared) and event.keys is not None:
             self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
         if type(event) in FOLLOWED and self.config.streams:
@@ -300,7 +309,7 @@ class Topic:
 
     def adopt(self, settings: bytes) -> None:
         """Adopt settings (JSON) that the journal or a snapshot has recorded, if they have more partitions than the
-        catalog's. Otherwise the catalog's settings, passed to the constructor, are newer: see growth.py."""
+        catalog's. Otherwise the catalog's settings, passed to the constructor, are newer: see topic_calls.py."""
         if msgspec.json.decode(settings)["partitions"] > self._partitions_given:
             self.set_config(msgspec.json.decode(settings, type=TopicConfig))
 
@@ -316,10 +325,10 @@ class Topic:
         path = segment_path(directory, unit.segment)
         for frame in unit.frames:
             if frame.partition >= len(self.partitions):
-                raise JournalCorrupt(path, unit.offset, f"partition {frame.partition} is not of this topic")
+                raise JournalCorrupt(path, unit.offset, f"partition {frame.partition} does not exist in this topic")
             partition = self.partitions[frame.partition]
             if frame.first_offset != partition.offset:
-                detail = f"partition {frame.partition} goes on at {frame.first_offset}, not at {partition.offset}"
+                detail = f"partition {frame.partition} continues at {frame.first_offset}, not at {partition.offset}"
                 raise JournalCorrupt(path, unit.offset, detail)
             for event in decode_events(frame.events, path):
                 rows, positions, fairness = self._records(unit, event)

@@ -2,8 +2,7 @@
 
 Durability: a topic's folder is complete before the catalog names it, and the catalog no longer names it before the
 folder is deleted. So a crash in between leaves at most a folder that the next open deletes. A growth is in the topic's
-journal before it is in the catalog (growth.py). One process at a time locks the directory. Calls on the messages of a
-topic are in handlers/.
+journal before it is in the catalog (topic_calls.py). One process at a time locks the directory.
 """
 
 from __future__ import annotations
@@ -39,21 +38,24 @@ from heapline.contract.errors import (
     StorageFull,
     TopicExists,
     TopicNotFound,
-)  # fmt: skip
+)
 from heapline.contract.ids import SUFFIX_BITS
 from heapline.contract.message import TopicInfo
 from heapline.core.ids import unix_ms_of
 from heapline.core.partition import Draw
-from heapline.engine.batches import decisions
 from heapline.engine.batches.coordinator import BatchCoordinator
+from heapline.engine.batches.decisions import NAME as DECISIONS
+from heapline.engine.batches.decisions import Decisions
 from heapline.engine.catalog import Catalog, Entry
-from heapline.engine.growth import change, check_growth, grow
+from heapline.engine.internal_topic import CONFIG, NAMESPACE, InternalTopic
 from heapline.engine.io import Io, ThreadIo
-from heapline.engine.loader import Loader
+from heapline.engine.loaded_topic import Loader
 from heapline.engine.replays.manager import ReplayJobs
 from heapline.engine.runner import InstallHook, TopicRunner
-from heapline.engine.schedules import store as schedules
 from heapline.engine.schedules.scheduler import Scheduler
+from heapline.engine.schedules.store import NAME as SCHEDULES
+from heapline.engine.schedules.store import ScheduleStore
+from heapline.engine.topic_calls import change, check_growth, grow
 from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
@@ -64,8 +66,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between attempts to load a topic that cannot be read
-_SYSTEM = (decisions.NAMESPACE, decisions.NAME)
-_SCHEDULES = (schedules.NAMESPACE, schedules.NAME)
 
 
 def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -81,9 +81,16 @@ def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coro
 
 class TopicKeeper:
     def __init__(
-        self, path: str, *, config: BrokerConfig | None = None, disk: Disk | None = None, io: Io | None = None,
-        clock: Clock | None = None, draw: Draw | None = None, draw_id_suffix: Callable[[], int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        *,
+        config: BrokerConfig | None = None,
+        disk: Disk | None = None,
+        io: Io | None = None,
+        clock: Clock | None = None,
+        draw: Draw | None = None,
+        draw_id_suffix: Callable[[], int] | None = None,
+    ) -> None:
         self._path = path
         self._config = config or BrokerConfig()
         self._disk: Disk = disk or RealDisk()
@@ -98,15 +105,16 @@ class TopicKeeper:
         self._catalog: Catalog | None = None
         self._lock: Any = None
         self._admin = asyncio.Lock()
-        self._system: TopicRunner | None = None  # the system journal, which users cannot name
-        self._batches = BatchCoordinator(
-            decisions.Decisions(self._make_system), wall_ms=self._clock.wall_ms, missing=self._why_missing,
+        self.batches = BatchCoordinator(
+            Decisions(InternalTopic(DECISIONS, self._make_internal)),
+            wall_ms=self._clock.wall_ms,
+            missing=self._why_missing,
             serving=lambda: [runner for runner in self._runners.values() if runner.is_serving],
-        )  # fmt: skip
-        self._schedules = Scheduler(
-            schedules.ScheduleStore(self._make_schedules), topic=self._runner, wall_ms=self._clock.wall_ms
         )
-        self._replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self._runner)
+        self.schedules = Scheduler(
+            ScheduleStore(InternalTopic(SCHEDULES, self._make_internal)), topic=self.runner, wall_ms=self._clock.wall_ms
+        )
+        self.replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self.runner)
         self._closed = False
 
     @property
@@ -138,74 +146,57 @@ class TopicKeeper:
             self._io = ThreadIo()
         self._catalog = await self._io.run(self._open_directory)
         entries = dict(self._catalog.entries)
-        system = entries.pop(_SYSTEM, None)
+        system = entries.pop((NAMESPACE, DECISIONS), None)
         if system is not None:
-            await self._open_system(system)  # first: the others apply its decisions
-        kept = entries.pop(_SCHEDULES, None)
+            await self._open_decisions(system)  # first: the others apply its decisions
+        kept = entries.pop((NAMESPACE, SCHEDULES), None)
         if kept is not None:
-            await self._open_schedules(kept)
+            await self._open_internal(self.schedules.store.topic, kept)
         loads = [self._load(entry) for entry in entries.values()]
         ends = await asyncio.gather(*loads, return_exceptions=True)  # all of them, before anything is released
         for error in filter(None, ends):
             raise error
         for entry in list(self._catalog.entries.values()):
             await self._line_up(entry)
-        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
-        self._schedules.start()
-        self._replays.open()
+        self.batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self.schedules.start()
+        self.replays.open()
 
-    # -- the system journal ----------------------------------------------------------------------------------------
+    # -- internal topics -------------------------------------------------------------------------------------------
 
-    async def _open_system(self, entry: Entry) -> None:
-        """Open the system journal. If it is corrupt, batches cannot be decided; everything else works."""
+    async def _open_internal(self, topic: InternalTopic, entry: Entry) -> None:
+        """Open an internal topic. If it is corrupt, only what needs it does not work."""
         loader = self._loader(entry)
         try:
-            self._system = runner = await self._start_runner(loader)
-            await self._batches.decisions.open(runner)
-        except CorruptionError as error:
-            log.error("system journal damaged: batches cannot be decided", error=str(error))
-            if self._system is None:
-                self._batches.decisions.refusal = error
-        except OSError as error:
-            if is_no_space(error):
-                raise
-            log.error("system journal unreadable: batches cannot be decided", error=str(error))
-            if self._system is None:  # otherwise it is read again on the next call
-                self._batches.decisions.refusal = _unreadable(loader, error)
-
-    @_to_its_end
-    async def _make_system(self) -> TopicRunner:
-        async with self._admin:
-            if self._system is None:
-                self._system = await self._make_own(_SYSTEM, decisions.CONFIG)
-            return self._system
-
-    async def _make_own(self, place: tuple[str, str], config: TopicConfig) -> TopicRunner:
-        """Create and load an internal topic."""
-        entry = self._catalog_or_fail().entries.get(place)  # it may have been created, but not loaded
-        if entry is None:
-            entry = await self._on_disk(self._make_topic, *place, config)
-        return await self._start_runner(self._loader(entry))
-
-    async def _open_schedules(self, entry: Entry) -> None:
-        """Open the schedules' journal. If it is corrupt, only schedules do not work: they cannot fire or change."""
-        loader = self._loader(entry)
-        try:
-            self._schedules.store.runner = await self._start_runner(loader)
+            topic.runner = await self._start_runner(loader)
         except (CorruptionError, OSError) as error:
             if isinstance(error, OSError) and is_no_space(error):
                 raise
-            log.error("journal of the schedules cannot be opened: they do not fire", error=str(error))
-            damage = error if isinstance(error, CorruptionError) else _unreadable(loader, error)
-            self._schedules.store.refusal = damage
+            log.error("internal topic cannot be opened", topic=entry.topic, error=str(error))
+            topic.refusal = error if isinstance(error, CorruptionError) else _unreadable(loader, error)
+
+    async def _open_decisions(self, entry: Entry) -> None:
+        """Open the system journal and read the decisions. If they cannot be read, the next call reads them again."""
+        decisions = self.batches.decisions
+        await self._open_internal(decisions.topic, entry)
+        if decisions.topic.runner is not None:
+            try:
+                await decisions.open()
+            except (CorruptionError, OSError) as error:
+                if isinstance(error, OSError) and is_no_space(error):
+                    raise
+                log.error("decisions about batches cannot be read", error=str(error))
 
     @_to_its_end
-    async def _make_schedules(self) -> TopicRunner:
+    async def _make_internal(self, topic: InternalTopic) -> TopicRunner:
+        """Create and load an internal topic."""
         async with self._admin:
-            store = self._schedules.store
-            if store.runner is None:
-                store.runner = await self._make_own(_SCHEDULES, schedules.CONFIG)
-            return store.runner
+            if topic.runner is None:
+                entry = self._catalog_or_fail().entries.get((NAMESPACE, topic.name))
+                if entry is None:  # otherwise it was created, but not loaded
+                    entry = await self._on_disk(self._make_topic, NAMESPACE, topic.name, CONFIG)
+                topic.runner = await self._start_runner(self._loader(entry))
+            return topic.runner
 
     def _why_missing(self) -> HeaplineError | None:
         """Return why some topics are not served, or None. A transient reason comes first."""
@@ -251,7 +242,7 @@ class TopicKeeper:
     async def _load(self, entry: Entry) -> None:
         loader = self._loader(entry)
         try:
-            runner = await self._start_runner(loader, self._batches.catch_up)
+            runner = await self._start_runner(loader, self.batches.catch_up)
         except CorruptionError as error:
             log.error("topic refused", topic=entry.topic, error=str(error))
             self._refused[entry.topic] = error
@@ -265,15 +256,17 @@ class TopicKeeper:
             self._runners[entry.topic] = runner
 
     async def _line_up(self, entry: Entry) -> Entry:
-        """Update the catalog from the journal if a growth was not recorded in it (see growth.py). If that fails, serve
-        nevertheless: the next change or open retries it."""
+        """Update the catalog from the journal if a growth was not recorded in it (see topic_calls.py). If that fails,
+        serve nevertheless: the next change or open retries it."""
         wanted = self._settings(entry)
         if wanted is entry.config:
             return entry
         try:
             return await self._io_or_fail().run(self._catalog_or_fail().change, entry, wanted)
         except OSError as error:
-            log.warning("catalog is behind a growth", topic=entry.topic, error=str(error))
+            log.warning(
+                "catalog not updated with the added partitions; will retry", topic=entry.topic, error=str(error)
+            )
             return entry
 
     def _settings(self, entry: Entry) -> TopicConfig:
@@ -298,10 +291,18 @@ class TopicKeeper:
 
     def _loader(self, entry: Entry) -> Loader:
         return Loader(
-            self._disk, f"{self._path}/{entry.folder}", entry.topic, entry.incarnation, entry.config,
-            id_suffix=entry.id_suffix, floor_ms=entry.floor_ms, clock=self._clock, draw=self._draw,
-            spares=self._pool(entry.config.segment_bytes), budget=self._budget,
-        )  # fmt: skip
+            self._disk,
+            f"{self._path}/{entry.folder}",
+            entry.topic,
+            entry.incarnation,
+            entry.config,
+            id_suffix=entry.id_suffix,
+            floor_ms=entry.floor_ms,
+            clock=self._clock,
+            draw=self._draw,
+            spares=self._pool(entry.config.segment_bytes),
+            budget=self._budget,
+        )
 
     def _pool(self, segment_bytes: int) -> SparePool | None:
         """Return the spare segments, shared by the topics whose segments are no larger."""
@@ -322,7 +323,7 @@ class TopicKeeper:
             return
         self._closed = True
         try:
-            await self._replays.close()
+            await self.replays.close()
             await self._close_topics()
         finally:
             # A thread does not stop when its caller is cancelled: the directory is released after the last thread ends.
@@ -337,11 +338,11 @@ class TopicKeeper:
         return self._disk
 
     def _all_runners(self) -> list[TopicRunner]:
-        own = (self._system, self._schedules.store.runner)
-        return [*self._runners.values(), *(runner for runner in own if runner is not None)]
+        internal = (self.batches.decisions.topic.runner, self.schedules.store.topic.runner)
+        return [*self._runners.values(), *filter(None, internal)]
 
     async def _close_topics(self) -> None:
-        await self._schedules.close()
+        await self.schedules.close()
         for runner in self._all_runners():
             if runner.is_serving and runner.loaded.journal.written_unit > runner.loaded.snapshot_unit:
                 try:
@@ -351,9 +352,10 @@ class TopicKeeper:
         await asyncio.gather(*(runner.close() for runner in self._all_runners()))
         async with self._admin:  # a topic may be being created
             await asyncio.gather(*(runner.close() for runner in self._all_runners()))
-        await self._batches.close()
+        await self.batches.close()
 
-    def _runner(self, topic: str) -> TopicRunner:
+    def runner(self, topic: str) -> TopicRunner:
+        """Return the runner of a topic, or raise why it is not served."""
         if self._closed or self._catalog is None:
             raise Closed
         runner = self._runners.get(topic)
@@ -430,7 +432,7 @@ class TopicKeeper:
 
     @_to_its_end
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicInfo:
-        runner = self._runner(topic)
+        runner = self.runner(topic)
         async with self._admin:
             entry = self._entry(topic)
             runner.check()  # a reloading topic may turn out to have grown
@@ -441,7 +443,7 @@ class TopicKeeper:
             check_growth(self._settings(entry).partitions, wanted.partitions)
             before = entry.config
             grows = wanted.partitions > before.partitions
-            if grows:  # the journal first: see growth.py
+            if grows:  # the journal first: see topic_calls.py
                 await grow(runner, wanted)
             else:
                 entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)
@@ -455,7 +457,7 @@ class TopicKeeper:
 
     def topic_infos(self) -> list[TopicInfo]:
         entries = self._catalog_or_fail().entries.values()
-        users = (e for e in entries if e.namespace != decisions.NAMESPACE)
+        users = (e for e in entries if e.namespace != NAMESPACE)
         return sorted((_info(e) for e in users), key=lambda info: info.name)
 
     def topic_info(self, topic: str) -> TopicInfo:
@@ -464,25 +466,10 @@ class TopicKeeper:
     def check_open(self) -> None:
         self._catalog_or_fail()
 
-    def runner(self, topic: str) -> TopicRunner:
-        return self._runner(topic)
-
-    @property
-    def batches(self) -> BatchCoordinator:
-        return self._batches
-
-    @property
-    def schedules(self) -> Scheduler:
-        return self._schedules
-
-    @property
-    def replays(self) -> ReplayJobs:
-        return self._replays
-
     async def fire_schedules(self) -> None:
         """Fire everything due by now and wait for it; for clocks that are moved manually."""
         self._catalog_or_fail()
-        await self._schedules.fire_due()
+        await self.schedules.fire_due()
 
     @_to_its_end
     async def remove_topic(self, topic: str) -> None:
@@ -504,7 +491,7 @@ class TopicKeeper:
             try:
                 await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
             except OSError as error:
-                log.warning("folder left for the next open", topic=entry.topic, error=str(error))
+                log.warning("topic directory not deleted; will retry on next open", topic=entry.topic, error=str(error))
 
 
 def _unreadable(loader: Loader, error: OSError) -> JournalCorrupt:

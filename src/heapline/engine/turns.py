@@ -18,7 +18,7 @@ from heapline.contract.errors import HeaplineError, ResourceExhausted, StorageFu
 from heapline.contract.leases import Leased, Settled
 from heapline.core.events import Resumed
 from heapline.core.now import Now
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
 from heapline.engine.committer import give, refuse
 from heapline.engine.delivery import PopCall
 from heapline.engine.timers import INF, QUANTUM_ROWS
@@ -123,11 +123,11 @@ class Turns:
         for run, _ in calls:
             run(now)
         if enqueues or acks or calls:
-            loaded.firing.note_asking(now)
+            loaded.firing.asked_at = now.steady
         fired = self._tick(now)
         if self.pops:
             self._serve(now)
-        if loaded.topic.groups or runner.streams.asked:
+        if loaded.topic.following.groups.by_name or runner.streams.inbox or runner.streams.waiting:
             runner.streams.turn(now)
         if loaded.topic.config.min_freshness:
             loaded.delivery.heads.refresh(now.steady)  # head ages count from now, whether or not a caller pops
@@ -158,14 +158,20 @@ class Turns:
             return
         answers = loaded.admission.admit(calls, now)
 
-        def answer() -> None:
-            for future, result in answers:
-                if isinstance(result, Exception):
-                    refuse(future, result)
-                else:
-                    give(future, result)
+        latency = self._runner.counters.enqueue
 
-        loaded.committer.answer(answer, [future for future, _ in answers])
+        def answer() -> None:
+            now = perf_counter()
+            for call, result in answers:
+                if call.future.done():
+                    continue
+                if isinstance(result, Exception):
+                    call.future.set_exception(result)
+                else:
+                    call.future.set_result(result)
+                    latency.add(now - call.began)
+
+        loaded.committer.answer(answer, [call.future for call in calls])
 
     def _ack_all(self, acks: list[AckCall], now: Now) -> None:
         """Apply all acks of a turn together: one event per partition."""
@@ -198,7 +204,8 @@ class Turns:
         wake = firing.wakes.next()
         if wake <= now.steady:
             counters.late.add((now.steady - wake) / 1000)
-        if not firing.is_due(now):
+            firing.wakes.come(now.steady)
+        if not firing.wakes.line:
             return 0
         unit, wanted = loaded.journal.open_unit_number, sum([pop.max_messages for pop in self.pops])
         allowance = firing.allowance(now, unit, loaded.committer.is_writing, wanted)
@@ -261,7 +268,7 @@ class Turns:
         wake = wakes.next()
         if topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_CHECK_MS, max(0, topic.paused_until - now.wall)))
-        if topic.groups:
+        if topic.following.groups.by_name:
             wake = min(wake, self._runner.streams.next_wake(now))
         if self.pops and (room_in := loaded.delivery.next_room_in(now)) is not None:
             wake = min(wake, now.steady + room_in)

@@ -18,7 +18,7 @@ topic is opened again from disk. The meaning of rows and events is not known her
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,8 +27,9 @@ from heapline.core.events import I64
 from heapline.core.record import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
-from heapline.journal.log_bounds import Watermark, watermark_path
+from heapline.journal.log_bounds import Watermark, raise_log_start, watermark_path
 from heapline.journal.reader import LogReader
+from heapline.journal.reclaim import ReaderLease, delete_segment, end_lease, held_by, read_leases, write_lease
 from heapline.journal.records import CacheBudget, RecordCache, RecordReader, Records
 from heapline.journal.recovery import Scan
 from heapline.journal.segment import (
@@ -40,6 +41,7 @@ from heapline.journal.segment import (
     segment_path,
 )
 from heapline.journal.spares import SparePool
+from heapline.journal.survey import Survey, Surveyor
 from heapline.journal.unit import SealedUnit, Unit
 from heapline.journal.unit_planner import UnitPlanner
 from heapline.journal.writer import SegmentWriter, SyncPolicy
@@ -61,6 +63,7 @@ class Journal:
         self.layout = PositionLayout(scan.capacity)
         self.cache = RecordCache(self.layout, budget)
         self.records = RecordReader(scan.disk, scan.directory, self.layout)
+        self._surveyor = Surveyor(scan.disk, scan.directory)
         self._policy: SyncPolicy = policy
         self._spares = spares
         self._planner: UnitPlanner | None = None
@@ -303,3 +306,44 @@ class Journal:
         if self._writer is not None:
             self._writer.close()
         self.records.close()
+
+    # Files: for statistics, readers and reclaiming, in I/O threads.
+
+    def usage(self) -> tuple[int, int]:
+        """Return bytes and number of segments."""
+        return self._surveyor.usage()
+
+    def survey(self, ends: Sequence[int], older_unit: int | None = None) -> Survey:
+        """Return the segments for retention; see `Surveyor.look`."""
+        return self._surveyor.look(self.reader(), ends, older_unit)
+
+    def hold(self, name: str, segment: int, until: int) -> None:
+        """Keep segments from this one on until a wall time in ms, under a reader's name."""
+        write_lease(self.disk, self.path, ReaderLease(name, os.getpid(), segment, until))
+
+    def release(self, name: str) -> None:
+        end_lease(self.disk, self.path, name)
+
+    def reclaim(self, segment: int, survey: Survey, starts: Sequence[int], *, older_unit: int, now: int) -> str:
+        """Delete the first segment, durably, or return what still holds it.
+
+        `starts` are the first readable offsets by partition afterwards; 0 means where the files start. The log's start
+        is raised before the last check of the leases, so a reader that takes its lease first and then reads the start
+        is either respected or sees the new start.
+        """
+        durable_unit = self.durable_unit
+
+        def holder() -> str:
+            found = held_by(self.disk, self.path, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
+            reading = (lease for lease in read_leases(self.disk, self.path, now) if any(starts) and not found)
+            names = [f"reader {lease.name!r}" for lease in reading if survey.is_read_below(starts, lease.segment)]
+            return found or ", ".join(names)
+
+        by = holder()
+        if not by and any(starts):
+            raise_log_start(self.disk, self.path, starts)
+            by = holder()
+        if not by:
+            delete_segment(self.disk, self.path, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)
+            self.records.forget(segment)
+        return by

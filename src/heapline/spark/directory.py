@@ -34,7 +34,6 @@ from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.unit import HEADER_BYTES, Frame, Meta, Unit, UnitHeader, crc_seed, parse_header
-from heapline.journal.log_bounds import Watermark
 from heapline.spark.topic_log import (
     DataLost,
     JournalHold,

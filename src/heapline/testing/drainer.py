@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from heapline.contract.broker import Broker
 from heapline.contract.errors import LeaseLost, TopicNotFound
-from heapline.engine.sync import SyncBroker
+from heapline.engine.broker import SyncBroker
 from heapline.testing.memory import run_in_one_step
 
 LIMIT = 1000  # messages; more in one test usually mean a handler that enqueues its own input

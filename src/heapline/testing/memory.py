@@ -19,13 +19,13 @@ from heapline.contract.config import BrokerConfig, make_broker_config
 from heapline.contract.errors import Closed
 from heapline.contract.message import MessageInfo
 from heapline.core.ids import partition_of
-from heapline.engine import message_info
-from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.broker import EmbeddedBroker, SyncBroker
 from heapline.engine.catalog import Catalog
+from heapline.engine.internal_topic import NAMESPACE
 from heapline.engine.io import Io
+from heapline.engine.lookup import Record, living
 from heapline.engine.runner import TopicRunner
-from heapline.engine.schedules.store import NAME, NAMESPACE
-from heapline.engine.sync import SyncBroker
+from heapline.engine.schedules.store import NAME
 from heapline.testing.clock import HandClock
 from heapline.testing.memory_disk import MemoryDisk
 
@@ -75,7 +75,7 @@ class MemoryBroker(EmbeddedBroker):
 
     def standing(self, topic: str) -> list[MessageInfo]:
         """Return all messages of a topic, in any state, oldest first. Reads without a turn, so needs no await."""
-        return _live_messages(self._runner(topic))
+        return _live_messages(self.runner(topic))
 
     def topic_names(self) -> list[str]:
         return sorted(self._runners)
@@ -83,22 +83,22 @@ class MemoryBroker(EmbeddedBroker):
     def time_moved(self) -> None:
         """Serve waiting callers after the clock was moved: messages may be due now."""
         for runner in self._all_runners():
-            if not runner._loop.is_closed():
+            if not runner.loop.is_closed():
                 runner.later(lambda now: None)
-        self._schedules.poke()
+        self.schedules.poke()
 
     def abandon(self) -> None:
         """Close it from outside its event loop, which may be closed: no more calls are answered."""
         self._closed = True
         for runner in self._all_runners():
-            if not runner._loop.is_closed():
-                for task in list(runner._tasks):
+            if not runner.loop.is_closed():
+                for task in list(runner.tasks):
                     task.cancel()
-        for watch in self._batches._watches:
+        for watch in self.batches.watches:
             if not watch.get_loop().is_closed():
                 watch.cancel()
-        self._schedules.abandon()
-        self._replays.stop()
+        self.schedules.abandon()
+        self.replays.stop()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -123,7 +123,7 @@ class MemoryBroker(EmbeddedBroker):
                 return
         elif not self._home.is_closed():
             raise RuntimeError("this broker serves another event loop that still runs; create one broker per loop")
-        elif self._system is not None:  # decisions are read in turns, which need a loop
+        elif self.batches.decisions.topic.runner is not None:  # decisions are read in turns, which need a loop
             raise RuntimeError("after commit_batch, call hl.abandon() and continue with MemoryBroker(disk=hl.disk)")
         else:
             self._lock.release()
@@ -137,16 +137,16 @@ class MemoryBroker(EmbeddedBroker):
         entries = dict(self._catalog.entries)
         kept = entries.pop((NAMESPACE, NAME), None)
         if kept is not None:
-            await self._open_schedules(kept)
+            await self._open_internal(self.schedules.store.topic, kept)
         for entry in entries.values():
             await self._load(entry)
-        self._batches.start(self._config.batch_timeout, self._config.decision_retention)
-        self._schedules.start()
-        self._replays.open()
+        self.batches.start(self._config.batch_timeout, self._config.decision_retention)
+        self.schedules.start()
+        self.replays.open()
 
-    def _runner(self, topic: str) -> TopicRunner:
+    def runner(self, topic: str) -> TopicRunner:
         self._open_here()
-        return super()._runner(topic)
+        return super().runner(topic)
 
     def _catalog_or_fail(self) -> Catalog:
         if self._catalog is None or self._all_runners():  # not while it is being opened
@@ -171,11 +171,11 @@ def _live_messages(runner: TopicRunner) -> list[MessageInfo]:
     for i in range(len(positions)):
         if i in records.bad:
             continue
-        record = message_info.Record(records, i)
+        record = Record(records, i)
         partition = topic.partitions[int(partition_of(record.id))]
         row = partition.find(record.id)
         if row is not None:
-            infos.append(message_info.living(topic, partition, record.id, row, record))
+            infos.append(living(topic, partition, record.id, row, record))
     return sorted(infos, key=lambda info: info.id)
 
 

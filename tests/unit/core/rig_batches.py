@@ -14,7 +14,7 @@ from heapline.core.dedup.verdict import NEW
 from heapline.core.events import EMPTY, BatchPrepared, KeyRows
 from heapline.core.partition import Partition
 from heapline.engine.columns import SCOPES, Columns
-from heapline.engine.shares import give_turns
+from heapline.engine.duplicates import give_turns
 from tests.unit.core.naive import NaiveKey, NaiveMessage
 from tests.unit.core.rig_enqueue import EnqueueRig, naive_message
 

@@ -17,7 +17,7 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.engine.columns import SCOPES, Columns
-from heapline.engine.shares import give_turns
+from heapline.engine.duplicates import give_turns
 from tests.unit.core.naive import NaiveKey, NaiveMessage, NaiveProducer
 from tests.unit.core.rig_checks import CheckingRig
 

@@ -25,7 +25,7 @@ from heapline.core.now import Now
 from heapline.core.order import TURN_MAX, Ordering
 from heapline.core.partition import Partition
 from heapline.engine.columns import Columns
-from heapline.engine.shares import give_turns
+from heapline.engine.duplicates import give_turns
 from heapline.engine.topic import Topic
 from tests.unit.core.naive import NaiveTurns
 from tests.unit.core.partition_rig import Rig

@@ -22,11 +22,11 @@ async def test_enqueues_wait_while_too_much_is_uncommitted(size: int) -> None:
             messages = [Outgoing(b"x" * size)] * (200_000 // size)
             tasks.append(asyncio.create_task(rig.hl.enqueue_batch("jobs", messages)))
             await settle(3)
-        taken = rig.runner().loaded.admission.enqueued * size
+        taken = rig.runner().counters.enqueued * size
         assert 3 * MiB < taken < 8 * MiB, "what is let in is about the limit"
         rig.io.release()
         await asyncio.gather(*tasks)
-        assert rig.runner().loaded.admission.enqueued * size == 20_000_000
+        assert rig.runner().counters.enqueued * size == 20_000_000
 
 
 async def test_enqueue_that_waits_too_long_is_refused_with_the_limit() -> None:

@@ -20,8 +20,7 @@ from heapline.contract.broker import Broker
 from heapline.contract.config import BrokerConfig, make_config
 from heapline.core.events import Grown
 from heapline.engine.batches import prepared_share
-from heapline.engine.calls import EnqueueCall, batch_bytes_max
-from heapline.engine.columns import Columns
+from heapline.engine.columns import Columns, EnqueueCall, batch_bytes_max
 from tests.simulation.loop import run
 from tests.simulation.node import Node
 from tests.unit.engine.rig import SMALL, Rig, opened, settle, until

@@ -10,8 +10,7 @@ import pytest
 
 import heapline
 from heapline.contract.message import Outgoing
-from heapline.engine.calls import EnqueueCall, Identity, check_batch_bytes
-from heapline.engine.columns import Columns
+from heapline.engine.columns import Columns, EnqueueCall, Identity, check_batch_bytes
 from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, settle
 

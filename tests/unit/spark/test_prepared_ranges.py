@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from heapline.contract.message import Outgoing
-from heapline.engine import raw_log
-from heapline.engine.handlers.log import bounds
+from heapline.engine.log import bounds, index_after
 from heapline.journal.log_bounds import log_start_path, read_log_start
 from heapline.journal.reclaim import ReaderLease, write_lease
 from heapline.spark.topic_log import DataLost
@@ -74,7 +73,7 @@ async def reported_ranges(rig: Rig) -> dict[int, tuple[int, int]]:
     """The starts and ends that broker, index and directory tell."""
     reported = await rig.hl.offsets("jobs")
     runner = rig.hl.runner("jobs")
-    index = raw_log.index_after(runner, 0, await bounds(runner), None)
+    index = index_after(runner, 0, await bounds(runner), None)
     assert dict(enumerate(zip(index.starts, index.ends, strict=True))) == reported
     log = source_of(rig).open(source_of(rig).topics()[0])
     log.refresh()

@@ -38,11 +38,11 @@ from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import KIND_NAMES, decode_events
 from heapline.engine.delivery import split_small
 from heapline.engine.log import decode_frame
-from heapline.engine.retention import Survey, held
-from heapline.engine.segment_survey import Surveyor
+from heapline.engine.retention import held
 from heapline.engine.topic import Topic
 from heapline.journal import Disk, LogReader, Unit
 from heapline.journal.reclaim import read_leases
+from heapline.journal.survey import Survey, Surveyor
 
 Row = dict[str, Any]
 #: Columns of an event -> the name of the value in one row.
@@ -155,7 +155,7 @@ def _kept_for(disk: Disk, files: TopicFiles, topic: Topic, snapshots: list[int])
     """Return why segments are kept. `snapshots` are the units of the valid ones."""
     now = wall_ms()
     offsets = [partition.offset for partition in topic.partitions]
-    survey = Surveyor().look(disk, files.folder, LogReader(disk, files.folder), offsets)
+    survey = Surveyor(disk, files.folder).look(LogReader(disk, files.folder), offsets)
     readers: list[tuple[str, int]] = []
     with contextlib.suppress(OSError):
         leases = read_leases(disk, files.folder, now)

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,10 +51,10 @@ from heapline.core.now import Now
 from heapline.engine.batches import prepared_share
 from heapline.engine.batches.decisions import Decision, Decisions
 from heapline.engine.batches.prepared_share import PartName, PartView, TopicView
-from heapline.engine.calls import EnqueueCall, Identity
-from heapline.engine.columns import Columns
+from heapline.engine.columns import Columns, EnqueueCall, Identity
 from heapline.engine.runner import TopicRunner
 from heapline.logs import Log
+from heapline.owned_tasks import KeyedLocks, OwnedTasks
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -66,47 +66,40 @@ class BatchCoordinator:
     """Coordinates batches. `serving` yields the served topics; `missing` returns why some are not served, or None."""
 
     def __init__(
-        self, decisions: Decisions, *, serving: Callable[[], Iterable[TopicRunner]],
-        missing: Callable[[], HeaplineError | None], wall_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
+        self,
+        decisions: Decisions,
+        *,
+        serving: Callable[[], Iterable[TopicRunner]],
+        missing: Callable[[], HeaplineError | None],
+        wall_ms: Callable[[], int],
+    ) -> None:
         self.decisions = decisions
         self._serving = serving
         self._missing = missing
         self._wall_ms = wall_ms
         self._unrepeated: set[str] = set()
-        self._locks: dict[str | tuple[str, str], tuple[asyncio.Lock, list[None]]] = {}
-        self._calls: set[asyncio.Task[Any]] = set()
-        self._watches: set[asyncio.Task[Any]] = set()
+        self._locks: KeyedLocks[str | tuple[str, str]] = KeyedLocks()
+        # Decisions finish even if their callers are cancelled: half of one would leave topics that disagree.
+        self._calls = OwnedTasks()
+        self.watches = OwnedTasks()
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def start(self, batch_timeout: float, decision_retention: float) -> None:
-        _spawn(self._watch(batch_timeout, decision_retention), self._watches)
+        self.watches.spawn(self._watch(batch_timeout, decision_retention))
 
     async def close(self) -> None:
         """Stop. Call it after the topics have been closed, which ends every call in progress."""
-        for task in self._watches:
-            task.cancel()
-        await asyncio.gather(*self._watches, *self._calls, return_exceptions=True)
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Finish a decision even if its caller is cancelled: half of one would leave topics that disagree."""
-        return await asyncio.shield(_spawn(work, self._calls))
+        await self.watches.cancel()
+        await self._calls.join()
 
     @contextlib.asynccontextmanager
     async def _alone(self, what: str | tuple[str, str]) -> AsyncIterator[None]:
         """Run one commit or abort of a batch (its id), or one commit of a sink (_sink of its name), at a time, and only
         when all decisions are known. A caller that needs both locks the batch first."""
-        lock, users = self._locks.setdefault(what, (asyncio.Lock(), []))
-        users.append(None)
-        try:
-            async with lock:
-                await self._settle()
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._locks[what]
+        async with self._locks.alone(what):
+            await self._settle()
+            yield
 
     async def _settle(self) -> None:
         """Read decisions in doubt and apply them. Start all before waiting, because the caller may be cancelled."""
@@ -120,7 +113,7 @@ class BatchCoordinator:
             try:
                 await self._settle()
             except (UnavailableError, OSError) as error:
-                log.warning("a decision is in doubt, looking again", error=str(error))
+                log.warning("a decision is in doubt; will read it again", error=str(error))
             except HeaplineError as error:
                 log.error("a decision is in doubt and cannot be read", error=str(error))
                 return
@@ -128,9 +121,14 @@ class BatchCoordinator:
     # -- prepare ---------------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, batch_id: str, part: str, shares: Mapping[TopicRunner, Columns], identity: Identity | None,
-        *, quietly: bool = False,
-    ) -> dict[TopicRunner, list[Enqueued]]:  # fmt: skip
+        self,
+        batch_id: str,
+        part: str,
+        shares: Mapping[TopicRunner, Columns],
+        identity: Identity | None,
+        *,
+        quietly: bool = False,
+    ) -> dict[TopicRunner, list[Enqueued]]:
         """Write a part to all its topics. With `quietly`, return no results for messages without identities."""
         content = {runner.name: columns for runner, columns in shares.items()}
         who = () if identity is None else (identity.producer_id, identity.epoch)
@@ -174,8 +172,7 @@ class BatchCoordinator:
     async def commit(self, batch_id: str, parts: Sequence[str], sink: str = "", version: int = -1) -> int:
         named = list(dict.fromkeys(parts))
         work = self._commit_to(sink, version, batch_id, named) if sink else self._commit(batch_id, named)
-        count: int = await self._to_its_end(work)
-        return count
+        return await self._calls.run_to_completion(work)
 
     async def _commit(self, batch_id: str, parts: list[str]) -> int:
         async with self._alone(batch_id):
@@ -215,14 +212,20 @@ class BatchCoordinator:
         left_out = {topic: view.left_out for topic, view in views.items() if view.left_out}
         count = held - sum(map(len, left_out.values()))
         decision = Decision(
-            batch_id=batch_id, parts=parts, topics=sorted(views), count=count, at=self._wall_ms(), left_out=left_out,
-            sink=sink, version=version,
-        )  # fmt: skip
+            batch_id=batch_id,
+            parts=parts,
+            topics=sorted(views),
+            count=count,
+            at=self._wall_ms(),
+            left_out=left_out,
+            sink=sink,
+            version=version,
+        )
         try:
             await self.decisions.record(decision)
         finally:
             if self.decisions.in_doubt:
-                _spawn(self._find_out(), self._watches)
+                self.watches.spawn(self._find_out())
         return decision
 
     def _check_whole(self, batch_id: str, part: str, views: dict[str, PartView]) -> None:
@@ -281,8 +284,7 @@ class BatchCoordinator:
     # -- abort -----------------------------------------------------------------------------------------------------
 
     async def abort(self, batch_id: str) -> int:
-        count: int = await self._to_its_end(self._abort(batch_id))
-        return count
+        return await self._calls.run_to_completion(self._abort(batch_id))
 
     async def _abort(self, batch_id: str, older_than_ms: int | None = None) -> int:
         async with self._alone(batch_id):
@@ -314,7 +316,7 @@ class BatchCoordinator:
                 await self.abort_overdue(batch_timeout)
                 await self.forget_old(decision_retention)
             except Exception as error:  # any failed check is retried
-                log.warning("batches not looked after, will be tried again", error=repr(error))
+                log.warning("batch cleanup failed; will retry", error=repr(error))
 
     async def abort_overdue(self, seconds: float) -> int:
         """Abort the undecided batches whose last part is older than `seconds`. Return their number."""
@@ -363,8 +365,7 @@ class BatchCoordinator:
         return [d.as_sink() for sink in self.decisions.sinks() if (d := self.decisions.last_of_sink(sink))]
 
     async def forget_sink(self, sink: str) -> bool:
-        known: bool = await self._to_its_end(self._forget_sink(sink))
-        return known
+        return await self._calls.run_to_completion(self._forget_sink(sink))
 
     async def _forget_sink(self, sink: str) -> bool:
         """Forget all decisions of a sink together, or an older one would become its last."""
@@ -411,16 +412,3 @@ class BatchCoordinator:
 def _sink(name: str) -> tuple[str, str]:
     """Return the lock key of a sink, which never equals a batch id."""
     return "sink", name
-
-
-def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
-    task = asyncio.ensure_future(work)
-    tasks.add(task)
-
-    def ended(task: asyncio.Task[Any]) -> None:
-        tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved, because its caller may have been cancelled
-
-    task.add_done_callback(ended)
-    return task

@@ -16,23 +16,18 @@ journal has been read again (`settle`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 import msgspec
-import numpy as np
 
-from heapline.contract.config import TopicConfig
-from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt, RequestError, ResourceExhausted
+from heapline.contract.errors import BadRequest, RequestError, ResourceExhausted
 from heapline.contract.message import Outgoing, SinkInfo, from_ms
-from heapline.core.events import Cancelled
-from heapline.core.now import Now
-from heapline.engine.calls import EnqueueCall
-from heapline.engine.runner import TopicRunner
+from heapline.engine.columns import EnqueueCall
+from heapline.engine.internal_topic import CONFIG, InternalTopic, cancel
 
-NAMESPACE, NAME = "_system", "batches"  # users' topics cannot have this name: names start with a letter or digit
-READ_ROWS = 1024
+NAME = "batches"
 SINK_KEPT = 16  # decisions kept per sink, including the last one
-CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,23 +44,25 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_sink(self) -> SinkInfo:
         return SinkInfo(
-            name=self.sink, version=self.version, batch_id=self.batch_id, messages=self.count, topics=self.topics,
+            name=self.sink,
+            version=self.version,
+            batch_id=self.batch_id,
+            messages=self.count,
+            topics=self.topics,
             committed_at=from_ms(self.at),
-        )  # fmt: skip
+        )
 
 
 class Decisions:
-    """The decisions, in memory and on disk. `make` creates the system topic when the first decision is recorded."""
+    """The decisions, in memory and on disk. The topic is created when the first decision is recorded."""
 
-    def __init__(self, make: Callable[[], Awaitable[TopicRunner]]) -> None:
-        self._make = make
-        self._runner: TopicRunner | None = None
+    def __init__(self, topic: InternalTopic) -> None:
+        self.topic = topic
         self._by_batch: dict[str, tuple[Decision, int]] = {}  # and the id of its message
         self._by_sink: dict[str, dict[int, str]] = {}  # sink -> version -> batch
         self._doubts = 0  # failed writes of decisions
         self._reading = asyncio.Lock()
         self._settled = 0  # how many of `_doubts` were settled by reading again
-        self.refusal: HeaplineError | None = None  # the system journal cannot be opened: nothing can be decided
 
     def get(self, batch_id: str) -> Decision | None:
         found = self._by_batch.get(batch_id)
@@ -99,33 +96,22 @@ class Decisions:
     def in_doubt(self) -> bool:
         return self._settled < self._doubts
 
-    async def open(self, runner: TopicRunner) -> None:
-        """Use the system topic of an earlier run."""
-        self._runner = runner
+    async def open(self) -> None:
+        """Read the decisions of an earlier run."""
         self._doubts += 1  # until they are read
         await self._read()
 
     async def settle(self) -> list[Decision]:
         """Resolve all doubts or raise. Return the decisions found on disk that were not known here."""
-        if self.refusal is not None:
-            raise self.refusal.with_traceback(None)
+        self.topic.check()
         if not self.in_doubt:
             return []
         async with self._reading:  # one task reads for all concurrent callers
             return await self._read() if self.in_doubt else []
 
     async def _read(self) -> list[Decision]:
-        runner = self._runner
-        if runner is None:  # the topic was not even created: nothing is on disk
-            self._settled = self._doubts
-            return []
         doubts = self._doubts
-        for last in (False, False, True):
-            found, bad = await self._read_all(runner)
-            if bad is None:
-                break
-            if last:  # each record was read several times, at its current position
-                raise bad
+        found = [(msgspec.msgpack.decode(data, type=Decision), id) for id, data in await self.topic.read()]
         # Added together: otherwise some would be applied while the others count as undecided.
         new = [(decision, id) for decision, id in found if decision.batch_id not in self._by_batch]
         for decision, id in new:
@@ -133,27 +119,12 @@ class Decisions:
         self._settled = max(self._settled, doubts)
         return [decision for decision, _ in new]
 
-    @staticmethod
-    async def _read_all(runner: TopicRunner) -> tuple[list[tuple[Decision, int]], JournalCorrupt | None]:
-        """Return all decisions on disk with their ids, or the corrupt record: records may move during the read."""
-        ids, positions = await runner.call(lambda now: runner.loaded.topic.partitions[0].waiting())
-        found: list[tuple[Decision, int]] = []
-        for start in range(0, len(ids), READ_ROWS):
-            records = await runner.load(positions[start : start + READ_ROWS])
-            for fact in records.bad.values():
-                return [], JournalCorrupt(fact.path, fact.offset, f"a decision about a batch ({fact.detail})")
-            for id, payload in zip(ids[start : start + READ_ROWS].tolist(), records.payloads, strict=True):
-                found.append((msgspec.msgpack.decode(payload, type=Decision), id))
-        return found, None
-
     async def record(self, decision: Decision) -> None:
         """Write a decision. Durable on return. If it raises, it may be durable only if `in_doubt` is True."""
         payload = msgspec.msgpack.encode(decision)
         if len(payload) > CONFIG.max_payload_bytes:
-            raise BadRequest(f"{len(decision.parts)} parts are too many to commit at once: prepare fewer, larger ones")
-        if self._runner is None:
-            self._runner = await self._make()
-        runner = self._runner
+            raise BadRequest(f"{len(decision.parts)} parts are too many for one commit; prepare fewer, larger ones")
+        runner = await self.topic.create()
         try:
             result = await runner.enqueue(EnqueueCall(runner.future(), message=Outgoing(payload)))
         except (RequestError, ResourceExhausted):
@@ -165,20 +136,12 @@ class Decisions:
 
     async def forget(self, batch_ids: Iterable[str]) -> None:
         """Delete decisions that are no longer needed."""
-        runner = self._runner
+        runner = self.topic.runner
         going = {batch_id: self._by_batch[batch_id][1] for batch_id in batch_ids if batch_id in self._by_batch}
         if runner is None or not going:
             return
 
-        def decide(now: Now) -> None:
-            partition = runner.loaded.topic.partitions[0]
-            ids = np.array(sorted(going.values()), dtype=np.int64)
-            positions = partition.positions_of(ids)
-            there = positions >= 0
-            if there.any():
-                runner.loaded.emit(partition, Cancelled(ids[there], positions[there], bytes(int(there.sum()))), now)
-
-        await runner.call(decide)
+        await runner.call(partial(cancel, runner, going.values()))
         for batch_id in going:
             decision, _ = self._by_batch.pop(batch_id, (None, 0))  # a concurrent call may have removed it
             if decision is not None and decision.sink:

@@ -19,8 +19,7 @@ from heapline.contract.message import Enqueued
 from heapline.core.events import EMPTY, I64, BatchPrepared
 from heapline.core.now import Now
 from heapline.core.prepared import Share
-from heapline.engine.calls import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, EnqueueCall, batch_bytes_max
-from heapline.engine.columns import Columns
+from heapline.engine.columns import BYTES_PER_PARTITION, EVENT_BYTES_PER_ROW, Columns, EnqueueCall, batch_bytes_max
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 
@@ -65,7 +64,7 @@ def check_share_bytes(call: EnqueueCall, name: PartName, config: TopicConfig, to
     limit = batch_bytes_max(config, call.count)
     if size > limit:
         raise BadRequest(
-            f"part {name.part!r} takes {size} bytes in topic {topic!r}, over the {limit} that are written at once: "
+            f"part {name.part!r} takes {size} bytes in topic {topic!r}, over the {limit} that one unit can hold; "
             "prepare several parts and name all of them in the commit"
         )
 
@@ -133,12 +132,12 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     )  # the topic may have grown since the first check
     shares = runner.loaded.admission.judge(call, columns, now, name.batch_id)
     results = [Enqueued(0)] * call.count
-    told = not (call.is_plain and call.wants_ids)  # see EnqueueCall; there are no duplicates to find in this case
+    has_results = not (call.is_plain and call.wants_ids)  # see EnqueueCall; such calls have no duplicates
     made = []
     for share in shares:
         built = share.build(now, in_turn=False) if share.new.any() else None  # fairness turns are assigned at commit
         known: list[tuple[int, int]] = []  # (row of the call, id)
-        for row, result in share.results() if told else ():
+        for row, result in share.results() if has_results else ():
             results[row] = result
             if result.duplicate:
                 known.append((row, result.id))
@@ -159,9 +158,9 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
             runner.loaded.topic.emit(runner.loaded.journal, partition, event, now)
         else:
             runner.loaded.topic.emit_records(runner.loaded.journal, partition, event, built[0], built[1], now, built[3])
-    if not told:
+    if not has_results:
         return []
-    runner.loaded.admission.duplicates += sum(result.duplicate for result in results)
+    runner.counters.duplicates += sum(result.duplicate for result in results)
     return results
 
 
@@ -194,7 +193,7 @@ def attach(runner: TopicRunner, batch_id: str, parts: Sequence[str], left_out: S
                 if topic.config.streams:
                     partition.place_in_stream(event)
                 runner.loaded.emit(partition, event, now)
-                runner.loaded.admission.enqueued += len(event.ids)
+                runner.counters.enqueued += len(event.ids)
 
 
 def drop(runner: TopicRunner, batch_id: str, now: Now) -> set[str]:

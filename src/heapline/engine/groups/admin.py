@@ -23,9 +23,9 @@ from heapline.core.groups.group import Group, Groups
 from heapline.core.groups.offsets import GroupOffsets
 from heapline.core.now import Now
 from heapline.core.record import size_bound
-from heapline.engine import message_info
 from heapline.engine.groups.start_offsets import Start, check_place, is_there, resolve
-from heapline.engine.handlers.table import cursor_of, read_cursor
+from heapline.engine.handlers import cursor_of, read_cursor
+from heapline.engine.lookup import Record
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
@@ -100,24 +100,32 @@ async def ensure(runner: TopicRunner, name: str, session: str, start: Place, fie
 
 def info(runner: TopicRunner, group: Group, now: Now) -> GroupInfo:
     return GroupInfo(
-        name=group.name, topic=runner.name, config=group.config, generation=group.members.generation,
+        name=group.name,
+        topic=runner.name,
+        config=group.config,
+        generation=group.members.generation,
         members={member: sorted(group.members.reads(member)) for member in group.members.leases},
-        offsets=offsets_of(runner, group), used_at=from_ms(group.used_at),
+        offsets=offsets_of(runner, group),
+        used_at=from_ms(group.used_at),
         holding=not group.config.observer and group.in_use(now.steady),
-    )  # fmt: skip
+    )
 
 
 def offsets_of(runner: TopicRunner, group: Group) -> list[GroupOffset]:
     topic = runner.loaded.topic
     return [
         GroupOffset(
-            partition=number, committed=place.committed, end=topic.partitions[number].offset,
-            lag=place.lag(topic.counts[number].total), outstanding=place.outstanding,
-            retrying=len(place.failed) - place.failed.out, dead=len(place.dead),
+            partition=number,
+            committed=place.committed,
+            end=topic.partitions[number].offset,
+            lag=place.lag(topic.counts[number].total),
+            outstanding=place.outstanding,
+            retrying=len(place.failed) - place.failed.out,
+            dead=len(place.dead),
             member=group.members.owners.get(number),
         )
         for number, place in sorted(group.partitions.items())
-    ]  # fmt: skip
+    ]
 
 
 async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[int] | None) -> list[GroupOffset]:
@@ -186,7 +194,7 @@ async def dead_letters(
     letters = []
     for i, ((_, number, offset), row) in enumerate(rows):
         is_bad = i in records.bad or int(records.rows["id"][i]) != row.id
-        record = None if is_bad else message_info.Record(records, i)
+        record = None if is_bad else Record(records, i)
         letters.append(
             GroupDeadLetter(
                 partition=number,

@@ -74,11 +74,27 @@ class Following:
         kind = type(event)
         if kind in GROUP_KINDS:
             self._apply(partition, offset, event)
-        elif kind is Moved:
+            return
+        if kind is Moved:
             if self.groups and positions is not None:
                 self.groups.moved(partition, np.ascontiguousarray(rows["id"]), positions)
-        else:
-            self._add(partition, offset, event, rows, positions)
+            return
+        tail, count = self.tails[partition], self.counts[partition]
+        if tail is None:  # no group reads it, so the rows themselves do not matter
+            if kind is Enqueued:
+                count.add(offset, len(rows) - int(np.count_nonzero(rows["due"])))
+                return
+            if isinstance(event, Fired) and (segment := self._only_segment(event)) is not None:
+                count.add(offset, event.rows())
+                self.pins[partition].add_all(offset + event.rows() - 1, segment)
+                return
+        found = stream_of(event, offset, rows, positions)
+        if len(found.offsets):
+            count.add(offset, len(found.offsets))
+            if kind is not Enqueued:
+                self.pins[partition].add(found.offsets, self._layout.segment(found.positions))
+            if tail is not None:
+                tail.append(found)
 
     def committed(self, partition: int, offset: int, event: BatchCommitted, prepared: Prepared) -> None:
         """Record prepared messages that are about to become visible. Call this for topics without streams, too."""
@@ -98,25 +114,6 @@ class Following:
         """Forget a deleted segment."""
         for pins in (*self.pins, *self.commits):
             pins.drop(segment)
-
-    def _add(self, partition: int, offset: int, event: AnyEvent, rows: Any, positions: I64 | None) -> None:
-        tail, count = self.tails[partition], self.counts[partition]
-        kind = type(event)
-        if tail is None:  # no group reads it, so the rows themselves do not matter
-            if kind is Enqueued:
-                count.add(offset, len(rows) - int(np.count_nonzero(rows["due"])))
-                return
-            if isinstance(event, Fired) and (segment := self._only_segment(event)) is not None:
-                count.add(offset, event.rows())
-                self.pins[partition].add_all(offset + event.rows() - 1, segment)
-                return
-        found = stream_of(event, offset, rows, positions)
-        if len(found.offsets):
-            count.add(offset, len(found.offsets))
-            if kind is not Enqueued:
-                self.pins[partition].add(found.offsets, self._layout.segment(found.positions))
-            if tail is not None:
-                tail.append(found)
 
     def _only_segment(self, event: Fired) -> int | None:
         """Return the segment of all these records if each is a new stream row and they share one segment; else None."""
@@ -173,5 +170,6 @@ class Following:
             self.counts[partition] = StreamCount(offset)
         else:
             self.counts[partition], self.pins[partition] = (
-                StreamCount.from_state(state[0]), SegmentPins.from_state(state[1])
-            )  # fmt: skip
+                StreamCount.from_state(state[0]),
+                SegmentPins.from_state(state[1]),
+            )

@@ -1,15 +1,22 @@
-"""Provide the page at a group's cursor to its fetches, and let fetches wait while a page is read.
+"""Pages at the groups' cursors: cached pages, reads in progress, and fetches that wait for them.
 
-Rows of groups that keep up come from the tail in memory, a few at a time; more rows, or older ones, come from disk. A
-thread reads a page while the fetch that needs it waits; the next page is read while a page is being processed. If the
-log starts above a group's offset, the unread rows are deleted: the group is moved forward, and that is logged. A page
-alone does not prove it: the log is checked at the group's own offset before anything is recorded.
+`PageStore` has the pages that groups share. Each read is done once for all callers. A page comes from the tail if the
+records are in memory too, otherwise from disk, in a thread. Least recently used pages are dropped first; pages that
+every group has passed are dropped immediately. Lookups are by partition and offset.
+
+`Reading` provides the page at a group's cursor to its fetches. Rows of groups that keep up come from the tail in
+memory, a few at a time; more rows, or older ones, come from disk. A thread reads a page while the fetch that needs it
+waits; the next page is read while a page is being processed. If the log starts above a group's offset, the unread rows
+are deleted: the group is moved forward, and that is logged. A page alone does not prove it: the log is checked at the
+group's own offset before anything is recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +25,161 @@ from heapline.core.groups.group import Group
 from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.engine.committer import refuse
-from heapline.engine.groups.fetch import FetchCall
-from heapline.engine.groups.page_store import IN_TURN_ROWS, PageStore
-from heapline.engine.groups.pages import Page
+from heapline.engine.groups.member_calls import FetchCall
+from heapline.engine.groups.pages import PAGE_ROWS, Page, PageBuilder, read_page
 from heapline.engine.groups.start_offsets import count_below, goes_on_at, make_seen
+from heapline.journal.reader import LogReader, Place
+from heapline.journal.records import Records
 from heapline.logs import Log
 
 if TYPE_CHECKING:
     from heapline.engine.groups.service import StreamServing
     from heapline.engine.runner import TopicRunner
 
+PAGES_BYTES_MAX = 48 << 20  # per topic; one page has up to about 10 MiB
+PAGES_MAX = 512
+OVERLAP_MAX = 4  # pages to check: few overlap
+IN_TURN_ROWS = 1024  # most rows assembled within a turn; a thread assembles larger pages
 log = Log("heapline.engine")
+
+
+class PageStore:
+    def __init__(self, runner: TopicRunner) -> None:
+        self._runner = runner
+        self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()  # by partition and start; last used last
+        self._starts: dict[int, list[int]] = {}
+        self._nbytes = 0
+        self._reads: dict[tuple[int, int], asyncio.Future[Page]] = {}
+        self._places: dict[tuple[int, int], Place] = {}  # (partition, offset) -> location of the unit after a page
+        self._readers: list[LogReader] = []
+
+    # -- in memory -------------------------------------------------------------------------------------------------
+
+    def find(self, partition: int, offset: int) -> Page | None:
+        starts = self._starts.get(partition)
+        if not starts:
+            return None
+        behind = bisect_right(starts, offset)
+        for start in reversed(starts[max(0, behind - OVERLAP_MAX) : behind]):
+            page = self._pages[partition, start]
+            if offset < page.end:
+                self._pages.move_to_end((partition, start))
+                return page
+        return None
+
+    def add(self, page: Page) -> None:
+        if page.end <= page.start:
+            return
+        key = (page.partition, page.start)
+        known = self._pages.pop(key, None)
+        if known is None:
+            insort(self._starts.setdefault(page.partition, []), page.start)
+        else:
+            self._nbytes -= known.nbytes
+        self._pages[key] = page
+        self._nbytes += page.nbytes
+        while len(self._pages) > 1 and (self._nbytes > PAGES_BYTES_MAX or len(self._pages) > PAGES_MAX):
+            self._drop(*next(iter(self._pages)))
+
+    def drop_below(self, partition: int, offset: int) -> None:
+        """Drop pages and places below an offset that every group has passed."""
+        for start in [s for s in self._starts.get(partition, ()) if self._pages[partition, s].end <= offset]:
+            self._drop(partition, start)
+        for key in [key for key in self._places if key[0] == partition and key[1] < offset]:
+            del self._places[key]
+
+    def forget(self, partition: int, offset: int) -> None:
+        """Forget the pages that contain this offset, and the place of one that starts there, to read it again."""
+        for start in [s for s in self._starts.get(partition, ()) if s <= offset < self._pages[partition, s].end]:
+            self._drop(partition, start)
+        self._places.pop((partition, offset), None)
+
+    def _drop(self, partition: int, start: int) -> None:
+        self._nbytes -= self._pages.pop((partition, start)).nbytes
+        self._starts[partition].remove(start)
+
+    def clear(self) -> None:
+        """Drop everything, because the topic was reloaded or has no groups left."""
+        self._pages.clear()
+        self._starts.clear()
+        self._places.clear()
+        self._readers.clear()
+        self._nbytes = 0
+
+    # -- building pages --------------------------------------------------------------------------------------------
+
+    def from_rows(self, partition: int, rows: StreamRows) -> Page | None:
+        """Return a page of rows in memory, or None if some of their records are not in memory."""
+        journal = self._runner.loaded.journal
+        records, missing = journal.cached(rows.rows.positions)
+        if len(missing):
+            return None
+        page = page_of(self._runner, partition, rows, records)
+        self.add(page)
+        return page
+
+    def read(self, partition: int, offset: int, then: Callable[[asyncio.Future[Page]], None]) -> None:
+        """Start reading the page at `offset`. If the read succeeds, the page is in the store when `then` is called."""
+        # A page that starts shortly before probably contains the offset; if not, the caller asks again.
+        near = [key for key in self._reads if key[0] == partition and 0 <= offset - key[1] < PAGE_ROWS]
+        future = self._reads[near[0]] if near else self._begin((partition, offset))
+        future.add_done_callback(then)
+
+    def load(self, partition: int, rows: StreamRows, then: Callable[[asyncio.Future[Page]], None]) -> None:
+        """Like `read`, for rows in memory that may not be durable yet and lack some of their records."""
+        runner = self._runner
+        journal, positions = runner.loaded.journal, rows.rows.positions
+        records, missing = journal.cached(positions)  # records not written yet are only in memory
+
+        def work() -> Page:
+            records.fill(missing, journal.load(positions[missing]))
+            return page_of(runner, partition, rows, records)
+
+        future = runner.read(work)
+
+        def done(_: asyncio.Future[Page]) -> None:
+            if journal is runner.loaded.journal and not future.cancelled() and future.exception() is None:
+                self.add(future.result())
+
+        future.add_done_callback(done)
+        future.add_done_callback(then)
+
+    def _begin(self, key: tuple[int, int]) -> asyncio.Future[Page]:
+        runner = self._runner
+        journal, reader = (
+            runner.loaded.journal,
+            self._readers.pop() if self._readers else runner.loaded.journal.reader(),
+        )
+        durable_only = runner.loaded.topic.config.fsync == "commit"
+        place = self._places.get(key)
+
+        def read() -> Page:
+            layout = journal.layout
+            return read_page(reader, layout, journal.load, *key, place=place, durable_only=durable_only)
+
+        future = self._reads[key] = runner.read(read)
+
+        def done(_: asyncio.Future[Page]) -> None:
+            del self._reads[key]
+            if journal is not runner.loaded.journal or future.cancelled() or future.exception() is not None:
+                return
+            self._readers.append(reader)
+            page = future.result()
+            self.add(page)
+            if page.place is not None:
+                self._places[page.partition, page.end] = page.place
+
+        future.add_done_callback(done)
+        return future
+
+
+def page_of(runner: TopicRunner, partition: int, rows: StreamRows, records: Records) -> Page:
+    """Build a page from rows whose records were read."""
+    builder = PageBuilder(None, runner.loaded.journal.layout, runner.loaded.journal.load, partition, rows.start)
+    builder.end = rows.end
+    if len(rows.rows.offsets):
+        builder.add_records(rows.rows, records)
+    return builder.page()
 
 
 class Reading:
@@ -109,13 +260,13 @@ class Reading:
             return  # another page of its partitions was read before
         problem = asyncio.CancelledError() if read.cancelled() else read.exception()
         if problem is not None and not isinstance(problem, RequestError):
-            refuse(call.future, self._told(problem, number))
+            refuse(call.future, self._error_of(problem, number))
         elif problem is None and read.result().end <= asked:
-            self._runner.spawn(self._when_durable(call, number))
+            self._runner.tasks.spawn(self._when_durable(call, number))
             return
         self._again(call)
 
-    def _told(self, problem: BaseException, number: int) -> HeaplineError:
+    def _error_of(self, problem: BaseException, number: int) -> HeaplineError:
         """Return the error for the waiting fetches. A failed disk read becomes TopicReloading; the log has the
         cause."""
         if isinstance(problem, CorruptionError) or not isinstance(problem, HeaplineError | asyncio.CancelledError):
@@ -131,7 +282,7 @@ class Reading:
             await self._runner.call(lambda now: None)
             await make_seen(self._runner)
         except Exception as error:
-            refuse(call.future, self._told(error, number))
+            refuse(call.future, self._error_of(error, number))
         finally:
             self._again(call)
 
@@ -151,7 +302,7 @@ class Reading:
         waiting = self._moving.get((name, number))
         if waiting is None:
             waiting = self._moving[name, number] = []
-            self._runner.spawn(self._look_and_move_on(name, number, waiting))
+            self._runner.tasks.spawn(self._look_and_move_on(name, number, waiting))
         if call is not None:
             waiting.append(call)
 
@@ -159,9 +310,9 @@ class Reading:
         try:
             await self._move_on(name, number)
         except Exception as error:
-            told = self._told(error, number)
+            problem = self._error_of(error, number)
             for call in waiting:
-                refuse(call.future, told)
+                refuse(call.future, problem)
         finally:
             if self._moving.get((name, number)) is waiting:
                 del self._moving[name, number]

@@ -67,22 +67,60 @@ class Page(NamedTuple):
         """Return the rows at `at` as a batch to deliver."""
         payloads = Payloads(self.payloads.data, self.payloads.starts[at], self.payloads.ends[at])
         return StreamBatch(
-            settles, topic, self.partition, self.rows.offsets[at], self.rows.ids[at], payloads, self.priorities[at],
-            attempts, self.enqueued_ms[at], _pick(self.keys, at), _pick(self.headers, at),
-            _pick(self.fairness_keys, at), id_suffix=id_suffix,
-        )  # fmt: skip
+            settles,
+            topic,
+            self.partition,
+            self.rows.offsets[at],
+            self.rows.ids[at],
+            payloads,
+            self.priorities[at],
+            attempts,
+            self.enqueued_ms[at],
+            _pick(self.keys, at),
+            _pick(self.headers, at),
+            _pick(self.fairness_keys, at),
+            id_suffix=id_suffix,
+        )
 
 
-def _pick(column: list[Any] | None, at: I64 | slice) -> list[Any] | None:
+def _pick(column: Any, at: I64 | slice) -> Any:
     if column is None:
         return None
     return column[at] if isinstance(at, slice) else [column[i] for i in at.tolist()]
 
 
+def pick_rows(batch: StreamBatch, at: I64 | slice) -> StreamBatch:
+    """Return the rows of a batch at these indexes."""
+    return StreamBatch(
+        batch._settles,
+        batch.topic,
+        batch.partition,
+        batch.offsets[at],
+        batch.ids[at],
+        _pick(batch.payloads, at),
+        batch.priorities[at],
+        batch.attempts[at],
+        batch.enqueued_ms[at],
+        _pick(batch.keys, at),
+        _pick(batch.headers, at),
+        _pick(batch.fairness_keys, at),
+        id_suffix=batch.id_suffix,
+    )
+
+
 def read_page(
-    reader: LogReader, layout: PositionLayout, load: Load, partition: int, start: int, *, place: Place | None = None,
-    rows_max: int = PAGE_ROWS, bytes_max: int = PAGE_BYTES, end: int | None = None, durable_only: bool = True,
-) -> Page:  # fmt: skip
+    reader: LogReader,
+    layout: PositionLayout,
+    load: Load,
+    partition: int,
+    start: int,
+    *,
+    place: Place | None = None,
+    rows_max: int = PAGE_ROWS,
+    bytes_max: int = PAGE_BYTES,
+    end: int | None = None,
+    durable_only: bool = True,
+) -> Page:
     """Return the stream rows from `start` on, until `rows_max`, `bytes_max` or `end` is passed or the durable log ends.
 
     `load` reads records by position (`Journal.load`). `place` is that of the previous page, which ended at `start`.
@@ -212,7 +250,7 @@ class PageBuilder:
             self._bad[int(columns.offsets[index])] = bad
         for index in np.flatnonzero(records.rows["id"] != columns.ids).tolist():
             if index not in records.bad:  # must never be delivered under this row
-                detail = "another message's record lies where its own should"
+                detail = "its position holds another message's record"
                 self._bad[int(columns.offsets[index])] = BadRecord(int(columns.ids[index]), "", 0, detail)
         if (records.rows["flags"] & _SMALL).any():
             part.smalls = records.smalls
@@ -241,11 +279,18 @@ class PageBuilder:
         bad = {int(np.searchsorted(columns.offsets, offset)): fact for offset, fact in self._bad.items()}
         start = self._asked if self.start is None else self.start
         return Page(
-            self._partition, start, max(self.end, start), columns, rows["priority"].astype(np.int64),
+            self._partition,
+            start,
+            max(self.end, start),
+            columns,
+            rows["priority"].astype(np.int64),
             rows["enqueued_at"].astype(np.int64),
             Payloads(memoryview(b"".join(self._pieces)), starts, starts + rows["payload_len"]),
-            *self._small_columns(rows), bad, self.first, self.place,
-        )  # fmt: skip
+            *self._small_columns(rows),
+            bad,
+            self.first,
+            self.place,
+        )
 
     def _small_columns(self, rows: Any) -> tuple[Any, Any, Any]:
         """Return keys, headers and fairness keys, each None if no row has one."""

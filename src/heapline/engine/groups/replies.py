@@ -22,9 +22,9 @@ from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.core.record import attempts_of
 from heapline.engine.committer import refuse
-from heapline.engine.groups.fetch import FetchCall, Loose, only, split_share
-from heapline.engine.groups.page_store import page_of
-from heapline.engine.groups.pages import Page, cut_records
+from heapline.engine.groups.member_calls import FetchCall, Loose, split_share
+from heapline.engine.groups.page_reader import page_of
+from heapline.engine.groups.pages import Page, cut_records, pick_rows
 from heapline.journal.records import BadRecord, Records
 from heapline.logs import Log
 
@@ -113,9 +113,13 @@ class Answering:
         return True
 
     def _loaded(
-        self, call: FetchCall, finish: Callable[[Records], None], records: Records, missing: I64,
+        self,
+        call: FetchCall,
+        finish: Callable[[Records], None],
+        records: Records,
+        missing: I64,
         load: asyncio.Future[Records],
-    ) -> None:  # fmt: skip
+    ) -> None:
         problem = None if load.cancelled() else load.exception()
         if problem is not None:
             log.error("records of a stream cannot be read", topic=self._runner.name, error=str(problem))
@@ -126,9 +130,13 @@ class Answering:
         finish(records)
 
     def _finish(
-        self, call: FetchCall, parts: list[StreamBatch | Loose], reads: list[int], generation: int,
+        self,
+        call: FetchCall,
+        parts: list[StreamBatch | Loose],
+        reads: list[int],
+        generation: int,
         records: Records | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         batches: list[StreamBatch] = []
         start = 0
         for part in parts:
@@ -200,9 +208,8 @@ class Answering:
         room = call.max_messages
         for at, batch in enumerate(batches):
             if len(batch) > room:
-                which = np.arange(len(batch)) < room
-                self.keep(call, [only(batch, ~which), *batches[at + 1 :]])
-                return [*given, only(batch, which)] if room else given
+                self.keep(call, [pick_rows(batch, slice(room, None)), *batches[at + 1 :]])
+                return [*given, pick_rows(batch, slice(room))] if room else given
             given.append(batch)
             room -= len(batch)
         return given
@@ -221,7 +228,7 @@ def _still_held(group: Group, member: str, batches: list[StreamBatch]) -> list[S
                 held = np.zeros(len(batch), dtype=np.bool_)
                 held[order] = place.held(offsets[order])
             if held.any():
-                found.append(batch if held.all() else only(batch, held))
+                found.append(batch if held.all() else pick_rows(batch, np.flatnonzero(held)))
     return found
 
 

@@ -6,7 +6,7 @@ A turn first settles acks and nacks, those of many members together. It then han
 members that are lost, partitions that are handed over), and then serves fetches. A fetch that finds no rows waits. It
 is served again when a partition that it reads gets rows, when its group changes, or when its wait ends: no polling.
 
-Rows come from pages that all groups share (page_store.py). A page that is not in memory is read in a thread, and the
+Rows come from pages that all groups share (page_reader.py). A page that is not in memory is read in a thread, and the
 fetch is served again after the read: by then the group may have advanced, been reassigned, or been deleted.
 
 *Every answer waits.* A row is delivered only when it is durable, and so is everything that the delivery depends on
@@ -25,26 +25,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from heapline.contract.errors import (
-    ConflictError,
-    GroupNotFound,
-    HeaplineError,
-    RequestError,
-    UnavailableError,
-)  # fmt: skip
+from heapline.contract.errors import ConflictError, GroupNotFound, HeaplineError, RequestError, UnavailableError
 from heapline.contract.stream import Fetched, StreamBatch
 from heapline.core.events import AnyEvent, GroupAcked, GroupMembers
 from heapline.core.groups.group import Group, Share
 from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.engine.committer import give, refuse
-from heapline.engine.groups.assignment import assign
-from heapline.engine.groups.fetch import FetchCall, Loose, SettleCall
+from heapline.engine.groups.member_calls import FetchCall, Loose, SettleCall, settle_all
+from heapline.engine.groups.members import Sessions, assign
 from heapline.engine.groups.page_reader import Reading
 from heapline.engine.groups.pages import Page
 from heapline.engine.groups.replies import Answering
-from heapline.engine.groups.sessions import Sessions
-from heapline.engine.groups.settle import settle_all
 from heapline.logs import Log
 
 if TYPE_CHECKING:
@@ -63,7 +55,7 @@ class StreamServing:
         self.sessions = Sessions(runner.name)
         self.inbox: list[FetchCall | SettleCall] = []  # for the next turn
         self._taken: list[FetchCall | SettleCall] = []  # calls of the turn in progress
-        self._waiting: list[FetchCall] = []
+        self.waiting: list[FetchCall] = []  # maybe on a topic whose last group was deleted meanwhile
         self.at_disk: set[FetchCall] = set()  # fetches that wait for a page to be read
         self._wakes: dict[str, float] = {}  # latest time at which each group must be checked
         self._units: dict[str, int] = {}  # the unit with the last event that a group's deliveries depend on
@@ -80,7 +72,7 @@ class StreamServing:
         self._answering.clear()
         for known in (self._wakes, self._units, self._totals):
             known.clear()
-        self._changed.update(call.group for call in self._waiting)
+        self._changed.update(call.group for call in self.waiting)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -126,7 +118,7 @@ class StreamServing:
         self._hand_over(group, now)
         self.sessions.leave(name, member)
         self._answering.forget(name, member)
-        for call in [c for c in (*self._waiting, *self.at_disk) if c.group == name and c.member == member]:
+        for call in [c for c in (*self.waiting, *self.at_disk) if c.group == name and c.member == member]:
             give(call.future, Fetched([], [], group.members.generation))
 
     def noted(self, group: Group) -> None:
@@ -150,9 +142,9 @@ class StreamServing:
         return group
 
     def refuse_all(self, error: HeaplineError) -> None:
-        for call in (*self.inbox, *self._taken, *self._waiting, *self.at_disk):
+        for call in (*self.inbox, *self._taken, *self.waiting, *self.at_disk):
             refuse(call.future, error)
-        self.inbox, self._taken, self._waiting = [], [], []
+        self.inbox, self._taken, self.waiting = [], [], []
 
     def refuse_taken(self, error: HeaplineError) -> None:
         """Refuse the calls of a turn that failed."""
@@ -163,11 +155,6 @@ class StreamServing:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    @property
-    def asked(self) -> bool:
-        """Whether calls are queued or waiting, even on a topic whose last group was deleted meanwhile."""
-        return bool(self.inbox or self._waiting)
-
     def turn(self, now: Now) -> None:
         self._taken, self.inbox = self.inbox, []
         settles = [call for call in self._taken if isinstance(call, SettleCall)]
@@ -177,20 +164,20 @@ class StreamServing:
         self._hear(calls, now)
         self._tick(now)
         fresh = self._fresh_partitions()
-        if self._waiting:
-            woken = [call for call in self._waiting if self._is_woken(call, fresh)]
+        if self.waiting:
+            woken = [call for call in self.waiting if self._is_woken(call, fresh)]
             if woken:
                 found = set(woken)
-                self._waiting = [call for call in self._waiting if call not in found]
+                self.waiting = [call for call in self.waiting if call not in found]
                 self._taken += woken
                 calls += woken
         self._changed.clear()
         for call in calls:
             self._serve(call, now)
-        while self._changed and self._waiting:  # members joined: report the new assignment to the others
+        while self._changed and self.waiting:  # members joined: report the new assignment to the others
             changed, self._changed = self._changed, set()
-            woken = [call for call in self._waiting if call.group in changed]
-            self._waiting = [call for call in self._waiting if call.group not in changed]
+            woken = [call for call in self.waiting if call.group in changed]
+            self.waiting = [call for call in self.waiting if call.group not in changed]
             self._taken += woken
             for call in woken:
                 self._serve(call, now)
@@ -226,9 +213,12 @@ class StreamServing:
         self.look_again(group.name)
         if isinstance(event, GroupMembers):
             log.info(
-                "partitions spread anew", topic=runner.name, group=group.name, generation=event.generation,
+                "partitions reassigned",
+                topic=runner.name,
+                group=group.name,
+                generation=event.generation,
                 members=len(event.members),
-            )  # fmt: skip
+            )
 
     def rests_on(self, name: str) -> int:
         """Return the unit that must be durable before rows of the group are delivered."""
@@ -256,7 +246,7 @@ class StreamServing:
                 self._let_time_pass(groups[name], now)
 
     def _let_time_pass(self, group: Group, now: Now) -> None:
-        for call in self._waiting:
+        for call in self.waiting:
             if call.group == group.name and not call.future.done():
                 group.beat(call.member, now.steady)  # a waiting member is alive
         for number in list(group.partitions):
@@ -337,7 +327,7 @@ class StreamServing:
         elif missing:
             self._reading.wait(call, group, missing)
         elif call.waits and self._answering.was_told(call, group.members.generation):
-            self._waiting.append(call)
+            self.waiting.append(call)
         else:
             self._answering.answer(call, group, [])
 

@@ -1,24 +1,76 @@
 """A replay into a topic as stored on disk: the request, its progress, and the batch in flight.
 
-One file per job, `replays/<name>.json` in the data directory, in the format of files.py.
+One file per job, `replays/<name>.json` in the data directory: one line of version and checksum, then JSON; replaced
+atomically. Checkpoints have files of the same format.
+
+    heapline-replay 1 <crc32c of the rest, eight digits>
+    {…}
+
+FILE_VERSION 1. To change the contents: only add fields, with defaults; otherwise bump the version and keep reading the
+old one. A file that does not pass its checksum is corrupt, and is never treated as empty.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import asyncio
+import os
+import re
+from typing import Literal, TypeVar
 
 import msgspec
+from crc32c import crc32c
 
-from heapline.contract.errors import CorruptionError
+from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.contract.message import from_ms
 from heapline.contract.stream import ReplayInfo
-from heapline.engine.replays import files
-from heapline.engine.replays.replay_request import Change, Request
+from heapline.engine.replays.requests import Change, Request
 from heapline.journal.disk import Disk
 from heapline.logs import Log
 
+T = TypeVar("T")
+FILE_VERSION = 1
+FOLDER = "replays"  # in a data directory: jobs; in a topic: checkpoints. `heapline backup` knows it
+_FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
 log = Log("heapline.replay")
 ENDING = ".json"
+
+
+async def to_its_end(writing: asyncio.Future[None]) -> None:
+    """Wait for a write even if the caller is cancelled: the thread continues, and the next write must follow it."""
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
+
+
+def make_folder(disk: Disk, path: str) -> None:
+    if not disk.exists(path):
+        disk.mkdir(path)
+        disk.fsync_dir(os.path.dirname(path))
+
+
+def save(disk: Disk, path: str, content: msgspec.Struct) -> None:
+    body = msgspec.json.encode(content)
+    disk.write_file_atomic(path, b"heapline-replay %d %08x\n" % (FILE_VERSION, crc32c(body)) + body)
+
+
+def load(disk: Disk, path: str, kind: type[T]) -> T | None:
+    """Return the content of a file, or None if it does not exist."""
+    try:
+        data = disk.read_file(path)
+    except FileNotFoundError:
+        return None
+    first = _FIRST_LINE.match(data)
+    if first is not None and int(first[1]) != FILE_VERSION:
+        raise UnknownFormat(path, int(first[1]))
+    body = data[first.end() :] if first is not None else b""
+    if first is None or crc32c(body) != int(first[2], 16):
+        raise CorruptionError(f"{path} does not match its checksum; delete it and start that replay again")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{path} cannot be read ({error}): it may be a newer version's") from error
 
 
 def producer_of(name: str) -> str:
@@ -69,23 +121,37 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if claim is None or not is_in:
             return msgspec.structs.replace(self, claim=None)
         return msgspec.structs.replace(
-            self, claim=None, positions=claim.positions, skipped=claim.skipped, replayed=claim.first_seq + claim.count,
+            self,
+            claim=None,
+            positions=claim.positions,
+            skipped=claim.skipped,
+            replayed=claim.first_seq + claim.count,
             seen=[*self.seen, *claim.seen],
-        )  # fmt: skip
+        )
 
     def info(self) -> ReplayInfo:
         return ReplayInfo(
-            name=self.name, source=self.request.topic, into=self.into, mode=self.request.mode, state=self.state,
-            replayed=self.replayed, skipped=self.skipped, starts=self.starts, positions=self.positions, ends=self.ends,
-            rate=self.request.rate, error=self.error, started_at=from_ms(self.started_ms),
-        )  # fmt: skip
+            name=self.name,
+            source=self.request.topic,
+            into=self.into,
+            mode=self.request.mode,
+            state=self.state,
+            replayed=self.replayed,
+            skipped=self.skipped,
+            starts=self.starts,
+            positions=self.positions,
+            ends=self.ends,
+            rate=self.request.rate,
+            error=self.error,
+            started_at=from_ms(self.started_ms),
+        )
 
 
 class JobFiles:
     """Reads and writes the files of jobs. Blocking: use it in I/O threads."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
-        self._disk, self._folder = disk, f"{directory}/{files.FOLDER}"
+        self._disk, self._folder = disk, f"{directory}/{FOLDER}"
 
     def load_all(self) -> tuple[list[Job], dict[str, CorruptionError]]:
         """Return all jobs, and the errors of those that cannot be read."""
@@ -97,7 +163,7 @@ class JobFiles:
             if not file.endswith(ENDING):
                 continue
             try:
-                job = files.load(self._disk, f"{self._folder}/{file}", Job)
+                job = load(self._disk, f"{self._folder}/{file}", Job)
             except CorruptionError as error:
                 log.error("replay refused", replay=file.removesuffix(ENDING), error=str(error))
                 damaged[file.removesuffix(ENDING)] = error
@@ -106,8 +172,8 @@ class JobFiles:
         return jobs, damaged
 
     def save(self, job: Job) -> None:
-        files.make_folder(self._disk, self._folder)
-        files.save(self._disk, f"{self._folder}/{job.name}{ENDING}", job)
+        make_folder(self._disk, self._folder)
+        save(self._disk, f"{self._folder}/{job.name}{ENDING}", job)
 
     def forget(self, name: str) -> None:
         self._disk.unlink(f"{self._folder}/{name}{ENDING}")

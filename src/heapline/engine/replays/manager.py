@@ -21,14 +21,12 @@ from heapline.contract.errors import (
     ReplayExists,
     ReplayNotFound,
     UnavailableError,
-)  # fmt: skip
+)
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.io import Io
-from heapline.engine.replays import files
 from heapline.engine.replays.job_runner import JobRun
-from heapline.engine.replays.jobs import Job, JobFiles, producer_of
-from heapline.engine.replays.ranges import find_ranges
-from heapline.engine.replays.replay_request import Change, Request
+from heapline.engine.replays.jobs import Job, JobFiles, producer_of, to_its_end
+from heapline.engine.replays.requests import Change, Request, find_ranges
 from heapline.engine.runner import TopicRunner
 from heapline.journal.disk import Disk
 from heapline.logs import Log
@@ -67,11 +65,11 @@ class ReplayJobs:
                 break
             except OSError as error:
                 if self._refusal is None:
-                    log.error("replays cannot be listed: they do not go on", error=str(error), retry_in=PAUSE)
+                    log.error("replays cannot be listed; they are paused", error=str(error), retry_in=PAUSE)
                 self._refusal = UnavailableError(f"the replays cannot be listed ({error.strerror}): try again later")
             except Exception:  # a bug: callers must not wait forever
                 if self._refusal is None:
-                    log.exception("replays cannot be listed: they do not go on", retry_in=PAUSE)
+                    log.exception("replays cannot be listed; they are paused", retry_in=PAUSE)
                 self._refusal = UnavailableError("the replays cannot be listed: the server's log tells why")
             self._looked.set()
             await asyncio.sleep(PAUSE)
@@ -103,7 +101,7 @@ class ReplayJobs:
             await run.run()
 
     async def _save(self, job: Job) -> None:
-        await files.to_its_end(self._io().run(self._files.save, job))
+        await to_its_end(self._io().run(self._files.save, job))
 
     def stop(self) -> None:
         """Stop. Running jobs are resumed at the next open."""
@@ -141,11 +139,18 @@ class ReplayJobs:
             ranges = await find_ranges(source, request)
             starts = {p: start for p, (start, _) in ranges.items()}
             job = Job(
-                name=name, request=request, into=target.name, change=change,
-                source_incarnation=source.loader.incarnation, into_incarnation=target.loader.incarnation,
-                starts=starts, ends={p: end for p, (_, end) in ranges.items()}, positions=starts,
-                started_ms=self._clock.wall_ms(), epoch=await _next_epoch(target, producer_of(name)),
-            )  # fmt: skip
+                name=name,
+                request=request,
+                into=target.name,
+                change=change,
+                source_incarnation=source.loader.incarnation,
+                into_incarnation=target.loader.incarnation,
+                starts=starts,
+                ends={p: end for p, (_, end) in ranges.items()},
+                positions=starts,
+                started_ms=self._clock.wall_ms(),
+                epoch=await _next_epoch(target, producer_of(name)),
+            )
             try:
                 await self._save(job)
             except OSError as error:

@@ -1,38 +1,81 @@
 """Read a replay portion by portion: scan in an I/O thread, apply mode and filter, and keep to the rate.
 
-A fast replay reads the live messages when it starts, and again when that state is LIVING_MS old.
+A fast replay reads the live messages when it starts, and again when that state is LIVING_MS old. A long replay keeps
+the journal from being reclaimed with a reader lease, as any reader may have. The lease is taken only after a while:
+most replays end before that, and a lease costs two syncs. The lease of a killed replay expires. A replay that waits
+long between two pages (for its rate, or for space in a topic) renews it meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from heapline.clock import Clock
 from heapline.contract.errors import HeaplineError
 from heapline.core.rate import TokenBucket
-from heapline.engine.replays import live_messages
-from heapline.engine.replays.moved_records import mend
-from heapline.engine.replays.portions import Portion, Sieve
-from heapline.engine.replays.ranges import Ranges
-from heapline.engine.replays.replay_lease import Hold
-from heapline.engine.replays.replay_request import Request
-from heapline.engine.replays.scan import MergedScan, Stretch
+from heapline.engine.replays.portions import Living, Portion, Sieve, look
+from heapline.engine.replays.requests import Ranges, Request
+from heapline.engine.replays.scan import MergedScan, Stretch, mend
 from heapline.engine.runner import TopicRunner
 from heapline.logs import Log
 
 log = Log("heapline.replay")
+AFTER_MS = 3_000  # ms that a replay runs without a lease
+RENEW_MS = 60_000
+LEASE_MS = 10 * 60_000
 ANY_NUMBER = 1 << 30
 LOOK_MS = 20  # ms between clock reads while waiting for the rate: the clock may be moved manually
 LIVING_MS = 30_000  # ms after which the live messages are read again
 
 
+class Hold:
+    """The lease of one replay. With `name`, a replay that continues after a restart finds its lease again."""
+
+    def __init__(self, runner: TopicRunner, clock: Clock, name: str | None = None, after_ms: int = AFTER_MS) -> None:
+        self._runner, self._clock = runner, clock
+        token = secrets.token_hex(8) if name is None else hashlib.sha256(name.encode()).hexdigest()[:32]
+        self._name = f"replay-{token}"
+        self._next_ms = clock.boot_ms() + after_ms
+        self._segment: int | None = None
+        self._holds = False
+
+    async def keep(self, segment: int) -> None:
+        """Keep the segment and all segments after it."""
+        self._segment = segment
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Renew the lease on the segments kept so far."""
+        if self._segment is None or self._clock.boot_ms() < self._next_ms:
+            return
+        self._next_ms = self._clock.boot_ms() + RENEW_MS
+        self._holds = True
+        hold, until = self._runner.loaded.journal.hold, self._clock.wall_ms() + LEASE_MS
+        try:
+            await self._runner.io.run(hold, self._name, self._segment, until)
+        except OSError as error:  # the replay may succeed without the lease
+            log.warning("the journal cannot be held for a replay", topic=self._runner.name, error=str(error))
+
+    async def end(self) -> None:
+        if self._holds:
+            self._holds = False
+            await self._runner.io.run(self._runner.loaded.journal.release, self._name)
+
+
 class Reading:
     def __init__(
-        self, runner: TopicRunner, request: Request, ranges: Ranges, clock: Clock, seen: Iterable[int] = (),
+        self,
+        runner: TopicRunner,
+        request: Request,
+        ranges: Ranges,
+        clock: Clock,
+        seen: Iterable[int] = (),
         hold: Hold | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._runner, self._clock = runner, clock
         self._fast = request.mode == "fast"
         starts, ends = ({p: pair[i] for p, pair in ranges.items()} for i in (0, 1))
@@ -40,7 +83,7 @@ class Reading:
         self._scan = self._begin(starts)
         self._hold = hold or Hold(runner, clock)
         self._lets_go = hold is None  # otherwise the caller keeps the hold after this reader
-        self._living: live_messages.Living | None = None
+        self._living: Living | None = None
         self._looked_ms = 0
 
     @property
@@ -61,7 +104,7 @@ class Reading:
         runner = self._runner
         if self._fast and (self._living is None or self._clock.boot_ms() - self._looked_ms > LIVING_MS):
             self._looked_ms = self._clock.boot_ms()
-            self._living = await live_messages.look(runner, sorted(self._sieve.ends))
+            self._living = await look(runner, sorted(self._sieve.ends))
         portion = self._sieve.portion(await mend(runner, await self._stretch()), self._living)
         if portion.bad:
             log.warning("rows of a replay cannot be read", topic=runner.name, rows=portion.bad)

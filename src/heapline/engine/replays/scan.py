@@ -3,6 +3,10 @@
 Units are written one after the other, so their order is the order of time across partitions, and the order of offsets
 within a partition. A unit is read once, however many partitions have rows in it. Blocking: use it in I/O threads. This
 module does not know which rows are wanted.
+
+The stream contains a record's position at the time when its row was written. A live message's record may be rewritten
+to another segment after it fired. If its old position is deleted, the partition that still has the message knows the
+current one (`mend`). A record that is not found this way is deleted and stays `bad`.
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heapline.contract.errors import BadRequest
+from heapline.contract.stream import Payloads
+from heapline.core.events import I64
 from heapline.core.record import PositionLayout
+from heapline.engine.delivery import split_small
 from heapline.engine.groups.pages import Load, Page, PageBuilder
-from heapline.engine.replays.ranges import Ranges
+from heapline.engine.replays.requests import Ranges
+from heapline.engine.runner import TopicRunner
 from heapline.journal.reader import LogReader, Place
 from heapline.journal.unit import Unit
 
@@ -82,8 +90,9 @@ class MergedScan:
         """Return the next stretch. It may have no rows, but it advances unless the replay is done."""
         builders = {
             p: _Gathering(self._reader, self._layout, self._load, p, self.positions[p])
-            for p, end in self._ends.items() if self.positions[p] < end
-        }  # fmt: skip
+            for p, end in self._ends.items()
+            if self.positions[p] < end
+        }
         place = self._place or self._locate(builders)
         self.began_in = None if place is None else place[0]
         runs: list[Run] = []
@@ -129,3 +138,60 @@ def _lengthen(runs: list[Run], run: Run) -> None:
         runs[-1] = runs[-1]._replace(last=run.last)
     else:
         runs.append(run)
+
+
+async def mend(runner: TopicRunner, stretch: Stretch) -> Stretch:
+    """Return the same stretch, with the records that were found."""
+    bad = {p: page for p, page in stretch.pages.items() if page.bad}
+    if not bad:
+        return stretch
+    pages, records = dict(stretch.pages), dict(stretch.records)
+    for p, page in bad.items():
+        at = np.array(sorted(page.bad), dtype=np.int64)
+        ids = page.rows.ids[at]
+        order = ids.argsort()
+        found = await runner.call(lambda now, p=p, ids=ids[order]: runner.loaded.topic.partitions[p].positions_of(ids))  # type: ignore[misc]
+        there = found >= 0
+        if there.any():
+            rows = at[order][there]
+            pages[p], records[p] = _mended(page, records[p], rows, await runner.load(found[there]))
+    return stretch._replace(pages=pages, records=records)
+
+
+def _mended(page: Page, rows: Any, at: I64, loaded: Any) -> tuple[Page, Any]:
+    rows = rows.copy()
+    keys, headers, fairness = (_filled(c, len(page)) for c in (page.keys, page.headers, page.fairness_keys))
+    starts, ends, priorities = page.payloads.starts.copy(), page.payloads.ends.copy(), page.priorities.copy()
+    enqueued, bad, pieces = page.enqueued_ms.copy(), dict(page.bad), [bytes(page.payloads.data)]
+    end = len(pieces[0])
+    for i, row in enumerate(at.tolist()):
+        record = loaded.rows[i]
+        if i in loaded.bad or int(record["id"]) != int(page.rows.ids[row]):
+            continue
+        rows[row] = record
+        priorities[row] = priorities[row] or record["priority"]  # a reschedule stores its own priority beside its row
+        enqueued[row] = record["enqueued_at"]
+        small = loaded.smalls[i], int(record["key_len"]), int(record["fairness_len"]), int(record["flags"])
+        keys[row], fairness[row], headers[row] = split_small(*small)
+        starts[row], end = end, end + len(loaded.payloads[i])
+        ends[row] = end
+        pieces.append(loaded.payloads[i])
+        del bad[row]
+    mended = {
+        "priorities": priorities,
+        "enqueued_ms": enqueued,
+        "payloads": Payloads(memoryview(b"".join(pieces)), starts, ends),
+        "keys": _used(keys),
+        "headers": _used(headers),
+        "fairness_keys": _used(fairness),
+        "bad": bad,
+    }
+    return Page(**{**page._asdict(), **mended}), rows  # not _replace, which needs len() to be the number of fields
+
+
+def _filled(column: list[Any] | None, count: int) -> list[Any]:
+    return [None] * count if column is None else list(column)
+
+
+def _used(column: list[Any]) -> list[Any] | None:
+    return column if any(value is not None for value in column) else None

@@ -32,8 +32,7 @@ from heapline.contract.errors import BadRequest, HeaplineError, IdempotencyConfl
 from heapline.contract.message import Enqueued, Outgoing
 from heapline.core.schedules.book import Taken
 from heapline.core.schedules.records import ScheduleState
-from heapline.engine.calls import EnqueueCall, Identity
-from heapline.engine.columns import Columns, check_one
+from heapline.engine.columns import Columns, EnqueueCall, Identity, check_one
 from heapline.engine.runner import TopicRunner
 
 #: The topic has seen this number. IdempotencyConflict means a different payload, which only a book restored from an

@@ -1,10 +1,10 @@
 """Fire schedules on time, and change them: a loop that sleeps until a schedule is due.
 
-One task at a time works on a schedule (`_alone`): its firing, or a change that first enqueues what the schedule still
+One task at a time works on a schedule (`_locks`): its firing, or a change that first enqueues what the schedule still
 owes (best effort: a full topic does not prevent pausing or deleting). Different schedules do not wait for each other;
 group commit combines their writes.
 
-Every reported value is durable; see snapshots.py. The reason why each firing is enqueued once is in firings.py.
+Every reported value is durable; see store.py. The reason why each firing is enqueued once is in firings.py.
 
 The scheduler uses the wall clock and reads it at least every ten seconds, so that it notices a clock change.
 """
@@ -14,20 +14,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from heapline.contract import schedules
+from heapline.contract.call import Page
+from heapline.contract.context import Context
 from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name, short
 from heapline.core.latency import Latency
 from heapline.core.schedules.book import Book, Taken, schedule_info
 from heapline.core.schedules.records import ScheduleFired, ScheduleState
 from heapline.engine.columns import check_one
+from heapline.engine.handlers import cursor_of, handles, read_cursor
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.firings import Sent, producer_of, send
-from heapline.engine.schedules.snapshots import KeptBook
-from heapline.engine.schedules.store import ScheduleStore, check_size
+from heapline.engine.schedules.store import KeptBook, ScheduleStore, check_size
 from heapline.logs import Log
+from heapline.owned_tasks import KeyedLocks, OwnedTasks
+
+if TYPE_CHECKING:
+    from heapline.engine.broker import EmbeddedBroker
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -50,9 +57,9 @@ class Scheduler:
         self._wall_ms = wall_ms
         self._kept = KeptBook(store)
         self._poked = asyncio.Event()
-        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._locks: KeyedLocks[str] = KeyedLocks()  # for a firing or change of a schedule
         self._troubles: dict[str, str] = {}  # schedule -> why its last firing could not be enqueued
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnedTasks()
         self._firings: set[asyncio.Task[None]] = set()  # those of `_tasks` that fire
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
@@ -83,8 +90,7 @@ class Scheduler:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self._tasks.join(CLOSE_SECONDS)
         self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -109,7 +115,7 @@ class Scheduler:
                 log.error("schedules cannot be read", error=str(error), retry_in=PAUSE)
                 pause = PAUSE
             except Exception:
-                log.exception("schedules wait")
+                log.exception("schedules failed; will retry")
                 pause = PAUSE
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -145,22 +151,22 @@ class Scheduler:
         now = self._wall_ms()
         for one in self._book.take_due(now, UNDER_WAY_MAX - len(self._firings)):
             self._postpone(one.name)  # a successful firing reschedules it
-            firing = self._spawn(self._fire(one.name))
+            firing = self._tasks.spawn(self._fire(one.name))
             self._firings.add(firing)
             firing.add_done_callback(self._firings.discard)
 
     async def _fire(self, name: str) -> None:
         try:
-            async with self._alone(name):
+            async with self._locks.alone(name):
                 await self._know()
                 await self._settle(name)
         except ScheduleNotFound:  # deleted meanwhile
             self._kept.has_succeeded(name)
         except (HeaplineError, OSError) as error:  # of the store: the done mark is behind, but the topic knows
             if not self._closed:
-                log.warning("a schedule waits", schedule=name, error=str(error))
+                log.warning("schedule failed; will retry", schedule=name, error=str(error))
         except Exception:
-            log.exception("a schedule waits", schedule=name)
+            log.exception("schedule failed; will retry", schedule=name)
         self.poke()
 
     async def _settle(self, name: str) -> bool:
@@ -220,7 +226,7 @@ class Scheduler:
             return
         self.failed += 1
         if name not in self._troubles:
-            log.warning("a schedule cannot be fired", schedule=name, topic=taken.topic, error=str(sent.error))
+            log.warning("schedule cannot fire", schedule=name, topic=taken.topic, error=str(sent.error))
         self._troubles[name] = str(sent.error)
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -288,7 +294,7 @@ class Scheduler:
         return schedule_info(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
 
     async def _change(self, name: str, change: Callable[[], bool]) -> ScheduleInfo:
-        async with self._alone(name):
+        async with self._locks.alone(name):
             await self._bring_in(name)
             await self._know()
             if change():
@@ -296,7 +302,7 @@ class Scheduler:
             return await self._kept.look(lambda book: self._told(book, name))
 
     async def _delete(self, name: str) -> None:
-        async with self._alone(name):
+        async with self._locks.alone(name):
             await self._bring_in(name)
             await self._know()
             self._book.delete(name)
@@ -316,32 +322,13 @@ class Scheduler:
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish a change even if its caller is cancelled: half a change would leave a book unlike the disk."""
-        task = self._spawn(work)
+        task = self._tasks.spawn(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
                 raise Closed from None
             raise
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    @contextlib.asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """Allow one firing or change of a schedule at a time."""
-        lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
-        users.append(None)
-        try:
-            async with lock:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._locks[name]
 
 
 def _record(taken: Taken, sent: Sent) -> ScheduleFired | None:
@@ -352,3 +339,43 @@ def _record(taken: Taken, sent: Sent) -> ScheduleFired | None:
         return None
     last = taken.times[sent.done - 1]
     return ScheduleFired(taken.name, taken.record.incarnation, last, last, sent.done)
+
+
+@handles(schedules.CreateSchedule)
+async def create(broker: EmbeddedBroker, command: schedules.CreateSchedule, context: Context) -> ScheduleInfo:
+    broker.check_open()
+    return await broker.schedules.set(command.schedule())
+
+
+@handles(schedules.GetSchedule)
+async def get(broker: EmbeddedBroker, command: schedules.GetSchedule, context: Context) -> ScheduleInfo:
+    broker.check_open()
+    return await broker.schedules.get(command.name)
+
+
+@handles(schedules.ListSchedules)
+async def list_schedules(
+    broker: EmbeddedBroker, command: schedules.ListSchedules, context: Context
+) -> Page[ScheduleInfo]:
+    broker.check_open()
+    after = read_cursor(command.cursor, str, "")
+    found, following = await broker.schedules.page(after, command.limit)
+    return Page(found, None if following is None else cursor_of(following))
+
+
+@handles(schedules.PauseSchedule)
+async def pause(broker: EmbeddedBroker, command: schedules.PauseSchedule, context: Context) -> ScheduleInfo:
+    broker.check_open()
+    return await broker.schedules.pause(command.name)
+
+
+@handles(schedules.ResumeSchedule)
+async def resume(broker: EmbeddedBroker, command: schedules.ResumeSchedule, context: Context) -> ScheduleInfo:
+    broker.check_open()
+    return await broker.schedules.resume(command.name)
+
+
+@handles(schedules.DeleteSchedule)
+async def delete(broker: EmbeddedBroker, command: schedules.DeleteSchedule, context: Context) -> None:
+    broker.check_open()
+    await broker.schedules.delete(command.name)

@@ -1,36 +1,38 @@
-"""Storage of schedules: an internal topic that users cannot name, with one message per schedule.
+"""Storage of schedules: an internal topic with one message per schedule, and the book in memory.
 
 A message holds the complete state of one schedule (`BookState` with one entry). A change writes the new state and
 cancels the previous message in one turn. If a crash separates the two, the later message wins on reading. Each message
 contains the last incarnation number given out; when a schedule is deleted, a message without a schedule holds it. So
 journal, group commit, snapshots, reclaiming, backups and `journal verify` work as for any topic.
 
-This module decides nothing. If a write fails, the state on disk is unknown and has to be read again.
+`KeptBook` is the book together with its store: every value read from it is durable. A change is made in the book and
+its write begins in the same step (`keep`), so writes have the order of the changes. A read waits for the writes in
+progress. If a write fails, the state on disk is unknown: the book is discarded and read again (`know`) when all writes
+in progress have ended. A done mark that is lost this way does no harm, because the topic knows which firings it has
+(see firings.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-import numpy as np
-
-from heapline.contract.config import TopicConfig
-from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt
+from heapline.contract.errors import BadRequest
 from heapline.contract.message import Outgoing
 from heapline.contract.schedules import Schedule
-from heapline.core.events import Cancelled
 from heapline.core.now import Now
 from heapline.core.schedules.book import Book
 from heapline.core.schedules.records import BookState, ScheduleState, decode_state, encode_state
-from heapline.engine.calls import EnqueueCall
+from heapline.engine.columns import EnqueueCall
+from heapline.engine.internal_topic import CONFIG, InternalTopic, cancel
 from heapline.engine.runner import TopicRunner
 
-NAMESPACE, NAME = "_system", "schedules"  # users' topics cannot have this name: names start with a letter or digit
-CONFIG = TopicConfig(streams=False, segment_bytes=4 << 20, max_payload_bytes=2 << 20)
-READ_ROWS = 1024
+NAME = "schedules"
 STATE_BYTES = 4096  # upper bound of a state without payload, key and headers
 _HEAD = ""  # key of the message without a schedule
 _WHERE = "the journal of the schedules"
+T = TypeVar("T")
 
 
 def check_size(schedule: Schedule) -> None:
@@ -45,28 +47,16 @@ def check_size(schedule: Schedule) -> None:
 
 
 class ScheduleStore:
-    """Reads and writes schedules. `make` creates the topic on the first write."""
+    """Reads and writes schedules."""
 
-    def __init__(self, make: Callable[[], Awaitable[TopicRunner]]) -> None:
-        self._make = make
-        self.runner: TopicRunner | None = None
-        self.refusal: HeaplineError | None = None  # the topic cannot be opened
+    def __init__(self, topic: InternalTopic) -> None:
+        self.topic = topic
         self._ids: dict[str, int] = {}  # schedule -> id of its message
         self._superseded: list[int] = []  # messages that a crash left over
 
     async def read(self) -> BookState:
         """Return everything on disk. No write may run meanwhile."""
-        if self.refusal is not None:
-            raise self.refusal.with_traceback(None)
-        if self.runner is None:
-            return BookState()
-        for last in (False, False, True):
-            found, bad = await self._read_all(self.runner)
-            if bad is None:
-                break
-            if last:  # each record was read several times, at its current position
-                raise bad
-        return self._latest(found)
+        return self._latest([(id, decode_state(data, _WHERE)) for id, data in await self.topic.read()])
 
     def _latest(self, found: list[tuple[int, BookState]]) -> BookState:
         self._ids, self._superseded = {}, []
@@ -80,28 +70,9 @@ class ScheduleStore:
         numbers = [kept.incarnations for _, kept in found]
         return BookState(incarnations=max(numbers, default=0), schedules=list(states.values()))
 
-    @staticmethod
-    async def _read_all(runner: TopicRunner) -> tuple[list[tuple[int, BookState]], JournalCorrupt | None]:
-        """Return the states by id, which is the order of writing, or the corrupt record: records may move meanwhile."""
-        ids, positions = await runner.call(lambda now: runner.loaded.topic.partitions[0].waiting())
-        order = ids.argsort()
-        ids, positions = ids[order], positions[order]
-        found: list[tuple[int, BookState]] = []
-        for start in range(0, len(ids), READ_ROWS):
-            records = await runner.load(positions[start : start + READ_ROWS])
-            for fact in records.bad.values():
-                return [], JournalCorrupt(fact.path, fact.offset, f"a schedule ({fact.detail})")
-            for id, payload in zip(ids[start : start + READ_ROWS].tolist(), records.payloads, strict=True):
-                found.append((id, decode_state(payload, _WHERE)))
-        return found, None
-
     async def write(self, book: Book, names: Iterable[str]) -> None:
         """Write these schedules as the book has them when the write runs, or delete those that it no longer has."""
-        if self.refusal is not None:
-            raise self.refusal.with_traceback(None)
-        if self.runner is None:
-            self.runner = await self._make()
-        runner, names = self.runner, list(names)
+        runner, names = await self.topic.create(), list(names)
         await runner.bring(lambda now: self._decide(runner, book, names, now))
 
     def _decide(self, runner: TopicRunner, book: Book, names: list[str], now: Now) -> None:
@@ -115,15 +86,62 @@ class ScheduleStore:
             if isinstance(result, Exception):
                 raise result
         before = [self._ids.pop(name) for name in {*names, *kept} if name in self._ids]
-        self._cancel(runner, [*before, *self._superseded], now)
+        cancel(runner, [*before, *self._superseded], now)
         self._superseded = []
         self._ids |= {name: result.id for name, result in zip(kept, answers, strict=True)}
 
-    @staticmethod
-    def _cancel(runner: TopicRunner, going: list[int], now: Now) -> None:
-        partition = runner.loaded.topic.partitions[0]
-        ids = np.array(sorted(going), dtype=np.int64)
-        positions = partition.positions_of(ids)
-        there = positions >= 0
-        if there.any():
-            runner.loaded.emit(partition, Cancelled(ids[there], positions[there], bytes(int(there.sum()))), now)
+
+class KeptBook:
+    def __init__(self, store: ScheduleStore) -> None:
+        self.store = store
+        self.book = Book()
+        self._is_known = False  # whether the book matches the disk
+        self._reading = asyncio.Lock()
+        self._writes: set[asyncio.Future[bool]] = set()  # in progress; whether they succeeded
+        self._put_off: dict[str, int] = {}  # schedule -> time of the next attempt, unless it succeeds first
+
+    async def know(self) -> None:
+        """Ensure that the book matches the disk, or raise."""
+        if self._is_known:
+            return
+        async with self._reading:  # one task reads for all concurrent callers
+            if self._is_known:
+                return
+            while self._writes:
+                await asyncio.wait(self._writes)
+            self.book, self._is_known = Book.from_state(await self.store.read()), True
+            for name, until in self._put_off.items():
+                self.book.postpone(name, until)
+
+    async def keep(self, name: str) -> None:
+        """Make a change durable. Call it in the same step as the change, so that no reload comes between."""
+        write: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._writes.add(write)
+        succeeded = False
+        try:
+            await self.store.write(self.book, [name])
+            succeeded = True
+        finally:
+            self._is_known = self._is_known and succeeded
+            self._writes.discard(write)
+            write.set_result(succeeded)
+
+    async def look(self, look: Callable[[Book], T]) -> T:
+        """Return the result of `look` on the book, once that state is durable."""
+        while True:
+            await self.know()
+            found = look(self.book)
+            writes = list(self._writes)
+            if writes:
+                await asyncio.wait(writes)
+            if all(write.result() for write in writes):
+                return found
+
+    def postpone(self, name: str, until: int) -> None:
+        """Skip the schedule until `until`, even if the book is reloaded after a failed write."""
+        self._put_off[name] = until
+        self.book.postpone(name, until)
+
+    def has_succeeded(self, name: str) -> None:
+        """Stop skipping a schedule that succeeded or was deleted."""
+        self._put_off.pop(name, None)

@@ -9,8 +9,8 @@ import pytest
 
 from heapline.contract.errors import TopicReloading
 from heapline.contract.message import Outgoing
-from heapline.engine.groups.fetch import FetchCall
-from heapline.engine.groups.page_store import PageStore
+from heapline.engine.groups.member_calls import FetchCall
+from heapline.engine.groups.page_reader import PageStore
 from heapline.engine.groups.pages import Page
 from heapline.engine.metrics_source import measure
 from heapline.testing import MemoryBroker
@@ -98,7 +98,7 @@ async def test_group_below_the_logs_start_continues_there_with_a_log_line(
         await rig.hl.create_group("jobs", "g", unused_after=3600.0)
         await churn(rig)
         rig.clock.advance(3601)
-        monkeypatch.setattr("heapline.engine.segment_reclaimer.decide_move_on", lambda *_: [])
+        monkeypatch.setattr("heapline.engine.maintenance.decide_move_on", lambda *_: [])
         await reclaim(rig)
         start, _ = (await rig.hl.offsets("jobs"))[0]
         assert (await rig.hl.group_offsets("jobs", "g"))[0].committed < start

@@ -396,7 +396,7 @@ async def test_acks_of_non_members_leave_no_state() -> None:
         for number in range(3):
             with pytest.raises(DeliveryLost):
                 await hl.group_ack("jobs", "g", f"nobody-{number}", {0: [0]}, session="s")
-        assert hl._runner("jobs").streams.sessions._current == {}
+        assert hl.runner("jobs").streams.sessions._current == {}
 
 
 @pytest.fixture

@@ -327,10 +327,10 @@ class CutRig(Rig):
     async def crash(self, draw: random.Random) -> None:
         """What is left of the machine: the disk, as a power cut leaves it."""
         self.io.is_cut = True  # type: ignore[attr-defined]
-        self.hl._replays.stop()
+        self.hl.replays.stop()
         for runner in self.hl._all_runners():
             runner.is_closed = True
-            for task in list(runner._tasks):
+            for task in list(runner.tasks):
                 task.cancel()
         for _ in range(4):  # what would tidy up waits for a disk that does not answer
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -493,12 +493,12 @@ async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatc
             await rig.hl.get_replay("r")
         rig.clock.advance(10_000)
         async with asyncio.timeout(30):
-            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+            while rig.hl.replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "running"
 
 
-async def test_jobs_are_listed_again_after_an_internal_error(
+async def test_jobs_are_listed_again_after_a_bug_and_calls_fail_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(manager, "PAUSE", 0.0)
@@ -508,12 +508,12 @@ async def test_jobs_are_listed_again_after_an_internal_error(
         await ended(rig.hl)
         await rig.hl.close()
         with monkeypatch.context() as patch:
-            patch.setattr(jobs.files, "load", lambda *_: 1 / 0)
+            patch.setattr(jobs, "load", lambda *_: 1 / 0)
             await rig.open()
             with pytest.raises(heapline.UnavailableError, match="log tells why"):
                 await rig.hl.get_replay("r")
         async with asyncio.timeout(30):
-            while rig.hl._replays._refusal is not None:  # noqa: ASYNC110
+            while rig.hl.replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "done"
         assert caplog.text.count("replays cannot be listed") == 1

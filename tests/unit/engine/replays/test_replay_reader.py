@@ -14,7 +14,7 @@ import heapline
 from heapline.contract import replay_reader
 from heapline.contract.replays import SaveCheckpoint
 from heapline.contract.stream import ReplayFilter, StreamBatch, StreamMessage
-from heapline.engine.replays import checkpoints, reader, scan
+from heapline.engine.replays import handlers, reader, scan
 from heapline.journal.records import BadRecord, Records, empty_records
 from heapline.testing import FakeClock, HandClock, MemoryBroker
 from tests.unit.engine.rig import Rig, opened, settle
@@ -117,7 +117,7 @@ async def test_time_ranges_find_their_place_by_the_index_in_a_long_journal() -> 
         moments.append(clock.now())
         await hl.enqueue("jobs", b"%d" % i + b"." * 60_000)
         await pass_time(hl, clock, 1)
-    runner = hl._runner("jobs")
+    runner = hl.runner("jobs")
     reader = runner.loaded.journal.reader()
     assert len(reader.segments()) > 2
     for i in (0, 1, 17, 30, 59):
@@ -163,7 +163,7 @@ async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
         assert next(row.offset for row in await read(rig.hl, start="earliest")) >= first
         assert await read(rig.hl, start=end) == []
         await rig.hl.do(SaveCheckpoint("jobs", "mine", {0: 1}))
-        with pytest.raises(heapline.BadRequest, match="begin another"):
+        with pytest.raises(heapline.BadRequest, match="start another"):
             await read(rig.hl, checkpoint="mine")
 
 
@@ -365,7 +365,7 @@ async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
         assert len(rig.io.held) == 1, "two threads would write one file"
         rig.io.release()
         await asyncio.gather(*keeps)
-        assert await checkpoints.find(rig.runner(), "c") == {0: 5, 1: 5}
+        assert await handlers.find_checkpoint(rig.runner(), "c") == {0: 5, 1: 5}
 
 
 @pytest.mark.parametrize("start", ["latest", 7])

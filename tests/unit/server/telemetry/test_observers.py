@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from heapline.contract.errors import HeaplineError, LeaseLost, Unauthenticated
 from heapline.contract.leases import Pop
-from heapline.engine.timed_disk import TimedDisk
+from heapline.engine.metrics_source import TimedDisk
 from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.gate import Gate, Request
 from heapline.server.telemetry.broker_metrics import Rows

@@ -13,9 +13,16 @@ from heapline.contract.errors import UnavailableError
 from heapline.contract.message import Enqueued, MessageInfo
 from heapline.contract.results import pack_enqueued
 from heapline.engine import lookup
-from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
-from heapline.engine.columns import Columns, check_for_topic, check_priority
-from heapline.engine.handlers.table import handles
+from heapline.engine.columns import (
+    Columns,
+    EnqueueCall,
+    Identity,
+    batch_bytes_max,
+    check_batch_bytes,
+    check_for_topic,
+    check_priority,
+)
+from heapline.engine.handlers import handles
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker
@@ -34,7 +41,8 @@ def identity_of(command: Any) -> Identity | None:
 def enqueue(broker: EmbeddedBroker, command: messages.Enqueue, context: Context) -> Awaitable[Enqueued]:
     runner = broker.runner(command.topic)
     check_for_topic(command, runner.loaded.topic.config, runner.name)
-    return runner.enqueue(EnqueueCall(runner.future(), message=command, identity=identity_of(command)))
+    identity = None if command.producer_id is None else identity_of(command)
+    return runner.enqueue(EnqueueCall(runner.future(), message=command, identity=identity))
 
 
 @handles(messages.EnqueueBatch)

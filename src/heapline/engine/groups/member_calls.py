@@ -1,23 +1,31 @@
-"""Settle the acks and nacks of a turn. Those of one member and partition become one event, however many calls there
-were.
+"""Fetch and settle calls of group members, and how acks and nacks of a turn are settled together.
 
-Rows that the member no longer holds are reported to the calls that named them; all other rows are settled.
+Acks and nacks of one member and partition become one event, however many calls there were. Rows that the member no
+longer holds are reported to the calls that named them; all other rows are settled.
+
+Rows taken for a member become batches. Most rows come from a page that all groups share. A row that is redelivered
+after a failure may be stored anywhere, so its record is read separately. A batch holds rows of one partition;
+redelivered rows of a share come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from asyncio import Future, TimerHandle
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.errors import ConflictError, DeliveryLost, HeaplineError, RequestError
-from heapline.core.groups.group import Group
+from heapline.contract.stream import StreamBatch
+from heapline.core.groups.deliveries import Columns
+from heapline.core.groups.group import Group, Share
 from heapline.core.now import Now
 from heapline.engine.committer import give, refuse
-from heapline.engine.groups.fetch import SettleCall
+from heapline.engine.groups.pages import Page
 
 if TYPE_CHECKING:
     from heapline.engine.groups.service import StreamServing
@@ -26,6 +34,77 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 ACK_ROWS, NACK_ROWS = 32768, 16384  # per event, which must fit into the smallest segment: 24 and 56 bytes each
 _Key = tuple[str, str, int, bool, str]  # group, member, partition, nacks, reason
+
+
+class FetchCall(msgspec.Struct, eq=False):
+    """One fetch request and its state."""
+
+    future: Future[Any]
+    group: str
+    member: str
+    session: str
+    max_messages: int
+    max_bytes: int
+    waits: bool
+    timer: TimerHandle | None = None
+    reading: bool = False  # waits for a page that is being read
+
+
+class SettleCall(msgspec.Struct, eq=False):
+    """Rows to ack or nack."""
+
+    future: Future[Any]
+    group: str
+    member: str
+    session: str
+    offsets: Mapping[int, I64]
+    nacks: bool
+    reason: str
+
+
+class Loose:
+    """Rows whose records must be read separately."""
+
+    __slots__ = ("attempts", "partition", "rows")
+
+    def __init__(self, partition: int, rows: Columns, attempts: I64) -> None:
+        order = np.argsort(rows.offsets, kind="stable")
+        self.partition, self.rows, self.attempts = partition, rows.only(order), attempts[order]
+
+
+def split_share(
+    share: Share, page: Page | None, topic: str, id_suffix: int
+) -> tuple[Loose | None, StreamBatch | None, I64]:
+    """Return the rows outside the page, those in it as a batch, and the offsets of rows that cannot be read."""
+    offsets = share.rows.offsets
+    none: I64 = offsets[:0]
+    if page is None or not len(page):
+        return Loose(share.partition, share.rows, share.attempts), None, none
+    own = page.rows.offsets
+    first, count = int(np.searchsorted(own, offsets[0])), len(offsets)
+    if np.array_equal(own[first : first + count], offsets):  # the usual case: the next rows of the page
+        return None, *_batch(page, slice(first, first + count), share.attempts, topic, id_suffix)
+    at = np.minimum(np.searchsorted(own, offsets), len(own) - 1)
+    inside = own[at] == offsets
+    loose = None
+    if not inside.all():
+        loose = Loose(share.partition, share.rows.only(~inside), share.attempts[~inside])
+    if not inside.any():
+        return loose, None, none
+    return loose, *_batch(page, at[inside], share.attempts[inside], topic, id_suffix)
+
+
+def _batch(page: Page, at: I64 | slice, attempts: I64, topic: str, id_suffix: int) -> tuple[StreamBatch | None, I64]:
+    bad = page.rows.offsets[:0]
+    if page.bad:
+        where = np.arange(len(page))[at]
+        good = ~np.isin(where, np.fromiter(page.bad, np.int64, len(page.bad)))
+        if not good.all():
+            bad = page.rows.offsets[where[~good]]
+            at, attempts = where[good], attempts[good]
+            if not len(attempts):
+                return None, bad
+    return page.batch(None, topic, id_suffix, at, attempts), bad
 
 
 def settle_all(serving: StreamServing, runner: TopicRunner, calls: Sequence[SettleCall], now: Now) -> None:

@@ -1,6 +1,7 @@
-"""Resolve a replay request to a start and an end offset in each partition.
+"""Replay requests, and the start and end offsets that they select in each partition.
 
-The end is fixed here, at what is durable now, so a replay into its own topic does not read its own output. A timestamp
+A request is validated once, and normalized so that two requests can be compared, stored and sent. The end of a range is
+fixed at what is durable when it is resolved, so a replay into its own topic does not read its own output. A timestamp
 refers to the wall time of the unit that contains a row: a range between two timestamps has the rows of all units from
 the first that was written at or after the start, up to the first at or after the end.
 """
@@ -8,14 +9,73 @@ the first that was written at or after the start, up to the first at or after th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
+import msgspec
+
+from heapline.contract.check import instant_to_ms
 from heapline.contract.errors import BadRequest
+from heapline.contract.groups import Position
+from heapline.contract.replays import Replay, StartReplay
+from heapline.contract.stream import ReplayFilter
 from heapline.engine.log import first_offsets
-from heapline.engine.replays.replay_request import Mark, Request
 from heapline.engine.runner import TopicRunner
 from heapline.journal.reader import LogReader
 
 Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the offset after the last
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A requested position in the log: exactly one field is set."""
+
+    end_of_log: Literal["earliest", "latest"] | None = None
+    offset: int | None = None
+    offsets: dict[int, int] | None = None  # by partition
+    wall_ms: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The requested rows of a topic. If `end` is None, the replay ends at what is durable when it starts."""
+
+    topic: str
+    start: Mark = Mark(end_of_log="earliest")
+    end: Mark | None = None
+    partitions: list[int] | None = None
+    mode: Literal["all", "fast"] = "all"
+    where: ReplayFilter | None = None
+    rate: float | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fields to replace in a message on its way into a topic. It keeps the others, but is due immediately."""
+
+    priority: int | None = None
+    delay: float | None = None
+    deliver_at_ms: int | None = None
+    keep_due: bool = False
+
+
+def request_of(command: Replay | StartReplay) -> Request:
+    """Return a command's request in the form that is compared and stored."""
+    where = None if command.where == ReplayFilter() else command.where
+    return Request(
+        topic=command.topic,
+        start=_mark(command.start),
+        end=None if command.end is None else _mark(command.end),
+        partitions=None if command.partitions is None else sorted(set(command.partitions)),
+        mode=command.mode,
+        where=where,
+        rate=command.rate,
+    )
+
+
+def _mark(position: Position) -> Mark:
+    return Mark(
+        end_of_log=position.edge,
+        offset=position.offset,
+        offsets=position.offsets,
+        wall_ms=None if position.at is None else instant_to_ms(position.at),
+    )
 
 
 async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Ranges:
@@ -53,9 +113,7 @@ def _chosen(request: Request, count: int, topic: str) -> list[int]:
     return chosen
 
 
-def _find(
-    reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]
-) -> Ranges:  # fmt: skip
+def _find(reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]) -> Ranges:
     found = first_offsets(reader, len(ends))
     firsts = {p: end if (first := found[p]) is None else first for p, end in enumerate(ends)}
     lasts = {p: ends[p] for p in chosen}
@@ -70,9 +128,13 @@ def _find(
         if asked is not None and asked < firsts[partition]:
             raise BadRequest(
                 f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"
-                + (f', and this checkpoint cannot go on: begin another one (start="earliest", or from '
-                   f"{firsts[partition]})" if partition in kept else ' (start="earliest" begins there)')
-            )  # fmt: skip
+                + (
+                    f', and this checkpoint cannot continue; start another one (start="earliest", or from '
+                    f"{firsts[partition]})"
+                    if partition in kept
+                    else ' (start="earliest" begins there)'
+                )
+            )
     # A range that ends before it starts is empty and stays at its start.
     return {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
 

@@ -10,8 +10,8 @@ from heapline.contract.context import Context
 from heapline.contract.message import BatchInfo, SinkInfo
 from heapline.contract.results import pack_enqueued
 from heapline.engine.columns import Columns
-from heapline.engine.handlers.messages import identity_of
-from heapline.engine.handlers.table import handles, page_by_name
+from heapline.engine.handlers import handles, page_by_name
+from heapline.engine.messages import identity_of
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker

@@ -16,9 +16,9 @@ from heapline.contract.errors import DeliveryLost
 from heapline.contract.results import pack_batch
 from heapline.contract.stream import GroupDeadLetter, GroupInfo
 from heapline.engine.groups import admin
-from heapline.engine.groups.fetch import FetchCall, SettleCall
-from heapline.engine.handlers.table import handles, page_by_name
-from heapline.engine.handlers.topics import given
+from heapline.engine.groups.member_calls import FetchCall, SettleCall
+from heapline.engine.handlers import handles, page_by_name
+from heapline.engine.topic_calls import given
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker

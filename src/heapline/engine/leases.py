@@ -16,7 +16,7 @@ from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.engine import lookup
 from heapline.engine.delivery import PopCall
-from heapline.engine.handlers.table import handles
+from heapline.engine.handlers import handles
 
 if TYPE_CHECKING:
     from heapline.engine.broker import EmbeddedBroker

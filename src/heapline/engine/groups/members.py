@@ -1,17 +1,22 @@
-"""Track which session owns each group member's name: the most recent subscriber.
+"""Members of a group: which session owns each member's name, and which partitions each member gets.
 
-Kept in memory only. After the log is reopened, the first session under a name is the current one. A replaced session is
-remembered for a while, so that it gets an error and does not take the name back.
+The most recent subscriber owns a name. That is kept in memory only: after the log is reopened, the first session under
+a name is the current one. A replaced session is remembered for a while, so that it gets an error and does not take the
+name back. Partitions are assigned with the strategies of `heapline.assign`, all with the same weight. They stay with
+their member as far as an even spread allows: a join moves about one share, and a leave moves only what the leaver had.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 
+from heapline.assign import Partition, WeightedConsistentHashStrategy
 from heapline.contract.errors import GroupNotFound, MemberReplaced
 
 _REPLACED_MAX = 64  # replaced sessions remembered per name
 _ENDED_MAX = 4096  # sessions remembered after their group was deleted
+_strategy = WeightedConsistentHashStrategy()
 
 
 class Sessions:
@@ -69,3 +74,13 @@ class Sessions:
             del self._replaced[name]
         while len(self._ended) > _ENDED_MAX:
             del self._ended[next(iter(self._ended))]
+
+
+def assign(
+    members: Sequence[str], partitions: Sequence[int], shares: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
+    """Assign each partition to one of the members."""
+    known = {number: Partition((str(number),)) for number in partitions}
+    before = {member: [known[p] for p in share if p in known] for member, share in shares.items()}
+    after = _strategy.assign(members, list(known.values()), before)
+    return {member: sorted(int(partition.keys[0]) for partition in share) for member, share in after.items()}

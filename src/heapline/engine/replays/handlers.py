@@ -1,0 +1,139 @@
+"""Handlers of replays, and the checkpoints of replays to subscribers.
+
+A checkpoint is one file, in the folder of its topic, under its name. It is deleted with its topic: a new topic under
+the same name starts without checkpoints. A checkpoint names its topic's incarnation nevertheless, because folders can
+be copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from heapline.contract import replays
+from heapline.contract.call import Page
+from heapline.contract.check import instant_to_ms
+from heapline.contract.context import Context
+from heapline.contract.errors import BadRequest, UnavailableError
+from heapline.contract.results import pack_batch
+from heapline.contract.stream import ReplayInfo
+from heapline.engine.handlers import feeds, handles, page_by_name
+from heapline.engine.replays.job_runner import rows_within
+from heapline.engine.replays.jobs import FOLDER, load, make_folder, save, to_its_end
+from heapline.engine.replays.reader import Pace, Reading
+from heapline.engine.replays.requests import Change, find_ranges, request_of
+from heapline.engine.runner import TopicRunner
+from heapline.logs import Log
+
+if TYPE_CHECKING:
+    from heapline.engine.broker import EmbeddedBroker
+
+log = Log("heapline.replay")
+#: Two concurrent writes would write the same file, and one would lose the other's partitions.
+_locks: WeakKeyDictionary[TopicRunner, asyncio.Lock] = WeakKeyDictionary()
+STEP_BYTES = 2 << 20  # a step over the wire is one message, and most clients accept no more than 4 MiB
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    incarnation: int
+    positions: dict[int, int]  # partition -> next offset
+    at_ms: int
+
+
+def _folder(runner: TopicRunner) -> str:
+    return f"{runner.loader.directory}/{FOLDER}"
+
+
+async def find_checkpoint(runner: TopicRunner, name: str) -> dict[int, int]:
+    path = f"{_folder(runner)}/{name}.json"
+    found: Checkpoint | None = await runner.io.run(load, runner.loader.disk, path, Checkpoint)
+    if found is None:
+        return {}
+    if found.incarnation != runner.loader.incarnation:
+        log.warning("checkpoint of a topic that was deleted, not used", topic=runner.name, checkpoint=name)
+        return {}
+    return found.positions
+
+
+async def keep_checkpoint(runner: TopicRunner, name: str, positions: Mapping[int, int]) -> None:
+    """Save positions. Durable on return. Partitions that are not named keep their saved position."""
+    for partition, offset in positions.items():
+        if not 0 <= partition < len(runner.loaded.topic.partitions) or not 0 <= offset <= 1 << 62:
+            raise BadRequest(f"topic {runner.name!r} has no place {offset} in a partition {partition}")
+    async with _locks.setdefault(runner, asyncio.Lock()):
+        known = await find_checkpoint(runner, name)
+        checkpoint = Checkpoint(
+            incarnation=runner.loader.incarnation, positions={**known, **positions}, at_ms=runner.wall_ms()
+        )
+        try:
+            await to_its_end(runner.io.run(_save, runner, name, checkpoint))
+        except OSError as error:
+            raise UnavailableError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
+
+
+def _save(runner: TopicRunner, name: str, checkpoint: Checkpoint) -> None:
+    make_folder(runner.loader.disk, _folder(runner))
+    save(runner.loader.disk, f"{_folder(runner)}/{name}.json", checkpoint)
+
+
+@feeds(replays.Replay)
+async def replay(broker: EmbeddedBroker, feed: replays.Replay, context: Context) -> AsyncIterator[replays.ReplayStep]:
+    runner = broker.runner(feed.topic)
+    request = request_of(feed)
+    kept = None if feed.checkpoint is None else await find_checkpoint(runner, feed.checkpoint)
+    ranges = await find_ranges(runner, request, kept)
+    ends = {p: last for p, (_, last) in ranges.items()}
+    yield replays.ReplayStep(runner.name, {p: first for p, (first, _) in ranges.items()}, ends)
+    reading, pace = Reading(runner, request, ranges, broker.clock), Pace(request.rate, broker.clock)
+    try:
+        while not reading.is_done:
+            portion = await reading.next()
+            while len(portion):
+                count = min(await pace.room(reading.stay), rows_within(portion, STEP_BYTES))
+                head, portion = portion.split(count)
+                pace.went(count)
+                batches = [pack_batch(rows.batch) for rows in head.rows]
+                yield replays.ReplayStep(runner.name, head.positions, ends, batches, runner.loaded.topic.id_suffix)
+            yield replays.ReplayStep(runner.name, portion.positions, ends)
+    finally:
+        await reading.close()
+
+
+@handles(replays.SaveCheckpoint)
+def save_checkpoint(broker: EmbeddedBroker, command: replays.SaveCheckpoint, context: Context) -> Awaitable[None]:
+    return keep_checkpoint(broker.runner(command.topic), command.checkpoint, command.positions)
+
+
+@handles(replays.StartReplay)
+async def start_replay(broker: EmbeddedBroker, command: replays.StartReplay, context: Context) -> ReplayInfo:
+    broker.check_open()
+    change = Change(
+        priority=command.priority,
+        delay=command.delay,
+        deliver_at_ms=None if command.deliver_at is None else instant_to_ms(command.deliver_at),
+        keep_due=command.keep_due,
+    )
+    return await broker.replays.start(command.name, request_of(command), command.into, change)
+
+
+@handles(replays.GetReplay)
+async def get_replay(broker: EmbeddedBroker, command: replays.GetReplay, context: Context) -> ReplayInfo:
+    broker.check_open()
+    return await broker.replays.get(command.name)
+
+
+@handles(replays.ListReplays)
+async def list_replays(broker: EmbeddedBroker, command: replays.ListReplays, context: Context) -> Page[ReplayInfo]:
+    broker.check_open()
+    infos = sorted(await broker.replays.listed(), key=lambda info: info.name)
+    return page_by_name(infos, command.cursor, command.limit)
+
+
+@handles(replays.CancelReplay)
+async def cancel_replay(broker: EmbeddedBroker, command: replays.CancelReplay, context: Context) -> ReplayInfo:
+    broker.check_open()
+    return await broker.replays.cancel(command.name)
