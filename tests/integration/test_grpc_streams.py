@@ -118,7 +118,7 @@ async def test_stream_that_waits_and_is_cut_takes_nothing_any_more(rig: Rig) -> 
 async def test_what_was_popped_for_a_stream_that_is_gone_goes_back(rig: Rig) -> None:
     await fill(rig, 10)
     request = Request(rig.server.gate, "grpc", "PopStream", {}, is_stream=True)
-    request.principal = LOCAL
+    request.caller = LOCAL
     stream = PopStream(rig.server.dispatcher, request, lambda: True).run(aiter(Requests(pop_start(credits=5))))
     assert [r async for r in stream] == []
 

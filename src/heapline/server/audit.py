@@ -25,12 +25,14 @@ from typing import Any
 import msgspec
 
 from heapline.clock import Clock, SystemClock
+from heapline.contract.call import BY_RPC
 from heapline.contract.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
 from heapline.logs import Log
+from heapline.server.auth.principals import ANONYMOUS
 from heapline.server.auth.private_files import give_to_owner
 from heapline.server.auth.secret import redact
 from heapline.server.auth.throttle import Allowance, Bucket
-from heapline.server.gate import Request
+from heapline.server.gate import Observer, Request
 
 FILE = "audit.jsonl"
 BYTES_MAX = 64 << 20
@@ -40,12 +42,11 @@ REJECTIONS = (Unauthenticated, PermissionDenied, ConfirmationNeeded)
 REJECTED = Allowance(burst=100, refill_ms=100)
 QUEUED_MAX = 10_000
 CLOSE_SECONDS = 5.0
-UNKNOWN = "unknown"  # the subject of a caller that is not authenticated
 log = Log(__name__)
 
 
-class Audit:
-    """An `Observer` of requests. Use it from one event loop."""
+class Audit(Observer):
+    """Use it from one event loop."""
 
     def __init__(self, file: AuditLog, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -53,24 +54,19 @@ class Audit:
         self._rejections = Bucket(REJECTED.burst, self._clock.boot_ms())
         self._left_out = 0
 
-    def begin(self, request: Request) -> None:
-        pass
-
-    def admitted(self, request: Request) -> None:
-        pass
-
     def end(self, request: Request, error: BaseException | None) -> None:
-        is_audited = request.kind is not None and request.kind.facts.audit is not None
+        kind = BY_RPC.get(request.rpc)
+        is_audited = kind is not None and kind.facts.audit is not None
         if error is None and not is_audited:
             return
         # A client that the throttle turns away before it is authenticated is rejected too.
-        if isinstance(error, REJECTIONS) or (request.principal is None and isinstance(error, ResourceExhausted)):
+        if isinstance(error, REJECTIONS) or (request.caller is ANONYMOUS and isinstance(error, ResourceExhausted)):
             if not self._may_write_rejection():
                 return
         elif not is_audited:
             return
         self._write(
-            UNKNOWN if request.principal is None else request.principal.subject,
+            request.caller.subject,
             request.rpc,
             topic=request.topic,
             about=request.about or _peer(request),
@@ -82,7 +78,7 @@ class Audit:
     def logged_in(self, email: str, error: BaseException | None) -> None:
         """Record a login; see `DirectoryGuard.on_login`."""
         if error is None or self._may_write_rejection():
-            self._write(UNKNOWN if error else f"user:{email}", "Login", about=email, outcome=_outcome(error))
+            self._write(ANONYMOUS.subject if error else f"user:{email}", "Login", about=email, outcome=_outcome(error))
 
     def _may_write_rejection(self) -> bool:
         self._rejections.fill(REJECTED, self._clock.boot_ms())
@@ -98,7 +94,7 @@ class Audit:
 
     def _write_left_out(self) -> None:
         if self._left_out:
-            self._writer.put(UNKNOWN, "Refusals", {"outcome": "left out", "count": self._left_out})
+            self._writer.put(ANONYMOUS.subject, "Refusals", {"outcome": "left out", "count": self._left_out})
             self._left_out = 0
 
     @property
@@ -113,7 +109,7 @@ class Audit:
 
 def _peer(request: Request) -> str:
     """Return where an unauthenticated client connects from."""
-    return request.peer() if request.principal is None and request.peer is not None else ""
+    return request.peer() if request.caller is ANONYMOUS and request.peer is not None else ""
 
 
 def _outcome(error: BaseException | None) -> str:

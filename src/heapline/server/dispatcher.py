@@ -23,7 +23,7 @@ from heapline.contract.leases import LeaseKeys, Release
 from heapline.contract.stream import ReplayInfo
 from heapline.contract.topics import GetTopic
 from heapline.server.gate import Gate, Request, Stopping
-from heapline.server.limits import bounded
+from heapline.server.limits import bounds_of
 
 Handler = Callable[[Any, Request], Awaitable[Any]]
 #: The error for a single result that the caller may not see: the same as if it did not exist.
@@ -76,7 +76,10 @@ class Dispatcher:
         rows = type(command).facts.rows
         if rows is not None and not self.gate.sees_all(request, rows):
             return self._visible(command, request)
-        return self._do(bounded(command), request)
+        for name, limit in bounds_of(type(command)):
+            if getattr(command, name) > limit:
+                command = msgspec.structs.replace(command, **{name: limit})
+        return self._do(command, request)
 
     def _do(self, command: Command[Any], request: Request) -> Awaitable[Any]:
         handler = self._own.get(type(command))

@@ -7,7 +7,7 @@ drift. A consumer is a holder on a topic; a pop that names no holder belongs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -36,8 +36,9 @@ class Limits:
 
     def check_payloads(self, command: Call[Any]) -> None:
         """Raise PayloadTooLarge if a message in the command is over the server's limit."""
-        for sizes in _payloads_of(type(command)):
-            for size, topic in sizes(command):
+        for batches in _payloads_of(type(command)):
+            for payloads, topic in batches(command):
+                size = max(map(len, payloads), default=0)
                 if size > self.payload_bytes_max:
                     raise PayloadTooLarge(size, self.payload_bytes_max, topic)
 
@@ -47,64 +48,45 @@ class Counter:
 
     def __init__(self, what: str, limit: int) -> None:
         self.what, self.limit = what, limit
-        self._held: dict[str, int] = {}
+        self.held: dict[str, int] = {}
 
-    def take(self, name: str, n: int = 1) -> None:
-        if self.room(name) < n:
+    def take(self, name: str) -> None:
+        held = self.held.get(name, 0)
+        if held >= self.limit:
             raise ResourceExhausted(f"{self.what} of {name}", self.limit)
-        if n:
-            self._held[name] = self._held.get(name, 0) + n
+        self.held[name] = held + 1
 
-    def give_back(self, name: str, n: int = 1) -> None:
-        left = self._held.get(name, 0) - n
+    def give_back(self, name: str) -> None:
+        left = self.held.get(name, 0) - 1
         assert left >= 0, "more given back than taken"
         if left:
-            self._held[name] = left
+            self.held[name] = left
         else:
-            self._held.pop(name, None)
-
-    def room(self, name: str) -> int:
-        return self.limit - self._held.get(name, 0)
-
-    def __len__(self) -> int:
-        return len(self._held)
+            del self.held[name]
 
 
 # -- derived from the types of a command's fields ----------------------------------------------------------------------
 
-Sizes = Callable[[Any], list[tuple[int, str]]]
+Batches = Callable[[Any], list[tuple[Sequence[bytes], str]]]
 
 
 @cache
-def _payloads_of(kind: type[Call[Any]]) -> tuple[Sizes, ...]:
-    """Return functions that list (largest payload, topic) of a command: of bytes, a batch, or a list of batches."""
-    found: list[Sizes] = []
+def _payloads_of(kind: type[Call[Any]]) -> tuple[Batches, ...]:
+    """Return functions that list (payloads, topic) of a command: of bytes, a batch, or a list of batches."""
+    found: list[Batches] = []
     for name, hint in get_type_hints(kind).items():
         inner = next((k for k in get_args(hint) if isinstance(k, type) and issubclass(k, msgspec.Struct)), None)
         if hint is bytes:
-            found.append(lambda c, n=name: [(len(getattr(c, n)), c.topic)])  # type: ignore[misc]
+            found.append(lambda c, n=name: [((getattr(c, n),), c.topic)])  # type: ignore[arg-type,misc]
         elif hint is NewMessages:
-            found.append(lambda c, n=name: [(_largest(getattr(c, n)), c.topic)])  # type: ignore[misc]
+            found.append(lambda c, n=name: [(getattr(c, n).payloads, c.topic)])  # type: ignore[misc]
         elif inner is not None and get_type_hints(inner).get("messages") is NewMessages:
-            found.append(lambda c, n=name: [(_largest(s.messages), s.topic) for s in getattr(c, n)])  # type: ignore[misc]
+            found.append(lambda c, n=name: [(s.messages.payloads, s.topic) for s in getattr(c, n)])  # type: ignore[misc]
     return tuple(found)
 
 
-def _largest(messages: NewMessages) -> int:
-    return max(map(len, messages.payloads), default=0)
-
-
-def bounded(command: Any) -> Any:
-    """Return the command with `max_bytes` and `max_messages` reduced to what this server puts into one answer."""
-    changes: dict[str, int] = {}
-    kind: Any = type(command)
-    for name, limit in _bounds_of(kind):
-        if getattr(command, name) > limit:
-            changes[name] = limit
-    return msgspec.structs.replace(command, **changes) if changes else command
-
-
 @cache
-def _bounds_of(kind: Any) -> tuple[tuple[str, int], ...]:
+def bounds_of(kind: Any) -> tuple[tuple[str, int], ...]:
+    """Return the fields of a command that bound its answer, with the most that this server puts into one."""
     limits = (("max_bytes", ANSWER_BYTES_MAX), ("max_messages", ANSWER_ROWS_MAX))
     return tuple((name, limit) for name, limit in limits if name in kind.__struct_fields__)

@@ -40,7 +40,8 @@ from heapline.wire.descriptors import METHODS, pb
 from heapline.wire.rows import MAY_NAME_FILES, columns_of, rows_of
 
 #: Fields of the proto that are not fields of a command: options of this interface.
-EXTRAS = {name: {"as_columns"} for name in ("PopRequest", "GroupFetchRequest", "ReplayRequest")}
+AS_COLUMNS = "as_columns"  # whether the answer is packed as columns instead of items
+EXTRAS = {name: {AS_COLUMNS} for name in ("PopRequest", "GroupFetchRequest", "ReplayRequest")}
 #: Methods of the service that are not calls of their own: they stream EnqueueBatch, Pop, and GroupFetch with its acks.
 STREAMS = frozenset({"EnqueueStream", "PopStream", "Subscribe"})
 _MICROSECOND = timedelta(microseconds=1)
@@ -52,22 +53,19 @@ class Codec:
     def __init__(self, kind: Any, message_class: Any, whose: str | None) -> None:
         self.kind, self.message_class = kind, message_class
         self._whose = whose
-        self._asks = {"as_columns": True} if message_class.DESCRIPTOR.name in EXTRAS else {}
+        self._asks = {AS_COLUMNS: True} if message_class.DESCRIPTOR.name in EXTRAS else {}
 
     def pack(self, value: Any, as_columns: bool = True) -> Any:
         """Return the message of a struct. A request that has the option asks for an answer in columns."""
         try:
-            return self.message_class(**self.fields(value, as_columns), **self._asks)
+            fields = self._pack_columns if as_columns else self._pack_items
+            return self.message_class(**fields(value), **self._asks)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"cannot encode {type(value).__name__} as protobuf: {error}") from None
 
     def fields(self, value: Any, as_columns: bool = True) -> dict[str, Any]:
         """Return the message's fields as its constructor takes them, also inside another message."""
         return (self._pack_columns if as_columns else self._pack_items)(value)
-
-    def unpack(self, message: Any) -> Any:
-        """Return the struct. Raises what its constructor raises."""
-        return self._unpack(message)
 
     @cached_property
     def _pack_columns(self) -> Callable[[Any], dict[str, Any]]:
@@ -78,17 +76,18 @@ class Codec:
         return _compile_pack(_info(self.kind), self.message_class.DESCRIPTOR, as_columns=False)
 
     @cached_property
-    def _unpack(self) -> Callable[[Any], Any]:
+    def unpack(self) -> Callable[[Any], Any]:
+        """Return the struct of a message. Raises what the struct's constructor raises."""
         return _compile_unpack(_info(self.kind), self.message_class.DESCRIPTOR, self._whose)
 
     def compile(self) -> None:
         """Compile now, and raise TypeError if the struct and the message differ."""
-        _ = self._pack_columns, self._pack_items, self._unpack
+        _ = self._pack_columns, self._pack_items, self.unpack
 
 
 @cache
 def request_of(kind: type[Call[Any]]) -> Codec:
-    """Return the codec of a call. `wants_columns` of its message says how to pack the answer."""
+    """Return the codec of a call. `as_columns` of its message, if it has that, says how to pack the answer."""
     return Codec(kind, METHODS[kind.facts.rpc].request, kind.__name__)
 
 
@@ -102,11 +101,6 @@ def response_of(kind: type[Call[Any]]) -> Codec:
 def struct_codec(kind: Any, message_class: Any, whose: str | None = None) -> Codec:
     """Return the codec of a struct in a stream's messages. With `whose`, a call's name, unknown fields are refused."""
     return Codec(kind, message_class, whose)
-
-
-def wants_columns(message: Any) -> bool:
-    """Return whether the answer to a request is to be packed as columns."""
-    return getattr(message, "as_columns", True)
 
 
 def _info(kind: Any) -> StructType | None:

@@ -198,7 +198,7 @@ async def test_calls_in_flight_are_limited_per_key_and_rejected_ones_take_no_pla
             await rig.run(Stats("jobs"))
         assert await rig.run(Stats("jobs"), "*:consume") == "stats"
     assert await rig.run(Stats("jobs")) == "stats"
-    assert len(rig.gate.calls) == 0
+    assert len(rig.gate.calls.held) == 0
 
 
 async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_place_back() -> None:
@@ -218,7 +218,7 @@ async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_pl
     for _ in range(3):
         with pytest.raises(RuntimeError):
             await stream(another)
-    assert len(rig.gate.streams) == 0
+    assert len(rig.gate.streams.held) == 0
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Client:
         self.guard = Scoped()
         self.gate = Gate(self.guard)
         request = Request(self.gate, "grpc", "Subscribe", {}, is_stream=True)
-        request.principal = Principal(f"key:{scopes}", (parse_scope(scopes),))
+        request.caller = Principal(f"key:{scopes}", (parse_scope(scopes),))
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         opened = pb.GroupFetchRequest(topic="jobs", group="g", member="m", session="s", as_columns=True, **options)
         self.say(open=opened, credits=credits)

@@ -17,13 +17,12 @@ from typing import TypeVar
 import msgspec
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.call import Right
 from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated
 from heapline.journal.disk import Disk
 from heapline.logs import Log
 from heapline.server.auth.keys import KeyRing, Keys, with_key
 from heapline.server.auth.passwords import AT_ONCE, Argon2id, Hasher
-from heapline.server.auth.principals import Principal, check_scopes, derive_secret
+from heapline.server.auth.principals import Principal, derive_secret
 from heapline.server.auth.private_files import PrivateDisk, refuse_readable_by_others
 from heapline.server.auth.secret import Secret
 from heapline.server.auth.store import ADMIN_KEY_FILE, AuthFile, AuthStore, DirectoryStore, KeyRecord, key_id_of
@@ -94,9 +93,6 @@ class DirectoryGuard:
     def last_used(self, record: KeyRecord) -> int | None:
         """Return when a key was last used, including uses that are not written yet."""
         return self._ring.last_used(record)
-
-    def check(self, principal: Principal, right: Right, topic: str | None) -> None:
-        check_scopes(principal, right, topic)
 
     def secret(self, purpose: str) -> bytes:
         return derive_secret(bytes.fromhex(self.store.file.signing_secret), purpose)

@@ -61,10 +61,11 @@ class Pages:
             await exchange.respond(b"ok\n", content_type=TEXT)
 
     async def metrics(self, exchange: Exchange) -> None:
-        headers, guard = exchange.headers, self._gate.guard
+        headers = exchange.headers
         if not (self._is_public or (self._is_local and is_local(headers))):
-            principal = await guard.authenticate(headers.get("authorization") or headers.get("x-api-key"))
-            guard.check(principal, Right.CONSUME, None)  # on all topics, because it shows all of them
+            credential = headers.get("authorization") or headers.get("x-api-key")
+            principal = await self._gate.guard.authenticate(credential)
+            principal.check(Right.CONSUME, None)  # on all topics, because it shows all of them
         await exchange.respond(await self._metrics.text(), content_type=CONTENT_TYPE)
 
     async def login(self, exchange: Exchange) -> None:

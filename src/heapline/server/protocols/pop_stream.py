@@ -19,7 +19,7 @@ from heapline.contract.errors import BadRequest
 from heapline.contract.leases import Leased, Pop
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, Stopping
-from heapline.wire.protobuf import request_of, response_of, wants_columns
+from heapline.wire.protobuf import request_of, response_of
 
 CREDITS_MAX = 1 << 20
 BATCH_DEFAULT = 1000
@@ -75,7 +75,7 @@ class PopStream:
             raise BadRequest("request_id is for single pops; omit it in a PopStream")
         batch = start.max_messages if first.start.HasField("max_messages") else BATCH_DEFAULT
         self._start = msgspec.structs.replace(start, max_messages=batch, wait=WAIT)
-        self._as_columns = wants_columns(first.start)
+        self._as_columns = first.start.as_columns
         self._request.topic = start.topic
         self._dispatcher.gate.check(self._request, start)
         self._add(first.credits)

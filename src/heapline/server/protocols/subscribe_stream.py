@@ -24,7 +24,7 @@ from heapline.contract.groups import FetchedRows, GroupAck, GroupFetch, GroupLea
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, Stopping
 from heapline.wire.descriptors import pb
-from heapline.wire.protobuf import pack_error, request_of, response_of, struct_codec, wants_columns
+from heapline.wire.protobuf import pack_error, request_of, response_of, struct_codec
 
 CREDITS_MAX = 1 << 20
 ROWS_MAX = 100_000  # of one response
@@ -195,7 +195,7 @@ class SubscribeStream:
         self._dispatcher.gate.check(self._request, opened)
         if message.open.HasField("max_messages"):
             self._rows_max = min(opened.max_messages or ROWS_MAX, ROWS_MAX)
-        self._as_columns = wants_columns(message.open)
+        self._as_columns = message.open.as_columns
         self._open = opened
         self._streams.replace(self, name_of(opened))
         self._changed.set()

@@ -10,7 +10,7 @@ import grpc
 
 from heapline.contract.errors import HeaplineError
 from heapline.core.latency import Latency
-from heapline.server.gate import Request
+from heapline.server.gate import Observer, Request
 from heapline.server.telemetry.broker_metrics import Rows
 from heapline.wire import error_codes
 
@@ -26,8 +26,8 @@ class _Counts:
         self.duration: Latency | None = None  # of those that neither wait nor stream
 
 
-class CallCounts:
-    """An `Observer`. The number of series is bounded: interfaces, calls and codes have fixed names."""
+class CallCounts(Observer):
+    """The number of series is bounded: interfaces, calls and codes have fixed names."""
 
     def __init__(self, streams: Iterable[str] = ()) -> None:
         self._counts: dict[tuple[str, str], _Counts] = {}
@@ -42,9 +42,6 @@ class CallCounts:
         if request.is_stream:
             self._streams.add(request.rpc)
         request.notes[CallCounts] = counts
-
-    def admitted(self, request: Request) -> None:
-        pass
 
     def end(self, request: Request, error: BaseException | None) -> None:
         counts: _Counts = request.notes[CallCounts]

@@ -33,7 +33,7 @@ async def test_first_start_makes_an_admin_key_that_only_its_owner_may_read(tmp_p
     guard = DirectoryGuard(tmp_path, hasher=QUICK)
     principal = await guard.authenticate(read_admin_key(tmp_path).reveal())
     for action in Right:
-        guard.check(principal, action, None)
+        principal.check(action, None)
     await guard.close()
     assert {path.name: mode(path) for path in tmp_path.iterdir()} == dict.fromkeys(
         ("admin.key", "auth.json", "auth.lock"), 0o600
