@@ -27,8 +27,7 @@ from heapline.server.audit import AuditLog
 from heapline.server.auth.dev_certs import make_dev_certs
 from heapline.server.auth.keys import Keys
 from heapline.server.auth.passwords import Argon2id
-from heapline.server.auth.private_files import PrivateDisk, refuse_readable_by_others
-from heapline.server.auth.secret import Secret
+from heapline.server.auth.secret import PrivateDisk, Secret, refuse_readable_by_others
 from heapline.server.auth.store import DirectoryStore, UserRecord
 from heapline.server.auth.users import Users
 

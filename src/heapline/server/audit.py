@@ -27,11 +27,10 @@ import msgspec
 from heapline.clock import Clock, SystemClock
 from heapline.contract.call import BY_RPC
 from heapline.contract.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.core.rate import TokenBucket
 from heapline.logs import Log
 from heapline.server.auth.principals import ANONYMOUS
-from heapline.server.auth.private_files import give_to_owner
-from heapline.server.auth.secret import redact
-from heapline.server.auth.throttle import Allowance, Bucket
+from heapline.server.auth.secret import give_to_owner, redact
 from heapline.server.gate import Observer, Request
 
 FILE = "audit.jsonl"
@@ -39,7 +38,7 @@ BYTES_MAX = 64 << 20
 KEPT = 5
 TEXT_MAX = 256
 REJECTIONS = (Unauthenticated, PermissionDenied, ConfirmationNeeded)
-REJECTED = Allowance(burst=100, refill_ms=100)
+REJECTIONS_PER_SECOND, REJECTIONS_BURST = 10, 10.0  # the burst in seconds
 QUEUED_MAX = 10_000
 CLOSE_SECONDS = 5.0
 log = Log(__name__)
@@ -51,7 +50,7 @@ class Audit(Observer):
     def __init__(self, file: AuditLog, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._writer = Writer(file)
-        self._rejections = Bucket(REJECTED.burst, self._clock.boot_ms())
+        self._rejections = TokenBucket(REJECTIONS_PER_SECOND, self._clock.boot_ms(), REJECTIONS_BURST)
         self._left_out = 0
 
     def end(self, request: Request, error: BaseException | None) -> None:
@@ -81,11 +80,10 @@ class Audit(Observer):
             self._write(ANONYMOUS.subject if error else f"user:{email}", "Login", about=email, outcome=_outcome(error))
 
     def _may_write_rejection(self) -> bool:
-        self._rejections.fill(REJECTED, self._clock.boot_ms())
-        if self._rejections.tokens < 1:
+        if not self._rejections.room(self._clock.boot_ms()):
             self._left_out += 1
             return False
-        self._rejections.tokens -= 1
+        self._rejections.take(1)
         return True
 
     def _write(self, who: str, call: str, **fields: Any) -> None:

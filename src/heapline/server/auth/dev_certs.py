@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from heapline.contract.errors import BadRequest
-from heapline.server.auth.private_files import PrivateDisk
+from heapline.server.auth.secret import PrivateDisk
 
 FILES = ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")
 HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -23,8 +23,7 @@ from heapline.logs import Log
 from heapline.server.auth.keys import KeyRing, Keys, with_key
 from heapline.server.auth.passwords import AT_ONCE, Argon2id, Hasher
 from heapline.server.auth.principals import Principal, derive_secret
-from heapline.server.auth.private_files import PrivateDisk, refuse_readable_by_others
-from heapline.server.auth.secret import Secret
+from heapline.server.auth.secret import PrivateDisk, Secret, refuse_readable_by_others
 from heapline.server.auth.store import ADMIN_KEY_FILE, AuthFile, AuthStore, DirectoryStore, KeyRecord, key_id_of
 from heapline.server.auth.users import Sessions, Users
 

@@ -18,11 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from heapline.contract.errors import BadRequest, Unauthenticated
-from heapline.server.auth.passwords import Hasher, Prover
+from heapline.server.auth.passwords import Allowance, Hasher, Prover, Throttle
 from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import KEY, Secret, new_key
 from heapline.server.auth.store import AuthFile, AuthStore, KeyRecord
-from heapline.server.auth.throttle import Allowance, Throttle
 
 KNOWN_MAX = 10_000
 WRITE_BACK_MS = 60_000

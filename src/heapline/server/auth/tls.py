@@ -20,7 +20,7 @@ import grpc
 
 from heapline.contract.errors import BadRequest
 from heapline.logs import Log
-from heapline.server.auth.private_files import refuse_readable_by_others
+from heapline.server.auth.secret import refuse_readable_by_others
 
 log = Log("heapline.server")
 

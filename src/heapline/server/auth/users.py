@@ -19,11 +19,10 @@ import jwt
 import msgspec
 
 from heapline.contract.errors import BadRequest, Unauthenticated
-from heapline.server.auth.passwords import Hasher, Prover
+from heapline.server.auth.passwords import Allowance, Hasher, Prover, Throttle
 from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import Secret
 from heapline.server.auth.store import AuthFile, AuthStore, UserRecord, parse_scopes
-from heapline.server.auth.throttle import Allowance, Throttle
 
 TOKEN_MS = 15 * 60_000
 CLOCK_SKEW_MS = 60_000  # a token from further ahead was not issued here, or the clock was set back

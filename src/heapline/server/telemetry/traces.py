@@ -32,7 +32,7 @@ from heapline.contract.errors import HeaplineError
 from heapline.contract.ids import to_ulid
 from heapline.core.ids import partition_of
 from heapline.server.gate import Observer, Request
-from heapline.server.telemetry.call_counts import code_of
+from heapline.server.telemetry.metrics import code_of
 
 R = TypeVar("R")
 _PROPAGATOR = TraceContextTextMapPropagator()

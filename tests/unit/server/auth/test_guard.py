@@ -11,7 +11,7 @@ import pytest
 from heapline.contract.errors import BadRequest, Unauthenticated
 from heapline.server.auth import DirectoryGuard, Right, read_admin_key
 from heapline.server.auth.passwords import Argon2id
-from heapline.server.auth.private_files import PrivateDisk
+from heapline.server.auth.secret import PrivateDisk
 from tests.unit.server.auth.rig import DIRECTORY, CountingHasher, Rig
 
 QUICK = Argon2id(memory_kib=8, passes=1)

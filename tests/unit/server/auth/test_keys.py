@@ -132,7 +132,7 @@ async def test_guesses_at_many_ids_are_bounded_and_verified_keys_do_not_notice()
 
 
 async def test_attack_with_ten_thousand_ids_keeps_memory_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.server.auth.throttle.NAMES_MAX", 20)
+    monkeypatch.setattr("heapline.server.auth.passwords.NAMES_MAX", 20)
     monkeypatch.setattr(keys_module, "KNOWN_MAX", 20)
     rig = Rig()
     for _ in range(100):

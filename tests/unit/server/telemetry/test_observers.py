@@ -20,8 +20,8 @@ from heapline.engine.timed_disk import TimedDisk
 from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.gate import Gate, Request
 from heapline.server.telemetry.broker_metrics import Rows
-from heapline.server.telemetry.call_counts import CallCounts
 from heapline.server.telemetry.logs import CurrentRequest, current_request
+from heapline.server.telemetry.metrics import CallCounts
 from heapline.server.telemetry.traces import Traces
 
 
