@@ -16,7 +16,7 @@ from heapline.contract.message import LeaseRef, Outgoing
 from heapline.contract.messages import EnqueueBatch, NewMessages
 from heapline.server.auth.principals import LOCAL
 from heapline.server.gate import Request
-from heapline.server.protocols.pop_stream import PopStream
+from heapline.server.protocols.message_streams import PopStream
 from heapline.wire.descriptors import pb
 from heapline.wire.protobuf import request_of, response_of
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until

@@ -159,11 +159,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     at: int  # wall ms
     who: str
     call: str
-    topic: str
-    about: str  # the id of a key, the email of a user, the name of a group, …
-    outcome: str  # "ok", or the name of the error
-    count: int  # messages, keys, … that the call affected
-    correlation_id: str
+    topic: str = ""
+    about: str = ""  # the id of a key, the email of a user, the name of a group, …
+    outcome: str = "ok"  # or the name of the error
+    count: int = 0  # messages, keys, … that the call affected
+    correlation_id: str = ""
 
 
 class AuditLog:
@@ -172,27 +172,10 @@ class AuditLog:
         self._bytes_max, self._kept = bytes_max, kept
         self.lost = 0
 
-    def write(
-        self,
-        who: str,
-        call: str,
-        *,
-        topic: str = "",
-        about: str = "",
-        outcome: str = "ok",
-        count: int = 0,
-        correlation_id: str = "",
-    ) -> None:
-        line = Line(
-            at=self._clock.wall_ms(),
-            who=_clean(who),
-            call=_clean(call),
-            topic=_clean(topic),
-            about=_clean(about),
-            outcome=_clean(outcome),
-            count=count,
-            correlation_id=_clean(correlation_id),
-        )
+    def write(self, who: str, call: str, *, count: int = 0, **texts: str) -> None:
+        """Write a line. `texts` are other fields of Line."""
+        cleaned = {name: _clean(text) for name, text in texts.items()}
+        line = Line(at=self._clock.wall_ms(), who=_clean(who), call=_clean(call), count=count, **cleaned)
         data = msgspec.json.encode(line) + b"\n"
         try:
             with self._open() as fd:

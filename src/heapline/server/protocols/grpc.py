@@ -20,8 +20,7 @@ from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated
 from heapline.logs import Log
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
-from heapline.server.protocols.enqueue_stream import enqueue_stream
-from heapline.server.protocols.pop_stream import PopStream
+from heapline.server.protocols.message_streams import PopStream, enqueue_stream
 from heapline.server.protocols.subscribe_stream import Subscriptions
 from heapline.wire import error_codes
 from heapline.wire.descriptors import METHODS, Method
