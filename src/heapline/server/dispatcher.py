@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from heapline.contract.broker import Broker
-from heapline.contract.call import BY_RPC, Command, Count, Feed, Page
-from heapline.contract.context import Context
+from heapline.contract.call import BY_RPC, Access, Command, Count, Feed, Page
 from heapline.contract.errors import HeaplineError, ReplayNotFound
 from heapline.contract.leases import LeaseKeys, Release
 from heapline.contract.stream import ReplayInfo
@@ -74,7 +73,7 @@ class Dispatcher:
 
     def _execute(self, command: Command[Any], request: Request) -> Awaitable[Any]:
         rows = type(command).facts.rows
-        if rows is not None and not self.gate.sees_all(request, rows):
+        if rows is not None and not request.caller.may(rows.right, None):
             return self._visible(command, request)
         for name, limit in bounds_of(type(command)):
             if getattr(command, name) > limit:
@@ -110,7 +109,7 @@ class Dispatcher:
         asked: Any = kind(**{name: getattr(command, name) for name in kind.__struct_fields__})
         access = kind.facts.rows
         found = await self._do(asked, request)
-        if access is not None and not self.gate.visible(request, [found], access):
+        if access is not None and not _may_see(request, found, access):
             raise HIDDEN[type(found)](found)
         return found
 
@@ -123,10 +122,10 @@ class Dispatcher:
         while True:
             result = await self._do(command, request)
             if not isinstance(result, Page):
-                if not self.gate.visible(request, [result], access):
+                if not _may_see(request, result, access):
                     raise HIDDEN[type(result)](result)
                 return result
-            items = self.gate.visible(request, result.items, access)
+            items = [row for row in result.items if _may_see(request, row, access)]
             if items or result.cursor is None:
                 return Page(items, None if result.cursor is None else self.gate.seal(result.cursor, request, rpc))
             await asyncio.sleep(0)  # all rows of the page are hidden: let other requests run
@@ -144,11 +143,9 @@ class Dispatcher:
         messages = getattr(result, "messages", None)
         if not type(command).facts.leases or messages is None or getattr(command, "request_id", None) is not None:
             return
-        self.release(result.topic, LeaseKeys(messages.ids, messages.tokens), request.context())
-
-    def release(self, topic: str, keys: LeaseKeys, context: Context) -> None:
+        release = Release(result.topic, LeaseKeys(messages.ids, messages.tokens))
         try:
-            task = asyncio.ensure_future(self.broker.do(Release(topic, keys), context))
+            task = asyncio.ensure_future(self.broker.do(release, request.context()))
         except HeaplineError:  # the topic was deleted, and its leases with it
             return
         self._returns.add(task)  # it outlives the request
@@ -158,6 +155,10 @@ class Dispatcher:
         self._returns.discard(task)
         if not task.cancelled():
             task.exception()  # if the broker is closing, the leases expire on their own
+
+
+def _may_see(request: Request, row: Any, access: Access) -> bool:
+    return request.caller.may(access.right, getattr(row, access.on))
 
 
 def _is_cancelled() -> bool:

@@ -15,7 +15,7 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.call import Access, Call
+from heapline.contract.call import Call
 from heapline.contract.context import Context
 from heapline.contract.errors import BadRequest, Unauthenticated, UnavailableError
 from heapline.server.auth.principals import ANONYMOUS, Guard, Principal
@@ -197,14 +197,7 @@ class Gate:
         rpc = type(command).facts.rpc
         self._confirmations.require(token, request.caller, rpc, getattr(command, "topic", ""), _encode(command))
 
-    # -- rows of an answer -----------------------------------------------------------------------------------------
-
-    def visible(self, request: Request, rows: Iterable[Any], access: Access) -> list[Any]:
-        """Return the rows that the caller may see."""
-        return [row for row in rows if request.caller.may(access.right, getattr(row, access.on))]
-
-    def sees_all(self, request: Request, access: Access) -> bool:
-        return request.caller.may(access.right, None)
+    # -- cursors ---------------------------------------------------------------------------------------------------
 
     def seal(self, cursor: str, request: Request, rpc: str) -> str:
         """Encrypt a cursor for a caller that may not see every row: it may contain the name of a hidden one.

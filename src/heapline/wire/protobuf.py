@@ -353,7 +353,7 @@ def _refuse_both(message: Any) -> None:
 
 
 def _convert_field(field: Field, proto: Any, names: dict[str, Any], prefix: str, options: _Options) -> tuple[str, str]:
-    """Return the expressions of a field of the struct `v` and of the message `m`, including those for an absent value."""
+    """Return the expressions of a field of the struct `v` and of the message `m`, with those for an absent value."""
     shape, v, m = _shape(field), f"v.{field.name}", f"m.{proto.name}"
     pack, unpack = _convert(shape.type, proto, v, m, names, prefix, options)
     if shape.is_unset:

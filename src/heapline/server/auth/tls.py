@@ -72,17 +72,6 @@ def ssl_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def client_context(ca: Path, own: TlsFiles | None = None) -> ssl.SSLContext:
-    """Return the context of a client that trusts only `ca`. `own` is its certificate, for servers that require one."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(ca)
-    if own is not None:
-        refuse_readable_by_others(str(own.key))
-        context.load_cert_chain(own.certificate, own.key)
-    return context
-
-
 # -- replaced files ----------------------------------------------------------------------------------------------------
 
 
