@@ -2,7 +2,7 @@
 
 Calls whose facts name audited fields leave a line; so do logins, and every rejected call. A line has a fixed set of
 fields and no place for a payload. Names from outside are shortened, and everything that looks like a credential is
-removed. Anyone can cause rejections, so their lines are bounded: a hundred at once, ten per second after that. Those
+removed. Anyone can cause rejections, so their lines are bounded: a hundred in a burst, ten per second after that. Those
 left out are counted in a line of their own.
 
 The event loop only queues lines, and a thread writes them. If the disk does not keep up, lines are dropped and counted.

@@ -2,8 +2,8 @@
 
 It knows no command by name. Keys and users are commands that the server handles itself; all others go to the broker.
 A call that waits ends when the server stops, when its credential ends, or when its client is gone. Leases that were
-granted for an answer that nobody receives are returned, unless the command has a `request_id`: then the caller that
-repeats it may already have the same leases.
+granted for an answer that its caller does not receive are returned, unless the command has a `request_id`: then the
+caller that repeats it may already have the same leases.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Dispatcher:
             await self.broker.do(GetTopic(command.topic), request.context())  # nothing to confirm if it does not exist
         self.gate.confirm(request, command, token)
 
-    # -- leases that nobody receives -------------------------------------------------------------------------------
+    # -- leases that no caller receives ------------------------------------------------------------------------------
 
     def return_leases(self, command: Command[Any], result: Any, request: Request) -> None:
         """Return the leases that a result grants, because its caller will not receive it."""

@@ -113,7 +113,7 @@ class MQueueRules:
     topics_max: int = 1000  # the same over all namespaces, because callers can invent namespaces
     rate: float = 0.0  # requests per second of a namespace; 0: no limit
     rates: Mapping[str, float] = field(default_factory=dict)  # of single namespaces, by name
-    burst: float = 1.0  # seconds' worth of requests allowed at once; always at least one request
+    burst: float = 1.0  # seconds' worth of requests allowed in a burst; always at least one request
 
     def validate(self) -> None:
         for namespace in self.rates:

@@ -224,7 +224,7 @@ _HELPERS: dict[str, Any] = {
 
 
 class _Shape(NamedTuple):
-    """A field of a struct without what may be absent: its plain type, and what stands for absence."""
+    """A field of a struct without what may be absent: its plain type, and the value that means absence."""
 
     type: Type
     is_nullable: bool

@@ -50,10 +50,8 @@ class Keys:
             raise BadRequest("a key needs at least one scope, such as 'orders/*:produce'")
         spelled = tuple(str(parse_scope(scope)) for scope in scopes)
         key_id, secret = new_key()
-        record = KeyRecord(
-            id=key_id, name=name.strip(), hash=self._hasher.hash(secret.reveal()), scopes=spelled,
-            created_at=self._store.clock.wall_ms(),
-        )  # fmt: skip
+        hashed, now = self._hasher.hash(secret.reveal()), self._store.clock.wall_ms()
+        record = KeyRecord(id=key_id, name=name.strip(), hash=hashed, scopes=spelled, created_at=now)
         return record, secret
 
     def list(self) -> list[KeyRecord]:

@@ -64,7 +64,7 @@ class Argon2id:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    burst: int  # failures allowed at once
+    burst: int  # failures allowed in a row
     refill_ms: int  # one more is allowed after each interval of this length
 
 

@@ -78,7 +78,7 @@ def parse_scope(text: str) -> Scope:
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who calls. Only a guard creates principals."""
+    """A caller and their rights. Only a guard creates principals."""
 
     subject: str  # "key:<id>", "user:<email>", "local"
     scopes: tuple[Scope, ...]

@@ -16,7 +16,7 @@ token, if the caller's subject holds it; otherwise 409, and nothing changes. The
 meanwhile takes its token with it. The holder is stored with the lease, so a restart changes nothing. Workers that share
 a subject share their leases; a `lease_token` tells them apart, and is required in addition to the subject.
 
-*A repeated ack* gets 409 without a token, because it cannot be told from an ack of a message that another worker did;
+*A repeated ack* gets 409 without a token, because it looks the same as an ack of a message that another worker did;
 with its `lease_token` it succeeds as long as the engine remembers it.
 
 *Rates* are counted after the caller is authenticated and before anything is done, so a rejected call changes nothing.
@@ -58,16 +58,14 @@ from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
 from heapline.server.limits import MQueueRules, NamespaceRates
 from heapline.server.protocols import mqueue_shapes as shapes
-from heapline.server.protocols.exchange import Exchange, read_json
-from heapline.server.protocols.http import Page
+from heapline.server.protocols.http import NO_STORE, Exchange, Page, read_json
 
 Shares = dict[str, list[Outgoing]]
 INTERFACE = "mqueue"
 PREFIX = "mqueue:"  # of the ids of its batches
 PART = "all"
-ATOMIC_BYTES_MAX = 15 << 20  # of the messages for one new topic: a broker writes about as much at once
+ATOMIC_BYTES_MAX = 15 << 20  # of the messages for one new topic: a broker writes about as much in one unit
 MESSAGE_BYTES = 200  # of a message besides its payload, generously
-NO_STORE = {"cache-control": "no-store"}  # a cache must not answer a GET that leases
 log = Log("heapline.server")
 
 

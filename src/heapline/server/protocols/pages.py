@@ -25,8 +25,7 @@ from heapline.server.auth.secret import Secret
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
 from heapline.server.protocols import mqueue_shapes
-from heapline.server.protocols.exchange import Exchange, TooSlow, read_json
-from heapline.server.protocols.http import Page, is_local
+from heapline.server.protocols.http import NO_STORE, Exchange, Page, TooSlow, is_local, read_json
 from heapline.server.telemetry.metrics import CONTENT_TYPE, Metrics
 from heapline.wire.json import ERRORS, ROUTES, openapi
 
@@ -72,7 +71,7 @@ class Pages:
         self._dispatcher, self._gate, self._metrics = dispatcher, dispatcher.gate, metrics
         self._is_public = bool(metrics_public)
         self._is_local = metrics_public is None and on_loopback
-        self._made: dict[str, bytes] = {}  # pages for anyone, which take 10 ms to make: made once
+        self._made: dict[str, bytes] = {}  # public pages, which take 10 ms to make: made once
 
     def routes(self) -> dict[tuple[str, str], Page]:
         return {
@@ -114,7 +113,7 @@ class Pages:
         if log_in is None:
             raise BadRequest("this server has no users; call it without logging in")
         token: Secret = await log_in(body.email, Secret(body.password))
-        await exchange.respond(msgspec.json.encode(Token(token.reveal())), headers={"cache-control": "no-store"})
+        await exchange.respond(msgspec.json.encode(Token(token.reveal())), headers=NO_STORE)
 
     async def stats(self, exchange: Exchange) -> None:
         """Return the statistics of a topic, or of all topics that the caller may consume from."""

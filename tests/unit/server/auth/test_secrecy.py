@@ -44,7 +44,7 @@ async def test_no_secret_in_exceptions_or_logs(caplog: pytest.LogCaptureFixture)
     token = (await rig.guard.login("ada@example.org", Secret(PASSWORD))).reveal()
     await rig.guard.authenticate(key)
     rig.guard.keys.revoke(key_id)
-    rig.guard.users.disable("ada@example.org")
+    rig.guard.users.change("ada@example.org", disabled=True)
     told = []
     for credential in (key, token, token[:-2], new_key()[1].reveal(), key + "x", f"Bearer {key} {token}"):
         with pytest.raises(HeaplineError) as caught:
