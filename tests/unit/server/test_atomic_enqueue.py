@@ -96,7 +96,7 @@ async def test_what_was_cancelled_before_its_commit_is_dropped_by_the_next() -> 
         assert await ready(rig) == (2, 2)
 
 
-async def test_a_batch_that_cannot_be_dropped_now_is_dropped_later_and_keeps_nobody_waiting(
+async def test_batch_that_cannot_be_dropped_now_is_dropped_later_without_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened() as rig:
@@ -120,7 +120,7 @@ async def test_a_batch_that_cannot_be_dropped_now_is_dropped_later_and_keeps_nob
         assert (left, await rig.hl.list_batches()) == (1, [])
 
 
-async def test_decisions_that_nobody_repeats_go_once_they_are_carried_out_and_others_stay() -> None:
+async def test_own_decisions_are_forgotten_and_those_of_callers_stay() -> None:
     async with opened() as rig:
         await rig.topic("other")
         batches = AtomicEnqueue(rig.hl)

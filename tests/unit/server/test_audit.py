@@ -65,7 +65,7 @@ async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Ri
     } == set(calls)  # fmt: skip
 
 
-async def test_line_tells_who_what_where_how_many_and_how_it_ended(rig: Rig) -> None:
+async def test_audit_line_has_caller_call_topic_count_and_outcome(rig: Rig) -> None:
     rig.end("Purge", count=7)
     rig.end("DeleteHeap", TopicNotFound("jobs"))
     done, failed = await rig.lines()
@@ -88,12 +88,12 @@ async def test_refusal_leaves_a_line_for_any_call_and_never_its_token(rig: Rig, 
     assert "tok-en" not in str(line)
 
 
-async def test_error_of_a_daily_call_that_is_no_refusal_leaves_no_line(rig: Rig) -> None:
+async def test_failed_unaudited_call_leaves_no_line_unless_rejected(rig: Rig) -> None:
     rig.end("Enqueue", TopicNotFound("jobs"))
     assert await rig.lines() == []
 
 
-async def test_stranger_turned_away_by_the_throttle_is_a_refusal_and_a_caller_over_a_limit_is_not(rig: Rig) -> None:
+async def test_throttled_unauthenticated_client_is_a_rejection_but_a_limit_is_not(rig: Rig) -> None:
     rig.end("Enqueue", ResourceExhausted("attempts", 10), known=False)
     rig.end("Enqueue", ResourceExhausted("calls under way", 10))
     assert [(line["who"], line["outcome"]) for line in await rig.lines()] == [("unknown", "ResourceExhausted")]
@@ -113,7 +113,7 @@ async def test_flood_of_refusals_is_bounded_counted_and_hides_no_administration(
     assert [line["count"] for line in lines if line["call"] == "Refusals"] == [9900, 990]
 
 
-async def test_disk_that_does_not_follow_holds_nobody_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_disk_drops_lines_without_delaying_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "QUEUED_MAX", 10)
     stuck, go = Rig(rig.directory), threading.Event()
     write = stuck.log.write

@@ -23,7 +23,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_line_says_who_what_where_when_and_how_it_ended(tmp_path: Path) -> None:
+def test_written_line_has_all_fields(tmp_path: Path) -> None:
     clock = FakeClock()
     AuditLog(str(tmp_path), clock).write(
         "key:0011", "purge", topic="jobs", outcome="PermissionDenied", count=3, correlation_id="c-1"
@@ -55,7 +55,7 @@ def test_secrets_fed_to_every_field_are_not_in_the_file(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_key_is_taken_out_of_any_surroundings(before: str, after: str) -> None:
+def test_key_is_redacted_in_any_text(before: str, after: str) -> None:
     key = new_key()[1].reveal()
     assert key.split("_", 2)[2][:20] not in redact(f"{before}{key}{after}")
 

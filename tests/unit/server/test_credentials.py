@@ -26,7 +26,7 @@ async def forever(lasting: Credentials, principal: Principal = LOCAL) -> None:
         await asyncio.Event().wait()
 
 
-async def test_only_the_calls_of_the_one_who_is_out_are_ended() -> None:
+async def test_only_calls_of_the_revoked_credential_end() -> None:
     guard = Some()
     lasting, other = Credentials(guard), Principal("key:other", ())
     mine = [asyncio.create_task(forever(lasting)) for _ in range(100)]
@@ -42,7 +42,7 @@ async def test_only_the_calls_of_the_one_who_is_out_are_ended() -> None:
     stays.cancel()
 
 
-async def test_cancellation_by_somebody_else_stays_a_cancellation() -> None:
+async def test_cancellation_by_other_code_stays_a_cancellation() -> None:
     lasting = Credentials(Some())
     task = asyncio.create_task(forever(lasting))
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_cancellation_by_somebody_else_stays_a_cancellation() -> None:
     assert len(lasting) == 0
 
 
-async def test_result_that_came_at_the_same_moment_is_given_to_nobody() -> None:
+async def test_result_that_arrives_with_the_revocation_is_dropped() -> None:
     guard = Some()
     lasting = Credentials(guard)
 

@@ -114,6 +114,15 @@ async def test_caller_without_the_right_is_denied_before_the_broker_is_asked(com
     assert rig.broker.received == []
 
 
+def test_request_that_was_not_entered_has_no_rights_and_no_context() -> None:
+    rig = Rig()
+    request = Request(rig.gate, "http", "Stats", {"authorization": ALL})
+    with pytest.raises(PermissionDenied):
+        rig.gate.check(request, Stats("jobs"))
+    with pytest.raises(Unauthenticated):
+        request.context()
+
+
 async def test_any_right_is_enough_where_no_special_one_is_needed() -> None:
     rig = Rig(FakeBroker(GetTopic=lambda c: "info"))
     for right in Right:

@@ -76,7 +76,7 @@ def lost_in(settled: Any) -> dict[int, list[int]]:
     return unpack_offsets([ROWS.unpack(share) for share in settled.lost])
 
 
-async def test_first_answer_tells_at_once_what_the_member_reads() -> None:
+async def test_first_response_has_the_partitions_of_the_member() -> None:
     client = Client(FakeGroups())
     answer = await client.next()
     fetched = answer.fetched
@@ -110,7 +110,7 @@ async def test_rows_that_come_later_are_pushed() -> None:
     assert rows.rows.payloads == [b"x"]
 
 
-async def test_member_without_credits_gives_signs_of_life_and_hears_of_other_partitions() -> None:
+async def test_member_without_credits_renews_its_lease_and_learns_new_partitions() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"]))
     client = Client(broker)
     await client.next()
@@ -122,7 +122,7 @@ async def test_member_without_credits_gives_signs_of_life_and_hears_of_other_par
     assert (list(answer.fetched.partitions), answer.fetched.generation) == ([1], 2)
 
 
-async def test_acks_are_answered_by_number_and_lost_rows_are_told() -> None:
+async def test_acks_are_answered_by_number_with_lost_rows() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"] * 4))
     client = Client(broker, credits=4)
     await client.rows()
@@ -136,7 +136,7 @@ async def test_acks_are_answered_by_number_and_lost_rows_are_told() -> None:
     assert ("nack", {0: [3]}, "no") in broker.calls
 
 
-async def test_leave_comes_after_what_was_settled_before_and_ends_the_stream() -> None:
+async def test_leave_follows_earlier_settlements_and_ends_the_stream() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"]))
     client = Client(broker, credits=5)
     await client.rows()
@@ -184,7 +184,7 @@ async def test_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert numbers == list(range(20))
 
 
-async def test_member_that_was_replaced_is_told() -> None:
+async def test_replaced_member_receives_an_error() -> None:
     broker = FakeGroups()
     client = Client(broker, credits=1)
     await client.next()

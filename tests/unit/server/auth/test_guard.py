@@ -48,7 +48,7 @@ async def test_later_starts_keep_the_admin_key() -> None:
     await again.guard.authenticate(key)
 
 
-async def test_revoked_admin_key_stays_revoked_and_its_file_goes() -> None:
+async def test_revoked_admin_key_stays_revoked_and_its_file_is_deleted() -> None:
     rig = Rig()
     key = rig.admin_key
     rig.guard.keys.revoke(key)

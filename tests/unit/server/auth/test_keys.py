@@ -36,7 +36,7 @@ async def test_key_is_recognized_bare_and_as_bearer() -> None:
     "credential",
     [None, "", "Bearer", "Bearer ", "hl_", "hl_x_y", "Basic abc", "é" * 50, "x" * 10_000, "hl_" + "0" * 70],
 )
-async def test_what_is_no_key_is_refused_without_argon2(credential: str | None) -> None:
+async def test_text_that_cannot_be_a_key_is_refused_without_argon2(credential: str | None) -> None:
     rig = Rig()
     await refused(rig, credential)
     assert rig.hasher.verified == []
@@ -57,7 +57,7 @@ async def test_a_crowd_with_one_new_key_costs_one_argon2() -> None:
     assert len(rig.hasher.verified) <= 2  # two may have been under way at once
 
 
-async def test_a_crowd_of_good_keys_after_a_restart_comes_in() -> None:
+async def test_many_valid_keys_are_admitted_after_a_restart() -> None:
     rig = Rig()
     keys = [rig.key()[1] for _ in range(keys_module.ALL_KEYS.burst + 20)]
     await asyncio.gather(*(rig.guard.authenticate(key) for key in keys))
@@ -155,7 +155,7 @@ async def test_forgotten_key_is_proved_again(monkeypatch: pytest.MonkeyPatch) ->
 # --- revocation -------------------------------------------------------------------------------------------------------
 
 
-async def test_revoked_key_is_out_at_once_and_its_streams_end() -> None:
+async def test_revoked_key_is_rejected_immediately_and_its_streams_end() -> None:
     rig = Rig()
     key_id, key = rig.key()
     principal = await rig.guard.authenticate(key)
@@ -165,7 +165,7 @@ async def test_revoked_key_is_out_at_once_and_its_streams_end() -> None:
     await refused(rig, key)
 
 
-async def test_key_revoked_by_another_process_is_out_within_a_second() -> None:
+async def test_key_revoked_by_another_process_is_rejected_within_a_second() -> None:
     rig = Rig()
     key_id, key = rig.key()
     principal = await rig.guard.authenticate(key)
@@ -175,13 +175,13 @@ async def test_key_revoked_by_another_process_is_out_within_a_second() -> None:
     await refused(rig, key)
 
 
-async def test_key_made_by_another_process_is_good_at_once() -> None:
+async def test_key_created_by_another_process_is_valid_immediately() -> None:
     rig = Rig()
     _, key = rig.other_process().key()
     await rig.guard.authenticate(key)
 
 
-async def test_key_revoked_by_another_process_before_its_first_use_never_comes_in() -> None:
+async def test_key_revoked_by_another_process_before_its_first_use_is_rejected() -> None:
     rig = Rig()
     key_id, key = rig.key()
     rig.other_process().guard.keys.revoke(key_id)
@@ -201,7 +201,7 @@ async def test_key_revoked_while_its_argon2_runs_does_not_come_in() -> None:
     await refused(rig, key)
 
 
-async def test_file_that_goes_missing_or_bad_lets_nobody_in() -> None:
+async def test_missing_or_damaged_file_rejects_all_requests() -> None:
     rig = Rig()
     principal = await rig.guard.authenticate(rig.admin_key)
     good = rig.disk.read_file(f"{DIRECTORY}/{FILE}")

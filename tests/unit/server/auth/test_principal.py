@@ -95,7 +95,7 @@ def test_permission_denied_names_who_what_and_where() -> None:
         principal.check(Right.PRODUCE, None)
 
 
-async def test_everybody_lets_in_whoever_comes() -> None:
+async def test_no_auth_guard_admits_every_caller_as_administrator() -> None:
     principal = await NoAuthGuard().authenticate(None)
     principal.check(Right.ADMIN, None)
     assert NoAuthGuard().is_valid(principal)

@@ -17,7 +17,7 @@ from heapline.server.auth.tls import PemParts
 from tests.unit.server.auth.rig import DIRECTORY, PASSWORD, Rig
 
 
-def test_secret_shows_itself_only_when_asked() -> None:
+def test_secret_is_shown_only_by_reveal() -> None:
     secret = Secret("hush")
     for shown in (repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", repr([secret]), repr({"a": secret})):
         assert "hush" not in shown

@@ -160,7 +160,7 @@ def test_flipped_bit_anywhere_is_found(at: int) -> None:
         open_store(disk)
 
 
-def test_damage_is_told_without_quoting_the_file() -> None:
+def test_corruption_error_does_not_quote_the_file() -> None:
     disk = new_disk()
     keys_of(disk).create("a", ["*:consume"])
     raw = disk.read_file(f"{DIRECTORY}/{FILE}").replace(b'"hash": "', b'"hash": 7, "x": "')

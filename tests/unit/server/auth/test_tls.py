@@ -93,7 +93,7 @@ def test_mtls_wants_a_client_certificate_of_its_authority(certs: Path, strangers
             shake_hands(server, client_context(ca, own))
 
 
-def test_server_certificate_is_no_client_certificate(certs: Path) -> None:
+def test_server_certificate_is_refused_as_client_certificate(certs: Path) -> None:
     server = ssl_context(server_files(certs, mtls=True))
     with pytest.raises(ssl.SSLError):
         shake_hands(server, client_context(certs / "ca.crt", server_files(certs)))
@@ -123,7 +123,7 @@ def test_key_that_others_can_read_is_refused(strangers: Path) -> None:
         (strangers / "server.key").chmod(0o600)
 
 
-def test_files_that_do_not_fit_together_are_told(certs: Path, strangers: Path) -> None:
+def test_tls_files_that_do_not_match_are_refused(certs: Path, strangers: Path) -> None:
     with pytest.raises(BadRequest, match="cannot use the TLS files"):
         load_pem(TlsFiles(certificate=certs / "server.crt", key=strangers / "server.key"))
     with pytest.raises(BadRequest, match="cannot use the TLS files"):

@@ -43,7 +43,7 @@ def signed(rig: Rig, algorithm: str = "HS256", key: bytes | None = None, **chang
     return jwt.encode({k: v for k, v in claims.items() if v is not None}, secret, algorithm=algorithm)
 
 
-async def test_login_gives_a_token_that_stands_for_the_user() -> None:
+async def test_login_returns_a_token_of_the_user() -> None:
     rig = with_user()
     principal = await rig.guard.authenticate(f"Bearer {await login(rig, email=' ADA@example.ORG')}")
     assert principal.subject == f"user:{EMAIL}"
@@ -51,7 +51,7 @@ async def test_login_gives_a_token_that_stands_for_the_user() -> None:
     assert rig.guard.is_valid(principal)
 
 
-async def test_token_names_who_and_when_and_not_what_he_may_do() -> None:
+async def test_token_has_user_and_time_and_no_rights() -> None:
     rig = with_user()
     claims = jwt.decode(await login(rig), options={"verify_signature": False})
     assert set(claims) == {"sub", "iat", "exp", "jti", "epoch"}
@@ -59,7 +59,7 @@ async def test_token_names_who_and_when_and_not_what_he_may_do() -> None:
     assert claims["jti"] != jwt.decode(await login(rig), options={"verify_signature": False})["jti"]
 
 
-async def test_token_runs_out_and_its_streams_end() -> None:
+async def test_token_expires_and_its_streams_end() -> None:
     rig = with_user()
     token = await login(rig)
     principal = await rig.guard.authenticate(token)
@@ -112,7 +112,7 @@ async def test_overlong_password_costs_no_argon2() -> None:
 
 
 @pytest.mark.parametrize("change", ["disable", "password", "scopes"])
-async def test_change_of_a_user_ends_his_tokens_and_streams(change: str) -> None:
+async def test_changing_a_user_revokes_their_tokens_and_ends_streams(change: str) -> None:
     rig = with_user()
     token = await login(rig)
     principal = await rig.guard.authenticate(token)
@@ -137,7 +137,7 @@ async def test_enabled_again_does_not_revive_old_tokens() -> None:
     await rig.guard.authenticate(await login(rig))
 
 
-async def test_user_disabled_while_his_argon2_runs_gets_no_token() -> None:
+async def test_user_disabled_during_login_gets_no_token() -> None:
     rig = with_user()
     verify = rig.hasher.verify
 
@@ -150,7 +150,7 @@ async def test_user_disabled_while_his_argon2_runs_gets_no_token() -> None:
         await login(rig)
 
 
-async def test_handmade_token_with_our_secret_is_good() -> None:
+async def test_token_signed_with_the_secret_is_valid() -> None:
     """So that the refusals below are for what they change."""
     rig = with_user()
     await rig.guard.authenticate(signed(rig))
@@ -228,7 +228,7 @@ async def test_principal_of_another_guard_is_not_valid() -> None:
     assert not rig.guard.is_valid(Principal("somebody", ()))
 
 
-async def test_token_is_verified_once_and_a_change_of_the_user_ends_it_at_once(
+async def test_verified_token_is_cached_until_the_user_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig()

@@ -50,13 +50,13 @@ def test_topics_beyond_the_limit_are_summed_under_other() -> None:
     assert told["topics"] == {(): 5}
 
 
-def test_partitions_beyond_the_limit_are_told_together() -> None:
+def test_partitions_beyond_the_limit_are_reported_together() -> None:
     told = rows_of(topic("wide", PARTITIONS_MAX + 7, ready=3))["backlog"]
     assert len(told) == PARTITIONS_MAX + 1
     assert told["wide", OTHER] == 21
 
 
-def test_groups_beyond_the_limit_are_told_together() -> None:
+def test_groups_beyond_the_limit_are_reported_together() -> None:
     told = rows_of(topic("followed", groups=GROUPS_MAX + 3))["group_lag"]
     assert len(told) == GROUPS_MAX + 1
     assert (told["followed", "g0"], told["followed", OTHER]) == (5, 15)

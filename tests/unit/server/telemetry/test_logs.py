@@ -51,7 +51,7 @@ def test_facts_named_like_a_field_of_the_line_do_not_replace_it() -> None:
     assert line["facts"] == {"level": "high", "time": 3}
 
 
-def test_terminal_gets_text_and_anything_else_json_unless_it_is_said() -> None:
+def test_log_format_is_text_on_a_terminal_and_json_otherwise() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     configure(None, terminal)
     log.info("serving", port=1)
@@ -65,7 +65,7 @@ def test_terminal_gets_text_and_anything_else_json_unless_it_is_said() -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_secrets_are_taken_out_of_lines_and_tracebacks(format: str) -> None:
+def test_secrets_are_removed_from_lines_and_tracebacks(format: str) -> None:
     stream = io.StringIO()
     configure(format, stream)  # type: ignore[arg-type]
     try:

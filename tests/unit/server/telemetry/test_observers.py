@@ -59,7 +59,7 @@ async def test_caller_who_is_not_let_in_is_counted_too() -> None:
     assert told(counts)["calls_open"]["http", "Stats"] == 0
 
 
-async def test_stream_counts_as_open_and_its_length_is_no_duration() -> None:
+async def test_stream_counts_as_open_and_has_no_duration() -> None:
     counts = CallCounts(["PopStream"])
     assert told(counts)["streams_open"]["grpc", "PopStream"] == 0
     async with Request(Gate(NoAuthGuard(), [counts]), "grpc", "PopStream", {}, is_stream=True):
@@ -78,7 +78,7 @@ async def test_call_that_waited_is_counted_and_its_duration_is_not() -> None:
     assert sum(told(counts)["call_duration_ms"]["grpc", "Pop"].counts) == 1
 
 
-async def test_call_that_ends_in_another_context_than_it_began_is_ended_all_the_same(
+async def test_request_ends_in_another_context_than_it_began(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
@@ -99,7 +99,7 @@ def _begin(request: Request) -> None:
     assert current_request() is request
 
 
-def test_timed_disk_counts_each_sync_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_timed_disk_counts_each_sync_and_keeps_the_content(tmp_path: Path) -> None:
     disk = TimedDisk()
     path = str(tmp_path / "file")
     file = disk.create(path)
