@@ -294,7 +294,7 @@ def _operation(route: Route, schema: dict[str, Any], request: Any, answer: Any, 
     operation: dict[str, Any] = {
         "operationId": facts.rpc,
         "summary": text.split("\n")[0].split(". ")[0].rstrip("."),
-        "description": _clean(text),
+        "description": " ".join(text.split()),
         "tags": [facts.feature],
         "parameters": parameters,
         "responses": responses,
@@ -303,10 +303,6 @@ def _operation(route: Route, schema: dict[str, Any], request: Any, answer: Any, 
         required = bool(schema.get("required"))
         operation["requestBody"] = {"required": required, "content": {JSON: {"schema": request}}}
     return operation
-
-
-def _clean(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _bound(schema: Any) -> None:

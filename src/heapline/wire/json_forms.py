@@ -186,7 +186,7 @@ def request_form(kind: type[Call[Any]], method: str, outside: tuple[str, ...], o
     for field in msgspec.structs.fields(kind):
         if field.name not in outside:
             parts[field.name] = _request_part(field, method)
-    extra = [f for f in _fields_of(JsonOptions) if f[0] in options]
+    extra = [(f.name, f.type, _default(f)) for f in msgspec.structs.fields(JsonOptions) if f.name in options]
     twin = _define(kind, [f for part in parts.values() for f in part.fields] + extra, is_request=True)
     return _compile(kind, parts, twin)
 
@@ -242,10 +242,6 @@ def _always_written(name: str, hint: Any, default: Any = NODEFAULT) -> Any:
     return (name, hint, msgspec.field(default_factory=lambda: default) if isinstance(default, int | float) else default)
 
 
-def _fields_of(kind: Any) -> list[Any]:
-    return [(f.name, f.type, _default(f)) for f in msgspec.structs.fields(kind)]
-
-
 def _default(field: Any) -> Any:
     return field.default if field.default is not NODEFAULT else msgspec.field(default_factory=field.default_factory)
 
@@ -254,12 +250,9 @@ def _default(field: Any) -> Any:
 
 
 def _request_part(field: Any, method: str) -> Part:
-    inner = next((k for k, methods in INLINE.items() if _mentions(field.type, k) and method in methods), None)
+    kinds = (field.type, *get_args(field.type))
+    inner = next((kind for kind, methods in INLINE.items() if kind in kinds and method in methods), None)
     return _part(None, field, is_request=True) if inner is None else _inline(field, inner)
-
-
-def _mentions(hint: Any, kind: Any) -> bool:
-    return hint is kind or kind in get_args(hint)
 
 
 def _inline(field: Any, kind: Any) -> Part:
@@ -292,7 +285,9 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
     if name in ("enqueued_ms", "deadline_ms") and plain is int:
         return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], _INSTANT_MS, field)
     if name == "lost" and owner in (Settled, Extended):
-        return _renamed(name, Conversion(list[Digits], lambda v, _: list(map(str, v)), _read_ids), field)
+        return _renamed(
+            name, Conversion(list[Digits], lambda v, _: list(map(str, v)), lambda v: list(map(int, v))), field
+        )
     if name == "deadline_ms" and owner is Extended:
         return _renamed("deadlines", _DEADLINES, field)
     if name == "batches" and get_args(hint) == (PartitionBatch,):
@@ -423,10 +418,6 @@ def _read_token(text: str) -> int:
     raise BadRequest(f"lease_token must be the one that a pop returned with the message, got {text[:40]!r}")
 
 
-def _read_ids(ids: list[str]) -> list[int]:
-    return [int(id) for id in ids]
-
-
 def _leases_part() -> Part:
     """One lease (`message_id` and `lease_token`), or many (`leases`)."""
     row: Any = LeaseKeys.row
@@ -496,14 +487,14 @@ def conversion_of(hint: Any, is_request: bool) -> Conversion | None:
     plain = _plain(hint)
     origin, arguments = get_origin(plain), get_args(plain)
     if plain is Position:
-        return Conversion(Place, lambda v, _: _place_out(v), _place_in)
+        return Conversion(Place, lambda v, _: _text_keys(place_of(v)), _place_in)
     if plain is EnqueuedBatch:
         return _ENQUEUED_ROWS
     if origin in (list, Sequence):
         return _ROWS if arguments[0] is PartitionRows else _list_conversion(arguments[0], is_request)
     if origin is dict and is_request and arguments[0] is int:
         kind = GenericAlias(dict, (str, arguments[1]))
-        return Conversion(kind, lambda v, _: {str(k): x for k, x in v.items()}, _int_keys)
+        return Conversion(kind, lambda v, _: _text_keys(v), _int_keys)
     if isinstance(plain, type) and issubclass(plain, Exception):
         return Conversion(ErrorResponse, lambda v, _: error_response(v), read_error)
     if isinstance(plain, type) and issubclass(plain, Columns):
@@ -571,7 +562,7 @@ _ENQUEUED_ROWS = Conversion(
         [_enqueued_in(row) for row in v], next((suffix_of(r.message_id) for r in v if r.message_id), 0)
     ),
 )
-_ROWS = Conversion(Rows, lambda v, _: _rows_out(v), lambda v: _rows_in(v))
+_ROWS = Conversion(Rows, lambda v, _: _text_keys(unpack_offsets(v)), lambda v: pack_offsets(_int_keys(v)))
 _INSTANT_MS = Conversion(datetime, lambda ms, _: from_ms(ms), lambda instant: (instant - EPOCH) // _MS)
 _DEADLINES = Conversion(
     list[datetime | None],
@@ -580,24 +571,16 @@ _DEADLINES = Conversion(
 )
 
 
+def _text_keys(found: Any) -> Any:
+    """Return a mapping by partition as JSON has it; other values as they are."""
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else found
+
+
 def _int_keys(found: dict[str, Any]) -> dict[int, Any]:
     for key in found:
         if not (key.isascii() and key.isdigit() and len(key) <= 19):
             raise BadRequest(f"a partition must be a number, got {key[:20]!r}")
     return {int(key): value for key, value in found.items()}
-
-
-def _rows_out(rows: list[PartitionRows]) -> dict[str, list[int]]:
-    return {str(partition): offsets for partition, offsets in unpack_offsets(rows).items()}
-
-
-def _rows_in(rows: dict[str, list[int]]) -> list[PartitionRows]:
-    return pack_offsets(_int_keys(rows))
-
-
-def _place_out(where: Position) -> Any:
-    place = place_of(where)
-    return {str(p): offset for p, offset in place.items()} if isinstance(place, dict) else place
 
 
 def _place_in(place: Any) -> Position:
