@@ -285,9 +285,7 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
     if name in ("enqueued_ms", "deadline_ms") and plain is int:
         return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], _INSTANT_MS, field)
     if name == "lost" and owner in (Settled, Extended):
-        return _renamed(
-            name, Conversion(list[Digits], lambda v, _: list(map(str, v)), lambda v: list(map(int, v))), field
-        )
+        return _renamed(name, _IDS, field)
     if name == "deadline_ms" and owner is Extended:
         return _renamed("deadlines", _DEADLINES, field)
     if name == "batches" and get_args(hint) == (PartitionBatch,):
@@ -563,6 +561,7 @@ _ENQUEUED_ROWS = Conversion(
     ),
 )
 _ROWS = Conversion(Rows, lambda v, _: _text_keys(unpack_offsets(v)), lambda v: pack_offsets(_int_keys(v)))
+_IDS = Conversion(list[Digits], lambda v, _: list(map(str, v)), lambda v: list(map(int, v)))
 _INSTANT_MS = Conversion(datetime, lambda ms, _: from_ms(ms), lambda instant: (instant - EPOCH) // _MS)
 _DEADLINES = Conversion(
     list[datetime | None],
