@@ -101,7 +101,7 @@ async def test_changing_a_user_ends_their_streams(rig: GuardedRig) -> None:
     async with rig.as_(token) as person:
         theirs = Open(rig, person)
         await theirs.are_open()
-        rig.guard.users.disable(EMAIL)
+        rig.guard.users.change(EMAIL, disabled=True)
         await theirs.end()
 
 

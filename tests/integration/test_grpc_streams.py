@@ -16,7 +16,7 @@ from heapline.contract.message import LeaseRef, Outgoing
 from heapline.contract.messages import EnqueueBatch, NewMessages
 from heapline.server.auth.principals import LOCAL
 from heapline.server.gate import Request
-from heapline.server.protocols.pop_stream import PopStream
+from heapline.server.protocols.message_streams import PopStream
 from heapline.wire.descriptors import pb
 from heapline.wire.protobuf import request_of, response_of
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
@@ -118,7 +118,7 @@ async def test_stream_that_waits_and_is_cut_takes_nothing_any_more(rig: Rig) -> 
 async def test_leases_for_a_closed_stream_are_returned(rig: Rig) -> None:
     await fill(rig, 10)
     request = Request(rig.server.gate, "grpc", "PopStream", {}, is_stream=True)
-    request.principal = LOCAL
+    request.caller = LOCAL
     stream = PopStream(rig.server.dispatcher, request, lambda: True).run(aiter(Requests(pop_start(credits=5))))
     assert [r async for r in stream] == []
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
-from heapline.server.protocols.openapi import document as make_document
+from heapline.server.protocols.pages import document as make_document
 from tests.conformance.worlds import picture
 from tests.integration.http_rig import HttpRig
 

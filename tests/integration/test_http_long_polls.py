@@ -189,7 +189,7 @@ async def test_login_gives_a_token_and_one_answer_to_all_failures(tmp_path: Path
     guard = DirectoryGuard(tmp_path / "auth", hasher=CountingHasher())
     guard.users.add("ann@example.org", Secret(PASSWORD), ["*:produce,consume,admin"])
     guard.users.add("bob@example.org", Secret(PASSWORD), ["*:produce,consume,admin"])
-    guard.users.disable("bob@example.org")
+    guard.users.change("bob@example.org", disabled=True)
     async with HttpRig(tmp_path, guard) as rig:
         told = await rig.post("auth/login", {"email": "ann@example.org", "password": PASSWORD})
         rig.http.headers["authorization"] = f"Bearer {told.json()['token']}"

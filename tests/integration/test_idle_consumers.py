@@ -18,7 +18,7 @@ from heapline.contract.errors import Unauthenticated, UnavailableError
 from heapline.contract.leases import Pop
 from heapline.contract.message import Outgoing
 from heapline.contract.results import messages_of
-from heapline.server.protocols import pop_stream
+from heapline.server.protocols import message_streams
 from heapline.wire.protobuf import response_of
 from tests.integration.proxy import Proxy
 from tests.integration.raw_grpc import RawGrpc
@@ -98,7 +98,7 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
 
 
 async def test_idle_stream_is_woken_and_never_polls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop_stream, "CHECK_EVERY", 0.005)
+    monkeypatch.setattr(message_streams, "CHECK_EVERY", 0.005)
     pops = 0
     do = rig.behind.do
 
@@ -130,7 +130,7 @@ async def test_idle_stream_is_woken_and_never_polls(rig: Rig, monkeypatch: pytes
 
 
 async def test_idle_stream_of_a_revoked_key_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop_stream, "CHECK_EVERY", 0.01)
+    monkeypatch.setattr(message_streams, "CHECK_EVERY", 0.01)
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig:
         rig.wire.calls.metadata = (("authorization", "good"),)

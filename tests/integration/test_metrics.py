@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from heapline.contract.errors import HeaplineError, TopicNotFound
 from heapline.contract.message import Outgoing
-from heapline.server.telemetry.families import FAMILIES
+from heapline.server.telemetry.broker_metrics import FAMILIES
 from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
 
 SPECIFIED = {

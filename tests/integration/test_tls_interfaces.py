@@ -15,10 +15,11 @@ from heapline.cli.main import app
 from heapline.client.target import ClientTls, parse_target
 from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.guard import DirectoryGuard
-from heapline.server.auth.tls import TlsFiles, client_context
+from heapline.server.auth.tls import TlsFiles
 from heapline.server.settings import read_settings
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig
+from tests.unit.server.auth.rig import client_context
 
 
 @pytest.fixture(scope="module")

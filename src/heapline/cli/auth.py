@@ -26,8 +26,7 @@ from heapline.server.audit import AuditLog
 from heapline.server.auth.dev_certs import make_dev_certs
 from heapline.server.auth.keys import Keys
 from heapline.server.auth.passwords import Argon2id
-from heapline.server.auth.private_files import PrivateDisk, refuse_readable_by_others
-from heapline.server.auth.secret import Secret
+from heapline.server.auth.secret import PrivateDisk, Secret, refuse_readable_by_others
 from heapline.server.auth.store import DirectoryStore, UserRecord
 from heapline.server.auth.users import Users
 
@@ -201,7 +200,7 @@ def disable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
 
     Example:  [cyan]heapline users disable ada@example.org[/cyan]
     """
-    _change("users.disable", data, email, lambda users: users.disable(email), "disabled user {}")
+    _change("users.disable", data, email, lambda users: users.change(email, disabled=True), "disabled user {}")
 
 
 @users_app.command("enable")
@@ -210,7 +209,7 @@ def enable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
 
     Example:  [cyan]heapline users enable ada@example.org[/cyan]
     """
-    _change("users.enable", data, email, lambda users: users.enable(email), "enabled user {}")
+    _change("users.enable", data, email, lambda users: users.change(email, disabled=False), "enabled user {}")
 
 
 @users_app.command("password")
@@ -220,7 +219,9 @@ def password_command(email: EmailArgument, data: DataOption = DATA, password_fil
     Example:  [cyan]heapline users password ada@example.org[/cyan]
     """
     password = _password(password_file, open_auth(data))
-    _change("users.password", data, email, lambda users: users.set_password(email, password), "changed password of {}")
+    _change(
+        "users.password", data, email, lambda users: users.change(email, password=password), "changed password of {}"
+    )
 
 
 @users_app.command("scopes")
@@ -229,7 +230,7 @@ def scopes_command(email: EmailArgument, scope: ScopeOption, data: DataOption = 
 
     Example:  [cyan]heapline users scopes ada@example.org --scope "orders/*:consume"[/cyan]
     """
-    _change("users.scopes", data, email, lambda users: users.set_scopes(email, scope), "changed scopes of {}")
+    _change("users.scopes", data, email, lambda users: users.change(email, scopes=scope), "changed scopes of {}")
 
 
 def _change(call: str, data: Path, email: str, change: Callable[[Users], UserRecord], outcome: str) -> None:

@@ -2,7 +2,7 @@
 
 Calls whose facts name audited fields leave a line; so do logins, and every rejected call. A line has a fixed set of
 fields and no place for a payload. Names from outside are shortened, and everything that looks like a credential is
-removed. Anyone can cause rejections, so their lines are bounded: a hundred at once, ten per second after that. Those
+removed. Anyone can cause rejections, so their lines are bounded: a hundred in a burst, ten per second after that. Those
 left out are counted in a line of their own.
 
 The event loop only queues lines, and a thread writes them. If the disk does not keep up, lines are dropped and counted.
@@ -25,52 +25,47 @@ from typing import Any
 import msgspec
 
 from heapline.clock import Clock, SystemClock
+from heapline.contract.call import BY_RPC
 from heapline.contract.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.core.rate import TokenBucket
 from heapline.logs import Log
-from heapline.server.auth.private_files import give_to_owner
-from heapline.server.auth.secret import redact
-from heapline.server.auth.throttle import Allowance, Bucket
-from heapline.server.gate import Request
+from heapline.server.auth.principals import ANONYMOUS
+from heapline.server.auth.secret import give_to_owner, redact
+from heapline.server.gate import Observer, Request
 
 FILE = "audit.jsonl"
 BYTES_MAX = 64 << 20
 KEPT = 5
 TEXT_MAX = 256
 REJECTIONS = (Unauthenticated, PermissionDenied, ConfirmationNeeded)
-REJECTED = Allowance(burst=100, refill_ms=100)
+REJECTIONS_PER_SECOND, REJECTIONS_BURST = 10, 10.0  # the burst in seconds
 QUEUED_MAX = 10_000
 CLOSE_SECONDS = 5.0
-UNKNOWN = "unknown"  # the subject of a caller that is not authenticated
 log = Log(__name__)
 
 
-class Audit:
-    """An `Observer` of requests. Use it from one event loop."""
+class Audit(Observer):
+    """Use it from one event loop."""
 
     def __init__(self, file: AuditLog, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._writer = Writer(file)
-        self._rejections = Bucket(REJECTED.burst, self._clock.boot_ms())
+        self._rejections = TokenBucket(REJECTIONS_PER_SECOND, self._clock.boot_ms(), REJECTIONS_BURST)
         self._left_out = 0
 
-    def begin(self, request: Request) -> None:
-        pass
-
-    def admitted(self, request: Request) -> None:
-        pass
-
     def end(self, request: Request, error: BaseException | None) -> None:
-        is_audited = request.kind is not None and request.kind.facts.audit is not None
+        kind = BY_RPC.get(request.rpc)
+        is_audited = kind is not None and kind.facts.audit is not None
         if error is None and not is_audited:
             return
         # A client that the throttle turns away before it is authenticated is rejected too.
-        if isinstance(error, REJECTIONS) or (request.principal is None and isinstance(error, ResourceExhausted)):
+        if isinstance(error, REJECTIONS) or (request.caller is ANONYMOUS and isinstance(error, ResourceExhausted)):
             if not self._may_write_rejection():
                 return
         elif not is_audited:
             return
         self._write(
-            UNKNOWN if request.principal is None else request.principal.subject,
+            request.caller.subject,
             request.rpc,
             topic=request.topic,
             about=request.about or _peer(request),
@@ -82,14 +77,13 @@ class Audit:
     def logged_in(self, email: str, error: BaseException | None) -> None:
         """Record a login; see `DirectoryGuard.on_login`."""
         if error is None or self._may_write_rejection():
-            self._write(UNKNOWN if error else f"user:{email}", "Login", about=email, outcome=_outcome(error))
+            self._write(ANONYMOUS.subject if error else f"user:{email}", "Login", about=email, outcome=_outcome(error))
 
     def _may_write_rejection(self) -> bool:
-        self._rejections.fill(REJECTED, self._clock.boot_ms())
-        if self._rejections.tokens < 1:
+        if not self._rejections.room(self._clock.boot_ms()):
             self._left_out += 1
             return False
-        self._rejections.tokens -= 1
+        self._rejections.take(1)
         return True
 
     def _write(self, who: str, call: str, **fields: Any) -> None:
@@ -98,7 +92,7 @@ class Audit:
 
     def _write_left_out(self) -> None:
         if self._left_out:
-            self._writer.put(UNKNOWN, "Refusals", {"outcome": "left out", "count": self._left_out})
+            self._writer.put(ANONYMOUS.subject, "Refusals", {"outcome": "left out", "count": self._left_out})
             self._left_out = 0
 
     @property
@@ -113,7 +107,7 @@ class Audit:
 
 def _peer(request: Request) -> str:
     """Return where an unauthenticated client connects from."""
-    return request.peer() if request.principal is None and request.peer is not None else ""
+    return request.peer() if request.caller is ANONYMOUS and request.peer is not None else ""
 
 
 def _outcome(error: BaseException | None) -> str:
@@ -165,11 +159,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     at: int  # wall ms
     who: str
     call: str
-    topic: str
-    about: str  # the id of a key, the email of a user, the name of a group, …
-    outcome: str  # "ok", or the name of the error
-    count: int  # messages, keys, … that the call affected
-    correlation_id: str
+    topic: str = ""
+    about: str = ""  # the id of a key, the email of a user, the name of a group, …
+    outcome: str = "ok"  # or the name of the error
+    count: int = 0  # messages, keys, … that the call affected
+    correlation_id: str = ""
 
 
 class AuditLog:
@@ -178,27 +172,10 @@ class AuditLog:
         self._bytes_max, self._kept = bytes_max, kept
         self.lost = 0
 
-    def write(
-        self,
-        who: str,
-        call: str,
-        *,
-        topic: str = "",
-        about: str = "",
-        outcome: str = "ok",
-        count: int = 0,
-        correlation_id: str = "",
-    ) -> None:
-        line = Line(
-            at=self._clock.wall_ms(),
-            who=_clean(who),
-            call=_clean(call),
-            topic=_clean(topic),
-            about=_clean(about),
-            outcome=_clean(outcome),
-            count=count,
-            correlation_id=_clean(correlation_id),
-        )
+    def write(self, who: str, call: str, *, count: int = 0, **texts: str) -> None:
+        """Write a line. `texts` are other fields of Line."""
+        cleaned = {name: _clean(text) for name, text in texts.items()}
+        line = Line(at=self._clock.wall_ms(), who=_clean(who), call=_clean(call), count=count, **cleaned)
         data = msgspec.json.encode(line) + b"\n"
         try:
             with self._open() as fd:

@@ -2,8 +2,8 @@
 
 It knows no command by name. Keys and users are commands that the server handles itself; all others go to the broker.
 A call that waits ends when the server stops, when its credential ends, or when its client is gone. Leases that were
-granted for an answer that nobody receives are returned, unless the command has a `request_id`: then the caller that
-repeats it may already have the same leases.
+granted for an answer that its caller does not receive are returned, unless the command has a `request_id`: then the
+caller that repeats it may already have the same leases.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any
 import msgspec
 
 from heapline.contract.broker import Broker
-from heapline.contract.call import BY_RPC, Command, Count, Feed, Page
-from heapline.contract.context import Context
+from heapline.contract.call import BY_RPC, Access, Command, Count, Feed, Page
 from heapline.contract.errors import HeaplineError, ReplayNotFound
 from heapline.contract.leases import LeaseKeys, Release
 from heapline.contract.stream import ReplayInfo
 from heapline.contract.topics import GetTopic
 from heapline.server.gate import Gate, Request, Stopping
-from heapline.server.limits import bounded
+from heapline.server.limits import bounds_of
 
 Handler = Callable[[Any, Request], Awaitable[Any]]
 #: The error for a single result that the caller may not see: the same as if it did not exist.
@@ -74,9 +73,12 @@ class Dispatcher:
 
     def _execute(self, command: Command[Any], request: Request) -> Awaitable[Any]:
         rows = type(command).facts.rows
-        if rows is not None and not self.gate.sees_all(request, rows):
+        if rows is not None and not request.caller.may(rows.right, None):
             return self._visible(command, request)
-        return self._do(bounded(command), request)
+        for name, limit in bounds_of(type(command)):
+            if getattr(command, name) > limit:
+                command = msgspec.structs.replace(command, **{name: limit})
+        return self._do(command, request)
 
     def _do(self, command: Command[Any], request: Request) -> Awaitable[Any]:
         handler = self._own.get(type(command))
@@ -107,7 +109,7 @@ class Dispatcher:
         asked: Any = kind(**{name: getattr(command, name) for name in kind.__struct_fields__})
         access = kind.facts.rows
         found = await self._do(asked, request)
-        if access is not None and not self.gate.visible(request, [found], access):
+        if access is not None and not _may_see(request, found, access):
             raise HIDDEN[type(found)](found)
         return found
 
@@ -120,10 +122,10 @@ class Dispatcher:
         while True:
             result = await self._do(command, request)
             if not isinstance(result, Page):
-                if not self.gate.visible(request, [result], access):
+                if not _may_see(request, result, access):
                     raise HIDDEN[type(result)](result)
                 return result
-            items = self.gate.visible(request, result.items, access)
+            items = [row for row in result.items if _may_see(request, row, access)]
             if items or result.cursor is None:
                 return Page(items, None if result.cursor is None else self.gate.seal(result.cursor, request, rpc))
             await asyncio.sleep(0)  # all rows of the page are hidden: let other requests run
@@ -134,18 +136,16 @@ class Dispatcher:
             await self.broker.do(GetTopic(command.topic), request.context())  # nothing to confirm if it does not exist
         self.gate.confirm(request, command, token)
 
-    # -- leases that nobody receives -------------------------------------------------------------------------------
+    # -- leases that no caller receives ------------------------------------------------------------------------------
 
     def return_leases(self, command: Command[Any], result: Any, request: Request) -> None:
         """Return the leases that a result grants, because its caller will not receive it."""
         messages = getattr(result, "messages", None)
         if not type(command).facts.leases or messages is None or getattr(command, "request_id", None) is not None:
             return
-        self.release(result.topic, LeaseKeys(messages.ids, messages.tokens), request.context())
-
-    def release(self, topic: str, keys: LeaseKeys, context: Context) -> None:
+        release = Release(result.topic, LeaseKeys(messages.ids, messages.tokens))
         try:
-            task = asyncio.ensure_future(self.broker.do(Release(topic, keys), context))
+            task = asyncio.ensure_future(self.broker.do(release, request.context()))
         except HeaplineError:  # the topic was deleted, and its leases with it
             return
         self._returns.add(task)  # it outlives the request
@@ -155,6 +155,10 @@ class Dispatcher:
         self._returns.discard(task)
         if not task.cancelled():
             task.exception()  # if the broker is closing, the leases expire on their own
+
+
+def _may_see(request: Request, row: Any, access: Access) -> bool:
+    return request.caller.may(access.right, getattr(row, access.on))
 
 
 def _is_cancelled() -> bool:

@@ -15,19 +15,20 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.call import BY_RPC, Access, Call, Right
+from heapline.contract.call import Call
 from heapline.contract.context import Context
-from heapline.contract.errors import BadRequest, PermissionDenied, Unauthenticated, UnavailableError
-from heapline.server.auth.principals import Guard, Principal
+from heapline.contract.errors import BadRequest, Unauthenticated, UnavailableError
+from heapline.server.auth.principals import ANONYMOUS, Guard, Principal
 from heapline.server.confirmation import Confirmations
 from heapline.server.credentials import ENDED, Credentials
 from heapline.server.limits import Counter, Limits
@@ -44,89 +45,61 @@ class Stopping(UnavailableError):
         super().__init__("the server is stopping; connect again and retry")
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """One request from its arrival to its answer: `async with Request(gate, "http", "Purge", headers) as request:`."""
 
-    __slots__ = (
-        "about",
-        "correlation_id",
-        "count",
-        "counter",
-        "deadline",
-        "gate",
-        "headers",
-        "interface",
-        "is_stream",
-        "kind",
-        "notes",
-        "peer",
-        "principal",
-        "rpc",
-        "started",
-        "topic",
-        "waits",
-    )
-
-    def __init__(
-        self,
-        gate: Gate,
-        interface: str,
-        rpc: str,
-        headers: Mapping[str, str],
-        *,
-        is_stream: bool = False,
-        peer: Callable[[], str] | None = None,
-        topic: str = "",
-        deadline: float | None = None,
-    ) -> None:
-        self.gate = gate
-        self.interface = interface  # "grpc", "http" or "mqueue"
-        self.rpc = rpc  # of a call; or of a gRPC stream that carries many commands
-        self.kind: type[Call[Any]] | None = BY_RPC.get(rpc)
-        self.is_stream = is_stream
-        self.headers = headers  # names in lower case
-        self.peer = peer  # returns where the client connects from, if the interface knows
-        self.topic = topic
-        self.deadline = deadline  # when the client gives up, in the event loop's time
-        self.correlation_id = correlation_id(headers.get("x-correlation-id"))
-        self.started = time.perf_counter()
-        self.principal: Principal | None = None
-        self.waits = False  # may take long because it waits for something to happen
-        self.counter: Counter | None = None  # the limit that it counts against
-        self.about, self.count = "", 0  # for the audit log
-        self.notes: dict[type, Any] = {}  # what an observer keeps from begin to end, by its own class
+    gate: Gate
+    interface: str  # "grpc", "http" or "mqueue"
+    rpc: str  # of a call; or of a gRPC stream that carries many commands
+    headers: Mapping[str, str]  # names in lower case
+    _: KW_ONLY
+    is_stream: bool = False
+    peer: Callable[[], str] | None = None  # returns where the client connects from, if the interface knows
+    topic: str = ""
+    deadline: float | None = None  # when the client gives up, in the event loop's time
+    caller: Principal = ANONYMOUS  # until the request is entered
+    started: float = field(default_factory=time.perf_counter)
+    waits: bool = False  # may take long because it waits for something to happen
+    counter: Counter | None = None  # the limit that it counts against
+    about: str = ""  # for the audit log
+    count: int = 0  # for the audit log
+    notes: dict[type, Any] = field(default_factory=dict)  # what an observer keeps from begin to end, by its own class
+    _correlation_id: str = ""
 
     @property
-    def caller(self) -> Principal:
-        assert self.principal is not None, "the request was entered"
-        return self.principal
+    def correlation_id(self) -> str:
+        """The id of the request in logs: the caller's own, or one that is generated when it is first needed."""
+        if not self._correlation_id:
+            self._correlation_id = correlation_id(self.headers.get("x-correlation-id"))
+        return self._correlation_id
 
     async def __aenter__(self) -> Request:
         gate = self.gate
         gate.requests_open += 1
-        for observer in gate.observers:
-            observer.begin(self)
+        for begin in gate.on_begin:
+            begin(self)
         try:
             if gate.stopping.is_set():
                 raise Stopping
             credential = self.headers.get("authorization") or self.headers.get("x-api-key")
-            self.principal = await gate.guard.authenticate(credential)
+            self.caller = await gate.guard.authenticate(credential)
         except BaseException as error:
-            self._end(error)
+            await self.__aexit__(type(error), error, None)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
+        gate = self.gate
         if self.counter is not None:
             self.counter.give_back(self.caller.subject)
-        for observer in reversed(self.gate.observers):
-            observer.end(self, error)
-        self.gate.ended_one()
+        for end in gate.on_end:
+            end(self, error)
+        gate.requests_open -= 1
+        if not gate.requests_open and gate.stopping.is_set():
+            gate.idle.set()
 
     def check_credential(self) -> None:
         """Raise Unauthenticated if the credential has ended since the request began, as it may while a body arrives."""
@@ -134,7 +107,9 @@ class Request:
             raise Unauthenticated(ENDED)
 
     def context(self) -> Context:
-        """Return the context that the request's commands run in."""
+        """Return the context that the request's commands run in. No command reaches the broker without a caller."""
+        if self.caller is ANONYMOUS:
+            raise Unauthenticated("the request was not authenticated")
         return Context(
             principal=self.caller.subject,
             deadline=self.deadline,
@@ -143,8 +118,8 @@ class Request:
         )
 
 
-class Observer(Protocol):
-    """Sees every request. None of its methods waits or raises.
+class Observer:
+    """Sees every request. None of its methods waits or raises; a subclass overrides those that it needs.
 
     `begin` comes first, and `end` last and exactly once. `admitted` comes between them, if the caller is known and
     allowed.
@@ -155,6 +130,11 @@ class Observer(Protocol):
     def admitted(self, request: Request) -> None: ...
 
     def end(self, request: Request, error: BaseException | None) -> None: ...
+
+
+def _overridden(observers: Sequence[Observer], name: str) -> list[Any]:
+    """Return the methods of this name, without those that do nothing."""
+    return [getattr(o, name) for o in observers if getattr(type(o), name) is not getattr(Observer, name)]
 
 
 class Gate:
@@ -168,7 +148,9 @@ class Gate:
         if guard is None:
             raise ValueError("a server needs a guard, so that it is never open to everyone by accident")
         self.guard = guard
-        self.observers = tuple(observers)
+        self.on_begin = _overridden(observers, "begin")
+        self._on_admitted = _overridden(observers, "admitted")
+        self.on_end = _overridden(observers, "end")[::-1]
         self.limits = limits or Limits()
         self.limits.validate()
         self.calls = Counter("calls in flight", self.limits.inflight_per_key)
@@ -178,7 +160,7 @@ class Gate:
         self._cipher = AESGCM(guard.secret("cursor"))
         self.stopping = asyncio.Event()
         self.requests_open = 0
-        self._idle = asyncio.Event()
+        self.idle = asyncio.Event()  # set when the last request ends while stopping
 
     # -- admission -------------------------------------------------------------------------------------------------
 
@@ -197,35 +179,25 @@ class Gate:
         counter = self.streams if request.is_stream else self.calls
         counter.take(request.caller.subject)
         request.counter = counter
-        for observer in self.observers:
-            observer.admitted(request)
+        for admitted in self._on_admitted:
+            admitted(request)
 
     def check(self, request: Request, command: Call[Any], about: Any = None) -> None:
         """Check the rights and the payload sizes of one command."""
         for access in type(command).facts.needs:
-            for topic in _topics(command if about is None else about, access.on):
-                self._check_access(request.caller, access, topic)
+            # The topics that the right is needed on: the value of a field, or of a field of each row of a list.
+            name, dot, inner = access.on.partition(".")
+            value: Any = getattr(command if about is None else about, name) if name else None
+            for topic in [getattr(row, inner) for row in value] if dot else (value,):
+                request.caller.check(access.right, topic)
         self.limits.check_payloads(command)
-
-    def _check_access(self, principal: Principal, access: Access, topic: str | None) -> None:
-        if access.right is not None:
-            self.guard.check(principal, access.right, topic)
-        elif not principal.may(None, topic):
-            raise PermissionDenied(principal.subject, Right.CONSUME.value, topic or "")
 
     def confirm(self, request: Request, command: Call[Any], token: str | None) -> None:
         """Raise ConfirmationNeeded with a token, unless `token` was issued to this caller for this very command."""
         rpc = type(command).facts.rpc
         self._confirmations.require(token, request.caller, rpc, getattr(command, "topic", ""), _encode(command))
 
-    # -- rows of an answer -----------------------------------------------------------------------------------------
-
-    def visible(self, request: Request, rows: Iterable[Any], access: Access) -> list[Any]:
-        """Return the rows that the caller may see."""
-        return [row for row in rows if request.caller.may(access.right, getattr(row, access.on))]
-
-    def sees_all(self, request: Request, access: Access) -> bool:
-        return request.caller.may(access.right, None)
+    # -- cursors ---------------------------------------------------------------------------------------------------
 
     def seal(self, cursor: str, request: Request, rpc: str) -> str:
         """Encrypt a cursor for a caller that may not see every row: it may contain the name of a hidden one.
@@ -246,29 +218,15 @@ class Gate:
 
     # -- stopping --------------------------------------------------------------------------------------------------
 
-    def ended_one(self) -> None:
-        self.requests_open -= 1
-        if not self.requests_open and self.stopping.is_set():
-            self._idle.set()
-
     async def until_idle(self, seconds: float) -> None:
         """While stopping, wait until the last request has ended, but at most this long."""
         if self.requests_open:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), seconds)
+                await asyncio.wait_for(self.idle.wait(), seconds)
 
 
 def _bound(request: Request, rpc: str) -> bytes:
     return f"{rpc}\0{request.caller.subject}".encode()
-
-
-def _topics(command: Any, on: str) -> list[str | None]:
-    """Return the topics that a right is needed on: the value of a field, or of a field of each row of a list."""
-    if not on:
-        return [None]
-    name, dot, inner = on.partition(".")
-    value = getattr(command, name)
-    return [getattr(row, inner) for row in value] if dot else [value]
 
 
 def _shown(command: Any, fields: tuple[str, ...]) -> str:

@@ -1,25 +1,36 @@
-"""Limits of one caller: calls in flight and open streams per key, leases per consumer, bytes per payload and answer.
+"""Limits of one caller and, on MQueue's API, of one namespace.
+
+A caller is limited in calls in flight and open streams per key, leases per consumer, bytes per payload and answer.
 
 A call over a limit is rejected with the limit's name and changes nothing. Leases are counted by the broker, together
 with the leases themselves (`Context.leases_max`), so acks, expiry, restarts and other interfaces cannot make the count
 drift. A consumer is a holder on a topic; a pop that names no holder belongs to the caller's subject.
+
+On MQueue's API each namespace has a bucket of requests. A request that finds its bucket empty is rejected with the time
+when to retry, and takes nothing from any other namespace. All requests count alike. Callers are authenticated before,
+so unauthenticated clients cannot use up a namespace's share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from math import ceil
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from heapline.contract.call import Call
-from heapline.contract.errors import BadRequest, PayloadTooLarge, ResourceExhausted
+from heapline.contract.config import NAME
+from heapline.contract.errors import BadName, BadRequest, PayloadTooLarge, RateLimited, ResourceExhausted
 from heapline.contract.messages import NewMessages
+from heapline.core.rate import TokenBucket
 
 ANSWER_BYTES_MAX = 32 << 20  # of payloads in one answer: it is built in memory
 ANSWER_ROWS_MAX = 100_000
+BUCKETS_MAX = 10_000  # of namespaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +47,9 @@ class Limits:
 
     def check_payloads(self, command: Call[Any]) -> None:
         """Raise PayloadTooLarge if a message in the command is over the server's limit."""
-        for sizes in _payloads_of(type(command)):
-            for size, topic in sizes(command):
+        for batches in _payloads_of(type(command)):
+            for payloads, topic in batches(command):
+                size = max(map(len, payloads), default=0)
                 if size > self.payload_bytes_max:
                     raise PayloadTooLarge(size, self.payload_bytes_max, topic)
 
@@ -47,64 +59,117 @@ class Counter:
 
     def __init__(self, what: str, limit: int) -> None:
         self.what, self.limit = what, limit
-        self._held: dict[str, int] = {}
+        self.held: dict[str, int] = {}
 
-    def take(self, name: str, n: int = 1) -> None:
-        if self.room(name) < n:
+    def take(self, name: str) -> None:
+        held = self.held.get(name, 0)
+        if held >= self.limit:
             raise ResourceExhausted(f"{self.what} of {name}", self.limit)
-        if n:
-            self._held[name] = self._held.get(name, 0) + n
+        self.held[name] = held + 1
 
-    def give_back(self, name: str, n: int = 1) -> None:
-        left = self._held.get(name, 0) - n
+    def give_back(self, name: str) -> None:
+        left = self.held.get(name, 0) - 1
         assert left >= 0, "more given back than taken"
         if left:
-            self._held[name] = left
+            self.held[name] = left
         else:
-            self._held.pop(name, None)
-
-    def room(self, name: str) -> int:
-        return self.limit - self._held.get(name, 0)
-
-    def __len__(self) -> int:
-        return len(self._held)
+            del self.held[name]
 
 
 # -- derived from the types of a command's fields ----------------------------------------------------------------------
 
-Sizes = Callable[[Any], list[tuple[int, str]]]
+Batches = Callable[[Any], list[tuple[Sequence[bytes], str]]]
 
 
 @cache
-def _payloads_of(kind: type[Call[Any]]) -> tuple[Sizes, ...]:
-    """Return functions that list (largest payload, topic) of a command: of bytes, a batch, or a list of batches."""
-    found: list[Sizes] = []
+def _payloads_of(kind: type[Call[Any]]) -> tuple[Batches, ...]:
+    """Return functions that list (payloads, topic) of a command: of bytes, a batch, or a list of batches."""
+    found: list[Batches] = []
     for name, hint in get_type_hints(kind).items():
         inner = next((k for k in get_args(hint) if isinstance(k, type) and issubclass(k, msgspec.Struct)), None)
         if hint is bytes:
-            found.append(lambda c, n=name: [(len(getattr(c, n)), c.topic)])  # type: ignore[misc]
+            found.append(lambda c, n=name: [((getattr(c, n),), c.topic)])  # type: ignore[arg-type,misc]
         elif hint is NewMessages:
-            found.append(lambda c, n=name: [(_largest(getattr(c, n)), c.topic)])  # type: ignore[misc]
+            found.append(lambda c, n=name: [(getattr(c, n).payloads, c.topic)])  # type: ignore[misc]
         elif inner is not None and get_type_hints(inner).get("messages") is NewMessages:
-            found.append(lambda c, n=name: [(_largest(s.messages), s.topic) for s in getattr(c, n)])  # type: ignore[misc]
+            found.append(lambda c, n=name: [(s.messages.payloads, s.topic) for s in getattr(c, n)])  # type: ignore[misc]
     return tuple(found)
 
 
-def _largest(messages: NewMessages) -> int:
-    return max(map(len, messages.payloads), default=0)
-
-
-def bounded(command: Any) -> Any:
-    """Return the command with `max_bytes` and `max_messages` reduced to what this server puts into one answer."""
-    changes: dict[str, int] = {}
-    kind: Any = type(command)
-    for name, limit in _bounds_of(kind):
-        if getattr(command, name) > limit:
-            changes[name] = limit
-    return msgspec.structs.replace(command, **changes) if changes else command
-
-
 @cache
-def _bounds_of(kind: Any) -> tuple[tuple[str, int], ...]:
+def bounds_of(kind: Any) -> tuple[tuple[str, int], ...]:
+    """Return the fields of a command that bound its answer, with the most that this server puts into one."""
     limits = (("max_bytes", ANSWER_BYTES_MAX), ("max_messages", ANSWER_ROWS_MAX))
     return tuple((name, limit) for name, limit in limits if name in kind.__struct_fields__)
+
+
+# -- namespaces of MQueue's API --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MQueueRules:
+    creates_topics: bool = True  # an enqueue creates the topics that it names and that do not exist
+    topics_per_namespace_max: int = 100  # no more are created in a namespace that has this many
+    topics_max: int = 1000  # the same over all namespaces, because callers can invent namespaces
+    rate: float = 0.0  # requests per second of a namespace; 0: no limit
+    rates: Mapping[str, float] = field(default_factory=dict)  # of single namespaces, by name
+    burst: float = 1.0  # seconds' worth of requests allowed in a burst; always at least one request
+
+    def validate(self) -> None:
+        for namespace in self.rates:
+            if not NAME.match(namespace):
+                raise BadName("namespace", namespace)
+        for rate in (self.rate, *self.rates.values()):
+            if rate and not 0.001 <= rate <= 1e6:
+                raise BadRequest(f"a rate must be 0 (no limit) or from 0.001 to 1e6 requests per second, got {rate}")
+        if not 0 <= self.burst <= 3600:
+            raise BadRequest(f"burst must be from 0 to 3600 seconds, got {self.burst}")
+
+    def check_room(self, new: Iterable[str], namespaces: Iterable[str]) -> None:
+        """Raise ResourceExhausted if new topics may not be created, given the namespaces of new and existing ones."""
+        new, existing = list(new), list(namespaces)
+        if new and len(existing) + len(new) > self.topics_max:
+            raise ResourceExhausted("the number of topics that an enqueue may create", self.topics_max)
+        for namespace in set(new):
+            if existing.count(namespace) + new.count(namespace) > self.topics_per_namespace_max:
+                what = f"the number of topics that an enqueue may create in namespace {namespace!r}"
+                raise ResourceExhausted(what, self.topics_per_namespace_max)
+
+
+class NamespaceRates:
+    """The buckets of the namespaces that were used last.
+
+    One that has been idle for longer than all others is full again, as a new one is, unless its limit is far below what
+    this server can answer.
+    """
+
+    def __init__(self, rules: MQueueRules, now_ms: Callable[[], int]) -> None:
+        self._rules, self._now_ms = rules, now_ms
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, namespaces: Iterable[str]) -> None:
+        """Count one request in each of these namespaces, or raise RateLimited and count none."""
+        now = self._now_ms()
+        buckets = {name: bucket for name in namespaces if (bucket := self._bucket(name, now)) is not None}
+        waits = [(bucket.next_in(now), name) for name, bucket in buckets.items()]
+        wait, name = max(waits, default=(0, ""))
+        if wait:
+            rate = buckets[name].rate
+            raise RateLimited(f"requests per second of namespace {name!r}", ceil(rate), ceil(wait / 1000))
+        for bucket in buckets.values():
+            bucket.take(1)
+
+    def _bucket(self, namespace: str, now: int) -> TokenBucket | None:
+        rate = self._rules.rates.get(namespace, self._rules.rate)
+        if not rate:
+            return None
+        bucket = self._buckets.get(namespace)
+        if bucket is None:
+            bucket = self._buckets[namespace] = TokenBucket(rate, now, self._rules.burst)
+            if len(self._buckets) > BUCKETS_MAX:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(namespace)
+        return bucket

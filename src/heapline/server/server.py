@@ -37,9 +37,8 @@ from heapline.server.protocols.mqueue import MQueue
 from heapline.server.protocols.pages import Pages
 from heapline.server.protocols.subscribe_stream import Subscriptions
 from heapline.server.settings import ServerSettings
-from heapline.server.telemetry.call_counts import CallCounts
 from heapline.server.telemetry.logs import CurrentRequest
-from heapline.server.telemetry.metrics import Metrics
+from heapline.server.telemetry.metrics import CallCounts, Metrics
 from heapline.server.telemetry.traces import TracedBroker, Traces, make_provider
 from heapline.wire.descriptors import METHODS, SERVICE
 

@@ -6,6 +6,7 @@ Settings of a topic are stored with the topic; these belong to one process.
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
@@ -17,8 +18,7 @@ from msgspec import Meta
 from heapline.contract.config import BrokerConfig, make_broker_config
 from heapline.contract.errors import BadRequest
 from heapline.server.auth.tls import TlsFiles
-from heapline.server.limits import Limits
-from heapline.server.protocols.mqueue_limits import MQueueRules
+from heapline.server.limits import Limits, MQueueRules
 
 # Calls that arrive together share turns and commits. Three interleaved rounds on a busy machine gave 16.1 k messages/s
 # without gathering, 17.5 k with 4 steps, 19.7 k with 12; the gain is not settled.
@@ -41,14 +41,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     inflight_per_key: Positive = Limits.inflight_per_key
     leases_per_consumer: Positive = Limits.leases_per_consumer
     payload_bytes_max: Positive = Limits.payload_bytes_max
-    mqueue_creates_topics: bool = True  # these six: see protocols/mqueue_limits.py
+    mqueue_creates_topics: bool = True  # these six: see MQueueRules there
     mqueue_topics_per_namespace_max: Annotated[int, Meta(ge=0, le=1 << 20)] = 100
     mqueue_topics_max: Annotated[int, Meta(ge=0, le=1 << 20)] = 1000
     mqueue_rate: Rate = 0.0
     mqueue_rates: dict[str, Rate] = {}
     mqueue_burst: Annotated[float, Meta(ge=0, le=3600)] = 1.0
     # Seconds of silence until a client must show that it is alive. One that does not loses its streams and waiting
-    # pops; otherwise they would go on leasing messages for nobody.
+    # pops; otherwise they would continue to lease messages that no client receives.
     keepalive: Annotated[float, Meta(ge=0.1, le=7200)] = 30.0
     broker: dict[str, Any] = {}  # fields of BrokerConfig, by name
     tls_certificate: Path | None = None  # PEM, with intermediates; None: no TLS, on loopback only
@@ -69,12 +69,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
 
     def limits(self) -> Limits:
-        return Limits(
-            streams_per_key=self.streams_per_key,
-            inflight_per_key=self.inflight_per_key,
-            leases_per_consumer=self.leases_per_consumer,
-            payload_bytes_max=self.payload_bytes_max,
-        )
+        return Limits(**{f.name: getattr(self, f.name) for f in fields(Limits)})
 
     def tls_files(self) -> TlsFiles | None:
         if self.tls_certificate is None or self.tls_key is None:
@@ -82,14 +77,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
     def mqueue_rules(self) -> MQueueRules:
-        return MQueueRules(
-            creates_topics=self.mqueue_creates_topics,
-            topics_per_namespace_max=self.mqueue_topics_per_namespace_max,
-            topics_max=self.mqueue_topics_max,
-            rate=self.mqueue_rate,
-            rates=self.mqueue_rates,
-            burst=self.mqueue_burst,
-        )
+        return MQueueRules(**{f.name: getattr(self, f"mqueue_{f.name}") for f in fields(MQueueRules)})
 
 
 def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:

@@ -4,7 +4,7 @@
 
     watch(spark, port=9464)       # http://127.0.0.1:9464/metrics
 
-Runs in the driver. Names and labels follow the server's metrics (server/telemetry/families.py). The label is the
+Runs in the driver. Names and labels follow the server's metrics (server/telemetry/broker_metrics.py). The label is the
 query's name. A query without a name is labeled by its id and removed when it ends, so there are never more series than
 queries. Until `watch` is called, nothing here needs Spark.
 """

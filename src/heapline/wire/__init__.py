@@ -1,1 +1,1 @@
-"""What server and client share: the messages of proto/, batches as columns, and errors as codes. Knows no sockets."""
+"""The formats that server and client share: commands and results as protobuf and JSON, errors as codes. No sockets."""

@@ -51,13 +51,10 @@ TABLE: dict[type[HeaplineError], Codes] = {
     errors.StaleEpoch: Codes("FAILED_PRECONDITION", 409),
     errors.StaleSequence: Codes("FAILED_PRECONDITION", 409),
     errors.DirectoryLocked: Codes("FAILED_PRECONDITION", 409),
-    errors.IdempotencyConflict: Codes("ABORTED", 409),
-    errors.BatchDecided: Codes("ABORTED", 409),
     errors.UnavailableError: Codes("UNAVAILABLE", 503),
     errors.ResourceExhausted: Codes("RESOURCE_EXHAUSTED", 429),
     errors.StorageFull: Codes("RESOURCE_EXHAUSTED", 507),
     errors.BatchInDoubt: Codes("ABORTED", 409),
-    errors.TopicReloading: Codes("UNAVAILABLE", 503),
     errors.DeadlineExceeded: Codes("DEADLINE_EXCEEDED", 504),
     errors.CorruptionError: Codes("DATA_LOSS", 500),
 }

@@ -20,14 +20,11 @@ from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.check import read
 from heapline.contract.errors import BadRequest, DeliveryLost, LeaseLost
 from heapline.contract.groups import LostRows, unpack_offsets
-from heapline.contract.messages import EnqueuedBatch
 from heapline.wire.json_forms import (
     PLAIN,
-    EnqueuedRow,
     ErrorResponse,
     Form,
     JsonOptions,
-    conversion_of,
     error_response,
     read_error,
     request_form,
@@ -59,12 +56,6 @@ class Done(msgspec.Struct, frozen=True):
     done: bool = True
 
 
-class Results(msgspec.Struct, frozen=True):
-    """One result per message, in the order of the request."""
-
-    results: list[EnqueuedRow]
-
-
 class Route:
     """One call over HTTP."""
 
@@ -81,7 +72,7 @@ class Route:
         return re.compile(_IN_PATH.sub(lambda m: f"(?P<{m[1]}>{self._name(m[1])})", escaped) + r"\Z")
 
     def _name(self, field: str) -> str:
-        """What a name in the path consists of: a topic or schedule may have a namespace."""
+        """Return the pattern of a name in the path: a topic or schedule may have a namespace."""
         return "[^/:]+(?:/[^/:]+)?" if self._has_namespace(field) else "[^/:]+"
 
     def _has_namespace(self, field: str) -> bool:
@@ -113,9 +104,7 @@ class Route:
     @cached_property
     def answer(self) -> Any:
         """The type of the answer's JSON."""
-        if self.result is None:
-            return Done
-        return Results if self.kind.result is EnqueuedBatch else self.result.twin
+        return Done if self.result is None else self.result.twin
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -175,23 +164,19 @@ class Route:
         """Return the body of an answer, or one line of a feed without its end."""
         if self.result is None:
             return b'{"done":true}'
-        if self.kind.result is EnqueuedBatch:
-            return _encoder.encode(Results(_ENQUEUED.write(result, options)))
         return _encoder.encode(self.result.write(result, options))
 
     def decode(self, body: bytes) -> Any:
         """Return the result from the body of an answer."""
         if self.result is None:
             return None
-        twin = self._answer_decoder.decode(body)
-        return _ENQUEUED.read(twin.results) if self.kind.result is EnqueuedBatch else self.result.read(twin)
+        return self.result.read(self._answer_decoder.decode(body))
 
     @cached_property
     def _answer_decoder(self) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(self.answer)
 
 
-_ENQUEUED: Any = conversion_of(EnqueuedBatch, is_request=False)
 ROUTES: dict[type[Call[Any]], Route] = {kind: Route(kind) for kind in CALLS.values() if kind.facts.http}
 _LONGEST_FIRST = sorted(ROUTES.values(), key=lambda route: -len(_IN_PATH.sub("", route.path)))
 
@@ -309,7 +294,7 @@ def _operation(route: Route, schema: dict[str, Any], request: Any, answer: Any, 
     operation: dict[str, Any] = {
         "operationId": facts.rpc,
         "summary": text.split("\n")[0].split(". ")[0].rstrip("."),
-        "description": _clean(text),
+        "description": " ".join(text.split()),
         "tags": [facts.feature],
         "parameters": parameters,
         "responses": responses,
@@ -318,10 +303,6 @@ def _operation(route: Route, schema: dict[str, Any], request: Any, answer: Any, 
         required = bool(schema.get("required"))
         operation["requestBody"] = {"required": required, "content": {JSON: {"schema": request}}}
     return operation
-
-
-def _clean(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _bound(schema: Any) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import cache, cached_property
+from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from types import GenericAlias, NoneType, UnionType
@@ -125,54 +125,6 @@ def read_error(response: ErrorResponse, code: str = "UNKNOWN") -> HeaplineError:
     return error_codes.rebuild({"error": response.error, "facts": facts, "text": response.text}, code)
 
 
-class Form:
-    """The JSON form of a struct: a type that msgspec encodes and decodes, and the way there and back."""
-
-    def __init__(self, kind: Any, parts: dict[str, Part], twin: Any, computed: tuple[str, ...] = ()) -> None:
-        self.kind, self.parts, self.twin, self.computed = kind, parts, twin, computed
-        self.has_payload = any(part.has_payload for part in parts.values())
-
-    @cached_property
-    def write(self) -> Callable[..., Any]:
-        """Return the twin of a struct; called with the struct and the options."""
-        if self.twin is self.kind:
-            return lambda value, options=PLAIN: value
-        return self._compiled["write"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def read(self) -> Callable[[Any], Any]:
-        """Return the struct of a twin."""
-        if self.twin is self.kind:
-            return lambda twin: twin
-        return self._compiled["read"]  # type: ignore[no-any-return]
-
-    def read_with(self, twin: Any, given: dict[str, Any]) -> Any:
-        """Return the struct of a twin and of fields that are not in it."""
-        return self._compiled["read_with"](twin, given)
-
-    @cached_property
-    def _compiled(self) -> dict[str, Any]:
-        """Compiled, because rows of a batch pass through here one by one."""
-        names: dict[str, Any] = {"kind": self.kind, "twin": self.twin, "PLAIN": PLAIN}
-        writes, reads = [f"{name}=v.{name}" for name in self.computed], []
-        for i, (name, part) in enumerate(self.parts.items()):
-            names[f"w{i}"], names[f"r{i}"] = part.write, part.read
-            reads.append(f"{name}=t.{name}" if part.is_same else f"{name}=r{i}(t)")
-            if part.is_same:
-                writes.append(f"{name}=v.{name}")
-            elif callable(part.write):
-                writes.append(f"**w{i}(v.{name}, o)")
-            else:
-                names |= {f"w{i}_{other}": write for other, write in part.write.items()}
-                writes += [f"{other}=w{i}_{other}(v.{name}, o)" for other in part.write]
-        names["replace"] = replace
-        suffix = "\n if v.id_suffix: o = replace(o, id_suffix=v.id_suffix)" if "id_suffix" in self.parts else ""
-        exec(f"def write(v, o=PLAIN):{suffix}\n return twin({', '.join(writes)})", names)
-        exec(f"def read(t): return kind({', '.join(reads)})", names)
-        exec(f"def read_with(t, given): return kind({', '.join([*reads, '**given'])})", names)
-        return names
-
-
 class Part(NamedTuple):
     """One field of a struct, as the fields that its JSON form has for it."""
 
@@ -181,6 +133,41 @@ class Part(NamedTuple):
     read: Callable[[Any], Any]
     has_payload: bool = False
     is_same: bool = False  # has the same name and type in JSON
+
+
+class Form(NamedTuple):
+    """The JSON form of a struct: a type that msgspec encodes and decodes, and the way there and back."""
+
+    twin: Any
+    write: Callable[..., Any]  # returns the twin of a struct; takes the struct and the options
+    read: Callable[[Any], Any]  # returns the struct of a twin
+    read_with: Any = None  # the same, with fields that the twin lacks; only of requests
+    parts: dict[str, Part] = {}  # noqa: RUF012 - never modified
+
+    @property
+    def has_payload(self) -> bool:
+        return any(part.has_payload for part in self.parts.values())
+
+
+def _compile(kind: Any, parts: dict[str, Part], twin: Any, computed: Sequence[str] = ()) -> Form:
+    """Compile a form, because the rows of a batch pass through it one by one."""
+    names: dict[str, Any] = {"kind": kind, "twin": twin, "PLAIN": PLAIN, "replace": replace}
+    writes, reads = [f"{name}=v.{name}" for name in computed], []
+    for i, (name, part) in enumerate(parts.items()):
+        names[f"w{i}"], names[f"r{i}"] = part.write, part.read
+        reads.append(f"{name}=t.{name}" if part.is_same else f"{name}=r{i}(t)")
+        if part.is_same:
+            writes.append(f"{name}=v.{name}")
+        elif callable(part.write):
+            writes.append(f"**w{i}(v.{name}, o)")
+        else:
+            names |= {f"w{i}_{other}": write for other, write in part.write.items()}
+            writes += [f"{other}=w{i}_{other}(v.{name}, o)" for other in part.write]
+    suffix = "\n if v.id_suffix: o = replace(o, id_suffix=v.id_suffix)" if "id_suffix" in parts else ""
+    exec(f"def write(v, o=PLAIN):{suffix}\n return twin({', '.join(writes)})", names)
+    exec(f"def read(t): return kind({', '.join(reads)})", names)
+    exec(f"def read_with(t, given): return kind({', '.join([*reads, '**given'])})", names)
+    return Form(twin, names["write"], names["read"], names["read_with"], parts)
 
 
 class Conversion(NamedTuple):
@@ -199,14 +186,17 @@ def request_form(kind: type[Call[Any]], method: str, outside: tuple[str, ...], o
     for field in msgspec.structs.fields(kind):
         if field.name not in outside:
             parts[field.name] = _request_part(field, method)
-    extra = [f for f in _fields_of(JsonOptions) if f[0] in options]
+    extra = [(f.name, f.type, _default(f)) for f in msgspec.structs.fields(JsonOptions) if f.name in options]
     twin = _define(kind, [f for part in parts.values() for f in part.fields] + extra, is_request=True)
-    return Form(kind, parts, twin)
+    return _compile(kind, parts, twin)
 
 
 @cache
 def result_form(kind: Any) -> Form:
     """Return the form of a result."""
+    if kind is EnqueuedBatch:  # an answer is an object, not a list
+        write, read = _ENQUEUED_ROWS.write, _ENQUEUED_ROWS.read
+        return Form(Results, lambda v, o=PLAIN: Results(write(v, o)), lambda t: read(t.results))
     return _form(kind, False)
 
 
@@ -227,10 +217,10 @@ def _form(kind: Any, is_request: bool, /) -> Form:
     parts = {field.name: _part(kind, field, is_request) for field in msgspec.structs.fields(kind)}
     computed = () if is_request else COMPUTED.get(kind, ())
     if all(part.is_same for part in parts.values()) and not computed and not get_args(kind):
-        return Form(kind, parts, kind)
+        return Form(kind, lambda value, options=PLAIN: value, lambda twin: twin, parts=parts)
     fields = [field for part in parts.values() for field in part.fields]
     fields += [(name, hint | UnsetType, UNSET) for name, hint in computed]
-    return Form(kind, parts, _define(kind, fields, is_request), tuple(name for name, _ in computed))
+    return _compile(kind, parts, _define(kind, fields, is_request), [name for name, _ in computed])
 
 
 def _define(kind: Any, fields: list[Any], is_request: bool) -> Any:
@@ -252,10 +242,6 @@ def _always_written(name: str, hint: Any, default: Any = NODEFAULT) -> Any:
     return (name, hint, msgspec.field(default_factory=lambda: default) if isinstance(default, int | float) else default)
 
 
-def _fields_of(kind: Any) -> list[Any]:
-    return [(f.name, f.type, _default(f)) for f in msgspec.structs.fields(kind)]
-
-
 def _default(field: Any) -> Any:
     return field.default if field.default is not NODEFAULT else msgspec.field(default_factory=field.default_factory)
 
@@ -264,12 +250,9 @@ def _default(field: Any) -> Any:
 
 
 def _request_part(field: Any, method: str) -> Part:
-    inner = next((k for k, methods in INLINE.items() if _mentions(field.type, k) and method in methods), None)
+    kinds = (field.type, *get_args(field.type))
+    inner = next((kind for kind, methods in INLINE.items() if kind in kinds and method in methods), None)
     return _part(None, field, is_request=True) if inner is None else _inline(field, inner)
-
-
-def _mentions(hint: Any, kind: Any) -> bool:
-    return hint is kind or kind in get_args(hint)
 
 
 def _inline(field: Any, kind: Any) -> Part:
@@ -302,7 +285,7 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
     if name in ("enqueued_ms", "deadline_ms") and plain is int:
         return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], _INSTANT_MS, field)
     if name == "lost" and owner in (Settled, Extended):
-        return _renamed(name, Conversion(list[Digits], lambda v, _: list(map(str, v)), _read_ids), field)
+        return _renamed(name, _IDS, field)
     if name == "deadline_ms" and owner is Extended:
         return _renamed("deadlines", _DEADLINES, field)
     if name == "batches" and get_args(hint) == (PartitionBatch,):
@@ -312,7 +295,11 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
     if (owner, name) in MAY_NAME_FILES:
         return _renamed(name, Conversion(str, lambda v, _: error_codes.without_paths(v), lambda v: v), field)
     if name == "columns" and owner is LogEvent:
-        return _renamed(name, Conversion(dict[str, Any], lambda v, _: _log_out(v), _log_in), field)
+        return _renamed(
+            name,
+            Conversion(dict[str, Any], lambda v, _: _log_out(v)["columns"], lambda v: _log_in({"columns": v})),
+            field,
+        )
     conversion = conversion_of(hint, is_request)
     if conversion is not None and not is_request and isinstance(plain, type) and issubclass(plain, Columns):
         write = conversion.write  # no messages are an empty list
@@ -429,10 +416,6 @@ def _read_token(text: str) -> int:
     raise BadRequest(f"lease_token must be the one that a pop returned with the message, got {text[:40]!r}")
 
 
-def _read_ids(ids: list[str]) -> list[int]:
-    return [int(id) for id in ids]
-
-
 def _leases_part() -> Part:
     """One lease (`message_id` and `lease_token`), or many (`leases`)."""
     row: Any = LeaseKeys.row
@@ -502,14 +485,14 @@ def conversion_of(hint: Any, is_request: bool) -> Conversion | None:
     plain = _plain(hint)
     origin, arguments = get_origin(plain), get_args(plain)
     if plain is Position:
-        return Conversion(Place, lambda v, _: _place_out(v), _place_in)
+        return Conversion(Place, lambda v, _: _text_keys(place_of(v)), _place_in)
     if plain is EnqueuedBatch:
         return _ENQUEUED_ROWS
     if origin in (list, Sequence):
         return _ROWS if arguments[0] is PartitionRows else _list_conversion(arguments[0], is_request)
     if origin is dict and is_request and arguments[0] is int:
         kind = GenericAlias(dict, (str, arguments[1]))
-        return Conversion(kind, lambda v, _: {str(k): x for k, x in v.items()}, _int_keys)
+        return Conversion(kind, lambda v, _: _text_keys(v), _int_keys)
     if isinstance(plain, type) and issubclass(plain, Exception):
         return Conversion(ErrorResponse, lambda v, _: error_response(v), read_error)
     if isinstance(plain, type) and issubclass(plain, Columns):
@@ -552,6 +535,12 @@ class EnqueuedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorResponse | None = None
 
 
+class Results(Struct, frozen=True):
+    """One result per message, in the order of the request."""
+
+    results: list[EnqueuedRow]
+
+
 def _enqueued_out(row: Enqueued) -> EnqueuedRow:
     if row.error is not None:
         return EnqueuedRow(error=error_response(row.error))
@@ -571,7 +560,8 @@ _ENQUEUED_ROWS = Conversion(
         [_enqueued_in(row) for row in v], next((suffix_of(r.message_id) for r in v if r.message_id), 0)
     ),
 )
-_ROWS = Conversion(Rows, lambda v, _: _rows_out(v), lambda v: _rows_in(v))
+_ROWS = Conversion(Rows, lambda v, _: _text_keys(unpack_offsets(v)), lambda v: pack_offsets(_int_keys(v)))
+_IDS = Conversion(list[Digits], lambda v, _: list(map(str, v)), lambda v: list(map(int, v)))
 _INSTANT_MS = Conversion(datetime, lambda ms, _: from_ms(ms), lambda instant: (instant - EPOCH) // _MS)
 _DEADLINES = Conversion(
     list[datetime | None],
@@ -580,24 +570,16 @@ _DEADLINES = Conversion(
 )
 
 
+def _text_keys(found: Any) -> Any:
+    """Return a mapping by partition as JSON has it; other values as they are."""
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else found
+
+
 def _int_keys(found: dict[str, Any]) -> dict[int, Any]:
     for key in found:
         if not (key.isascii() and key.isdigit() and len(key) <= 19):
             raise BadRequest(f"a partition must be a number, got {key[:20]!r}")
     return {int(key): value for key, value in found.items()}
-
-
-def _rows_out(rows: list[PartitionRows]) -> dict[str, list[int]]:
-    return {str(partition): offsets for partition, offsets in unpack_offsets(rows).items()}
-
-
-def _rows_in(rows: dict[str, list[int]]) -> list[PartitionRows]:
-    return pack_offsets(_int_keys(rows))
-
-
-def _place_out(where: Position) -> Any:
-    place = place_of(where)
-    return {str(p): offset for p, offset in place.items()} if isinstance(place, dict) else place
 
 
 def _place_in(place: Any) -> Position:
@@ -618,33 +600,25 @@ def _place_in(place: Any) -> Position:
 
 def _log_out(value: Any) -> Any:
     """Mark what JSON lacks: arrays, bytes, tuples, and columns inside columns. Wide numbers are digits."""
-    return {name: _log_value_out(inner) for name, inner in value.items()}
-
-
-def _log_value_out(value: Any) -> Any:
     if hasattr(value, "dtype"):
         if not value.shape:
             return value.item()
         dtype, values = value.dtype.str[1:], value.tolist()
         return {"dtype": dtype, "values": list(map(str, values)) if dtype in _WIDE else values}
     if isinstance(value, dict):
-        return {"columns": _log_out(value)}
+        return {"columns": {name: _log_out(inner) for name, inner in value.items()}}
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, tuple):
-        return {"tuple": [_log_value_out(inner) for inner in value]}
+        return {"tuple": [_log_out(inner) for inner in value]}
     if isinstance(value, list):
-        return [_log_value_out(inner) for inner in value]
+        return [_log_out(inner) for inner in value]
     return msgspec.to_builtins(value)
 
 
-def _log_in(columns: dict[str, Any]) -> dict[str, Any]:
-    return {name: _log_value_in(value) for name, value in columns.items()}
-
-
-def _log_value_in(value: Any) -> Any:
+def _log_in(value: Any) -> Any:
     if isinstance(value, list):
-        return [_log_value_in(inner) for inner in value]
+        return [_log_in(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     if "dtype" in value:
@@ -653,7 +627,7 @@ def _log_value_in(value: Any) -> Any:
         values = map(int, value["values"]) if value["dtype"] in _WIDE else value["values"]
         return np.array(list(values), dtype=value["dtype"])
     if "columns" in value:
-        return _log_in(value["columns"])
+        return {name: _log_in(inner) for name, inner in value["columns"].items()}
     if "base64" in value:
         return base64.b64decode(value["base64"])
-    return tuple(_log_value_in(inner) for inner in value["tuple"])
+    return tuple(_log_in(inner) for inner in value["tuple"])

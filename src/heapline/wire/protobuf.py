@@ -40,7 +40,8 @@ from heapline.wire.descriptors import METHODS, pb
 from heapline.wire.rows import MAY_NAME_FILES, columns_of, rows_of
 
 #: Fields of the proto that are not fields of a command: options of this interface.
-EXTRAS = {name: {"as_columns"} for name in ("PopRequest", "GroupFetchRequest", "ReplayRequest")}
+AS_COLUMNS = "as_columns"  # whether the answer is packed as columns instead of items
+EXTRAS = {name: {AS_COLUMNS} for name in ("PopRequest", "GroupFetchRequest", "ReplayRequest")}
 #: Methods of the service that are not calls of their own: they stream EnqueueBatch, Pop, and GroupFetch with its acks.
 STREAMS = frozenset({"EnqueueStream", "PopStream", "Session", "Subscribe"})
 _MICROSECOND = timedelta(microseconds=1)
@@ -52,43 +53,39 @@ class Codec:
     def __init__(self, kind: Any, message_class: Any, whose: str | None) -> None:
         self.kind, self.message_class = kind, message_class
         self._whose = whose
-        self._asks = {"as_columns": True} if message_class.DESCRIPTOR.name in EXTRAS else {}
+        self._asks = {AS_COLUMNS: True} if message_class.DESCRIPTOR.name in EXTRAS else {}
 
     def pack(self, value: Any, as_columns: bool = True) -> Any:
         """Return the message of a struct. A request that has the option asks for an answer in columns."""
         try:
-            return self.message_class(**self.fields(value, as_columns), **self._asks)
+            fields = self.columns.pack if as_columns else self.items.pack
+            return self.message_class(**fields(value), **self._asks)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"cannot encode {type(value).__name__} as protobuf: {error}") from None
 
     def fields(self, value: Any, as_columns: bool = True) -> dict[str, Any]:
         """Return the message's fields as its constructor takes them, also inside another message."""
-        return (self._pack_columns if as_columns else self._pack_items)(value)
-
-    def unpack(self, message: Any) -> Any:
-        """Return the struct. Raises what its constructor raises."""
-        return self._unpack(message)
+        return (self.columns if as_columns else self.items).pack(value)
 
     @cached_property
-    def _pack_columns(self) -> Callable[[Any], dict[str, Any]]:
-        return _compile_pack(_info(self.kind), self.message_class.DESCRIPTOR, as_columns=True)
+    def unpack(self) -> Callable[[Any], Any]:
+        """Return the struct of a message. Raises what the struct's constructor raises."""
+        return self.columns.unpack
 
     @cached_property
-    def _pack_items(self) -> Callable[[Any], dict[str, Any]]:
-        return _compile_pack(_info(self.kind), self.message_class.DESCRIPTOR, as_columns=False)
+    def columns(self) -> _Functions:
+        """The functions that pack columns as columns. Raises TypeError if the struct and the message differ."""
+        return _compile(_info(self.kind), self.message_class.DESCRIPTOR, _Options(True, self._whose))
 
     @cached_property
-    def _unpack(self) -> Callable[[Any], Any]:
-        return _compile_unpack(_info(self.kind), self.message_class.DESCRIPTOR, self._whose)
-
-    def compile(self) -> None:
-        """Compile now, and raise TypeError if the struct and the message differ."""
-        _ = self._pack_columns, self._pack_items, self._unpack
+    def items(self) -> _Functions:
+        """The functions that pack columns as items."""
+        return _compile(_info(self.kind), self.message_class.DESCRIPTOR, _Options(False, self._whose))
 
 
 @cache
 def request_of(kind: type[Call[Any]]) -> Codec:
-    """Return the codec of a call. `wants_columns` of its message says how to pack the answer."""
+    """Return the codec of a call. `as_columns` of its message, if it has that, says how to pack the answer."""
     return Codec(kind, METHODS[kind.facts.rpc].request, kind.__name__)
 
 
@@ -102,11 +99,6 @@ def response_of(kind: type[Call[Any]]) -> Codec:
 def struct_codec(kind: Any, message_class: Any, whose: str | None = None) -> Codec:
     """Return the codec of a struct in a stream's messages. With `whose`, a call's name, unknown fields are refused."""
     return Codec(kind, message_class, whose)
-
-
-def wants_columns(message: Any) -> bool:
-    """Return whether the answer to a request is to be packed as columns."""
-    return getattr(message, "as_columns", True)
 
 
 def _info(kind: Any) -> StructType | None:
@@ -203,10 +195,6 @@ def _unpack_log_columns(columns: Any) -> dict[str, Any]:
     return found
 
 
-def _floats(data: bytes) -> list[float]:
-    return array("d", data).tolist()
-
-
 def _required(name: str) -> Any:
     raise BadRequest(f"{name} is required")
 
@@ -215,7 +203,6 @@ _HELPERS: dict[str, Any] = {
     "UNSET": UNSET,
     "array": array,
     "columns_of": columns_of,
-    "floats": _floats,
     "from_us": from_us,
     "json": json,
     "pack_error": pack_error,
@@ -237,7 +224,7 @@ _HELPERS: dict[str, Any] = {
 
 
 class _Shape(NamedTuple):
-    """A field of a struct without what may be absent: its plain type, and what stands for absence."""
+    """A field of a struct without what may be absent: its plain type, and the value that means absence."""
 
     type: Type
     is_nullable: bool
@@ -314,89 +301,44 @@ def _fits(kind: Type, proto: Any) -> bool:
     return any(proto.type == getattr(proto, f"TYPE_{name}") for name in names)
 
 
-def _compile_pack(info: StructType | None, message: Any, as_columns: bool) -> Callable[[Any], dict[str, Any]]:
-    if info is None:
-        return lambda _: {}
+class _Functions(NamedTuple):
+    pack: Callable[[Any], dict[str, Any]]  # returns the fields of the message
+    unpack: Callable[[Any], Any]  # returns the struct
+
+
+class _Options(NamedTuple):
+    as_columns: bool  # whether columns are packed as columns, or as items
+    whose: str | None  # the call whose request it is: unknown fields are refused
+
+
+def _compile(info: StructType | None, message: Any, options: _Options) -> _Functions:
     names = dict(_HELPERS)
-    if _is_columns(info) and not as_columns:
-        names["pack"] = _compile_pack(_row(info), message.fields_by_name["items"].message_type, as_columns)
-        return _run("def made(v): return {'items': list(map(pack, rows_of(v)))}", names)
-    lines = []
-    for i, (field, proto) in enumerate(_proto_fields(info, message)):
-        shape, value = _shape(field), f"v.{field.name}"
-        expression = _pack_value(shape.type, proto, value, names, f"f{i}", as_columns)
-        if (info.cls, field.name) in MAY_NAME_FILES:
-            expression = f"without_paths({value})"
-        if shape.is_unset:
-            expression = f"None if {value} is UNSET else {expression}"
-        elif shape.is_nullable and expression != value:
-            expression = f"None if {value} is None else {expression}"
-        lines.append(f"{proto.name!r}: {expression}")
-    return _run(f"def made(v): return {{{', '.join(lines)}}}", names)
-
-
-def _pack_value(kind: Type, proto: Any, v: str, names: dict[str, Any], prefix: str, as_columns: bool) -> str:
-    """Return an expression of what the message's constructor takes for the value `v`."""
-    match kind:
-        case inspect.MemoryViewType():
-            return f"bytes({v})"
-        case inspect.DateTimeType():
-            return f"to_us({v})"
-        case inspect.CustomType():
-            return f"pack_error({v})"
-        case inspect.UnionType():
-            return f"pack_ordering({v})" if proto.message_type else f"str({v})"
-        case inspect.StructType():
-            names[prefix] = _compile_pack(kind, proto.message_type, as_columns)
-            return f"{prefix}({v})"
-        case inspect.DictType() if _is_wrapper(proto):
-            inner = proto.message_type.fields_by_name["items"]
-            return f"{{'items': {_pack_value(kind, inner, v, names, prefix, as_columns)}}}"
-        case inspect.DictType(value_type=inspect.AnyType()):
-            return f"pack_log_columns({v})" if proto.is_repeated else f"json.dumps({v})"
-        case inspect.DictType(value_type=item):
-            value = proto.message_type.fields_by_name["value"]
-            if value.message_type is None:
-                return v
-            names[f"{prefix}m"] = getattr(pb, value.message_type.name)
-            inner = _pack_value(_plain(item)[0], value, "x", names, f"{prefix}v", as_columns)
-            return f"{{k: {prefix}m(**{inner}) for k, x in {v}.items()}}"
-        case inspect.ListType(item_type=item) | inspect.CollectionType(item_type=item):
-            return _pack_list(item, proto, v, names, prefix, as_columns)
-    return v
-
-
-def _pack_list(item: Type, proto: Any, v: str, names: dict[str, Any], prefix: str, as_columns: bool) -> str:
-    if _is_wrapper(proto):
-        inner = proto.message_type.fields_by_name["items"]
-        return f"{{'items': {_pack_list(item, inner, v, names, prefix, as_columns)}}}"
-    if not proto.is_repeated:
-        return f"array('d', {v}).tobytes()"
-    plain, is_nullable = _plain(item)
-    if is_nullable:
-        return f"pack_headers({v})" if proto.message_type else f"[x or '' for x in {v}]"
-    inner = _pack_value(plain, proto, "x", names, f"{prefix}i", as_columns)
-    return v if inner == "x" else f"[{inner} for x in {v}]"
-
-
-def _compile_unpack(info: StructType | None, message: Any, whose: str | None) -> Callable[[Any], Any]:
-    names = dict(_HELPERS)
-    names["refuse"] = lambda m: _refuse_unknown(m, whose)
-    lines = ["def made(m):"]
-    if whose is not None:
-        lines.append(" if len(unknown(m)): refuse(m)")
+    names["refuse"] = lambda m: _refuse_unknown(m, options.whose)
+    check = "" if options.whose is None else " if len(unknown(m)): refuse(m)\n"
     if info is None:
-        return _run("\n".join([*lines, " return None"]), names)
+        return _run("def pack(v): return {}", f"def unpack(m):\n{check} return None", names)
     names["kind"] = info.cls
-    arguments = []
+    packed, unpacked = [], []
     for i, (field, proto) in enumerate(_proto_fields(info, message)):
-        expression = _unpack_field(field, proto, names, f"f{i}", whose)
-        arguments.append(f"{field.name}={expression}")
+        pack, unpack = _convert_field(field, proto, names, f"f{i}", options)
+        if (info.cls, field.name) in MAY_NAME_FILES:
+            pack = f"v.{field.name} and without_paths(v.{field.name})"
+        packed.append(f"{proto.name!r}: {pack}")
+        unpacked.append(f"{field.name}={unpack}")
+    source = f"{{{', '.join(packed)}}}"
     if _is_columns(info):
-        names["row"] = _compile_unpack(_row(info), message.fields_by_name["items"].message_type, whose)
+        names["row"] = _compile(_row(info), message.fields_by_name["items"].message_type, options)
         names["both"] = _refuse_both
-        lines += [" if m.items:", "  both(m)", "  return columns_of(kind, list(map(row, m.items)))"]
-    return _run("\n".join([*lines, f" return kind({', '.join(arguments)})"]), names)
+        check += " if m.items:\n  both(m)\n  return columns_of(kind, list(map(row.unpack, m.items)))\n"
+        if not options.as_columns:
+            source = "{'items': list(map(row.pack, rows_of(v)))}"
+    return _run(f"def pack(v): return {source}", f"def unpack(m):\n{check} return kind({', '.join(unpacked)})", names)
+
+
+def _run(pack: str, unpack: str, names: dict[str, Any]) -> _Functions:
+    exec(pack, names)
+    exec(unpack, names)
+    return _Functions(names["pack"], names["unpack"])
 
 
 def _refuse_unknown(message: Any, whose: str | None) -> None:
@@ -410,14 +352,19 @@ def _refuse_both(message: Any) -> None:
         raise BadRequest(f"{message.DESCRIPTOR.name} must have items or columns, not both")
 
 
-def _unpack_field(field: Field, proto: Any, names: dict[str, Any], prefix: str, whose: str | None) -> str:
-    shape, v = _shape(field), f"m.{proto.name}"
-    expression = _unpack_value(shape.type, proto, v, names, prefix, whose)
+def _convert_field(field: Field, proto: Any, names: dict[str, Any], prefix: str, options: _Options) -> tuple[str, str]:
+    """Return the expressions of a field of the struct `v` and of the message `m`, with those for an absent value."""
+    shape, v, m = _shape(field), f"v.{field.name}", f"m.{proto.name}"
+    pack, unpack = _convert(shape.type, proto, v, m, names, prefix, options)
+    if shape.is_unset:
+        pack = f"None if {v} is UNSET else {pack}"
+    elif shape.is_nullable and pack != v:
+        pack = f"None if {v} is None else {pack}"
     if not proto.has_presence:
         is_empty_if_absent = proto.is_repeated or isinstance(shape.type, inspect.MemoryViewType)
         if shape.is_unset or not (is_empty_if_absent or _is_zero(field)):
             raise TypeError(f"field {proto.full_name} of the proto must be optional")
-        return f"({expression} if {v} else None)" if shape.is_nullable else expression
+        return pack, f"({unpack} if {m} else None)" if shape.is_nullable else unpack
     if shape.is_unset:
         default = "UNSET"
     elif field.required:
@@ -428,7 +375,7 @@ def _unpack_field(field: Field, proto: Any, names: dict[str, Any], prefix: str, 
         names[f"{prefix}d"], default = field.default, f"{prefix}d"
     else:
         names[f"{prefix}d"], default = field.default_factory, f"{prefix}d()"
-    return f"({expression} if m.HasField({proto.name!r}) else {default})"
+    return pack, f"({unpack} if m.HasField({proto.name!r}) else {default})"
 
 
 def _is_zero(field: Field) -> bool:
@@ -439,54 +386,59 @@ def _is_zero(field: Field) -> bool:
     return default is not None and not default
 
 
-def _unpack_value(kind: Type, proto: Any, v: str, names: dict[str, Any], prefix: str, whose: str | None) -> str:
-    """Return an expression of the struct's value for the message's value `v`."""
+def _convert(
+    kind: Type, proto: Any, v: str, m: str, names: dict[str, Any], prefix: str, options: _Options
+) -> tuple[str, str]:
+    """Return two expressions: what the message's constructor takes for `v`, and the struct's value for `m`."""
     match kind:
-        case inspect.MemoryViewType() if proto.type == proto.TYPE_BYTES:
-            return f"memoryview({v})"
-        case inspect.DateTimeType() if proto.name.endswith("_us") and proto.type == proto.TYPE_INT64:
-            return f"from_us({v})"
-        case inspect.CustomType() if proto.message_type and proto.message_type.name == "Error":
-            return f"unpack_error({v})"
-        case inspect.UnionType():
-            return f"unpack_ordering({v})" if proto.message_type else v
-        case inspect.StructType() if proto.message_type:
-            names[prefix] = _compile_unpack(kind, proto.message_type, whose)
-            return f"{prefix}({v})"
-        case inspect.DictType() if _is_wrapper(proto):
+        case inspect.DictType() | inspect.ListType() | inspect.CollectionType() if _is_wrapper(proto):
             inner = proto.message_type.fields_by_name["items"]
-            return _unpack_value(kind, inner, f"{v}.items", names, prefix, whose)
+            pack, unpack = _convert(kind, inner, v, f"{m}.items", names, prefix, options)
+            return f"{{'items': {pack}}}", unpack
+        case inspect.MemoryViewType() if proto.type == proto.TYPE_BYTES:
+            return f"bytes({v})", f"memoryview({m})"
+        case inspect.DateTimeType() if proto.name.endswith("_us") and proto.type == proto.TYPE_INT64:
+            return f"to_us({v})", f"from_us({m})"
+        case inspect.CustomType() if proto.message_type and proto.message_type.name == "Error":
+            return f"pack_error({v})", f"unpack_error({m})"
+        case inspect.UnionType() if proto.message_type:
+            return f"pack_ordering({v})", f"unpack_ordering({m})"
+        case inspect.UnionType():
+            return f"str({v})", m
+        case inspect.StructType() if proto.message_type:
+            names[f"{prefix}p"], names[f"{prefix}u"] = _compile(kind, proto.message_type, options)
+            return f"{prefix}p({v})", f"{prefix}u({m})"
+        case inspect.DictType(value_type=inspect.AnyType()) if proto.is_repeated:
+            return f"pack_log_columns({v})", f"unpack_log_columns({m})"
         case inspect.DictType(value_type=inspect.AnyType()):
-            return f"unpack_log_columns({v})" if proto.is_repeated else f"json.loads({v} or '{{}}')"
+            return f"json.dumps({v})", f"json.loads({m} or '{{}}')"
         case inspect.DictType(key_type=key, value_type=item) if _is_map(proto):
-            value = proto.message_type.fields_by_name["value"]
             if not _fits(_plain(key)[0], proto.message_type.fields_by_name["key"]):
                 raise _mismatch(kind, proto)
-            inner = _unpack_value(_plain(item)[0], value, "x", names, f"{prefix}v", whose)
-            return f"dict({v})" if inner == "x" else f"{{k: {inner} for k, x in {v}.items()}}"
+            value = proto.message_type.fields_by_name["value"]
+            pack, unpack = _convert(_plain(item)[0], value, "x", "x", names, f"{prefix}v", options)
+            if value.message_type is None:
+                return v, f"dict({m})"
+            names[f"{prefix}m"] = getattr(pb, value.message_type.name)
+            return f"{{k: {prefix}m(**{pack}) for k, x in {v}.items()}}", f"{{k: {unpack} for k, x in {m}.items()}}"
         case inspect.ListType(item_type=item) | inspect.CollectionType(item_type=item):
-            return _unpack_list(item, proto, v, names, prefix, whose)
+            return _convert_list(item, proto, v, m, names, prefix, options)
     if not _fits(kind, proto):
         raise _mismatch(kind, proto)
-    return v
+    return v, m
 
 
-def _unpack_list(item: Type, proto: Any, v: str, names: dict[str, Any], prefix: str, whose: str | None) -> str:
-    if _is_wrapper(proto):
-        inner = proto.message_type.fields_by_name["items"]
-        return _unpack_list(item, inner, f"{v}.items", names, prefix, whose)
+def _convert_list(
+    item: Type, proto: Any, v: str, m: str, names: dict[str, Any], prefix: str, options: _Options
+) -> tuple[str, str]:
     plain, is_nullable = _plain(item)
     if not proto.is_repeated:
         if not isinstance(plain, inspect.FloatType):
             raise _mismatch(plain, proto)
-        return f"floats({v})"
+        return f"array('d', {v}).tobytes()", f"array('d', {m}).tolist()"
+    if is_nullable and proto.message_type:
+        return f"pack_headers({v})", f"unpack_headers({m})"
     if is_nullable:
-        return f"unpack_headers({v})" if proto.message_type else f"[x or None for x in {v}]"
-    inner = _unpack_value(plain, proto, "x", names, f"{prefix}i", whose)
-    return f"{v}[:]" if inner == "x" else f"[{inner} for x in {v}]"
-
-
-def _run(source: str, names: dict[str, Any]) -> Callable[[Any], Any]:
-    exec(source, names)
-    made: Callable[[Any], Any] = names["made"]
-    return made
+        return f"[x or '' for x in {v}]", f"[x or None for x in {m}]"
+    pack, unpack = _convert(plain, proto, "x", "x", names, f"{prefix}i", options)
+    return v if pack == "x" else f"[{pack} for x in {v}]", f"{m}[:]" if unpack == "x" else f"[{unpack} for x in {m}]"

@@ -13,7 +13,7 @@ import heapline
 from heapline.contract.batches import AbortBatch, ForgetBatch
 from heapline.contract.context import HERE
 from heapline.contract.message import Outgoing
-from heapline.server.protocols.atomic_enqueue import PREFIX, AtomicEnqueue
+from heapline.server.protocols.mqueue import PREFIX, AtomicEnqueue
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 

@@ -35,7 +35,7 @@ class Rig:
     def end(self, call: str, error: BaseException | None = None, known: bool = True, **told: Any) -> None:
         request = Request(self.gate, "http", call, {"x-correlation-id": "c-1"}, topic="jobs")
         if known:
-            request.principal = LOCAL
+            request.caller = LOCAL
         for name, value in told.items():
             setattr(request, name, value)
         self.auditing.end(request, error)

@@ -55,7 +55,7 @@ def test_secrets_fed_to_every_field_are_not_in_the_file(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_key_is_taken_out_of_any_surroundings(before: str, after: str) -> None:
+def test_key_is_redacted_in_any_text(before: str, after: str) -> None:
     key = new_key()[1].reveal()
     assert key.split("_", 2)[2][:20] not in redact(f"{before}{key}{after}")
 

@@ -30,12 +30,12 @@ def is_refused(confirmations: Confirmations, token: str, *call: Any, who: Princi
     return False
 
 
-def test_call_is_carried_out_with_its_token() -> None:
+def test_call_runs_with_its_confirmation_token() -> None:
     confirmations = Confirmations(FakeClock(), SECRET)
     assert not is_refused(confirmations, ask(confirmations, "purge", "jobs"), "purge", "jobs")
 
 
-def test_token_is_good_once() -> None:
+def test_confirmation_token_is_valid_once() -> None:
     confirmations = Confirmations(FakeClock(), SECRET)
     token = ask(confirmations, "purge", "jobs")
     assert not is_refused(confirmations, token, "purge", "jobs")

@@ -114,6 +114,15 @@ async def test_caller_without_the_right_is_denied_before_the_broker_is_asked(com
     assert rig.broker.received == []
 
 
+def test_request_that_was_not_entered_has_no_rights_and_no_context() -> None:
+    rig = Rig()
+    request = Request(rig.gate, "http", "Stats", {"authorization": ALL})
+    with pytest.raises(PermissionDenied):
+        rig.gate.check(request, Stats("jobs"))
+    with pytest.raises(Unauthenticated):
+        request.context()
+
+
 async def test_any_right_is_enough_where_no_special_one_is_needed() -> None:
     rig = Rig(FakeBroker(GetTopic=lambda c: "info"))
     for right in Right:
@@ -198,7 +207,7 @@ async def test_calls_in_flight_are_limited_per_key_and_rejected_ones_take_no_pla
             await rig.run(Stats("jobs"))
         assert await rig.run(Stats("jobs"), "*:consume") == "stats"
     assert await rig.run(Stats("jobs")) == "stats"
-    assert len(rig.gate.calls) == 0
+    assert len(rig.gate.calls.held) == 0
 
 
 async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_place_back() -> None:
@@ -218,7 +227,7 @@ async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_pl
     for _ in range(3):
         with pytest.raises(RuntimeError):
             await stream(another)
-    assert len(rig.gate.streams) == 0
+    assert len(rig.gate.streams.held) == 0
 
 
 @pytest.mark.parametrize(

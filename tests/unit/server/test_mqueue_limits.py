@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.contract.errors import BadName, BadRequest, RateLimited, ResourceExhausted
-from heapline.server.protocols import mqueue_limits
-from heapline.server.protocols.mqueue_limits import MQueueRules, NamespaceRates
+from heapline.server import limits
+from heapline.server.limits import MQueueRules, NamespaceRates
 from heapline.server.settings import ServerSettings, read_settings
 
 
@@ -66,7 +66,7 @@ def test_rejected_namespace_consumes_nothing_of_another() -> None:
 
 
 def test_invented_namespaces_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqueue_limits, "BUCKETS_MAX", 100)
+    monkeypatch.setattr(limits, "BUCKETS_MAX", 100)
     rig = Rig(rate=1.0, burst=1.0)
     for i in range(1000):
         assert rig.ask(f"n{i}") == 0

@@ -32,7 +32,7 @@ class Client:
         self.guard = Scoped()
         self.gate = Gate(self.guard)
         request = Request(self.gate, "grpc", "Subscribe", {}, is_stream=True)
-        request.principal = Principal(f"key:{scopes}", (parse_scope(scopes),))
+        request.caller = Principal(f"key:{scopes}", (parse_scope(scopes),))
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         opened = pb.GroupFetchRequest(topic="jobs", group="g", member="m", session="s", as_columns=True, **options)
         self.say(open=opened, credits=credits)
@@ -110,7 +110,7 @@ async def test_rows_that_come_later_are_pushed() -> None:
     assert rows.rows.payloads == [b"x"]
 
 
-async def test_member_without_credits_gives_signs_of_life_and_hears_of_other_partitions() -> None:
+async def test_member_without_credits_renews_its_lease_and_learns_new_partitions() -> None:
     broker = FakeGroups(batch(0, 0, [b"x"]))
     client = Client(broker)
     await client.next()

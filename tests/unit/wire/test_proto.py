@@ -33,7 +33,7 @@ from heapline.contract.stream import Payloads, ReplayInfo
 from heapline.contract.topics import CreateTopic, ListTopics, PauseTopic, TopicSettings, UpdateTopic
 from heapline.wire.descriptors import METHODS, pb, read_descriptors
 from heapline.wire.json import ROUTES
-from heapline.wire.protobuf import EXTRAS, STREAMS, request_of, response_of, wants_columns
+from heapline.wire.protobuf import EXTRAS, STREAMS, request_of, response_of
 from tests.unit.wire.calls import ALL_CALLS, commands, results, same
 
 QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -60,7 +60,7 @@ def test_every_method_is_a_call_or_a_stream_of_calls() -> None:
 def test_message_has_the_fields_of_the_call_and_no_others(kind: type[Call[Any]]) -> None:
     """Compiling a codec raises TypeError for a field that is missing on either side or has another type."""
     for codec in (request_of(kind), response_of(kind)):
-        codec.compile()
+        _ = codec.columns, codec.items
     assert request_of(kind).message_class.DESCRIPTOR.name == f"{kind.facts.rpc}Request"
 
 
@@ -162,8 +162,8 @@ def test_no_ids_and_an_empty_list_of_ids_differ() -> None:
 
 
 def test_answer_is_in_items_unless_columns_are_wanted() -> None:
-    assert not wants_columns(pb.PopRequest(topic="jobs"))
-    assert wants_columns(request_of(Pop).pack(Pop("jobs")))
+    assert not pb.PopRequest(topic="jobs").as_columns
+    assert request_of(Pop).pack(Pop("jobs")).as_columns
     one = LeasedMessages(
         pack([1]), pack([2]), [b"x"], pack([0]), pack([1], "B"), pack([5]), pack([6]), headers=[{"a": "b"}]
     )

@@ -8,12 +8,13 @@ deleted: a key is revoked, a user is disabled, and their names stay taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 from heapline.contract import admin
 from heapline.contract.errors import BadRequest
+from heapline.contract.message import from_ms
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.principals import Guard, Principal, check_included, parse_scope
 from heapline.server.auth.secret import Secret
@@ -89,27 +90,19 @@ class AuthCommands:
                 # A caller who sets a password, or enables a user, can then act as that user.
                 check_included(request.caller, parse_scopes(record) if command.scopes is None else ())
 
-        return await self._change(command.email, request, allowed, command.password, command.scopes, command.disabled)
+        password = None if command.password is None else Secret(command.password)
+        changes = {"password": password, "scopes": command.scopes, "disabled": command.disabled}
+        return await self._change(command.email, request, allowed, changes)
 
     async def disable_user(self, command: admin.DisableUser, request: Request) -> admin.OneUser:
-        return await self._change(command.email, request, disabled=True)
+        return await self._change(command.email, request, lambda record: None, {"disabled": True})
 
     async def _change(
-        self,
-        email: str,
-        request: Request,
-        allowed: Any = lambda record: None,
-        password: str | None = None,
-        scopes: Sequence[str] | None = None,
-        disabled: bool | None = None,
+        self, email: str, request: Request, allowed: Callable[[UserRecord], None], changes: dict[str, Any]
     ) -> admin.OneUser:
         guard = self._guard
         request.about = canonical_email(email)
-        secret = None if password is None else Secret(password)
-        record = await guard.run_change(
-            lambda: guard.users.change(email, allowed, password=secret, scopes=scopes, disabled=disabled),
-            request.check_credential,
-        )
+        record = await guard.run_change(lambda: guard.users.change(email, allowed, **changes), request.check_credential)
         request.gate.credentials.check()
         return admin.OneUser(_user(record))
 
@@ -119,28 +112,24 @@ def _check_included(caller: Principal, scopes: Sequence[str]) -> None:
 
 
 def _key(guard: DirectoryGuard, record: KeyRecord) -> admin.KeyInfo:
-    created = _instant(record.created_at)
-    assert created is not None
     return admin.KeyInfo(
         id=record.id,
         name=record.name,
         scopes=list(record.scopes),
-        created_at=created,
+        created_at=from_ms(record.created_at),
         last_used_at=_instant(guard.last_used(record)),
         revoked_at=_instant(record.revoked_at),
     )
 
 
 def _user(record: UserRecord) -> admin.UserInfo:
-    created = _instant(record.created_at)
-    assert created is not None
     return admin.UserInfo(
         email=record.email,
         scopes=list(record.scopes),
-        created_at=created,
+        created_at=from_ms(record.created_at),
         disabled_at=_instant(record.disabled_at),
     )
 
 
 def _instant(ms: int | None) -> datetime | None:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+    return None if ms is None else from_ms(ms)

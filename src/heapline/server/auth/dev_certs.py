@@ -1,7 +1,7 @@
 """A certificate authority for development: one CA, one server and one client certificate, in one directory.
 
 The certificates are valid for a year, for localhost and the given names. The CA's own key is discarded after signing,
-so nobody can use it to create certificates that this machine would trust. Existing files are never overwritten.
+so it cannot be used to create certificates that this machine would trust. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from heapline.contract.errors import BadRequest
-from heapline.server.auth.private_files import PrivateDisk
+from heapline.server.auth.secret import PrivateDisk
 
 FILES = ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")
 HOSTS = ("localhost", "127.0.0.1", "::1")

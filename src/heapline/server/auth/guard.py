@@ -2,7 +2,7 @@
 
 The admin key is created when a server first starts on a directory. It is in `admin.key` (0600), where the command line
 on the same machine finds it, and is shown and logged nowhere. The file is written before the store that holds its hash,
-so a crash between the two leaves a file that the next start replaces, and never a key that nobody has. The store
+so a crash between the two leaves a file that the next start replaces, and never a key that is lost. The store
 remembers that there was one: neither deleting the file nor revoking the key creates another.
 """
 
@@ -17,15 +17,13 @@ from typing import TypeVar
 import msgspec
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.call import Right
 from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated
 from heapline.journal.disk import Disk
 from heapline.logs import Log
 from heapline.server.auth.keys import KeyRing, Keys, with_key
 from heapline.server.auth.passwords import AT_ONCE, Argon2id, Hasher
-from heapline.server.auth.principals import Principal, check_scopes, derive_secret
-from heapline.server.auth.private_files import PrivateDisk, refuse_readable_by_others
-from heapline.server.auth.secret import Secret
+from heapline.server.auth.principals import Principal, derive_secret
+from heapline.server.auth.secret import PrivateDisk, Secret, refuse_readable_by_others
 from heapline.server.auth.store import ADMIN_KEY_FILE, AuthFile, AuthStore, DirectoryStore, KeyRecord, key_id_of
 from heapline.server.auth.users import Sessions, Users
 
@@ -43,9 +41,13 @@ class DirectoryGuard:
     """A `Guard`. Creating it blocks on the disk and on Argon2; use the rest from one event loop."""
 
     def __init__(
-        self, directory: str | Path, *,
-        clock: Clock | None = None, disk: Disk | None = None, hasher: Hasher | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        directory: str | Path,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        hasher: Hasher | None = None,
+    ) -> None:
         hasher = hasher or Argon2id()
         self.store: AuthStore = DirectoryStore(disk or PrivateDisk(), str(directory), clock or SystemClock())
         self.keys = Keys(self.store, hasher)
@@ -94,9 +96,6 @@ class DirectoryGuard:
     def last_used(self, record: KeyRecord) -> int | None:
         """Return when a key was last used, including uses that are not written yet."""
         return self._ring.last_used(record)
-
-    def check(self, principal: Principal, right: Right, topic: str | None) -> None:
-        check_scopes(principal, right, topic)
 
     def secret(self, purpose: str) -> bytes:
         return derive_secret(bytes.fromhex(self.store.file.signing_secret), purpose)

@@ -18,11 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from heapline.contract.errors import BadRequest, Unauthenticated
-from heapline.server.auth.passwords import Hasher, Prover
+from heapline.server.auth.passwords import Allowance, Hasher, Prover, Throttle
 from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import KEY, Secret, new_key
 from heapline.server.auth.store import AuthFile, AuthStore, KeyRecord
-from heapline.server.auth.throttle import Allowance, Throttle
 
 KNOWN_MAX = 10_000
 WRITE_BACK_MS = 60_000
@@ -51,10 +50,8 @@ class Keys:
             raise BadRequest("a key needs at least one scope, such as 'orders/*:produce'")
         spelled = tuple(str(parse_scope(scope)) for scope in scopes)
         key_id, secret = new_key()
-        record = KeyRecord(
-            id=key_id, name=name.strip(), hash=self._hasher.hash(secret.reveal()), scopes=spelled,
-            created_at=self._store.clock.wall_ms(),
-        )  # fmt: skip
+        hashed, now = self._hasher.hash(secret.reveal()), self._store.clock.wall_ms()
+        record = KeyRecord(id=key_id, name=name.strip(), hash=hashed, scopes=spelled, created_at=now)
         return record, secret
 
     def list(self) -> list[KeyRecord]:

@@ -78,7 +78,7 @@ def parse_scope(text: str) -> Scope:
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who calls. Only a guard creates principals."""
+    """A caller and their rights. Only a guard creates principals."""
 
     subject: str  # "key:<id>", "user:<email>", "local"
     scopes: tuple[Scope, ...]
@@ -89,30 +89,28 @@ class Principal(msgspec.Struct, frozen=True):
         """Return whether the principal has this right on this topic. Right None: any right. Topic None: all topics."""
         return any((right is None or right in scope.rights) and scope.covers(topic) for scope in self.scopes)
 
+    def check(self, right: Right | None, topic: str | None) -> None:
+        """Raise PermissionDenied unless the principal has this right on this topic; None as in `may`."""
+        if not self.may(right, topic):
+            raise PermissionDenied(self.subject, (right or Right.CONSUME).value, topic or "")
+
 
 ALL_SCOPES = (Scope("*", EVERYTHING),)
+ANONYMOUS = Principal("unknown", ())  # a caller that is not authenticated; has no rights
 LOCAL = Principal("local", ALL_SCOPES)
 
 
 class Guard(Protocol):
-    """Authenticates callers and checks their rights."""
+    """Authenticates callers. Their rights are in the principals that it returns."""
 
     async def authenticate(self, credential: str | None) -> Principal:
         """Return who sent this credential (`Bearer …` or an API key). Raise Unauthenticated if it is not valid."""
-
-    def check(self, principal: Principal, right: Right, topic: str | None) -> None:
-        """Raise PermissionDenied unless the principal has this right on this topic. Topic None: on all topics."""
 
     def is_valid(self, principal: Principal) -> bool:
         """Return False once the key is revoked, the token has expired, or the scopes have changed."""
 
     def secret(self, purpose: str) -> bytes:
         """Return a secret of 32 bytes for this purpose. Processes that share the keys share the secret."""
-
-
-def check_scopes(principal: Principal, right: Right, topic: str | None) -> None:
-    if not principal.may(right, topic):
-        raise PermissionDenied(principal.subject, right.value, topic or "")
 
 
 def check_included(principal: Principal, scopes: Iterable[Scope]) -> None:
@@ -137,9 +135,6 @@ class NoAuthGuard:
 
     async def authenticate(self, credential: str | None) -> Principal:
         return LOCAL
-
-    def check(self, principal: Principal, right: Right, topic: str | None) -> None:
-        check_scopes(principal, right, topic)
 
     def is_valid(self, principal: Principal) -> bool:
         return True

@@ -20,7 +20,7 @@ import grpc
 
 from heapline.contract.errors import BadRequest
 from heapline.logs import Log
-from heapline.server.auth.private_files import refuse_readable_by_others
+from heapline.server.auth.secret import refuse_readable_by_others
 
 log = Log("heapline.server")
 
@@ -69,17 +69,6 @@ def ssl_context(files: TlsFiles) -> ssl.SSLContext:
             f"cannot use the TLS files {str(files.certificate)!r} and {str(files.key)!r}: {type(error).__name__}; "
             "`heapline certs dev DIR` creates a set that works"
         ) from None
-    return context
-
-
-def client_context(ca: Path, own: TlsFiles | None = None) -> ssl.SSLContext:
-    """Return the context of a client that trusts only `ca`. `own` is its certificate, for servers that require one."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(ca)
-    if own is not None:
-        refuse_readable_by_others(str(own.key))
-        context.load_cert_chain(own.certificate, own.key)
     return context
 
 

@@ -14,16 +14,16 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 import jwt
 import msgspec
 
 from heapline.contract.errors import BadRequest, Unauthenticated
-from heapline.server.auth.passwords import Hasher, Prover
+from heapline.server.auth.passwords import Allowance, Hasher, Prover, Throttle
 from heapline.server.auth.principals import Principal, parse_scope
 from heapline.server.auth.secret import Secret
 from heapline.server.auth.store import AuthFile, AuthStore, UserRecord, parse_scopes
-from heapline.server.auth.throttle import Allowance, Throttle
 
 TOKEN_MS = 15 * 60_000
 CLOCK_SKEW_MS = 60_000  # a token from further ahead was not issued here, or the clock was set back
@@ -68,10 +68,19 @@ class Users:
         return sorted(self._store.refresh(now=True).users.values(), key=lambda record: record.email)
 
     def change(
-        self, email: str, allowed: Callable[[UserRecord], None], *,
-        password: Secret | None = None, scopes: Sequence[str] | None = None, disabled: bool | None = None,
-    ) -> UserRecord:  # fmt: skip
-        """Change a user in one step. `allowed` receives the current record and raises if the change is not allowed."""
+        self,
+        email: str,
+        allowed: Callable[[UserRecord], None] = lambda record: None,
+        *,
+        password: Secret | None = None,
+        scopes: Sequence[str] | None = None,
+        disabled: bool | None = None,
+    ) -> UserRecord:
+        """Change a user in one step, which revokes that user's tokens. None leaves a property as it is.
+
+        `allowed` receives the current record and raises if the change is not allowed.
+        """
+        email = canonical_email(email)
         changes: dict[str, object] = {}
         if password is not None:
             changes["hash"] = self._hash(password)
@@ -79,25 +88,6 @@ class Users:
             changes["scopes"] = _spelled(scopes)
         if disabled is not None:
             changes["disabled_at"] = self._store.clock.wall_ms() if disabled else None
-        return self._edit(email, allowed, **changes)
-
-    def disable(self, email: str) -> UserRecord:
-        return self._edit(email, disabled_at=self._store.clock.wall_ms())
-
-    def enable(self, email: str) -> UserRecord:
-        return self._edit(email, disabled_at=None)
-
-    def set_password(self, email: str, password: Secret) -> UserRecord:
-        return self._edit(email, hash=self._hash(password))
-
-    def set_scopes(self, email: str, scopes: Sequence[str]) -> UserRecord:
-        return self._edit(email, scopes=_spelled(scopes))
-
-    def _edit(
-        self, email: str, allowed: Callable[[UserRecord], None] = lambda _: None, **changes: object
-    ) -> UserRecord:  # fmt: skip
-        """Apply a change to a user. Any change revokes that user's tokens."""
-        email = canonical_email(email)
 
         def edit(file: AuthFile) -> AuthFile:
             record = file.users.get(email)
@@ -152,9 +142,12 @@ class Sessions:
     def _token(self, record: UserRecord) -> Secret:
         now = self._store.clock.wall_ms()
         claims = {
-            "sub": record.email, "iat": now // 1000, "exp": (now + self._token_ms) // 1000,
-            "jti": secrets.token_urlsafe(12), "epoch": record.token_epoch,
-        }  # fmt: skip
+            "sub": record.email,
+            "iat": now // 1000,
+            "exp": (now + self._token_ms) // 1000,
+            "jti": secrets.token_urlsafe(12),
+            "epoch": record.token_epoch,
+        }
         return Secret(jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM))
 
     def recognize(self, token: str) -> Principal:
@@ -182,10 +175,9 @@ class Sessions:
     def _verify(self, token: str, file: AuthFile) -> Principal:
         try:
             # The library would use its own clock; the times are checked below with the given one.
-            claims = jwt.decode(
-                token, bytes.fromhex(file.signing_secret), algorithms=[ALGORITHM],
-                options={"require": list(CLAIMS), "verify_exp": False, "verify_iat": False, "verify_nbf": False},
-            )  # fmt: skip
+            options: Any = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False, "verify_nbf": False}
+            secret = bytes.fromhex(file.signing_secret)
+            claims = jwt.decode(token, secret, algorithms=[ALGORITHM], options=options)
         except jwt.PyJWTError:
             raise Unauthenticated(TOKEN_REJECTED) from None
         email, issued, expires, epoch = claims["sub"], claims["iat"], claims["exp"], claims["epoch"]

@@ -19,14 +19,13 @@ from heapline.contract.call import BY_RPC
 from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated
 from heapline.logs import Log
 from heapline.server.dispatcher import Dispatcher
-from heapline.server.gate import Request, correlation_id
-from heapline.server.protocols.enqueue_stream import enqueue_stream
-from heapline.server.protocols.pop_stream import PopStream
+from heapline.server.gate import Request
+from heapline.server.protocols.message_streams import PopStream, enqueue_stream
 from heapline.server.protocols.session import Session
 from heapline.server.protocols.subscribe_stream import Subscriptions
 from heapline.wire import error_codes
 from heapline.wire.descriptors import METHODS, Method
-from heapline.wire.protobuf import request_of, response_of, wants_columns
+from heapline.wire.protobuf import AS_COLUMNS, request_of, response_of
 
 log = Log("heapline.server")
 CORRELATION = "x-correlation-id"
@@ -59,13 +58,10 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         is_known = hash(_credential(handler_call_details.invocation_metadata)) in self._known
         return (self._short if is_known else self._careful).get(handler_call_details.method)
 
-    def _admitted(self, headers: dict[str, str]) -> None:
+    def _admitted(self, request: Request) -> None:
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        self._known.add(hash(_credential(headers.items())))
-
-    def _rejected(self, headers: dict[str, str]) -> None:
-        self._known.discard(hash(_credential(headers.items())))
+        self._known.add(hash(_credential(request.headers.items())))
 
     # -- the kinds of methods --------------------------------------------------------------------------------------
 
@@ -74,36 +70,40 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return self._stream(method)
         return self._feed(method) if method.streams_out else self._unary(method)
 
-    def _request(self, method: Method, headers: dict[str, str], context: Any) -> Request:
+    def _request(self, method: Method, context: Any) -> Request:
         remaining = context.time_remaining()
-        return Request(
+        request = Request(
             self._gate,
             "grpc",
             method.name,
-            headers,
+            {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)},
             is_stream=method.streams_out,
             peer=context.peer,
             deadline=None if remaining is None else asyncio.get_running_loop().time() + remaining,
         )
+        # A client that sends a correlation id receives it back. Others receive one only with an error.
+        if CORRELATION in request.headers:
+            context.set_trailing_metadata(((CORRELATION, request.correlation_id),))
+        return request
 
     def _unary(self, method: Method) -> Callable[..., Any]:
         kind: Any = BY_RPC[method.name]
 
         async def handle(data: Any, context: Any) -> Any:
-            headers = _headers(context)
+            request, is_known = self._request(method, context), type(data) is bytes
             try:
-                async with self._request(method, headers, context) as request:
-                    message = await _read(method, data, request)
+                async with request:
+                    message = _parse(method, data if is_known else await _read(data, request))
                     command = request_of(kind).unpack(message)
-                    result = await self._dispatcher.run(command, request, headers.get(CONFIRMATION))
-                    answer = response_of(kind).pack(result, wants_columns(message))
-                if type(data) is not bytes:
-                    self._admitted(headers)
+                    result = await self._dispatcher.run(command, request, request.headers.get(CONFIRMATION))
+                    answer = response_of(kind).pack(result, getattr(message, AS_COLUMNS, True))
+                if not is_known:
+                    self._admitted(request)
                 return answer
             except Exception as error:
                 if isinstance(error, Unauthenticated):
-                    self._rejected(headers)
-                await _abort(context, error, method.name, headers[CORRELATION])
+                    self._known.discard(hash(_credential(request.headers.items())))
+                await _abort(context, error, request)
 
         return handle
 
@@ -111,30 +111,26 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         kind: Any = BY_RPC[method.name]
 
         async def handle(data: Any, context: Any) -> None:
-            headers = _headers(context)
+            request, codec = self._request(method, context), response_of(kind)
             try:
-                async with self._request(method, headers, context) as request:
-                    message = await _read(method, data, request)
-                    feed, codec, as_columns = (
-                        request_of(kind).unpack(message),
-                        response_of(kind),
-                        wants_columns(message),
-                    )
-                    self._admitted(headers)
+                async with request:
+                    message = _parse(method, data if type(data) is bytes else await _read(data, request))
+                    feed, as_columns = request_of(kind).unpack(message), getattr(message, AS_COLUMNS, True)
+                    self._admitted(request)
                     await self._dispatcher.feed(feed, request, lambda item: context.write(codec.pack(item, as_columns)))
             except Exception as error:
-                await _abort(context, error, method.name, headers[CORRELATION])
+                await _abort(context, error, request)
 
         return handle
 
     def _stream(self, method: Method) -> Callable[..., Any]:
         async def handle(data: Any, context: Any) -> None:
-            is_admitted, headers = False, _headers(context)
+            is_admitted, request = False, self._request(method, context)
             try:
-                async with self._request(method, headers, context) as request:
+                async with request:
                     self._gate.admit(request)
                     is_admitted = True
-                    self._admitted(headers)
+                    self._admitted(request)
                     with self._gate.credentials.hold(request.caller):
                         answers = self._answers(method, _parse_all(method, data), request, context)
                         async with contextlib.aclosing(answers):  # type: ignore[type-var]
@@ -143,7 +139,7 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             except Exception as error:
                 if not is_admitted:
                     await _read_first(data)
-                await _abort(context, error, method.name, headers[CORRELATION])
+                await _abort(context, error, request)
 
         return handle
 
@@ -168,12 +164,7 @@ def _register(method: Method, streams_in: bool, handle: Callable[..., Any]) -> A
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     # No request deserializer: gRPC would send the parser's messages to unauthenticated clients.
-    return kinds[streams_in, method.streams_out](handle, response_serializer=_serialize)
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
+    return kinds[streams_in, method.streams_out](handle, response_serializer=method.response.SerializeToString)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -183,26 +174,13 @@ def _credential(headers: Any) -> tuple[Any, ...]:
     return tuple(value for name, value in headers or () if name in ("authorization", "x-api-key"))
 
 
-def _headers(context: Any) -> dict[str, str]:
-    """Return the headers with a correlation id.
-
-    A client that sends one receives it back. Others receive one only with an error, so that good calls stay short.
-    """
-    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    given, headers[CORRELATION] = CORRELATION in headers, correlation_id(headers.get(CORRELATION))
-    if given:
-        context.set_trailing_metadata(((CORRELATION, headers[CORRELATION]),))
-    return headers
-
-
-async def _read(method: Method, data: Any, request: Request) -> Any:
-    """Return the message of a unary request, which arrives as bytes or as a stream of one."""
-    if type(data) is not bytes:
-        data = await anext(data, None)
-        if data is None:
-            raise BadRequest("the call has no request message")
-        request.check_credential()  # a client may take long to send it
-    return _parse(method, data)
+async def _read(stream: AsyncIterator[bytes], request: Request) -> bytes:
+    """Return the message of a unary request that arrives as a stream of one."""
+    data = await anext(stream, None)
+    if data is None:
+        raise BadRequest("the call has no request message")
+    request.check_credential()  # a client may take long to send it
+    return data
 
 
 def _parse(method: Method, data: bytes) -> Any:
@@ -238,14 +216,14 @@ async def _read_first(messages: Any) -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-async def _abort(context: Any, error: Exception, method: str, correlation_id: str) -> None:
+async def _abort(context: Any, error: Exception, request: Request) -> None:
     """End the call with the status of an error."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | asyncio.InvalidStateError):
         raise error  # from gRPC: the call has already ended
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, error_codes.codes_of(type(error)).grpc)
         text = error_codes.describe(error)["text"][:TEXT_MAX]
-        trailers = ((error_codes.METADATA, error_codes.to_metadata(error)), (CORRELATION, correlation_id))
+        trailers = ((error_codes.METADATA, error_codes.to_metadata(error)), (CORRELATION, request.correlation_id))
         await context.abort(code, text, trailers)
-    log.exception("call failed", method=method, correlation_id=correlation_id)
-    await context.abort(grpc.StatusCode.INTERNAL, error_codes.INTERNAL_TEXT, ((CORRELATION, correlation_id),))
+    log.exception("call failed", method=request.rpc, correlation_id=request.correlation_id)
+    await context.abort(grpc.StatusCode.INTERNAL, error_codes.INTERNAL_TEXT, ((CORRELATION, request.correlation_id),))

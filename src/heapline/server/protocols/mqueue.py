@@ -8,7 +8,7 @@ Names and shapes are the original's (docs/mqueue.md says what differs). What the
 produce; `MQueueRules` limits how many, or turns it off. A dequeue from a topic that does not exist finds nothing,
 because its producer may not have started yet. If enqueues do not create topics, an unknown topic is an error: 404.
 
-*An enqueue* is atomic, even over several topics (atomic_enqueue.py). Its items are checked before a topic is created. A
+*An enqueue* is atomic, even over several topics. Its items are checked before a topic is created. A
 request that is sent again because its answer was lost is enqueued twice, unless its items have an `idempotency_key`.
 
 *Leases.* A dequeue leases to the holder `mqueue:<subject>`. An ack or nack looks up the message's lease and uses its
@@ -16,7 +16,7 @@ token, if the caller's subject holds it; otherwise 409, and nothing changes. The
 meanwhile takes its token with it. The holder is stored with the lease, so a restart changes nothing. Workers that share
 a subject share their leases; a `lease_token` tells them apart, and is required in addition to the subject.
 
-*A repeated ack* gets 409 without a token, because it cannot be told from an ack of a message that another worker did;
+*A repeated ack* gets 409 without a token, because it looks the same as an ack of a message that another worker did;
 with its `lease_token` it succeeds as long as the engine remembers it.
 
 *Rates* are counted after the caller is authenticated and before anything is done, so a rejected call changes nothing.
@@ -26,34 +26,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from heapline.clock import Clock, SystemClock
+from heapline.contract.batches import AbortBatch, CommitBatch, ForgetBatch, ListBatches, PrepareBatch, Share
 from heapline.contract.broker import Broker
 from heapline.contract.check import build
 from heapline.contract.columns import pack
 from heapline.contract.config import TopicConfig
-from heapline.contract.errors import BadRequest, LeaseLost, PayloadTooLarge, TopicExists, TopicNotFound
+from heapline.contract.context import HERE, Context
+from heapline.contract.errors import (
+    BadRequest,
+    BatchDecided,
+    HeaplineError,
+    LeaseLost,
+    PayloadTooLarge,
+    TopicExists,
+    TopicNotFound,
+)
 from heapline.contract.leases import Ack, GetLease, LeaseKeys, Nack, Pop
 from heapline.contract.message import Enqueued, Outgoing
 from heapline.contract.messages import EnqueueBatch, check_messages, pack_messages
+from heapline.contract.results import enqueued
 from heapline.contract.topics import CreateTopic, ListTopics
 from heapline.logs import Log
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
+from heapline.server.limits import MQueueRules, NamespaceRates
 from heapline.server.protocols import mqueue_shapes as shapes
-from heapline.server.protocols.atomic_enqueue import AtomicEnqueue
-from heapline.server.protocols.exchange import Exchange, read_json
-from heapline.server.protocols.http import Page
-from heapline.server.protocols.mqueue_limits import MQueueRules, NamespaceRates
+from heapline.server.protocols.http import NO_STORE, Exchange, Page, read_json
 
 Shares = dict[str, list[Outgoing]]
 INTERFACE = "mqueue"
-ATOMIC_BYTES_MAX = 15 << 20  # of the messages for one new topic: a broker writes about as much at once
+PREFIX = "mqueue:"  # of the ids of its batches
+PART = "all"
+ATOMIC_BYTES_MAX = 15 << 20  # of the messages for one new topic: a broker writes about as much in one unit
 MESSAGE_BYTES = 200  # of a message besides its payload, generously
-NO_STORE = {"cache-control": "no-store"}  # a cache must not answer a GET that leases
 log = Log("heapline.server")
 
 
@@ -122,7 +134,8 @@ class MQueue:
 
     async def _create_topics(self, shares: Shares, request: Request) -> None:
         async with self._creating:
-            existing = await self._topics()
+            # Whether the caller may see them or not: they count towards the limits.
+            existing = {info.name: info.config for info in await _every(self._broker, ListTopics)}
             for topic, messages in shares.items():
                 _check_sizes(topic, messages, existing.get(topic) or TopicConfig())
             new = [topic for topic in shares if topic not in existing]
@@ -131,17 +144,6 @@ class MQueue:
                 with contextlib.suppress(TopicExists):  # created by another caller, with other settings
                     await self._broker.do(CreateTopic(topic), request.context())
                 log.info("topic created by an enqueue", topic=topic, subject=request.caller.subject)
-
-    async def _topics(self) -> dict[str, TopicConfig]:
-        """Return the settings of all topics, whether the caller may see them or not: they count towards the limits."""
-        found: dict[str, TopicConfig] = {}
-        cursor: str | None = None
-        while True:
-            page = await self._broker.do(ListTopics(cursor))
-            found |= {info.name: info.config for info in page.items}
-            cursor = page.cursor
-            if cursor is None:
-                return found
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -165,9 +167,7 @@ class MQueue:
         async with self._request("Ack", exchange) as request:
             wanted = await self._body(shapes.Ack, exchange, request)
             name, keys = await self._own_lease(wanted, request)
-            settled = await self._dispatcher.step(Ack(name, keys), request)
-            if settled.lost:
-                raise LeaseLost(settled.lost, name)
+            await self._settle(Ack(name, keys), request)
         await exchange.respond(b"{}")
 
     async def nack(self, exchange: Exchange) -> None:
@@ -175,10 +175,13 @@ class MQueue:
             wanted = await self._body(shapes.Nack, exchange, request)
             name, keys = await self._own_lease(wanted, request)
             reason = (wanted.error or "")[: shapes.ERROR_CHARACTERS_MAX] or None
-            settled = await self._dispatcher.step(Nack(name, keys, reason=reason), request)
-            if settled.lost:
-                raise LeaseLost(settled.lost, name)
+            await self._settle(Nack(name, keys, reason=reason), request)
         await exchange.respond(b"{}")
+
+    async def _settle(self, command: Ack | Nack, request: Request) -> None:
+        settled = await self._dispatcher.step(command, request)
+        if settled.lost:
+            raise LeaseLost(settled.lost, command.topic)
 
     async def _own_lease(self, wanted: Any, request: Request) -> tuple[str, LeaseKeys]:
         """Admit the request, and return the lease that an ack or nack is about if the caller holds it."""
@@ -216,3 +219,74 @@ def _keys(id: int, token: int) -> LeaseKeys:
 
 def holder_of(request: Request) -> str:
     return f"{INTERFACE}:{request.caller.subject}"
+
+
+class AtomicEnqueue:
+    """Enqueues to several topics atomically, for callers that do not use prepared batches.
+
+    The messages of one topic are an atomic batch. Those of several topics are prepared under an id that no one else
+    knows, and committed immediately. If a topic fails, or this process is killed, such a batch stays prepared and
+    undecided, and no other caller can end it. Until its timeout, a day, the idempotency keys in it would be in doubt,
+    and the retry that the error advises would be rejected. So the next enqueue drops it, including batches of earlier
+    runs. A batch that turns out to be committed stays.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._run = f"{PREFIX}{secrets.token_hex(8)}:"
+        self._left: set[str] = set()  # batches that may be prepared and must be dropped
+        self._knows_earlier = False  # whether those of earlier runs were looked up
+
+    async def enqueue(
+        self, shares: Mapping[str, Sequence[Outgoing]], context: Context = HERE
+    ) -> dict[str, list[Enqueued]]:
+        if self._left or not self._knows_earlier:
+            await self._drop_left()
+        if len(shares) == 1:
+            ((topic, messages),) = shares.items()
+            return {topic: enqueued(await self._broker.do(EnqueueBatch(topic, pack_messages(messages)), context))}
+        batch_id = self._run + secrets.token_hex(16)
+        packed = [Share(topic, pack_messages(messages)) for topic, messages in shares.items()]
+        try:
+            prepared = await self._broker.do(PrepareBatch(batch_id, PART, packed), context)
+            await self._broker.do(CommitBatch(batch_id, [PART]), context)
+        except HeaplineError:
+            self._left.add(batch_id)
+            await self._drop_left()
+            raise
+        except BaseException:
+            self._left.add(batch_id)  # a cancelled caller does not wait for more
+            raise
+        await self._broker.do(ForgetBatch(batch_id))
+        return {topic: enqueued(share.results) for topic, share in zip(shares, prepared.shares, strict=True)}
+
+    async def _drop_left(self) -> None:
+        """Drop what is left, as far as possible now: a topic that is being reloaded cannot say what it holds."""
+        with contextlib.suppress(HeaplineError):
+            if not self._knows_earlier:
+                self._left |= {
+                    batch.batch_id
+                    for batch in await _every(self._broker, ListBatches)
+                    if batch.state == "undecided"
+                    and batch.batch_id.startswith(PREFIX)
+                    and not batch.batch_id.startswith(self._run)
+                }
+                self._knows_earlier = True
+            for batch_id in list(self._left):
+                try:
+                    await self._broker.do(AbortBatch(batch_id))
+                except BatchDecided:  # it is committed, although its caller received an error
+                    await self._broker.do(ForgetBatch(batch_id))
+                self._left.discard(batch_id)
+
+
+async def _every(broker: Broker, listing: Callable[[str | None], Any]) -> list[Any]:
+    """Return the rows of all pages."""
+    found: list[Any] = []
+    cursor: str | None = None
+    while True:
+        page = await broker.do(listing(cursor))
+        found += page.items
+        cursor = page.cursor
+        if cursor is None:
+            return found

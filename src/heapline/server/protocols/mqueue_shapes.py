@@ -125,6 +125,15 @@ def delivered(messages: LeasedMessages) -> list[Delivered]:
 
 # -- OpenAPI -----------------------------------------------------------------------------------------------------------
 
+ENQUEUE = "Enqueue messages to any topics, all or none; returns their ids."
+DEQUEUE = (
+    "Lease the most urgent messages that are due, at most `limit` and about 2 MiB of them. With a `request_id`, a "
+    "repeat returns what the first request leased and still holds, if it leased anything."
+)
+ACK = "The work is done: remove the message. 409 unless the caller holds its lease."
+NACK = (
+    "The work failed: deliver the message again later, or make it a dead letter. 409 unless the caller holds its lease."
+)
 _ERRORS = {
     400: "The request is not valid and changed nothing.",
     401: "The token or key is not valid.",
@@ -149,47 +158,26 @@ def paths() -> dict[str, Any]:
     items = {"type": "array", "minItems": 1, "items": schemas["Item"]}
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}}
     messages = {"type": "array", "items": schemas["Delivered"]}
-
-    def operation(summary: str, description: str, body: Any, answer: Any, **more: Any) -> dict[str, Any]:
-        responses: dict[str, Any] = {"200": {"description": "OK", "content": _content(answer)}}
-        for status, text in _ERRORS.items():
-            responses[str(status)] = {"description": text, "content": _content(schemas["Problem"])}
-        found = {"summary": summary, "description": description, "tags": ["mqueue"], "responses": responses, **more}
-        return found if body is None else {**found, "requestBody": {"required": True, "content": _content(body)}}
-
+    refusals = {str(status): _json(schemas["Problem"], description=text) for status, text in _ERRORS.items()}
+    calls = (
+        ("post", "Enqueue", ENQUEUE, {"requestBody": _json(items, required=True)}, ids),
+        ("get", "Dequeue", DEQUEUE, {"parameters": parameters}, messages),
+        ("post", "Ack", ACK, {"requestBody": _json(schemas["Ack"], required=True)}, {"type": "object"}),
+        ("post", "Nack", NACK, {"requestBody": _json(schemas["Nack"], required=True)}, {"type": "object"}),
+    )
     return {
-        "/enqueue": {
-            "post": operation("Enqueue", "Enqueue messages to any topics, all or none; returns their ids.", items, ids)
-        },
-        "/dequeue": {
-            "get": operation(
-                "Dequeue",
-                "Lease the most urgent messages that are due, at most `limit` and about 2 MiB of them. With a "
-                "`request_id`, a repeat returns what the first request leased and still holds, if it leased anything.",
-                None,
-                messages,
-                parameters=parameters,
-            )
-        },
-        "/ack": {
-            "post": operation(
-                "Ack",
-                "The work is done: remove the message. 409 unless the caller holds its lease.",
-                schemas["Ack"],
-                {"type": "object"},
-            )
-        },
-        "/nack": {
-            "post": operation(
-                "Nack",
-                "The work failed: deliver the message again later, or make it a dead letter. 409 unless the caller "
-                "holds its lease.",
-                schemas["Nack"],
-                {"type": "object"},
-            )
-        },
+        f"/{name.lower()}": {
+            method: {
+                "summary": name,
+                "description": description,
+                "tags": ["mqueue"],
+                "responses": {"200": _json(answer, description="OK"), **refusals},
+                **request,
+            }
+        }
+        for method, name, description, request, answer in calls
     }
 
 
-def _content(schema: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _json(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}, **more}

@@ -23,10 +23,10 @@ from heapline.contract.errors import BadRequest, HeaplineError, MemberReplaced
 from heapline.contract.groups import FetchedRows, GroupAck, GroupFetch, GroupLeave, GroupNack, PartitionRows
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, Stopping
+from heapline.server.protocols.message_streams import credits_after
 from heapline.wire.descriptors import pb
-from heapline.wire.protobuf import pack_error, request_of, response_of, struct_codec, wants_columns
+from heapline.wire.protobuf import pack_error, request_of, response_of, struct_codec
 
-CREDITS_MAX = 1 << 20
 ROWS_MAX = 100_000  # of one response
 WAIT = 10.0  # seconds of one fetch that finds nothing; then the credential is checked again
 SETTLES_MAX = 1024  # in progress, or executed and not answered
@@ -195,15 +195,13 @@ class SubscribeStream:
         self._dispatcher.gate.check(self._request, opened)
         if message.open.HasField("max_messages"):
             self._rows_max = min(opened.max_messages or ROWS_MAX, ROWS_MAX)
-        self._as_columns = wants_columns(message.open)
+        self._as_columns = message.open.as_columns
         self._open = opened
         self._streams.replace(self, name_of(opened))
         self._changed.set()
 
     def _add(self, credits: int) -> None:
-        if credits < 0 or self._credits + credits > CREDITS_MAX:
-            raise BadRequest(f"credits must not be negative, and at most {CREDITS_MAX} may be open, got {credits}")
-        self._credits += credits
+        self._credits = credits_after(self._credits, credits)
         if credits and self._is_idle and self._fetch is not None:
             self._fetch.cancel()  # the next one asks for rows
 

@@ -20,7 +20,7 @@ import structlog
 from opentelemetry import trace
 
 from heapline.server.auth.secret import redact
-from heapline.server.gate import Request
+from heapline.server.gate import Observer, Request
 
 Format = Literal["text", "json"]
 #: The notes of the current request, from which it is removed when it ends. Tasks and timers that a request starts keep
@@ -36,15 +36,12 @@ def current_request() -> Request | None:
     return notes.get(CurrentRequest) if notes else None
 
 
-class CurrentRequest:
-    """An `Observer` that makes each request the current one for the log."""
+class CurrentRequest(Observer):
+    """Makes each request the current one for the log."""
 
     def begin(self, request: Request) -> None:
         request.notes[CurrentRequest] = request
         _current.set(request.notes)
-
-    def admitted(self, request: Request) -> None:
-        pass
 
     def end(self, request: Request, error: BaseException | None) -> None:
         del request.notes[CurrentRequest]

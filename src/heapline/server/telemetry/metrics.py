@@ -1,4 +1,4 @@
-"""A server's metrics: collect the rows when someone asks, and write them in Prometheus' format.
+"""A server's metrics: count requests, collect the rows on demand, and write them in Prometheus' format.
 
 Each source is read in one step of the event loop; the text is made in a thread. Simultaneous requests share one result.
 
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any
 
+import grpc
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import export
 from opentelemetry.sdk.resources import Resource
@@ -25,8 +26,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
 from heapline.contract.broker import Broker
-from heapline.core.latency import BOUNDS_MS, Tally
+from heapline.contract.errors import HeaplineError
+from heapline.core.latency import BOUNDS_MS, Latency, Tally
+from heapline.server.gate import Observer, Request
 from heapline.server.telemetry.broker_metrics import (
+    BY_NAME,
+    FAMILIES,
+    Family,
     Labels,
     MeasuredBroker,
     Rows,
@@ -36,11 +42,76 @@ from heapline.server.telemetry.broker_metrics import (
     add_schedules,
     add_topics,
 )
-from heapline.server.telemetry.call_counts import CallCounts
-from heapline.server.telemetry.families import BY_NAME, FAMILIES, Family
+from heapline.wire import error_codes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CUMULATIVE = export.AggregationTemporality.CUMULATIVE
+
+
+class _Counts:
+    """The requests of one call on one interface."""
+
+    __slots__ = ("duration", "ended", "open")
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.ended: dict[str, int] = {"OK": 0}  # by code
+        self.duration: Latency | None = None  # of those that neither wait nor stream
+
+
+class CallCounts(Observer):
+    """Counts requests on every interface, for a few dictionary lookups each.
+
+    The number of series is bounded: interfaces, calls and codes have fixed names.
+    """
+
+    def __init__(self, streams: Iterable[str] = ()) -> None:
+        self._counts: dict[tuple[str, str], _Counts] = {}
+        self._streams = set(streams)  # shown with 0 before the first one opens, because alerts need a series
+
+    def begin(self, request: Request) -> None:
+        name = request.interface, request.rpc
+        counts = self._counts.get(name)
+        if counts is None:
+            counts = self._counts[name] = _Counts()
+        counts.open += 1
+        if request.is_stream:
+            self._streams.add(request.rpc)
+        request.notes[CallCounts] = counts
+
+    def end(self, request: Request, error: BaseException | None) -> None:
+        counts: _Counts = request.notes[CallCounts]
+        counts.open -= 1
+        if error is None:
+            counts.ended["OK"] += 1
+        else:
+            code = code_of(error)
+            counts.ended[code] = counts.ended.get(code, 0) + 1
+        if not request.is_stream and not request.waits:  # how long those take depends on others
+            if counts.duration is None:
+                counts.duration = Latency()
+            counts.duration.add(time.perf_counter() - request.started)
+
+    def add_to(self, rows: Rows) -> None:
+        for rpc in self._streams:
+            rows.add("streams_open", ("grpc", rpc), 0)
+        for (interface, rpc), counts in self._counts.items():
+            rows.add("calls_open", (interface, rpc), counts.open)
+            if rpc in self._streams:
+                rows.add("streams_open", (interface, rpc), counts.open)
+            if counts.duration is not None:
+                rows.add("call_duration_ms", (interface, rpc), counts.duration.tally())
+            for code, count in counts.ended.items():
+                rows.add("calls_total", (interface, rpc, code), count)
+
+
+def code_of(error: BaseException) -> str:
+    """Return gRPC's name for how a call ended, whichever interface it used."""
+    if isinstance(error, HeaplineError):
+        return error_codes.codes_of(type(error)).grpc
+    if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError | asyncio.InvalidStateError):
+        return "CANCELLED"
+    return "INTERNAL"
 
 
 class Metrics:

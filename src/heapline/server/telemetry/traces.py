@@ -31,8 +31,8 @@ from heapline.contract.context import HERE, Context
 from heapline.contract.errors import HeaplineError
 from heapline.contract.ids import to_ulid
 from heapline.core.ids import partition_of
-from heapline.server.gate import Request
-from heapline.server.telemetry.call_counts import code_of
+from heapline.server.gate import Observer, Request
+from heapline.server.telemetry.metrics import code_of
 
 R = TypeVar("R")
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -56,8 +56,8 @@ def make_provider(endpoint: str, sample: float) -> TracerProvider:
     return provider
 
 
-class Traces:
-    """An `Observer`."""
+class Traces(Observer):
+    """Opens a span per request."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("heapline.server")

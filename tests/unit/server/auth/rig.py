@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ssl
+from pathlib import Path
 
 from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.auth.secret import refuse_readable_by_others
 from heapline.server.auth.store import DirectoryStore
+from heapline.server.auth.tls import TlsFiles
 from heapline.testing.clock import FakeClock
 from tests.simulation.fake_disk import FakeDisk
 
@@ -65,3 +69,14 @@ class Rig:
 
 def open_store(disk: FakeDisk) -> DirectoryStore:
     return DirectoryStore(disk, DIRECTORY, FakeClock(), no_pause)
+
+
+def client_context(ca: Path, own: TlsFiles | None = None) -> ssl.SSLContext:
+    """Return the context of a client that trusts only `ca`. `own` is its certificate, for servers that require one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(ca)
+    if own is not None:
+        refuse_readable_by_others(str(own.key))
+        context.load_cert_chain(own.certificate, own.key)
+    return context

@@ -11,7 +11,7 @@ import pytest
 from heapline.contract.errors import BadRequest, Unauthenticated
 from heapline.server.auth import DirectoryGuard, Right, read_admin_key
 from heapline.server.auth.passwords import Argon2id
-from heapline.server.auth.private_files import PrivateDisk
+from heapline.server.auth.secret import PrivateDisk
 from tests.unit.server.auth.rig import DIRECTORY, CountingHasher, Rig
 
 QUICK = Argon2id(memory_kib=8, passes=1)
@@ -33,7 +33,7 @@ async def test_first_start_makes_an_admin_key_that_only_its_owner_may_read(tmp_p
     guard = DirectoryGuard(tmp_path, hasher=QUICK)
     principal = await guard.authenticate(read_admin_key(tmp_path).reveal())
     for action in Right:
-        guard.check(principal, action, None)
+        principal.check(action, None)
     await guard.close()
     assert {path.name: mode(path) for path in tmp_path.iterdir()} == dict.fromkeys(
         ("admin.key", "auth.json", "auth.lock"), 0o600

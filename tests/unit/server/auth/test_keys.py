@@ -132,7 +132,7 @@ async def test_guesses_at_many_ids_are_bounded_and_verified_keys_do_not_notice()
 
 
 async def test_attack_with_ten_thousand_ids_keeps_memory_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.server.auth.throttle.NAMES_MAX", 20)
+    monkeypatch.setattr("heapline.server.auth.passwords.NAMES_MAX", 20)
     monkeypatch.setattr(keys_module, "KNOWN_MAX", 20)
     rig = Rig()
     for _ in range(100):
@@ -165,7 +165,7 @@ async def test_revoked_key_is_rejected_immediately_and_its_streams_end() -> None
     await refused(rig, key)
 
 
-async def test_key_revoked_by_another_process_is_out_within_a_second() -> None:
+async def test_key_revoked_by_another_process_is_rejected_within_a_second() -> None:
     rig = Rig()
     key_id, key = rig.key()
     principal = await rig.guard.authenticate(key)

@@ -87,17 +87,17 @@ def test_actions_do_not_include_one_another(action: Right) -> None:
 
 def test_permission_denied_names_who_what_and_where() -> None:
     principal = Principal("key:1", (parse_scope("orders/*:produce"),))
-    NoAuthGuard().check(principal, Right.PRODUCE, "orders/new")
+    principal.check(Right.PRODUCE, "orders/new")
     with pytest.raises(PermissionDenied) as caught:
-        NoAuthGuard().check(principal, Right.CONSUME, "orders/new")
+        principal.check(Right.CONSUME, "orders/new")
     assert caught.value.facts() == {"subject": "key:1", "action": "consume", "topic": "orders/new"}
     with pytest.raises(PermissionDenied, match="all topics"):
-        NoAuthGuard().check(principal, Right.PRODUCE, None)
+        principal.check(Right.PRODUCE, None)
 
 
 async def test_no_auth_guard_accepts_every_caller() -> None:
     principal = await NoAuthGuard().authenticate(None)
-    NoAuthGuard().check(principal, Right.ADMIN, None)
+    principal.check(Right.ADMIN, None)
     assert NoAuthGuard().is_valid(principal)
 
 

@@ -17,7 +17,7 @@ from heapline.server.auth.tls import PemParts
 from tests.unit.server.auth.rig import DIRECTORY, PASSWORD, Rig
 
 
-def test_secret_shows_itself_only_when_asked() -> None:
+def test_secret_is_shown_only_by_reveal() -> None:
     secret = Secret("hush")
     for shown in (repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", repr([secret]), repr({"a": secret})):
         assert "hush" not in shown
@@ -44,7 +44,7 @@ async def test_no_secret_in_exceptions_or_logs(caplog: pytest.LogCaptureFixture)
     token = (await rig.guard.login("ada@example.org", Secret(PASSWORD))).reveal()
     await rig.guard.authenticate(key)
     rig.guard.keys.revoke(key_id)
-    rig.guard.users.disable("ada@example.org")
+    rig.guard.users.change("ada@example.org", disabled=True)
     told = []
     for credential in (key, token, token[:-2], new_key()[1].reveal(), key + "x", f"Bearer {key} {token}"):
         with pytest.raises(HeaplineError) as caught:

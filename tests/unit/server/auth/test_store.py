@@ -13,7 +13,7 @@ import pytest
 from heapline.contract.errors import CorruptionError, ResourceExhausted, UnknownFormat
 from heapline.server.auth import store as store_module
 from heapline.server.auth.keys import Keys
-from heapline.server.auth.private_files import PrivateDisk
+from heapline.server.auth.secret import PrivateDisk
 from heapline.server.auth.store import FILE, LOCK_FILE, DirectoryStore
 from heapline.testing.clock import FakeClock
 from tests.simulation.fake_disk import FakeDisk, PowerCut

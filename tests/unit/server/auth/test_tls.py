@@ -12,7 +12,8 @@ from cryptography import x509
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest
 from heapline.server.auth.dev_certs import FILES, make_dev_certs
-from heapline.server.auth.tls import TlsFiles, client_context, load_pem, ssl_context
+from heapline.server.auth.tls import TlsFiles, load_pem, ssl_context
+from tests.unit.server.auth.rig import client_context
 
 NOW = SystemClock().wall_ms()  # OpenSSL asks the system's clock
 

@@ -59,7 +59,7 @@ async def test_token_contains_user_and_times_but_no_rights() -> None:
     assert claims["jti"] != jwt.decode(await login(rig), options={"verify_signature": False})["jti"]
 
 
-async def test_token_runs_out_and_its_streams_end() -> None:
+async def test_token_expires_and_its_streams_end() -> None:
     rig = with_user()
     token = await login(rig)
     principal = await rig.guard.authenticate(token)
@@ -74,7 +74,7 @@ async def test_token_runs_out_and_its_streams_end() -> None:
 async def test_wrong_password_unknown_and_disabled_user_get_one_answer_at_one_cost() -> None:
     rig = with_user()
     rig.guard.users.add("out@example.org", Secret(PASSWORD), ["*:admin"])
-    rig.guard.users.disable("out@example.org")
+    rig.guard.users.change("out@example.org", disabled=True)
     said = []
     for email, password in ((EMAIL, "wrong password"), ("nobody@example.org", PASSWORD), ("out@example.org", PASSWORD)):
         with pytest.raises(Unauthenticated) as caught:
@@ -118,11 +118,11 @@ async def test_changing_a_user_revokes_their_tokens_and_ends_streams(change: str
     principal = await rig.guard.authenticate(token)
     users = rig.other_process().guard.users  # by the command line
     if change == "disable":
-        users.disable(EMAIL)
+        users.change(EMAIL, disabled=True)
     elif change == "password":
-        users.set_password(EMAIL, Secret("another password"))
+        users.change(EMAIL, password=Secret("another password"))
     else:
-        users.set_scopes(EMAIL, ["*:produce"])
+        users.change(EMAIL, scopes=["*:produce"])
     rig.clock.advance(1)
     await refused(rig, token)
     assert not rig.guard.is_valid(principal)
@@ -131,8 +131,8 @@ async def test_changing_a_user_revokes_their_tokens_and_ends_streams(change: str
 async def test_enabled_again_does_not_revive_old_tokens() -> None:
     rig = with_user()
     token = await login(rig)
-    rig.guard.users.disable(EMAIL)
-    rig.guard.users.enable(EMAIL)
+    rig.guard.users.change(EMAIL, disabled=True)
+    rig.guard.users.change(EMAIL, disabled=False)
     await refused(rig, token)
     await rig.guard.authenticate(await login(rig))
 
@@ -142,7 +142,7 @@ async def test_user_disabled_during_argon2_gets_no_token() -> None:
     verify = rig.hasher.verify
 
     def disable_meanwhile(stored: str, secret: str) -> bool:
-        rig.guard.users.disable(EMAIL)
+        rig.guard.users.change(EMAIL, disabled=True)
         return verify(stored, secret)
 
     rig.hasher.verify = disable_meanwhile  # type: ignore[method-assign]
@@ -150,7 +150,7 @@ async def test_user_disabled_during_argon2_gets_no_token() -> None:
         await login(rig)
 
 
-async def test_handmade_token_with_our_secret_is_good() -> None:
+async def test_token_signed_with_the_secret_is_valid() -> None:
     """So that the refusals below are for what they change."""
     rig = with_user()
     await rig.guard.authenticate(signed(rig))
@@ -217,7 +217,7 @@ def test_short_password_same_user_twice_and_no_scopes_are_refused() -> None:
     with pytest.raises(BadRequest, match="scope"):
         rig.guard.users.add("b@example.org", Secret(PASSWORD), [])
     with pytest.raises(BadRequest, match="does not exist"):
-        rig.guard.users.disable("b@example.org")
+        rig.guard.users.change("b@example.org", disabled=True)
     assert [user.email for user in rig.guard.users.list()] == [EMAIL]
 
 
@@ -242,7 +242,7 @@ async def test_token_is_verified_once_and_ends_when_its_user_changes(
     for _ in range(100):
         await rig.guard.authenticate(f"Bearer {token}")
     assert len(decoded) == 1
-    rig.guard.users.set_scopes("ada@example.org", ["*:produce"])
+    rig.guard.users.change("ada@example.org", scopes=["*:produce"])
     with pytest.raises(Unauthenticated):
         await rig.guard.authenticate(f"Bearer {token}")
 

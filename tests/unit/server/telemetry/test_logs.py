@@ -65,7 +65,7 @@ def test_log_format_defaults_to_text_on_a_terminal_else_json() -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_secrets_are_taken_out_of_lines_and_tracebacks(format: str) -> None:
+def test_secrets_are_removed_from_lines_and_tracebacks(format: str) -> None:
     stream = io.StringIO()
     configure(format, stream)  # type: ignore[arg-type]
     try:

@@ -20,8 +20,8 @@ from heapline.engine.metrics_source import TimedDisk
 from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.gate import Gate, Request
 from heapline.server.telemetry.broker_metrics import Rows
-from heapline.server.telemetry.call_counts import CallCounts
 from heapline.server.telemetry.logs import CurrentRequest, current_request
+from heapline.server.telemetry.metrics import CallCounts
 from heapline.server.telemetry.traces import Traces
 
 
@@ -86,7 +86,7 @@ async def test_call_ending_in_another_context_is_still_ended(
     request = Request(Gate(NoAuthGuard(), [CurrentRequest(), Traces(provider)]), "http", "Pop", {})
     began = contextvars.copy_context()
     began.run(_begin, request)
-    request._end(None)  # here, where it did not begin
+    await request.__aexit__(None, None, None)  # here, where it did not begin
     assert [span.name for span in exporter.get_finished_spans()] == ["server Pop"]
     assert began.run(current_request) is None
     assert not trace.get_current_span().get_span_context().is_valid
@@ -94,12 +94,12 @@ async def test_call_ending_in_another_context_is_still_ended(
 
 
 def _begin(request: Request) -> None:
-    for observer in request.gate.observers:
-        observer.begin(request)
+    for begin in request.gate.on_begin:
+        begin(request)
     assert current_request() is request
 
 
-def test_timed_disk_counts_each_sync_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_timed_disk_counts_each_sync_and_keeps_the_content(tmp_path: Path) -> None:
     disk = TimedDisk()
     path = str(tmp_path / "file")
     file = disk.create(path)

@@ -1,15 +1,20 @@
-"""PopStream: messages flow as long as the client gives credits, one credit per message.
+"""The gRPC streams of messages: EnqueueStream and PopStream.
 
-At most one response is in progress, and the next pop starts when gRPC has taken the last response. What a slow client
-does not read stays in the topic, where other clients can pop it, and costs this process one batch at most.
+EnqueueStream: batches in, answers out in the same order, a bounded number of them in progress. Reading ahead lets one
+commit take many batches of a stream. The bound makes a client that sends faster than the disk writes wait. A batch that
+fails ends the stream, after all batches before it are answered.
 
-When a stream breaks, messages that were handed to gRPC may have arrived, so they stay leased until their deadline.
-Messages that were popped and not handed over are returned immediately.
+PopStream: messages flow as long as the client gives credits, one credit per message. At most one response is in
+progress, and the next pop starts when gRPC has taken the last response. What a slow client does not read stays in the
+topic, where other clients can pop it, and costs this process one batch at most. When a stream breaks, messages that
+were handed to gRPC may have arrived, so they stay leased until their deadline. Messages that were popped and not handed
+over are returned immediately.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,14 +22,66 @@ import msgspec
 
 from heapline.contract.errors import BadRequest
 from heapline.contract.leases import Leased, Pop
+from heapline.contract.messages import EnqueueBatch
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, Stopping
-from heapline.wire.protobuf import request_of, response_of, wants_columns
+from heapline.wire.protobuf import request_of, response_of
 
+AHEAD = 16  # batches of an EnqueueStream in progress
 CREDITS_MAX = 1 << 20
 BATCH_DEFAULT = 1000
 CHECK_EVERY = 10.0  # seconds after which an idle stream checks its credential
 WAIT = 3600.0  # seconds of one pop that finds nothing
+
+
+async def _next(messages: AsyncIterator[Any]) -> Any:
+    return await anext(messages, None)
+
+
+def credits_after(credits: int, more: int) -> int:
+    """Return a stream's credits with those that a request adds, or raise BadRequest."""
+    if more < 0 or credits + more > CREDITS_MAX:
+        raise BadRequest(f"credits must not be negative, and at most {CREDITS_MAX} may be open, got {more}")
+    return credits + more
+
+
+async def enqueue_stream(dispatcher: Dispatcher, request: Request, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    in_progress: deque[asyncio.Future[Any]] = deque()
+    reading: asyncio.Future[Any] | None = None
+    stopping = asyncio.ensure_future(dispatcher.gate.stopping.wait())
+    requests, answers = request_of(EnqueueBatch), response_of(EnqueueBatch)
+    has_ended = False
+    try:
+        while in_progress or not has_ended:
+            if stopping.done():
+                has_ended = True  # an idle client learns of it now, not when it sends again
+            elif reading is None and not has_ended and len(in_progress) < AHEAD:
+                reading = asyncio.ensure_future(_next(messages))
+            first = in_progress[0] if in_progress else None
+            waited = {f for f in (first, *((reading, stopping) if not has_ended else ())) if f is not None}
+            if waited:
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if reading is not None and reading.done() and not stopping.done():
+                message, reading = reading.result(), None
+                if message is None:
+                    has_ended = True
+                else:
+                    request.check_credential()
+                    command = requests.unpack(message)
+                    in_progress.append(asyncio.ensure_future(dispatcher.step(command, request)))
+            while in_progress and in_progress[0].done():
+                yield answers.pack(in_progress.popleft().result())
+        if stopping.done():
+            raise Stopping
+    finally:
+        for future in (*in_progress, stopping, *([reading] if reading is not None else [])):
+            future.cancel()
+            future.add_done_callback(_ignore_error)
+
+
+def _ignore_error(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # the stream has ended with the error of an earlier batch
 
 
 class PopStream:
@@ -75,7 +132,7 @@ class PopStream:
             raise BadRequest("request_id is for single pops; omit it in a PopStream")
         batch = start.max_messages if first.start.HasField("max_messages") else BATCH_DEFAULT
         self._start = msgspec.structs.replace(start, max_messages=batch, wait=WAIT)
-        self._as_columns = wants_columns(first.start)
+        self._as_columns = first.start.as_columns
         self._request.topic = start.topic
         self._dispatcher.gate.check(self._request, start)
         self._add(first.credits)
@@ -92,9 +149,7 @@ class PopStream:
         self._changed.set()
 
     def _add(self, credits: int) -> None:
-        if credits < 0 or self._credits + credits > CREDITS_MAX:
-            raise BadRequest(f"credits must not be negative, and at most {CREDITS_MAX} may be open, got {credits}")
-        self._credits += credits
+        self._credits = credits_after(self._credits, credits)
         self._changed.set()
 
     async def _has_credits(self, stopping: asyncio.Future[Any]) -> bool:
@@ -137,7 +192,3 @@ class PopStream:
             await asyncio.wait({changed, *futures}, timeout=CHECK_EVERY, return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
-
-
-async def _next(messages: AsyncIterator[Any]) -> Any:
-    return await anext(messages, None)
