@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args
 
 from msgspec import Struct
@@ -101,6 +102,11 @@ def call(*, needs: Right | tuple[Access, ...] | None = None, **facts: Any) -> Ca
         return kind
 
     return register
+
+
+def call_family(**shared: Any) -> Callable[..., Callable[[K], K]]:
+    """Return `call` with facts that several calls share; each call may override them."""
+    return partial(call, **shared)
 
 
 def _check_later(kind: type[Call[Any]]) -> Callable[[Any], None]:

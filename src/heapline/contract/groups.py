@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Command, Count, Page, Repeat, Right, call
+from heapline.contract.call import Command, Count, Page, Repeat, Right, call_family
 from heapline.contract.check import compile_check, fail
 from heapline.contract.columns import Columns, Packed, pack, unpack
 from heapline.contract.config import GroupConfig
@@ -31,7 +31,6 @@ from heapline.contract.fields import (
 from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset, Place
 from heapline.contract.topics import _settings_of
 
-GROUPS = "groups"
 FETCH_MESSAGES_MAX = 1_000_000
 #: Settings of a group as a caller gives them.
 GroupSettings = _settings_of(GroupConfig, "GroupSettings")
@@ -212,17 +211,12 @@ class LostRows(Struct, frozen=True, omit_defaults=True):
     lost: list[PartitionRows] = []
 
 
+group_call = call_family(feature="groups")
 ONE = "/v1/heaps/{topic}:groups/{group}"
 
 
-@call(
-    id=0x50,
-    rpc="CreateGroup",
-    http="POST /v1/heaps/{topic}:groups",
-    needs=Right.ADMIN,
-    feature=GROUPS,
-    audit=("group",),
-    status=201,
+@group_call(
+    id=0x50, rpc="CreateGroup", http="POST /v1/heaps/{topic}:groups", needs=Right.ADMIN, audit=("group",), status=201
 )
 class CreateGroup(Command[GroupInfo]):
     """Create a consumer group that begins at `start`.
@@ -236,7 +230,7 @@ class CreateGroup(Command[GroupInfo]):
     config: GroupSettings = GroupSettings()  # type: ignore[valid-type]
 
 
-@call(id=0x51, rpc="GetGroup", http=f"GET {ONE}", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x51, rpc="GetGroup", http=f"GET {ONE}", needs=Right.CONSUME)
 class GetGroup(Command[GroupInfo]):
     """Return a group, its members and offsets."""
 
@@ -244,7 +238,7 @@ class GetGroup(Command[GroupInfo]):
     group: GroupName
 
 
-@call(id=0x52, rpc="ListGroups", http="GET /v1/heaps/{topic}:groups", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x52, rpc="ListGroups", http="GET /v1/heaps/{topic}:groups", needs=Right.CONSUME)
 class ListGroups(Command[Page[GroupInfo]]):
     """List the groups of a topic, by name."""
 
@@ -253,12 +247,11 @@ class ListGroups(Command[Page[GroupInfo]]):
     limit: Limit = 1000
 
 
-@call(
+@group_call(
     id=0x53,
     rpc="DeleteGroup",
     http=f"DELETE {ONE}",
     needs=Right.ADMIN,
-    feature=GROUPS,
     repeat=Repeat.ONCE,
     destroys=True,
     audit=("group",),
@@ -274,7 +267,7 @@ class GroupOffsets(Struct, frozen=True):
     offsets: list[GroupOffset]
 
 
-@call(id=0x54, rpc="GroupOffsets", http=f"GET {ONE}/offsets", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x54, rpc="GroupOffsets", http=f"GET {ONE}/offsets", needs=Right.CONSUME)
 class GetGroupOffsets(Command[GroupOffsets]):
     """Return how far a group is in each partition."""
 
@@ -282,14 +275,8 @@ class GetGroupOffsets(Command[GroupOffsets]):
     group: GroupName
 
 
-@call(
-    id=0x55,
-    rpc="ResetOffsets",
-    http=f"POST {ONE}:reset",
-    needs=Right.ADMIN,
-    feature=GROUPS,
-    repeat=Repeat.ONCE,
-    audit=("group",),
+@group_call(
+    id=0x55, rpc="ResetOffsets", http=f"POST {ONE}:reset", needs=Right.ADMIN, repeat=Repeat.ONCE, audit=("group",)
 )
 class ResetOffsets(Command[GroupOffsets]):
     """Let a group continue from another position. An observer group is moved on by the same call."""
@@ -300,7 +287,7 @@ class ResetOffsets(Command[GroupOffsets]):
     partitions: list[Partition] | None = None
 
 
-@call(id=0x56, rpc="GroupFetch", http=f"POST {ONE}:fetch", needs=Right.CONSUME, feature=GROUPS, waits=True)
+@group_call(id=0x56, rpc="GroupFetch", http=f"POST {ONE}:fetch", needs=Right.CONSUME, waits=True)
 class GroupFetch(Command[FetchedRows], gc=False):
     """One step of a subscription: join if necessary, renew the member's lease, and take rows.
 
@@ -319,7 +306,7 @@ class GroupFetch(Command[FetchedRows], gc=False):
     config: GroupSettings = GroupSettings()  # type: ignore[valid-type]
 
 
-@call(id=0x57, rpc="GroupAck", http=f"POST {ONE}:ack", needs=Right.CONSUME, feature=GROUPS, repeat=Repeat.SETTLES)
+@group_call(id=0x57, rpc="GroupAck", http=f"POST {ONE}:ack", needs=Right.CONSUME, repeat=Repeat.SETTLES)
 class GroupAck(Command[LostRows], gc=False):
     """Settle rows as done."""
 
@@ -330,7 +317,7 @@ class GroupAck(Command[LostRows], gc=False):
     session: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-@call(id=0x58, rpc="GroupNack", http=f"POST {ONE}:nack", needs=Right.CONSUME, feature=GROUPS, repeat=Repeat.SETTLES)
+@group_call(id=0x58, rpc="GroupNack", http=f"POST {ONE}:nack", needs=Right.CONSUME, repeat=Repeat.SETTLES)
 class GroupNack(Command[LostRows], gc=False):
     """Have rows delivered again after the group's backoff."""
 
@@ -342,7 +329,7 @@ class GroupNack(Command[LostRows], gc=False):
     reason: Reason | None = None
 
 
-@call(id=0x59, rpc="GroupLeave", http=f"POST {ONE}:leave", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x59, rpc="GroupLeave", http=f"POST {ONE}:leave", needs=Right.CONSUME)
 class GroupLeave(Command[None]):
     """Leave a group. What the member holds goes to others at once."""
 
@@ -352,7 +339,7 @@ class GroupLeave(Command[None]):
     session: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-@call(id=0x5A, rpc="GroupDeadList", http=f"GET {ONE}:dead", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x5A, rpc="GroupDeadList", http=f"GET {ONE}:dead", needs=Right.CONSUME)
 class ListGroupDeadLetters(Command[Page[GroupDeadLetter]]):
     """List the rows that a group gave up."""
 
@@ -363,12 +350,11 @@ class ListGroupDeadLetters(Command[Page[GroupDeadLetter]]):
     max_bytes: MaxBytes = ANSWER_BYTES
 
 
-@call(
+@group_call(
     id=0x5B,
     rpc="GroupDeadReplay",
     http=f"POST {ONE}:replay-dead",
     needs=Right.ADMIN,
-    feature=GROUPS,
     repeat=Repeat.ONCE,
     audit=("group",),
 )
@@ -380,12 +366,11 @@ class ReplayGroupDeadLetters(Command[Count]):
     rows: list[PartitionRows] | None = None
 
 
-@call(
+@group_call(
     id=0x5C,
     rpc="GroupDeadDelete",
     http=f"POST {ONE}:delete-dead",
     needs=Right.ADMIN,
-    feature=GROUPS,
     repeat=Repeat.ONCE,
     destroys=True,
     audit=("group",),

@@ -129,15 +129,7 @@ class Extended(Struct, frozen=True, omit_defaults=True):
     lost: list[int] = []
 
 
-@call(
-    id=0x20,
-    rpc="Pop",
-    http="POST /v1/pop",
-    needs=Right.CONSUME,
-    repeat=Repeat.KEYED,
-    waits=True,
-    leases=True,
-)
+@call(id=0x20, rpc="Pop", http="POST /v1/pop", needs=Right.CONSUME, repeat=Repeat.KEYED, waits=True, leases=True)
 class Pop(Command[Leased], gc=False):
     """Lease the best messages that are due. With `wait`, wait that many seconds for the first one."""
 

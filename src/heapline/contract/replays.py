@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from heapline.contract.call import Access, Command, Feed, Page, Right, call
+from heapline.contract.call import Access, Command, Feed, Page, Right, call_family
 from heapline.contract.check import fail
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import (
@@ -25,7 +25,7 @@ from heapline.contract.groups import EARLIEST, PartitionBatch, Position
 from heapline.contract.messages import check_headers
 from heapline.contract.stream import ReplayFilter, ReplayInfo
 
-REPLAY = "replay"
+replay_call = call_family(feature="replay")
 Mode = Literal["all", "fast"]
 
 
@@ -49,7 +49,7 @@ def check_where(where: ReplayFilter | None) -> None:
         check_headers(where.headers)
 
 
-@call(id=0x60, rpc="Replay", http="POST /v1/replays:read", needs=Right.CONSUME, feature=REPLAY)
+@replay_call(id=0x60, rpc="Replay", http="POST /v1/replays:read", needs=Right.CONSUME)
 class Replay(Feed[ReplayStep]):
     """Read the stream from `start` to `end`, which is what is durable when it begins.
 
@@ -71,7 +71,7 @@ class Replay(Feed[ReplayStep]):
         check_where(self.where)
 
 
-@call(id=0x61, rpc="KeepReplay", http="POST /v1/replays:keep", needs=Right.CONSUME, feature=REPLAY)
+@replay_call(id=0x61, rpc="KeepReplay", http="POST /v1/replays:keep", needs=Right.CONSUME)
 class SaveCheckpoint(Command[None]):
     """Save how far a reader is: all rows below these offsets are done."""
 
@@ -85,12 +85,11 @@ class SaveCheckpoint(Command[None]):
                 fail("positions", "{partition: offset}", self.positions)
 
 
-@call(
+@replay_call(
     id=0x62,
     rpc="StartReplay",
     http="POST /v1/replays",
     needs=(Access(Right.ADMIN), Access(Right.PRODUCE, "target")),
-    feature=REPLAY,
     audit=("name", "target"),
 )
 class StartReplay(Command[ReplayInfo]):
@@ -124,13 +123,8 @@ class StartReplay(Command[ReplayInfo]):
         return self.topic if self.into is None else self.into
 
 
-@call(
-    id=0x63,
-    rpc="GetReplay",
-    http="GET /v1/replays/{name}",
-    rows=Access(Right.CONSUME, "source"),
-    feature=REPLAY,
-    route="replay",
+@replay_call(
+    id=0x63, rpc="GetReplay", http="GET /v1/replays/{name}", rows=Access(Right.CONSUME, "source"), route="replay"
 )
 class GetReplay(Command[ReplayInfo]):
     """Return how far a replay is."""
@@ -138,14 +132,8 @@ class GetReplay(Command[ReplayInfo]):
     name: ReplayName
 
 
-@call(
-    id=0x64,
-    rpc="ListReplays",
-    http="GET /v1/replays",
-    rows=Access(Right.CONSUME, "source"),
-    feature=REPLAY,
-    route="all",
-    merge="pages",
+@replay_call(
+    id=0x64, rpc="ListReplays", http="GET /v1/replays", rows=Access(Right.CONSUME, "source"), route="all", merge="pages"
 )
 class ListReplays(Command[Page[ReplayInfo]]):
     """List the replays that run, and those that ended recently."""
@@ -154,13 +142,12 @@ class ListReplays(Command[Page[ReplayInfo]]):
     limit: Limit = 1000
 
 
-@call(
+@replay_call(
     id=0x65,
     rpc="CancelReplay",
     http="POST /v1/replays/{name}:cancel",
     needs=(Access(Right.ADMIN, "source"),),
     lookup="GetReplay",
-    feature=REPLAY,
     route="replay",
     audit=("name",),
 )

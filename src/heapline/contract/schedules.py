@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from heapline.contract.call import Access, Command, Page, Repeat, Right, call
+from heapline.contract.call import Access, Command, Page, Repeat, Right, call_family
 from heapline.contract.config import DEFAULT_NAMESPACE, NAME, parse_topic
 from heapline.contract.errors import BadName, BadRequest
 from heapline.contract.fields import Cursor, Key, Priority, Topic
@@ -261,17 +261,15 @@ ScheduleName = Annotated[
         extra={"name": "schedule", "is_name": _schedule},
     ),
 ]
-FEATURE = "schedules"
+schedule_call = call_family(feature="schedules", route="schedule")
 ADMINISTER = (Access(Right.ADMIN, "name"),)  # a schedule's name appears in scopes as a topic's does
 
 
-@call(
+@schedule_call(
     id=0x80,
     rpc="CreateSchedule",
     http="POST /v1/schedules",
     needs=(*ADMINISTER, Access(Right.PRODUCE)),
-    feature=FEATURE,
-    route="schedule",
     audit=("name",),
     status=201,
 )
@@ -303,28 +301,15 @@ class CreateSchedule(Command[ScheduleInfo]):
         return make_schedule(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-@call(
-    id=0x81,
-    rpc="GetSchedule",
-    http="GET /v1/schedules/{name}",
-    needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
-)
+@schedule_call(id=0x81, rpc="GetSchedule", http="GET /v1/schedules/{name}", needs=ADMINISTER)
 class GetSchedule(Command[ScheduleInfo]):
     """Return a schedule and its state."""
 
     name: ScheduleName
 
 
-@call(
-    id=0x82,
-    rpc="ListSchedules",
-    http="GET /v1/schedules",
-    rows=Access(Right.ADMIN, "name"),
-    feature=FEATURE,
-    route="all",
-    merge="pages",
+@schedule_call(
+    id=0x82, rpc="ListSchedules", http="GET /v1/schedules", rows=Access(Right.ADMIN, "name"), route="all", merge="pages"
 )
 class ListSchedules(Command[Page[ScheduleInfo]]):
     """List the schedules that the caller may administer, by name."""
@@ -333,29 +318,15 @@ class ListSchedules(Command[Page[ScheduleInfo]]):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
 
 
-@call(
-    id=0x83,
-    rpc="PauseSchedule",
-    http="POST /v1/schedules/{name}:pause",
-    needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
-    audit=("name",),
-)
+@schedule_call(id=0x83, rpc="PauseSchedule", http="POST /v1/schedules/{name}:pause", needs=ADMINISTER, audit=("name",))
 class PauseSchedule(Command[ScheduleInfo]):
     """Stop a schedule from firing."""
 
     name: ScheduleName
 
 
-@call(
-    id=0x84,
-    rpc="ResumeSchedule",
-    http="POST /v1/schedules/{name}:resume",
-    needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
-    audit=("name",),
+@schedule_call(
+    id=0x84, rpc="ResumeSchedule", http="POST /v1/schedules/{name}:resume", needs=ADMINISTER, audit=("name",)
 )
 class ResumeSchedule(Command[ScheduleInfo]):
     """Let a paused schedule fire again."""
@@ -363,13 +334,11 @@ class ResumeSchedule(Command[ScheduleInfo]):
     name: ScheduleName
 
 
-@call(
+@schedule_call(
     id=0x85,
     rpc="DeleteSchedule",
     http="DELETE /v1/schedules/{name}",
     needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
     repeat=Repeat.ONCE,
     audit=("name",),
 )
