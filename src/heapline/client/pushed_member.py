@@ -23,8 +23,7 @@ from heapline.client.transports.transport import RowStream, closed
 from heapline.contract.broker import settings
 from heapline.contract.config import GroupConfig
 from heapline.contract.errors import HeaplineError, ResourceExhausted, UnavailableError
-from heapline.contract.groups import FetchedRows, GroupFetch, GroupSettings, position
-from heapline.contract.results import fetched
+from heapline.contract.groups import FetchedRows, GroupFetch, GroupSettings, fetched, position
 from heapline.contract.stream import Fetched, GroupInfo, Offsets, Place, StreamBatch
 
 

@@ -33,9 +33,8 @@ from heapline.contract.broker import Broker
 from heapline.contract.call import Command, Feed
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BadRequest
-from heapline.contract.leases import Ack, Bury, Nack, Pop, Release
+from heapline.contract.leases import Ack, Bury, Nack, Pop, Release, messages_of
 from heapline.contract.message import Message
-from heapline.contract.results import messages_of
 
 R = TypeVar("R")
 CLOSE_SECONDS = 5.0  # for prefetched messages to be returned

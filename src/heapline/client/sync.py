@@ -17,8 +17,7 @@ from heapline.client.transports.transport import closed
 from heapline.contract.errors import Closed
 from heapline.contract.message import LogFrame, Message
 from heapline.contract.stream import StreamBatch, StreamMessage
-from heapline.contract.sync_broker import SyncBroker, SyncMessage, _sync_message
-from heapline.contract.sync_subscription import SyncSubscription
+from heapline.contract.sync_broker import SyncBroker, SyncMessage, SyncSubscription, _sync_message
 
 T = TypeVar("T")
 

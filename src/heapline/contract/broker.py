@@ -22,7 +22,8 @@ from heapline.contract.columns import pack, pack_one, unpack
 from heapline.contract.config import GroupConfig, TopicConfig
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
-from heapline.contract.groups import EARLIEST, pack_offsets, position, unpack_offsets
+from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
+from heapline.contract.leases import messages_of
 from heapline.contract.message import (
     BatchInfo,
     DlqFilter,
@@ -36,9 +37,8 @@ from heapline.contract.message import (
     SinkInfo,
     TopicInfo,
 )
-from heapline.contract.messages import NewMessages, check_messages, pack_messages, pack_plain
+from heapline.contract.messages import NewMessages, check_messages, enqueued, pack_messages, pack_plain
 from heapline.contract.producer import Producer
-from heapline.contract.results import enqueued, fetched, messages_of
 from heapline.contract.schedules import ScheduleInfo, schedule_of
 from heapline.contract.stream import (
     Fetched,
@@ -708,18 +708,16 @@ class Broker(Methods):
         mode="fast" reads only the last state of each message, and only messages that still exist. With `checkpoint`,
         a name, it continues after a crash where it was: a few rows may be delivered again, none is missing.
         """
-        from heapline.contract.replay_reader import deliver
-
         first, last, chosen = _range(start, end, partitions)
         feed = replays.Replay(topic, first, last, chosen, mode, where, rate, checkpoint)  # type: ignore[arg-type]
         if checkpoint is None:
-            return deliver(self.stream(feed), None, batches)
+            return replays.deliver(self.stream(feed), None, batches)
         name = checkpoint
 
         async def save(positions: dict[int, int]) -> None:
             await self.do(replays.SaveCheckpoint(topic, name, positions))
 
-        return deliver(self.stream(feed), save, batches)
+        return replays.deliver(self.stream(feed), save, batches)
 
     def read_log(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None

@@ -92,7 +92,7 @@ def error(text: str) -> Callable[[E], E]:
         facts = ", ".join(f"{name}={name}" for name in hints)
         made: dict[str, Any] = {"compose": compose}
         exec(f"def __init__(self, {parameters}) -> None:\n compose(self, {facts})", made)
-        kind.__init__ = made["__init__"]  # type: ignore[misc]
+        kind.__init__ = made["__init__"]  # type: ignore[method-assign]
         return kind
 
     def compose(self: HeaplineError, **facts: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from heapline.contract.call import Command, Count, Page, Repeat, Right, call_family
 from heapline.contract.check import compile_check, fail
-from heapline.contract.columns import Columns, Packed, pack, unpack
+from heapline.contract.columns import Columns, Int64, Uint8, pack, unpack
 from heapline.contract.config import GroupConfig
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import (
@@ -28,7 +28,7 @@ from heapline.contract.fields import (
     ShortName,
     Topic,
 )
-from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset, Place
+from heapline.contract.stream import Fetched, GroupDeadLetter, GroupInfo, GroupOffset, Place, StreamBatch
 from heapline.contract.topics import _settings_of
 
 FETCH_MESSAGES_MAX = 1_000_000
@@ -158,36 +158,17 @@ class StreamRow(Struct, frozen=True, omit_defaults=True):
 class StreamRows(Columns, frozen=True):
     """Rows of one partition in the order of delivery."""
 
-    offsets: memoryview
-    ids: memoryview
+    offsets: Int64
+    ids: Int64
     payloads: list[bytes]
-    priorities: memoryview
-    attempts: memoryview  # uint8: deliveries to the group, this one among them
-    enqueued_ms: memoryview
+    priorities: Int64
+    attempts: Uint8  # deliveries to the group, this one among them
+    enqueued_ms: Int64
     keys: list[str | None] | None = None
     fairness_keys: list[str | None] | None = None
     headers: list[dict[str, str] | None] | None = None
 
     row: ClassVar[type[Any]] = StreamRow
-    first: ClassVar[str] = "offsets"
-    packed: ClassVar[dict[str, Packed]] = {
-        "offsets": Packed("q"),
-        "ids": Packed("q"),
-        "priorities": Packed("q"),
-        "attempts": Packed("B"),
-        "enqueued_ms": Packed("q"),
-    }
-    names: ClassVar[dict[str, str]] = {
-        "offsets": "offset",
-        "ids": "id",
-        "payloads": "payload",
-        "priorities": "priority",
-        "attempts": "attempts",
-        "enqueued_ms": "enqueued_ms",
-        "keys": "key",
-        "fairness_keys": "fairness_key",
-        "headers": "headers",
-    }
 
 
 class PartitionBatch(Struct, frozen=True):
@@ -203,6 +184,58 @@ class FetchedRows(Struct, frozen=True, omit_defaults=True):
     partitions: list[int]
     batches: list[PartitionBatch] = []
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+
+
+def fetched(rows: FetchedRows) -> Fetched:
+    return Fetched(step_batches(rows.topic, rows.batches, rows.id_suffix), rows.partitions, rows.generation)
+
+
+def step_batches(topic: str, batches: Sequence[PartitionBatch], id_suffix: int) -> list[StreamBatch]:
+    """Rows as batches whose columns are arrays over the same memory."""
+    import numpy as np
+
+    def column(packed: Any) -> Any:
+        return np.frombuffer(packed, dtype="<i8")
+
+    return [
+        StreamBatch(
+            None,
+            topic,
+            batch.partition,
+            column(batch.rows.offsets),
+            column(batch.rows.ids),
+            batch.rows.payloads,
+            column(batch.rows.priorities),
+            np.frombuffer(batch.rows.attempts, dtype=np.uint8).astype(np.int64),
+            column(batch.rows.enqueued_ms),
+            batch.rows.keys,
+            batch.rows.headers,
+            batch.rows.fairness_keys,
+            id_suffix=id_suffix,
+        )
+        for batch in batches
+    ]
+
+
+def pack_batch(batch: StreamBatch) -> PartitionBatch:
+    """Return rows as a result has them, without a copy of any column. Payloads may stay in one buffer."""
+    import numpy as np
+
+    def packed(column: Any) -> memoryview:
+        return memoryview(np.ascontiguousarray(column).data).cast("B")
+
+    rows = StreamRows(
+        packed(batch.offsets),
+        packed(batch.ids),
+        batch.payloads,  # type: ignore[arg-type]
+        packed(batch.priorities),
+        packed(batch.attempts.astype(np.uint8)),
+        packed(batch.enqueued_ms),
+        batch.keys,  # type: ignore[arg-type]
+        batch.fairness_keys,  # type: ignore[arg-type]
+        batch.headers,  # type: ignore[arg-type]
+    )
+    return PartitionBatch(batch.partition, rows)
 
 
 class LostRows(Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, msgpack
 
 from heapline.contract.call import Command, Page, Repeat, Right, call
 from heapline.contract.check import INSTANT_MAX, SECONDS_MAX, compile_check, instant_to_ms, shown
-from heapline.contract.columns import Columns, Packed, check_lengths, pack
+from heapline.contract.columns import Columns, Int64, Packed, check_columns, pack, unpack
 from heapline.contract.config import MAX_RETRIES_MAX
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.fields import (
@@ -62,22 +62,8 @@ def check_times(delay: Any, deliver_at: Any) -> None:
         raise BadRequest("give delay or deliver_at, not both")
 
 
-class _Extras(Struct, frozen=True):
-    """The fields of a message besides its payload, as they are checked."""
-
-    priority: Priority = 0
-    key: Key | None = None
-    delay: Seconds | None = None
-    deliver_at: Instant | None = None
-    ttl: Ttl | None = None
-    max_retries: Retries | None = None
-    idempotency_key: Key | None = None
-    idempotency_scope: IdempotencyScope | None = None
-    seq: Natural | None = None
-    fairness_key: Key | None = None
-
-
 _check_extras: Any = None
+PRODUCER_FIELDS = ("producer_id", "epoch", "answered_below")
 
 
 def check_payload(payload: Any) -> None:
@@ -92,7 +78,7 @@ def check_message(message: Any) -> None:
         raise BadRequest(f"a batch holds heapline.Outgoing(…), got {type(message).__name__}")
     check_payload(message.payload)
     if _check_extras is None:
-        _check_extras = compile_check(_Extras)
+        _check_extras = compile_check(Enqueue, ("topic", "payload", "headers", *PRODUCER_FIELDS))
     _check_extras(message)
     if message.headers:
         check_headers(_as_dict(message.headers))
@@ -112,65 +98,27 @@ class NewMessages(Columns, frozen=True, forbid_unknown_fields=True):
     """A batch to enqueue. A column that no message uses is absent."""
 
     payloads: list[bytes]
-    priorities: memoryview | None = None  # int64
+    priorities: Int64 | None = None
     keys: list[str | None] | None = None
-    delays: memoryview | None = None  # float64 seconds, NaN for none
-    deliver_at_ms: memoryview | None = None  # int64 ms since 1970, 0 for none
+    delays: Annotated[memoryview, Packed("d", NAN, 0.0, SECONDS_MAX)] | None = None  # seconds
+    deliver_at_ms: Annotated[memoryview, Packed("q", 0, 0, INSTANT_MS_MAX)] | None = None  # since 1970
     headers: list[dict[str, str] | None] | None = None
-    ttls: memoryview | None = None  # float64 seconds, NaN for none
-    max_retries: memoryview | None = None  # int64, -1 for the topic's default
+    ttls: Annotated[memoryview, Packed("d", NAN, 1e-9, SECONDS_MAX)] | None = None  # seconds
+    max_retries: Annotated[memoryview, Packed("q", -1, -1, MAX_RETRIES_MAX)] | None = None
     idempotency_keys: list[str | None] | None = None
-    idempotency_scopes: memoryview | None = None  # uint8: 0 none, 1 window, 2 pending, 3 until_ack
-    seqs: memoryview | None = None  # int64, -1 for none
+    idempotency_scopes: Annotated[memoryview, Packed("B", 0, 0, len(SCOPES))] | None = None  # from 1, as in SCOPES
+    seqs: Annotated[memoryview, Packed("q", -1, -1, INT64_MAX)] | None = None
     fairness_keys: list[str | None] | None = None
 
     row: ClassVar[type[Any]] = Outgoing
-    first: ClassVar[str] = "payloads"
-    packed: ClassVar[dict[str, Packed]] = {
-        "priorities": Packed("q"),
-        "delays": Packed("d", NAN),
-        "deliver_at_ms": Packed("q", 0),
-        "ttls": Packed("d", NAN),
-        "max_retries": Packed("q", -1),
-        "idempotency_scopes": Packed("B", 0),
-        "seqs": Packed("q", -1),
-    }
-    names: ClassVar[dict[str, str]] = {
-        "payloads": "payload",
-        "priorities": "priority",
-        "keys": "key",
-        "delays": "delay",
-        "deliver_at_ms": "deliver_at",
-        "headers": "headers",
-        "ttls": "ttl",
-        "max_retries": "max_retries",
-        "idempotency_keys": "idempotency_key",
-        "idempotency_scopes": "idempotency_scope",
-        "seqs": "seq",
-        "fairness_keys": "fairness_key",
-    }
 
     def __post_init__(self) -> None:
         if self.payloads and set(map(type, self.payloads)) != {bytes}:
             raise BadRequest("payloads must be bytes; encode them first, for example as JSON")
-        check_lengths(self, len(self.payloads))
-        if self.is_plain and self.seqs is self.deliver_at_ms is self.idempotency_scopes is None:
-            return
+        check_columns(self, len(self.payloads))
         for name in ("keys", "idempotency_keys", "fairness_keys"):
-            if getattr(self, name) is not None:
-                _check_texts(name, getattr(self, name), KEY_BYTES_MAX)
-        if self.delays is not None:
-            _check_numbers("delays", self.delays, "d", 0.0, SECONDS_MAX)
-        if self.ttls is not None:
-            _check_numbers("ttls", self.ttls, "d", 1e-9, SECONDS_MAX)
-        if self.deliver_at_ms is not None:
-            _check_numbers("deliver_at_ms", self.deliver_at_ms, "q", 0, INSTANT_MS_MAX)
-        if self.max_retries is not None:
-            _check_numbers("max_retries", self.max_retries, "q", -1, MAX_RETRIES_MAX)
-        if self.idempotency_scopes is not None:
-            _check_numbers("idempotency_scopes", self.idempotency_scopes, "B", 0, len(SCOPES))
-        if self.seqs is not None:
-            _check_numbers("seqs", self.seqs, "q", -1, INT64_MAX)
+            if (texts := getattr(self, name)) is not None:
+                _check_texts(name, texts, KEY_BYTES_MAX)
         if self.headers is not None:
             for headers in self.headers:
                 if headers is not None:
@@ -209,13 +157,6 @@ def _check_texts(name: str, column: list[str | None], limit: int) -> None:
                 if len(value.encode()) <= limit:
                     continue
         raise BadRequest(f"each of {name} must be a string of 1 to {limit} bytes or None, got {shown(value)}")
-
-
-def _check_numbers(name: str, column: memoryview, form: Any, low: float, high: float) -> None:
-    """NaN stands for None in a column of floats."""
-    for value in column.cast("B").cast(form):
-        if not low <= value <= high and value == value:
-            raise BadRequest(f"each of {name} must be from {low:g} to {high:g}, got {value}")
 
 
 def pack_messages(messages: Sequence[Outgoing]) -> NewMessages:
@@ -303,6 +244,34 @@ class EnqueuedBatch(Struct, frozen=True, omit_defaults=True):
     duplicates: memoryview | None = None  # one byte per row; absent if no row is a duplicate
     errors: list[RowError] | None = None
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+
+
+def enqueued(batch: EnqueuedBatch) -> list[Enqueued]:
+    ids = unpack(batch.ids)
+    if batch.duplicates is None:
+        results = [Enqueued(id, id_suffix=batch.id_suffix) for id in ids]
+    else:
+        duplicates = zip(ids, bytes(batch.duplicates), strict=True)
+        results = [Enqueued(id, bool(d), id_suffix=batch.id_suffix) for id, d in duplicates]
+    for e in batch.errors or ():
+        results[e.row] = Enqueued(0, error=e.error)
+    return results
+
+
+def pack_enqueued(results: Sequence[Enqueued], id_suffix: int) -> EnqueuedBatch:
+    """Return the results of single messages as columns."""
+    errors = []
+    for i, r in enumerate(results):
+        if r.error is not None:
+            assert isinstance(r.error, HeaplineError)
+            errors.append(RowError(i, r.error))
+    duplicates = [r.duplicate for r in results]
+    return EnqueuedBatch(
+        pack([r.id for r in results]),
+        memoryview(bytes(duplicates)) if any(duplicates) else None,
+        errors or None,
+        id_suffix,
+    )
 
 
 @call(id=0x10, rpc="Enqueue", http="POST /v1/enqueue", needs=Right.PRODUCE, repeat=Repeat.KEYED)

@@ -33,8 +33,7 @@ from heapline.contract.errors import (
     ResourceExhausted,
     UnavailableError,
 )
-from heapline.contract.outstanding_rows import RowsOut
-from heapline.contract.settled_rows import I64, Acks, offsets_of
+from heapline.contract.member_rows import I64, Acks, RowsOut, offsets_of
 from heapline.contract.stream import Fetched, GroupEvents, GroupInfo, Offsets, Place, StreamBatch, StreamMessage
 
 PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between retries

@@ -20,8 +20,7 @@ from heapline.contract.call import Command, Feed
 from heapline.contract.config import canonical_topic
 from heapline.contract.context import HERE, Context
 from heapline.contract.leases import Ack, LeaseKeys, Settled
-from heapline.contract.messages import Enqueue, EnqueueBatch, pack_messages
-from heapline.contract.results import enqueued
+from heapline.contract.messages import Enqueue, EnqueueBatch, enqueued, pack_messages
 
 R = TypeVar("R")
 JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a larger batch is sent alone

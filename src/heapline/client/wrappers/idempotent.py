@@ -33,9 +33,8 @@ from heapline.contract.errors import (
     StaleSequence,
 )
 from heapline.contract.message import Enqueued
-from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages, pack_messages
+from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages, enqueued, pack_messages
 from heapline.contract.producer import Line, in_doubt
-from heapline.contract.results import enqueued
 
 R = TypeVar("R")
 EPOCH = 1

@@ -8,7 +8,7 @@ from heapline.contract import batches
 from heapline.contract.call import Count, Page
 from heapline.contract.context import Context
 from heapline.contract.message import BatchInfo, SinkInfo
-from heapline.contract.results import pack_enqueued
+from heapline.contract.messages import pack_enqueued
 from heapline.engine.columns import Columns
 from heapline.engine.handlers.messages import identity_of
 from heapline.engine.handlers.table import handles, page_by_name

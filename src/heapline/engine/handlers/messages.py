@@ -11,7 +11,7 @@ from heapline.contract.columns import pack
 from heapline.contract.context import Context
 from heapline.contract.errors import UnavailableError
 from heapline.contract.message import Enqueued, MessageInfo
-from heapline.contract.results import pack_enqueued
+from heapline.contract.messages import pack_enqueued
 from heapline.engine import lookup
 from heapline.engine.calls import EnqueueCall, Identity, batch_bytes_max, check_batch_bytes
 from heapline.engine.columns import Columns, check_for_topic, check_priority

@@ -9,7 +9,7 @@ from heapline.contract import replays
 from heapline.contract.call import Page
 from heapline.contract.check import instant_to_ms
 from heapline.contract.context import Context
-from heapline.contract.results import pack_batch
+from heapline.contract.groups import pack_batch
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.handlers.table import feeds, handles, page_by_name
 from heapline.engine.replays import checkpoints, replay_request

@@ -18,8 +18,7 @@ from heapline.contract.broker import Broker
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BatchDecided, HeaplineError
 from heapline.contract.message import Enqueued, Outgoing
-from heapline.contract.messages import EnqueueBatch, pack_messages
-from heapline.contract.results import enqueued
+from heapline.contract.messages import EnqueueBatch, enqueued, pack_messages
 
 PREFIX = "mqueue:"
 PART = "all"
