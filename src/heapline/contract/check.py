@@ -145,6 +145,9 @@ def _test(kind: Type, names: dict[str, Any], prefix: str) -> tuple[str, str]:
             test, wanted = _test(inner, names, prefix)
             extra = extra or {}
             if "name" in extra:  # a name of something: BadName says which characters it may have
+                if "is_text" in extra:  # of a str alone, and hot: a cache that is called without a function between
+                    names[f"is_name_{prefix}"] = extra["is_text"]
+                    return f"type(v) is not str or not is_name_{prefix}(v)", f"name {extra['name']}"
                 names[f"is_name_{prefix}"] = extra["is_name"]
                 return f"not is_name_{prefix}(v)", f"name {extra['name']}"
             if "check" in extra:  # raises an error of its own

@@ -296,14 +296,17 @@ class Enqueue(Command[Enqueued], gc=False):
     answered_below: AnsweredBelow | None = None
 
     def validate(self) -> None:
-        check_payload(self.payload)
+        if type(self.payload) is not bytes:
+            check_payload(self.payload)
         if self.headers:
             check_headers(self.headers)
         if self.delay is not None:
             check_times(self.delay, self.deliver_at)
         if self.idempotency_scope is not None and self.idempotency_key is None:
             raise BadRequest("idempotency_scope needs an idempotency_key")
-        check_identity(self, self.seq is not None, self.seq is not None)
+        has_seq = self.seq is not None
+        if has_seq or self.producer_id is not None or self.epoch is not None or self.answered_below is not None:
+            check_identity(self, has_seq, has_seq)
 
 
 def check_identity(command: Any, any_seq: bool, all_seqs: bool) -> None:
