@@ -36,15 +36,12 @@ class Line:
         self.next_seq = 0
         self.open: dict[int, int] = {}  # first number of a call in progress -> count
 
-    @property
-    def answered_below(self) -> int:
-        return min(self.open, default=self.next_seq)
-
-    def take(self, count: int) -> int:
-        first = self.next_seq
+    def take(self, count: int) -> tuple[int, int]:
+        """Return the first of `count` new numbers, and the number below which all are answered."""
+        first, answered_below = self.next_seq, min(self.open, default=self.next_seq)
         self.next_seq += count
         self.open[first] = count
-        return first
+        return first, answered_below
 
     def answered(self, first: int) -> None:
         """Record that these numbers will not be sent again, whatever their result."""
@@ -100,8 +97,7 @@ class Producer:
     async def enqueue(self, broker: Broker, topic: str, messages: Sequence[Outgoing], send: Send) -> list[Enqueued]:
         """Number the messages and send them until their result is known. For brokers."""
         line = await self.line(broker, topic)
-        answered_below = line.answered_below
-        first = line.take(len(messages))
+        first, answered_below = line.take(len(messages))
         try:
             return await _until_known(numbered(messages, first), line.epoch, answered_below, send)
         finally:

@@ -77,7 +77,7 @@ class GrpcBroker(Transport):
 
     async def _request(self, command: Command[R], context: Context) -> R:
         kind: Any = type(command)
-        stub = self._stub(kind.facts.rpc)
+        stub = self._stubs.get(kind.facts.rpc) or self._stub(kind.facts.rpc)
         timeout = seconds_left(context, self._timeout)
         try:
             message = await stub(request_of(kind).pack(command), metadata=self._metadata_of(context), timeout=timeout)

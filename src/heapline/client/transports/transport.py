@@ -71,8 +71,8 @@ class Transport(Broker):
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         kind: Any = type(command)
-        if kind is EnqueueBatch:
-            return self._enqueue(command, context)  # type: ignore[arg-type,return-value]
+        if kind is EnqueueBatch and _needs_cutting(command):
+            return self._enqueue_parts(command, context)  # type: ignore[arg-type,return-value]
         if kind is Pop and command.request_id is None:  # type: ignore[attr-defined]
             return self._pop(command, context)  # type: ignore[arg-type]
         if kind.facts.destroys:
@@ -88,14 +88,13 @@ class Transport(Broker):
             context = replace(context, confirmation=needed.token)
         return await self._request(command, context)
 
-    async def _enqueue(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
-        messages = command.messages
-        if command.atomic or len(messages) < 2 or message_rows.size(messages) <= BATCH_BYTES:
-            return await self._request(command, context)
+    async def _enqueue_parts(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
+        """Enqueue a batch in two halves, which may be cut again."""
+        messages, results = command.messages, []
         half = len(messages) // 2
-        parts = message_rows.part(messages, 0, half), message_rows.part(messages, half, len(messages))
-        first = await self._enqueue(replace(command, messages=parts[0]), context)
-        return message_rows.join_results([first, await self._enqueue(replace(command, messages=parts[1]), context)])
+        for start, end in ((0, half), (half, len(messages))):
+            results.append(await self.do(replace(command, messages=message_rows.part(messages, start, end)), context))
+        return message_rows.join_results(results)
 
     async def _pop(self, command: Pop, context: Context) -> Any:
         """Give the pop a request id, so that its leases can be found if it is cancelled."""
@@ -105,6 +104,11 @@ class Transport(Broker):
         except asyncio.CancelledError:
             self._leases.abandon(command)
             raise
+
+
+def _needs_cutting(command: Any) -> bool:
+    messages = command.messages.payloads
+    return not command.atomic and len(messages) > 1 and sum(map(len, messages)) > BATCH_BYTES
 
 
 def closed(what: str = "client") -> Closed:

@@ -109,17 +109,23 @@ class Retrying:
         loop, facts = asyncio.get_running_loop(), type(command).facts
         began, wait = loop.time(), command.wait if facts.waits else 0.0
         until = (began + self._deadline if context.deadline is None else context.deadline) + wait
-        seconds = self._nominal(until - began, wait)
+
+        def too_late(known: str) -> DeadlineExceeded:
+            return deadline_exceeded(facts.rpc, self._nominal(until - began, wait), known)
+
         if began >= until:
-            raise deadline_exceeded(facts.rpc, seconds, UNSENT)
+            raise too_late(UNSENT)
         context = replace(context, deadline=until)
-        is_repeated = False
-        for pause in pauses():
+        is_repeated, tries = False, pauses()
+        while True:
+            link = self._take()
             try:
-                return await self._try(command, context), is_repeated
-            except DeadlineExceeded:
-                raise deadline_exceeded(facts.rpc, seconds, IN_DOUBT) from None
+                return await link.transport.do(command, context), is_repeated
+            except DeadlineExceeded as error:
+                self._failed(link, error)
+                raise too_late(IN_DOUBT) from None
             except HeaplineError as error:
+                self._failed(link, error)
                 if not is_transient(error):
                     error.repeated = is_repeated
                     raise
@@ -128,28 +134,20 @@ class Retrying:
                 is_repeated = is_repeated or getattr(error, "reached", True)
                 if is_repeated and facts.repeat is Repeat.ONCE:
                     raise not_repeated(facts.rpc, error) from None
+                pause = next(tries)
                 if loop.time() + pause >= until:
                     known = f"{IN_DOUBT} (last error: {error})" if is_repeated else unreached(self._endpoints)
-                    raise deadline_exceeded(facts.rpc, seconds, known) from None
+                    raise too_late(known) from None
+            finally:
+                self._give_back(link)
             await asyncio.sleep(pause)
             if wait:
                 command = replace(command, wait=max(0.0, began + wait - loop.time()))
-        raise AssertionError("unreachable: pauses never end")
 
     def _nominal(self, seconds: float, wait: float) -> float:
         """The time that a call had, for its error: the client's deadline if a little of that has passed before."""
         deadline = self._deadline + wait
         return deadline if seconds <= 0 or 0.8 * deadline < seconds < deadline else seconds
-
-    async def _try(self, command: Any, context: Context) -> Any:
-        link = self._take()
-        try:
-            return await link.transport.do(command, context)
-        except HeaplineError as error:
-            self._failed(link, error)
-            raise
-        finally:
-            self._give_back(link)
 
     # -- feeds -----------------------------------------------------------------------------------------------------
 
