@@ -37,7 +37,7 @@ from heapline.contract.message import (
 )
 from heapline.contract.messages import NewMessages, check_messages, enqueued, pack_messages, pack_plain
 from heapline.contract.producer import Producer
-from heapline.contract.schedules import ScheduleInfo, schedule_of
+from heapline.contract.schedules import ScheduleInfo, make_schedule
 from heapline.contract.stream import (
     Fetched,
     GroupDeadLetter,
@@ -562,7 +562,7 @@ class Methods:
         fairness_key.
         """
         fields = {"topic": topic, "payload": payload, "cron": cron, "every": every, "tz": tz, **more}
-        schedule_of(name, **fields)  # says what is wrong in the words of a schedule
+        make_schedule(name, **fields)  # its errors are worded for a schedule
         if isinstance(every, timedelta):
             fields["every"] = every.total_seconds()
         info: ScheduleInfo = await self.do(schedules.CreateSchedule(name, **fields))
@@ -622,7 +622,7 @@ class Broker(Methods):
         from heapline.contract.subscription import Subscription
 
         return Subscription(
-            self._member(),
+            self,
             topic,
             group=group,
             member=member,
@@ -635,7 +635,7 @@ class Broker(Methods):
         )
 
     def _member(self) -> Any:
-        """The object whose group calls a subscription makes."""
+        """The object whose `group_fetch` a subscription calls; it may have a `stop_pushing` too."""
         return self
 
     def replay(
