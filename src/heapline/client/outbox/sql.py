@@ -39,9 +39,18 @@ from sqlalchemy import (
 from sqlalchemy import insert as insert_into
 from sqlalchemy.engine import CursorResult
 
-from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, MESSAGE_COLUMNS, TOPIC_CHARACTERS, Row
 from heapline.client.outbox.sender import IN_DOUBT_BEGINS
-from heapline.client.outbox.store import Claimed, Turn, cut, number
+from heapline.client.outbox.store import (
+    ERROR_CHARACTERS,
+    KEY_CHARACTERS,
+    MESSAGE_COLUMNS,
+    TOPIC_CHARACTERS,
+    Claimed,
+    Row,
+    Turn,
+    cut,
+    number,
+)
 from heapline.contract.config import canonical_topic
 from heapline.contract.errors import BadRequest
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import grpc
 
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.transports.grpc_status import StreamStatus, heapline_error
 from heapline.client.transports.transport import PopStream, RowStream, Transport, closed, seconds_left
 from heapline.contract.call import Command, Feed
 from heapline.contract.context import HERE, Context
-from heapline.contract.errors import HeaplineError, Unauthenticated
+from heapline.contract.errors import HeaplineError, Unauthenticated, UnavailableError
 from heapline.contract.groups import FetchedRows, GroupFetch
 from heapline.contract.leases import Pop
+from heapline.wire import error_codes
 from heapline.wire.descriptors import METHODS, pb
 from heapline.wire.protobuf import request_of, response_of, struct_codec
 
@@ -26,6 +26,9 @@ NO_KEY = (
     "the server requires an API key; pass api_key=… to heapline.connect, or name a file with the key in "
     "HEAPLINE_API_KEY_FILE. The first admin key is in admin.key in the server's data directory"
 )
+BROKEN_WRITE = "Internal error from Core"
+NOT_CONNECTED = ("failed to connect", "errors resolving")  # how gRPC's text starts if a call was never sent
+CHECKS, CHECK_SECONDS = 100, 0.01  # for the status of a stream that broke
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -33,6 +36,30 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel connects immediately, however often others have failed
 ]
+
+
+def open_channel(library: Any, address: str, tls: ClientTls | None) -> Any:
+    """Return a channel of grpc.aio, or of grpc for code that blocks."""
+    keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
+    keepalive += [(f"grpc.{name}_timeout_ms", KEEPALIVE_MS // 2) for name in ("keepalive", "http2.ping")]
+    if tls is None:
+        return library.insecure_channel(address, options=_OPTIONS + keepalive)
+    return library.secure_channel(address, tls.credentials(), options=_OPTIONS + keepalive)
+
+
+def stub_of(channel: Any, rpc: str) -> Any:
+    """Return the function of a channel that calls a method of the service."""
+    method = METHODS[rpc]
+    kinds = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, True): channel.stream_stream,
+    }
+    return kinds[method.streams_in, method.streams_out](
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
 
 
 class GrpcBroker(Transport):
@@ -58,13 +85,7 @@ class GrpcBroker(Transport):
         self._stubs: dict[Any, Any] = {}
 
     def open(self) -> None:
-        keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
-        keepalive += [(f"grpc.{name}_timeout_ms", KEEPALIVE_MS // 2) for name in ("keepalive", "http2.ping")]
-        options = _OPTIONS + keepalive
-        if self._tls is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(self._address, self._tls.credentials(), options=options)
+        self._channel = open_channel(grpc.aio, self._address, self._tls)
 
     async def close(self) -> None:
         await self._leases.close()
@@ -93,17 +114,7 @@ class GrpcBroker(Transport):
             return stub
         if self._channel is None:
             raise closed()
-        method = METHODS[rpc]
-        kinds = {
-            (False, False): self._channel.unary_unary,
-            (False, True): self._channel.unary_stream,
-            (True, True): self._channel.stream_stream,
-        }
-        stub = self._stubs[rpc] = kinds[method.streams_in, method.streams_out](
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+        stub = self._stubs[rpc] = stub_of(self._channel, rpc)
         return stub
 
     def _metadata_of(self, context: Context) -> Any:
@@ -201,3 +212,54 @@ async def _send(call: Any, requests: AsyncIterable[Any]) -> None:
     except Exception:
         call.cancel()
         raise
+
+
+# -- how a call ended --------------------------------------------------------------------------------------------------
+
+
+class StreamStatus:
+    """Keeps the status of one stream when it first arrives.
+
+    A write just after a stream has ended makes gRPC replace the server's status with an internal error of its own.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._status: Any = None
+        call.add_done_callback(self._keep)
+
+    def _keep(self, call: Any) -> None:
+        code, trailing, details = (_result(f()) for f in (call.code, call.trailing_metadata, call.details))
+        if details != BROKEN_WRITE:
+            self._status = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)
+
+    async def error(self, error: Any) -> HeaplineError:
+        """Return the error that ended the stream."""
+        if error.details() != BROKEN_WRITE:
+            return heapline_error(error)
+        for _ in range(CHECKS):
+            if self._status is not None:
+                return heapline_error(self._status)
+            await asyncio.sleep(CHECK_SECONDS)
+        return UnavailableError("the stream broke during a write; connect again and retry")
+
+
+def _result(coroutine: Any) -> Any:
+    """Return the result of a coroutine that does not wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise RuntimeError("gRPC has no status for a call that has ended")
+
+
+def heapline_error(error: Any) -> HeaplineError:
+    """Return the error that the server raised. If it sent no details, return the error class of the status code."""
+    code, text = error.code().name, error.details() or ""
+    for name, value in error.trailing_metadata() or ():
+        if name == error_codes.METADATA:
+            return error_codes.from_metadata(value, code, text)
+    found = error_codes.of_code(code, text)
+    if isinstance(found, UnavailableError) and text.startswith(NOT_CONNECTED):
+        found.reached = False
+    return found

@@ -8,8 +8,9 @@ already; a batch over 16 MB that is not atomic is sent in pieces; and a pop that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,16 +19,17 @@ import msgspec
 from msgspec.structs import replace
 
 from heapline.client import message_rows
-from heapline.client.lease_return import LeaseReturn
 from heapline.contract.broker import Broker
 from heapline.contract.call import Command
 from heapline.contract.context import HERE, Context
-from heapline.contract.errors import Closed, ConfirmationNeeded
+from heapline.contract.errors import Closed, ConfirmationNeeded, HeaplineError
 from heapline.contract.groups import GroupFetch
-from heapline.contract.leases import Pop
+from heapline.contract.leases import LeaseKeys, Pop, Release
 from heapline.contract.messages import EnqueueBatch, EnqueuedBatch
+from heapline.owned_tasks import OwnedTasks
 
 R = TypeVar("R")
+CLOSE_SECONDS = 5.0  # for tasks that still return leases when their broker closes
 BATCH_BYTES = 16 << 20  # of payloads in one request; larger batches that need not be atomic are sent in pieces
 
 
@@ -43,6 +45,34 @@ class RowStream(msgspec.Struct, frozen=True):
 
     open: GroupFetch
     credits: AsyncIterator[int]
+
+
+class LeaseReturn:
+    """Tasks of a broker that outlive the calls they were started for, and end when the broker closes.
+
+    They return the leases of a pop whose caller is gone, so that its messages do not wait until their deadline.
+    """
+
+    def __init__(self, do: Callable[[Any], Awaitable[Any]]) -> None:
+        self._do, self._tasks = do, OwnedTasks()
+
+    def own(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this in the background. `close` waits for it."""
+        self._tasks.spawn(work)
+
+    def abandon(self, pop: Pop) -> None:
+        """Return what this pop, which has a request id, has leased or still leases."""
+        self._tasks.spawn(self._release(pop))
+
+    async def _release(self, pop: Pop) -> None:
+        """Repeat the pop to learn what it leased: a repeat under the same request id returns the same leases."""
+        with contextlib.suppress(HeaplineError):
+            leased = await self._do(replace(pop, max_messages=1, wait=0.0, visibility=None))
+            if (m := leased.messages) is not None:
+                await self._do(Release(pop.topic, LeaseKeys(m.ids, m.tokens)))
+
+    async def close(self) -> None:
+        await self._tasks.join(CLOSE_SECONDS)
 
 
 class Transport(Broker):

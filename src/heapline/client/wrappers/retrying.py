@@ -30,8 +30,7 @@ from heapline.client.backoff import (
     pauses,
     unreached,
 )
-from heapline.client.lease_return import LeaseReturn
-from heapline.client.transports.transport import Transport, closed
+from heapline.client.transports.transport import LeaseReturn, Transport, closed
 from heapline.contract.call import Command, Feed, Repeat
 from heapline.contract.columns import unpack
 from heapline.contract.context import HERE, Context
@@ -48,6 +47,7 @@ from heapline.contract.leases import Bury, Extend, LeaseKeys, Nack, Pop, Release
 from heapline.contract.log import ReadLog
 from heapline.contract.messages import Cancel, EnqueueBatch, GetMessage
 from heapline.contract.replays import Replay
+from heapline.owned_tasks import OwnedTasks
 
 R = TypeVar("R")
 
@@ -69,7 +69,7 @@ class Retrying:
         self._turn = 0
         self._link: _Link | None = None
         self._links: set[_Link] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = OwnedTasks()
         self._is_closed = False
         self._name, self._pops = secrets.token_hex(8), count(1)
         self.background = LeaseReturn(self.do)
@@ -204,9 +204,7 @@ class Retrying:
         link.in_flight -= 1
         if link.is_abandoned and not link.in_flight and link in self._links:
             self._links.discard(link)
-            task = asyncio.ensure_future(link.transport.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn(link.transport.close())
 
     def _failed(self, link: _Link, error: HeaplineError) -> None:
         """After a transient error, send the next call over a new connection to the next endpoint."""
@@ -221,8 +219,7 @@ class Retrying:
         links, self._links = self._links, set()
         for link in links:
             await link.transport.close()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        await self._closing.join()
 
 
 # -- repeated calls ----------------------------------------------------------------------------------------------------

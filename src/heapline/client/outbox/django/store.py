@@ -12,8 +12,7 @@ from django.db.models import Case, Exists, OuterRef, Q, Value, When
 from django.db.models.functions import Length
 
 from heapline.client.outbox.django.models import OutboxLane, OutboxMessage
-from heapline.client.outbox.rows import MESSAGE_COLUMNS, Row
-from heapline.client.outbox.store import Claimed, Turn, cut, number
+from heapline.client.outbox.store import MESSAGE_COLUMNS, Claimed, Row, Turn, cut, number
 
 T = TypeVar("T")
 _ROW = ("id", "epoch", "seq", *MESSAGE_COLUMNS)

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from heapline.client.outbox.django.store import DjangoStore
-from heapline.client.outbox.relay_service import serve
+from heapline.client.outbox.relay import serve
 from heapline.contract.errors import HeaplineError
 
 
