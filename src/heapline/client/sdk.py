@@ -114,7 +114,7 @@ class ConnectedBroker(Broker):
         self._loop = asyncio.get_running_loop()
         self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
         idempotent = Idempotent(Traced(self._retrying), self._deadline)
-        return Coalescing(idempotent, self._retrying.background.own, self._deadline)
+        return Coalescing(idempotent, self._retrying.background.spawn, self._deadline)
 
     def _connect(self, endpoint: str) -> GrpcBroker:
         # A starting server writes its key just before it listens. A server on a new directory has another key.

@@ -19,7 +19,7 @@ import msgspec
 from heapline.contract import admin, batches, dead_letters, groups, leases, log, messages, replays, schedules, topics
 from heapline.contract.call import Command, Count, Feed, Page
 from heapline.contract.columns import pack, pack_one, unpack
-from heapline.contract.config import GroupConfig, TopicConfig
+from heapline.contract.config import GroupConfig, TopicConfig, check_names
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
@@ -684,9 +684,7 @@ for _name, _method in vars(Methods).items():
 
 def settings(what: str, given: Mapping[str, Any], config: type[msgspec.Struct], kind: Any) -> Any:
     """Settings from keywords. A name that does not exist, or a value of the wrong type, raises BadRequest."""
-    for name in given:
-        if name not in config.__struct_fields__:
-            raise BadRequest(f"a {what} has no setting {name!r}; it has {', '.join(config.__struct_fields__)}")
+    check_names(what, given, config)
     try:
         return msgspec.convert({k: msgspec.to_builtins(v) for k, v in given.items()}, kind)
     except (msgspec.ValidationError, TypeError) as error:

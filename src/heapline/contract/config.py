@@ -15,7 +15,7 @@ import msgspec
 
 from heapline.contract.errors import BadName, BadRequest
 
-C = TypeVar("C", bound=msgspec.Struct)
+C = TypeVar("C", "TopicConfig", "GroupConfig", "BrokerConfig")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 DEFAULT_NAMESPACE = "default"
@@ -158,25 +158,17 @@ REOPENING_FIELDS = ("fsync", "tick")
 
 
 def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> TopicConfig:
-    """A validated config from keywords, over `base` (or the defaults)."""
-    _check_names("topic", fields, TopicConfig)
+    """Return a validated config from keywords, over `base` (or the defaults)."""
     if base is None and "max_payload_bytes" not in fields and isinstance(fields.get("segment_bytes"), int):
-        # Two of the largest messages must fit into a segment; who makes segments small means small messages.
+        # Two of the largest messages must fit into a segment, so small segments mean small messages.
         default = TopicConfig().max_payload_bytes
         fields = {"max_payload_bytes": min(default, max(1, fields["segment_bytes"] // 2)), **fields}
-    plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
-    config = _convert("topic", plain, TopicConfig)
-    config.validate()
-    return config
+    return _make("topic", fields, base or TopicConfig())
 
 
 def make_group_config(fields: Mapping[str, Any], base: GroupConfig | None = None) -> GroupConfig:
-    """A validated config from keywords, over `base` (or the defaults)."""
-    _check_names("group", dict(fields), GroupConfig)
-    plain = msgspec.to_builtins(base or GroupConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
-    config = _convert("group", plain, GroupConfig)
-    config.validate()
-    return config
+    """Return a validated config from keywords, over `base` (or the defaults)."""
+    return _make("group", fields, base or GroupConfig())
 
 
 def parse_topic(name: str) -> tuple[str, str]:
@@ -207,17 +199,22 @@ def canonical_topic(name: str) -> str:
     return rest if namespace == DEFAULT_NAMESPACE else f"{namespace}/{rest}"
 
 
-def _check_names(what: str, fields: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+def check_names(what: str, fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Raise BadRequest for a setting that does not exist."""
     for name in fields:
         if name not in kind.__struct_fields__:
             raise BadRequest(f"a {what} has no setting {name!r}; it has {', '.join(kind.__struct_fields__)}")
 
 
-def _convert(what: str, plain: dict[str, Any], kind: type[C]) -> C:
+def _make(what: str, fields: Mapping[str, Any], base: C) -> C:
+    check_names(what, fields, type(base))
     try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"a {what}'s settings do not fit: {error}") from None
+        plain = msgspec.to_builtins(base) | {name: msgspec.to_builtins(value) for name, value in fields.items()}
+        config = msgspec.convert(plain, type(base))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise BadRequest(f"invalid settings of a {what}: {error}") from None
+    config.validate()
+    return config
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
@@ -257,8 +254,5 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def make_broker_config(fields: dict[str, Any]) -> BrokerConfig:
-    """A validated config from keywords, over the defaults."""
-    _check_names("broker", fields, BrokerConfig)
-    config = _convert("broker", fields, BrokerConfig)
-    config.validate()
-    return config
+    """Return a validated config from keywords, over the defaults."""
+    return _make("broker", fields, BrokerConfig())

@@ -161,32 +161,26 @@ def _check_texts(name: str, column: list[str | None], limit: int) -> None:
 
 def pack_messages(messages: Sequence[Outgoing]) -> NewMessages:
     """Columns of checked messages. A column that no message uses is left out."""
-    payloads = [m.payload for m in messages]
-    priorities = pack([m.priority for m in messages])
-
-    def used(column: list[Any]) -> list[Any] | None:
-        return None if column.count(None) == len(column) else column
-
-    def numbers(column: list[Any], form: str, none: Any) -> memoryview | None:
-        return None if used(column) is None else pack([none if v is None else v for v in column], form)
-
     at = [None if m.deliver_at is None else max(1, instant_to_ms(m.deliver_at)) for m in messages]
     scopes = [None if m.idempotency_scope is None else SCOPES.index(m.idempotency_scope) + 1 for m in messages]
-    headers = [dict(m.headers) if m.headers else None for m in messages]
-    return NewMessages(
-        payloads,
-        priorities,
-        used([m.key for m in messages]),
-        numbers([m.delay for m in messages], "d", NAN),
-        numbers(at, "q", 0),
-        used(headers),
-        numbers([m.ttl for m in messages], "d", NAN),
-        numbers([m.max_retries for m in messages], "q", -1),
-        used([m.idempotency_key for m in messages]),
-        numbers(scopes, "B", 0),
-        numbers([m.seq for m in messages], "q", -1),
-        used([m.fairness_key for m in messages]),
+    optional: tuple[tuple[str, list[Any], str | None, Any], ...] = (
+        # name, values, form of a packed column, number that stands for None
+        ("keys", [m.key for m in messages], None, None),
+        ("delays", [m.delay for m in messages], "d", NAN),
+        ("deliver_at_ms", at, "q", 0),
+        ("headers", [dict(m.headers) if m.headers else None for m in messages], None, None),
+        ("ttls", [m.ttl for m in messages], "d", NAN),
+        ("max_retries", [m.max_retries for m in messages], "q", -1),
+        ("idempotency_keys", [m.idempotency_key for m in messages], None, None),
+        ("idempotency_scopes", scopes, "B", 0),
+        ("seqs", [m.seq for m in messages], "q", -1),
+        ("fairness_keys", [m.fairness_key for m in messages], None, None),
     )
+    columns: dict[str, Any] = {}
+    for name, values, form, none in optional:
+        if values.count(None) < len(values):
+            columns[name] = values if form is None else pack([none if v is None else v for v in values], form)
+    return NewMessages([m.payload for m in messages], pack([m.priority for m in messages]), **columns)
 
 
 def check_messages(messages: Sequence[Any], atomic: bool) -> dict[int, HeaplineError]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -47,22 +47,19 @@ class RowStream(msgspec.Struct, frozen=True):
     credits: AsyncIterator[int]
 
 
-class LeaseReturn:
+class LeaseReturn(OwnedTasks):
     """Tasks of a broker that outlive the calls they were started for, and end when the broker closes.
 
     They return the leases of a pop whose caller is gone, so that its messages do not wait until their deadline.
     """
 
     def __init__(self, do: Callable[[Any], Awaitable[Any]]) -> None:
-        self._do, self._tasks = do, OwnedTasks()
-
-    def own(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this in the background. `close` waits for it."""
-        self._tasks.spawn(work)
+        super().__init__()
+        self._do = do
 
     def abandon(self, pop: Pop) -> None:
         """Return what this pop, which has a request id, has leased or still leases."""
-        self._tasks.spawn(self._release(pop))
+        self.spawn(self._release(pop))
 
     async def _release(self, pop: Pop) -> None:
         """Repeat the pop to learn what it leased: a repeat under the same request id returns the same leases."""
@@ -72,7 +69,7 @@ class LeaseReturn:
                 await self._do(Release(pop.topic, LeaseKeys(m.ids, m.tokens)))
 
     async def close(self) -> None:
-        await self._tasks.join(CLOSE_SECONDS)
+        await self.join(CLOSE_SECONDS)
 
 
 class Transport(Broker):
@@ -101,8 +98,10 @@ class Transport(Broker):
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         kind: Any = type(command)
-        if kind is EnqueueBatch and _needs_cutting(command):
-            return self._enqueue_parts(command, context)  # type: ignore[arg-type,return-value]
+        if kind is EnqueueBatch and not command.atomic:  # type: ignore[attr-defined]
+            payloads = command.messages.payloads  # type: ignore[attr-defined]
+            if len(payloads) > 1 and sum(map(len, payloads)) > BATCH_BYTES:
+                return self._enqueue_parts(command, context)  # type: ignore[arg-type,return-value]
         if kind is Pop and command.request_id is None:  # type: ignore[attr-defined]
             return self._pop(command, context)  # type: ignore[arg-type]
         if kind.facts.destroys:
@@ -134,11 +133,6 @@ class Transport(Broker):
         except asyncio.CancelledError:
             self._leases.abandon(command)
             raise
-
-
-def _needs_cutting(command: Any) -> bool:
-    messages = command.messages.payloads
-    return not command.atomic and len(messages) > 1 and sum(map(len, messages)) > BATCH_BYTES
 
 
 def closed(what: str = "client") -> Closed:

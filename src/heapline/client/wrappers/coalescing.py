@@ -25,7 +25,7 @@ from heapline.contract.messages import Enqueue, EnqueueBatch, enqueued, pack_mes
 R = TypeVar("R")
 JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a larger batch is sent alone
 Send = Callable[[list[Pending]], Awaitable[None]]
-Own = Callable[[Coroutine[Any, Any, None]], None]
+Own = Callable[[Coroutine[Any, Any, None]], object]
 
 
 class Coalescing:

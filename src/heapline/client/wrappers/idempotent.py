@@ -112,7 +112,7 @@ class _Producer:
         name, line = self._name, self._line
         first_seq, answered_below = line.take(count)
         try:
-            command = self._numbered(messages, first_seq, atomic, answered_below)
+            command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, name, EPOCH, answered_below)
             result = _without_own_duplicates(messages, await self._until_known(command, context))
         except HeaplineError as error:
             if is_renamed or error.repeated or not _is_taken(error, has_key=False):
@@ -137,11 +137,11 @@ class _Producer:
         If the refused call was repeated, an earlier try may still be executed. Then each batch is sent under the
         numbers that it has, so that none is duplicated and none gets the error of another.
         """
-        line, sizes = self._line, list(map(len, batches))
+        name, line, sizes = self._name, self._line, list(map(len, batches))
         first_seq, answered_below = line.take(sum(sizes))
         try:
             messages = message_rows.join(batches)
-            command = self._numbered(messages, first_seq, True, answered_below)
+            command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), True, name, EPOCH, answered_below)
             result = _without_own_duplicates(messages, await self._until_known(command, context))
             return list(message_rows.cut_result(result, sizes))
         except (RequestError, ConflictError, ResourceExhausted) as error:
@@ -158,9 +158,6 @@ class _Producer:
 
     async def _enqueue_again(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
         return _without_own_duplicates(command.messages, await self._until_known(command, context))
-
-    def _numbered(self, messages: NewMessages, first_seq: int, atomic: bool, answered_below: int) -> EnqueueBatch:
-        return EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, self._name, EPOCH, answered_below)
 
     async def _until_known(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
         """Send a numbered batch until no row's outcome is in doubt. Errors say whether they may be of a repeat."""

@@ -118,7 +118,7 @@ class Lane:
         self,
         batcher: Batcher,
         send: Callable[[list[Pending]], Awaitable[None]],
-        own: Callable[[Coroutine[Any, Any, None]], None],
+        own: Callable[[Coroutine[Any, Any, None]], object],
         deadline_error: Callable[[bool], Exception],
         width: int = 1,
         pacer: Pacer | None = None,

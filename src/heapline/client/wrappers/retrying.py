@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar
@@ -76,12 +76,9 @@ class Retrying:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+    async def do(self, command: Command[R], context: Context = HERE, /) -> R:
         if type(command) is Pop and command.request_id is None:
-            return self._pop(command, context)
-        return self._do(command, context)
-
-    async def _do(self, command: Command[R], context: Context) -> R:
+            return await self._pop(command, context)  # type: ignore[no-any-return]
         reconcile = RECONCILE.get(type(command))
         try:
             result, is_repeated = await self._try_until_deadline(command, context)
@@ -98,7 +95,7 @@ class Retrying:
         """Repeat a pop under one request id. If its caller gives up, return what it leased."""
         command = replace(command, request_id=f"{self._name}-{next(self._pops)}")
         try:
-            return await self._do(command, context)
+            return await self.do(command, context)
         except (asyncio.CancelledError, DeadlineExceeded) as error:
             if getattr(error, "reached", True):
                 self.background.abandon(command)
@@ -116,7 +113,8 @@ class Retrying:
         if began >= until:
             raise too_late(UNSENT)
         context = replace(context, deadline=until)
-        is_repeated, tries = False, pauses()
+        is_repeated = False
+        tries: Iterator[float] | None = None
         while True:
             link = self._take()
             try:
@@ -134,6 +132,7 @@ class Retrying:
                 is_repeated = is_repeated or getattr(error, "reached", True)
                 if is_repeated and facts.repeat is Repeat.ONCE:
                     raise not_repeated(facts.rpc, error) from None
+                tries = tries or pauses()
                 pause = next(tries)
                 if loop.time() + pause >= until:
                     known = f"{IN_DOUBT} (last error: {error})" if is_repeated else unreached(self._endpoints)
