@@ -1,4 +1,4 @@
-"""Administration: what a broker is and can do; API keys and users, which a server handles before its broker."""
+"""Administration: the description of a broker; API keys and users, which a server handles before its broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Password = Annotated[str, Meta(extra={"wanted": "secret a string"})]  # an error
 
 
 class Description(Struct, frozen=True, omit_defaults=True):
-    """What a broker is."""
+    """The kind, version, features and settings of a broker."""
 
     broker: str  # "log", "sql", …
     version: str

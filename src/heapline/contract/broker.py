@@ -1,4 +1,4 @@
-"""What every broker can do: its methods, each made from a command, and `do`, which an implementation supplies.
+"""The methods of every broker, each made from a command, and `do`, which an implementation supplies.
 
 A broker is anything that answers commands: the embedded engine, a client over a wire, a router over several brokers,
 or a wrapper that retries, traces or joins calls and passes them on to another `do`. The methods are written once.
@@ -336,7 +336,7 @@ class Methods:
 
     @plain
     async def release(self: Any, messages: Held) -> None:
-        """Return messages at once, without counting an attempt."""
+        """Return messages immediately, without counting an attempt."""
         await _settle(self, messages, leases.Release)
 
     @plain
@@ -485,7 +485,7 @@ class Methods:
 
     @plain
     async def group_leave(self: Any, topic: str, group: str, member: str, *, session: str) -> None:
-        """Leave a group. What the member holds goes to others at once."""
+        """Leave a group. The member's rows go to other members immediately."""
         _check_member(member, session)
         await self.do(groups.GroupLeave(topic, group, member, session))
 
@@ -591,7 +591,7 @@ class Broker(Methods):
     features: ClassVar[frozenset[str]] = frozenset()
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
-        """Carry out a command. A broker that lacks its feature raises Unsupported."""
+        """Execute a command. A broker that lacks its feature raises Unsupported."""
         raise NotImplementedError
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:

@@ -1,4 +1,4 @@
-"""The types of the fields of calls: what a topic's name, a text, a delay, an instant may be.
+"""The types of the fields of calls: names, texts, delays, instants and their bounds.
 
 Bounds are `msgspec.Meta`, so that decoding, OpenAPI and the constructor's check (check.py) read the same ones.
 """

@@ -81,7 +81,7 @@ def position(name: str, place: Any) -> Position:
 
 
 def place_of(where: Position) -> Place:
-    """The way back."""
+    """Return a position as people write it."""
     for value in (where.edge, where.offset, where.offsets):
         if value is not None:
             return value
@@ -177,10 +177,10 @@ class PartitionBatch(Struct, frozen=True):
 
 
 class FetchedRows(Struct, frozen=True, omit_defaults=True):
-    """What a member received, and which partitions it reads now."""
+    """The rows that a member received, and the partitions that it reads now."""
 
     topic: str
-    generation: int  # rises whenever partitions change hands
+    generation: int  # increases whenever partitions are reassigned
     partitions: list[int]
     batches: list[PartitionBatch] = []
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
@@ -324,8 +324,8 @@ class ResetOffsets(Command[GroupOffsets]):
 class GroupFetch(Command[FetchedRows], gc=False):
     """One step of a subscription: join if necessary, renew the member's lease, and take rows.
 
-    The group is created if it does not exist. Waits up to `wait` seconds for the first row, or for partitions to
-    change hands.
+    The group is created if it does not exist. Waits up to `wait` seconds for the first row, or for its partitions
+    to change.
     """
 
     topic: Topic
@@ -364,7 +364,7 @@ class GroupNack(Command[LostRows], gc=False):
 
 @group_call(id=0x59, rpc="GroupLeave", http=f"POST {ONE}:leave", needs=Right.CONSUME)
 class GroupLeave(Command[None]):
-    """Leave a group. What the member holds goes to others at once."""
+    """Leave a group. Its rows go to other members immediately."""
 
     topic: Topic
     group: GroupName

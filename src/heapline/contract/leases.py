@@ -70,7 +70,7 @@ class Leased(Struct, frozen=True, omit_defaults=True):
 
 
 def messages_of(broker: Broker, leased: Leased, kind: type[Message] = Message) -> list[Message]:
-    """The leased messages as objects that act through `broker`."""
+    """Return the leased messages as objects that act through `broker`."""
     m = leased.messages
     if m is None:
         return []
@@ -117,7 +117,7 @@ def _only(broker: Broker, leased: Leased, m: LeasedMessages, kind: type[Message]
 
 
 class LeaseKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """What acting on one lease needs."""
+    """The id and token that a call on one lease needs."""
 
     id: int
     token: int

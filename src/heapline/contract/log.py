@@ -14,7 +14,7 @@ log_call = call_family(needs=Right.CONSUME, feature="log")
 
 
 class Offsets(Struct, frozen=True):
-    """What can be read of each partition: [start, end), where the end is durable."""
+    """The readable range of each partition: [start, end), where the end is durable."""
 
     starts: list[int]
     ends: list[int]

@@ -1,4 +1,4 @@
-"""Messages: enqueue them, read one by its id, cancel or reschedule it, look at what comes next."""
+"""Messages: enqueue, read, cancel and reschedule them, and peek at the next ones."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def pack_plain(messages: Sequence[Any]) -> NewMessages | None:
 
 
 class RowError(Struct, frozen=True):
-    """What was wrong with one row of a batch that is not atomic."""
+    """The error of one row of a batch that is not atomic."""
 
     row: int
     error: HeaplineError

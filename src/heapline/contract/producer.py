@@ -108,7 +108,7 @@ async def _until_known(messages: list[Outgoing], epoch: int, answered_below: int
     """Send numbered messages, and retry while the topic reloads: repeating them creates no duplicates."""
     for pause in (*REPEAT_PAUSES, None):
         try:
-            results = told_once(messages, await send(messages, epoch, answered_below))
+            results = hide_own_duplicates(messages, await send(messages, epoch, answered_below))
         except TopicReloading:
             if pause is None:
                 raise
@@ -123,7 +123,7 @@ def numbered(messages: Sequence[Outgoing], first: int) -> list[Outgoing]:
     return [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
 
 
-def told_once(messages: Sequence[Outgoing], results: list[Enqueued]) -> list[Enqueued]:
+def hide_own_duplicates(messages: Sequence[Outgoing], results: list[Enqueued]) -> list[Enqueued]:
     """Hide duplicates caused by retries of this call. Numbers are assigned once, so an earlier attempt of the same call
     enqueued a message that is a duplicate by number. With an idempotency key it may repeat another call, and is
     reported."""
