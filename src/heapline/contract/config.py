@@ -84,7 +84,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_inflight: int = 0  # leased messages at the same time; 0 = no limit
     max_backlog: int = 0  # ready + delayed messages; 0 = no limit
     fairness: Literal["none", "keys"] = "none"  # keys: within a priority the fairness keys take turns. Fixed.
-    max_inflight_per_key: int = 0  # leased messages of one fairness key at once; 0 = no limit. Needs fairness="keys".
+    max_inflight_per_key: int = 0  # leased messages of one fairness key; 0 = no limit. Needs fairness="keys".
     max_pops_per_second: float = 0.0  # messages handed out, best first; 0 = no limit, else 0.001 to 1e7
     segment_bytes: int = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
     fsync: Literal["commit", "interval", "os"] = "commit"  # the last two give up the durability promises

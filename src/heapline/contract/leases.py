@@ -191,7 +191,7 @@ class Nack(Command[Settled], gc=False):
 
 @call(id=0x23, rpc="Release", http="POST /v1/release", needs=Right.CONSUME, repeat=Repeat.SETTLES)
 class Release(Command[Settled], gc=False):
-    """Return messages at once, without counting an attempt."""
+    """Return messages immediately, without counting an attempt."""
 
     topic: Topic
     leases: LeaseKeys

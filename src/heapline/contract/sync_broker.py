@@ -227,7 +227,7 @@ class SyncRow:
         return True
 
     def messages(self) -> list[SyncRow]:
-        """Of a batch: its rows."""
+        """Return the rows of a batch."""
         assert isinstance(self._row, StreamBatch)
         return [SyncRow(self._subscription, row) for row in self._row.messages()]
 

@@ -37,7 +37,7 @@ FILES = [*ROOT.glob("client/**/*.py"), ROOT / "cli/worker.py", ROOT / "contract/
 PASSED_OVER = {
     "unreachable: pauses never end": "for those who read the code",
     "gRPC has no status for a call that has ended": "a bug of gRPC's",
-    "rows were claimed by two at once: this database does not lock them": "a database that breaks its promise",
+    "two relays claimed the same rows; this database does not support row locks": "a database that breaks its promise",
     "has no attribute": "Python's own words",
     "f'{type(error).__name__}: {error}'": "another error's text, as Django's command tells it",
 }

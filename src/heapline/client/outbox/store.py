@@ -176,7 +176,7 @@ class OutboxStore(Protocol):
 
 
 def cut(found: list[tuple[int, str, int]], turn: Turn) -> tuple[list[tuple[int, str]], list[str]]:
-    """Of (id, topic, bytes) in order, return those to claim now, and the topics without a line."""
+    """Return the rows to claim now, of (id, topic, bytes) in order, and the topics without a line."""
     taken: list[tuple[int, str]] = []
     unknown: list[str] = []
     total = 0

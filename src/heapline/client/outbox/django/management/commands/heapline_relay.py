@@ -1,4 +1,4 @@
-"""`manage.py heapline_relay`: bring what was committed to the broker, until it is told to stop."""
+"""`manage.py heapline_relay`: enqueue committed rows until a signal stops it."""
 
 from __future__ import annotations
 
