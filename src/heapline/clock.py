@@ -1,8 +1,8 @@
-"""Time as a parameter: who may read a clock, and what the engine makes of it.
+"""Time as a parameter: the clock that the engine reads, and the two times that it derives from it.
 
-Two times run side by side, both in ms since the Unix epoch. *Wall* is what the system says and may jump.
-*Steady* starts at the wall's value (or at the journal's last, if that is later) and then follows boot time, so it
-never jumps: leases, delays, back-off, ids and the journal's own time run on it. Only `deliver_at` looks at the wall.
+Both times are in ms since the Unix epoch. *Wall* time is what the system reports, and may jump. *Steady* time starts at
+the wall's value (or at the journal's last time, if that is later) and then follows boot time, so it never jumps.
+Leases, delays, backoff, ids and the journal's own time use steady time. Only `deliver_at` uses wall time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class SystemClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-JUMP_MS = 1000  # a wall clock that departs from steady time by more than this between two looks has jumped
+JUMP_MS = 1000  # a wall clock that departs from steady time by more than this between two readings has jumped
 
 
 class SteadyClock:
-    """Steady time for one journal: it goes on from the journal's last time, never backwards.
+    """Steady time for one journal: it continues from the journal's last time, never backwards.
 
-    `time` and `wall` are those of the last unit. The wall tells how long nobody was here; if it lies behind steady
-    time (it was ahead once, and was set right), steady time stays ahead, but it does not stand still.
+    `time` and `wall` are those of the last unit. The wall clock shows how long the journal was closed. If the wall
+    clock is behind steady time, because it was ahead once and was corrected, steady time stays ahead and continues.
     """
 
     def __init__(self, clock: Clock, time: int = 0, wall: int | None = None) -> None:

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import heapline
-from heapline.contract import replay_reader
+from heapline.contract import replays
 from heapline.engine.replays import job_runner, scan
 
 BATCH_ROWS = 20
@@ -35,7 +35,7 @@ async def replay(hl: Any) -> None:
 
 async def main(directory: str, side_file: str) -> None:
     job_runner.BATCH_ROWS = BATCH_ROWS
-    replay_reader.SAVE_ROWS = KEEP_ROWS
+    replays.SAVE_ROWS = KEEP_ROWS
     scan.MergedScan.read.__defaults__ = (KEEP_ROWS, 1 << 20)
     side = os.open(side_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     os.write(side, b"open\n")

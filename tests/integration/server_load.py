@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from heapline.contract.errors import LeaseLost, UnavailableError
-from heapline.contract.leases import Pop
+from heapline.contract.leases import Pop, messages_of
 from heapline.contract.message import Enqueued, LeaseRef, Message, Outgoing
-from heapline.contract.results import messages_of
 from heapline.wire.protobuf import response_of
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Requests, pop_start

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from heapline.contract.errors import Unauthenticated, UnavailableError
-from heapline.contract.leases import Pop
+from heapline.contract.leases import Pop, messages_of
 from heapline.contract.message import Outgoing
-from heapline.contract.results import messages_of
 from heapline.server.protocols import message_streams
 from heapline.wire.protobuf import response_of
 from tests.integration.proxy import Proxy

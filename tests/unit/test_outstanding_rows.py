@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.contract.outstanding_rows import FEW, RowsOut
+from heapline.contract.member_rows import FEW, RowsOut
 
 SIZES = st.sampled_from([1, 3, FEW - 1, FEW, 5 * FEW])
 

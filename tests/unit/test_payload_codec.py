@@ -36,12 +36,12 @@ def test_message_without_a_content_type_is_taken_for_json() -> None:
 
 @pytest.mark.parametrize("media", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.shop+json"])
 def test_json_by_any_of_its_names(media: str) -> None:
-    assert message(payload=b"[1]", headers={"content-type": media}).decode(list[int]) == [1]
+    assert message(payload=b"[1]", _headers={"content-type": media}).decode(list[int]) == [1]
 
 
 @pytest.mark.parametrize("media", ["application/msgpack", "application/x-msgpack"])
 def test_message_pack(media: str) -> None:
-    m = message(payload=msgspec.msgpack.encode(Order(1, WHEN)), headers={"content-type": media})
+    m = message(payload=msgspec.msgpack.encode(Order(1, WHEN)), _headers={"content-type": media})
     assert m.decode(Order) == Order(1, WHEN)
 
 
@@ -65,4 +65,4 @@ def test_error_for_an_invalid_payload_contains_no_values(payload: bytes, kind: A
 
 def test_other_content_is_left_to_the_reader() -> None:
     with pytest.raises(heapline.BadRequest, match=r"the payload is 'image/png', which only you can read: take it from"):
-        message(headers={"content-type": "image/png"}).json()
+        message(_headers={"content-type": "image/png"}).json()

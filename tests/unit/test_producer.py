@@ -69,14 +69,14 @@ async def test_opening_that_failed_is_tried_again() -> None:
 async def test_sequences_rise_and_answered_below_is_the_first_unanswered() -> None:
     producer = heapline.Producer("p")
     line = await producer.line(Epochs(), "a")  # type: ignore[arg-type]
-    assert (line.answered_below, line.take(3), line.take(1), line.take(2)) == (0, 0, 3, 4)
-    assert line.answered_below == 0
+    assert [line.take(3), line.take(1), line.take(2)] == [(0, 0), (3, 0), (4, 0)]
     line.answered(3)
-    assert line.answered_below == 0
+    assert line.take(1) == (6, 0)
     line.answered(0)
-    assert line.answered_below == 4
-    line.answered(4)
-    assert line.answered_below == 6
+    assert line.take(1) == (7, 4)
+    for first in (4, 6, 7):
+        line.answered(first)
+    assert line.take(1) == (8, 8)
 
 
 async def test_forked_child_gets_a_name_and_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

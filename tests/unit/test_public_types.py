@@ -35,7 +35,7 @@ class Recorder:
 def message(broker: Any = None, **changes: Any) -> heapline.Message:
     facts: dict[str, Any] = {
         "topic": "jobs", "partition": 0, "id": ID, "token": 7, "payload": b"abc", "priority": 5, "attempts": 2,
-        "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000, "deadline_ms": 1_767_225_630_000,
+        "key": None, "_headers": None, "_enqueued_ms": 1_767_225_600_000, "_deadline_ms": 1_767_225_630_000,
         "id_suffix": SUFFIX,
     }  # fmt: skip
     return heapline.Message(broker, **(facts | changes))
@@ -44,7 +44,7 @@ def message(broker: Any = None, **changes: Any) -> heapline.Message:
 def row(**changes: Any) -> heapline.StreamMessage:
     facts: dict[str, Any] = {
         "topic": "jobs", "partition": 0, "offset": 3, "id": ID, "payload": b"abc", "priority": 5, "attempts": 2,
-        "key": None, "headers": None, "enqueued_ms": 1_767_225_600_000, "id_suffix": SUFFIX,
+        "key": None, "_headers": None, "_enqueued_ms": 1_767_225_600_000, "id_suffix": SUFFIX,
     }  # fmt: skip
     return heapline.StreamMessage(None, **(facts | changes))
 
@@ -77,7 +77,7 @@ def test_repr_shows_set_fields_without_internals() -> None:
 @pytest.mark.parametrize("make", [message, row])
 def test_message_and_row_can_be_read_alike(make: Callable[..., heapline.Message | heapline.StreamMessage]) -> None:
     assert make().headers == {}
-    one = make(headers={"a": "b"}, payload=b"[1, 2]")
+    one = make(_headers={"a": "b"}, payload=b"[1, 2]")
     assert (one.headers, one.message_id) == ({"a": "b"}, to_ulid(ID, SUFFIX))
     assert one.enqueued_at == datetime(2026, 1, 1, tzinfo=UTC)
     assert one.json() == one.decode(list[int]) == [1, 2]
@@ -87,7 +87,7 @@ def test_message_and_row_can_be_read_alike(make: Callable[..., heapline.Message 
 def test_message_and_row_are_small_and_can_be_sent_to_another_process(
     make: Callable[..., heapline.Message | heapline.StreamMessage],
 ) -> None:
-    one = make(headers={"a": "b"})
+    one = make(_headers={"a": "b"})
     assert not hasattr(one, "__dict__")
     with pytest.raises(AttributeError):
         one.note = "x"  # type: ignore[union-attr]

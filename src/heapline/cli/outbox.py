@@ -52,7 +52,7 @@ def relay(
     Several relays can run. SIGTERM or Ctrl-C stops one; [bold]kill -9[/bold] is safe too.
     """
     _need_sqlalchemy()
-    from heapline.client.outbox.relay_service import serve
+    from heapline.client.outbox.relay import serve
 
     if ca is not None:
         os.environ[connect.CA_FILE] = str(ca)

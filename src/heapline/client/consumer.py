@@ -19,7 +19,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from heapline.client.backoff import log, pauses
 from heapline.client.transports.transport import closed
@@ -39,42 +39,16 @@ CROWD = 32  # coroutines that iterate or process, per prefetched message; with m
 VISIBILITY = 30.0  # seconds, for a topic whose settings the caller may not read
 
 
-@overload
 def consume(
     broker: Broker, topic: str, *, prefetch: int = PREFETCH, visibility: float | None = None, holder: str | None = None
-) -> Consumer[Message]: ...
-
-
-@overload
-def consume(
-    broker: Broker,
-    topic: str,
-    *,
-    prefetch: int = PREFETCH,
-    visibility: float | None = None,
-    holder: str | None = None,
-    bind: Callable[[Message], M],
-) -> Consumer[M]: ...
-
-
-def consume(
-    broker: Broker,
-    topic: str,
-    *,
-    prefetch: int = PREFETCH,
-    visibility: float | None = None,
-    holder: str | None = None,
-    bind: Callable[[Message], Any] | None = None,
-) -> Consumer[Any]:
+) -> Consumer[Message]:
     """Consume the messages of a topic, from any broker.
 
     `prefetch` counts messages that wait here beside those being processed. `visibility` is in seconds; it defaults to
     the topic's setting, and leases are renewed automatically. Close the consumer to return prefetched messages
-    immediately: `async with consume(…) as messages`. `bind` replaces each message by an object that acts elsewhere.
+    immediately: `async with consume(…) as messages`.
     """
-    if type(prefetch) is not int or not 0 <= prefetch <= PREFETCH_MAX:
-        raise BadRequest(f"prefetch must be an integer from 0 to {PREFETCH_MAX}, got {prefetch!r}")
-    return Consumer(Prefetcher(broker, Pop(topic, visibility=visibility, holder=holder), prefetch, bind))
+    return Consumer(Prefetcher(broker, Pop(topic, visibility=visibility, holder=holder), prefetch))
 
 
 class Consumer(Generic[M]):
@@ -140,9 +114,14 @@ class _Lease:
 
 
 class Prefetcher:
-    """Fetches, keeps and extends messages. They act through it, so it learns when they are settled."""
+    """Fetches, keeps and extends messages. They act through it, so it learns when they are settled.
+
+    `bind` replaces each message by an object that acts elsewhere.
+    """
 
     def __init__(self, broker: Broker, pop: Pop, prefetch: int, bind: Callable[[Message], Any] | None = None) -> None:
+        if type(prefetch) is not int or not 0 <= prefetch <= PREFETCH_MAX:
+            raise BadRequest(f"prefetch must be an integer from 0 to {PREFETCH_MAX}, got {prefetch!r}")
         self._broker, self._pop, self._prefetch, self._bind = broker, pop, prefetch, bind
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seconds = pop.visibility or VISIBILITY  # that a lease lasts

@@ -1,12 +1,9 @@
-"""The calls of a subscription's member, with rows pushed over a Subscribe stream.
+"""The fetches of a subscription's member, with rows pushed over a Subscribe stream.
 
 A subscription (contract/subscription.py) asks for rows and says how many it may have. Here that becomes credits, and
 rows arrive before they are asked for, as far as the credits reach. If the connection breaks, rows that have arrived
 stay valid, and a new stream of the same session continues, however long that takes. Rows that were on their way are
 redelivered after the group's ack_timeout.
-
-Acks and nacks are calls of their own, which the client repeats until they are answered: acking a row again is not an
-error.
 """
 
 from __future__ import annotations
@@ -23,9 +20,8 @@ from heapline.client.transports.transport import RowStream, closed
 from heapline.contract.broker import settings
 from heapline.contract.config import GroupConfig
 from heapline.contract.errors import HeaplineError, ResourceExhausted, UnavailableError
-from heapline.contract.groups import FetchedRows, GroupFetch, GroupSettings, position
-from heapline.contract.results import fetched
-from heapline.contract.stream import Fetched, GroupInfo, Offsets, Place, StreamBatch
+from heapline.contract.groups import FetchedRows, GroupFetch, GroupSettings, fetched, position
+from heapline.contract.stream import Fetched, Place, StreamBatch
 
 
 class PushedMember:
@@ -45,10 +41,6 @@ class PushedMember:
         self._is_open = False  # the server has answered
         self._error: Exception | None = None
         self._reader: asyncio.Task[None] | None = None
-
-    async def get_group(self, topic: str, group: str) -> GroupInfo:
-        found: GroupInfo = await self._broker.get_group(topic, group)
-        return found
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -150,19 +142,7 @@ class PushedMember:
         self._partitions, self._generation = list(arrived.partitions), arrived.generation
         self._news.set()
 
-    # -- settling --------------------------------------------------------------------------------------------------
-
-    async def group_ack(self, topic: str, group: str, member: str, offsets: Offsets, *, session: str) -> None:
-        await self._broker.group_ack(topic, group, member, offsets, session=session)
-
-    async def group_nack(
-        self, topic: str, group: str, member: str, offsets: Offsets, *, session: str, reason: str | None = None
-    ) -> None:
-        await self._broker.group_nack(topic, group, member, offsets, session=session, reason=reason)
-
-    async def group_leave(self, topic: str, group: str, member: str, *, session: str) -> None:
-        await self.stop_pushing()
-        await self._broker.group_leave(topic, group, member, session=session)
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     async def stop_pushing(self) -> None:
         """End the stream without leaving the group. The next fetch opens another stream."""

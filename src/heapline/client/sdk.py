@@ -33,9 +33,8 @@ from heapline.contract.broker import Broker
 from heapline.contract.call import Command, Feed
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BadRequest
-from heapline.contract.leases import Ack, Bury, Nack, Pop, Release
+from heapline.contract.leases import Ack, Bury, Nack, Pop, Release, messages_of
 from heapline.contract.message import Message
-from heapline.contract.results import messages_of
 
 R = TypeVar("R")
 CLOSE_SECONDS = 5.0  # for prefetched messages to be returned
@@ -99,12 +98,11 @@ class ConnectedBroker(Broker):
 
     def _stack(self) -> Coalescing:
         """The wrappers of the running event loop. Created on first use."""
-        if self._loop is not asyncio.get_running_loop() or self._coalescing is None:
-            self._begin()
-        assert self._coalescing is not None
+        if self._coalescing is None or self._loop is not asyncio.get_running_loop():
+            self._coalescing = self._begin()
         return self._coalescing
 
-    def _begin(self) -> None:
+    def _begin(self) -> Coalescing:
         if self._is_closed:
             raise closed()
         if self._loop is not None and not self._loop.is_closed():
@@ -116,7 +114,7 @@ class ConnectedBroker(Broker):
         self._loop = asyncio.get_running_loop()
         self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
         idempotent = Idempotent(Traced(self._retrying), self._deadline)
-        self._coalescing = Coalescing(idempotent, self._retrying.background.own, self._deadline)
+        return Coalescing(idempotent, self._retrying.background.spawn, self._deadline)
 
     def _connect(self, endpoint: str) -> GrpcBroker:
         # A starting server writes its key just before it listens. A server on a new directory has another key.

@@ -9,16 +9,17 @@ import contextlib
 import os
 import threading
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from typing import Any, Self, TypeVar
 
-from heapline.client.consumer import PREFETCH, Consumer, consume
+from heapline.client.consumer import PREFETCH, Consumer, Prefetcher
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.transports.transport import closed
 from heapline.contract.errors import Closed
-from heapline.contract.message import LogFrame, Message
+from heapline.contract.leases import Pop
+from heapline.contract.message import LogFrame
 from heapline.contract.stream import StreamBatch, StreamMessage
-from heapline.contract.sync_broker import SyncBroker, SyncMessage, _sync_message
-from heapline.contract.sync_subscription import SyncSubscription
+from heapline.contract.sync_broker import SyncBroker, SyncMessage, SyncSubscription, _sync_message
 
 T = TypeVar("T")
 
@@ -82,17 +83,15 @@ class SyncClient(SyncBroker):
     ) -> SyncConsumer:
         """`for message in hl.consume("jobs"): …`; prefetched messages are returned when the loop ends."""
 
+        pop = Pop(topic, visibility=visibility, holder=holder)
+
         async def begin() -> Consumer[SyncMessage]:
-            consumer = consume(
-                self._client, topic, prefetch=prefetch, visibility=visibility, holder=holder, bind=self._bind
-            )
+            prefetcher = Prefetcher(self._client, pop, prefetch, partial(_sync_message, self))
+            consumer: Consumer[SyncMessage] = Consumer(prefetcher)
             self._client.adopt(consumer)
             return consumer
 
         return SyncConsumer(self, self._run(begin()))
-
-    def _bind(self, message: Message) -> SyncMessage:
-        return _sync_message(self, message)
 
 
 class SyncConsumer(Iterator[SyncMessage]):

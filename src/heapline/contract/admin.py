@@ -1,4 +1,4 @@
-"""Administration: what a broker is and can do; API keys and users, which a server handles before its broker."""
+"""Administration: the description of a broker; API keys and users, which a server handles before its broker."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Access, Command, Repeat, Right, call
+from heapline.contract.call import Access, Command, Repeat, Right, call, call_family
 from heapline.contract.errors import BadRequest
 
 EVERYWHERE = (Access(Right.ADMIN, ""),)
+auth_call = call_family(needs=EVERYWHERE, feature="auth", route="system")
 Scopes = Annotated[list[str], Meta(min_length=1, max_length=100)]
 Password = Annotated[str, Meta(extra={"wanted": "secret a string"})]  # an error must not repeat it
 
 
 class Description(Struct, frozen=True, omit_defaults=True):
-    """What a broker is."""
+    """The kind, version, features and settings of a broker."""
 
     broker: str  # "log", "sql", …
     version: str
@@ -53,22 +54,12 @@ class NewKey(Struct, frozen=True):
     secret: Annotated[str, Meta(description="the whole key; it appears in this answer and nowhere else")]
 
 
-@call(id=0xA0, rpc="ListKeys", http="GET /v1/keys", needs=EVERYWHERE, feature="auth", route="system")
+@auth_call(id=0xA0, rpc="ListKeys", http="GET /v1/keys")
 class ListKeys(Command[KeyList]):
     """List API keys."""
 
 
-@call(
-    id=0xA1,
-    rpc="CreateKey",
-    http="POST /v1/keys",
-    needs=EVERYWHERE,
-    repeat=Repeat.ONCE,
-    feature="auth",
-    route="system",
-    audit=("name",),
-    status=201,
-)
+@auth_call(id=0xA1, rpc="CreateKey", http="POST /v1/keys", repeat=Repeat.ONCE, audit=("name",), status=201)
 class CreateKey(Command[NewKey]):
     """Create an API key with at most the caller's own rights."""
 
@@ -76,15 +67,7 @@ class CreateKey(Command[NewKey]):
     scopes: Scopes
 
 
-@call(
-    id=0xA2,
-    rpc="RevokeKey",
-    http="DELETE /v1/keys/{key_id}",
-    needs=EVERYWHERE,
-    feature="auth",
-    route="system",
-    audit=("key_id",),
-)
+@auth_call(id=0xA2, rpc="RevokeKey", http="DELETE /v1/keys/{key_id}", audit=("key_id",))
 class RevokeKey(Command[OneKey]):
     """Revoke an API key. Calls and streams that use it end."""
 
@@ -106,22 +89,12 @@ class OneUser(Struct, frozen=True):
     user: UserInfo
 
 
-@call(id=0xA3, rpc="ListUsers", http="GET /v1/users", needs=EVERYWHERE, feature="auth", route="system")
+@auth_call(id=0xA3, rpc="ListUsers", http="GET /v1/users")
 class ListUsers(Command[UserList]):
     """List users."""
 
 
-@call(
-    id=0xA4,
-    rpc="CreateUser",
-    http="POST /v1/users",
-    needs=EVERYWHERE,
-    repeat=Repeat.ONCE,
-    feature="auth",
-    route="system",
-    audit=("email",),
-    status=201,
-)
+@auth_call(id=0xA4, rpc="CreateUser", http="POST /v1/users", repeat=Repeat.ONCE, audit=("email",), status=201)
 class CreateUser(Command[OneUser]):
     """Add a user with at most the caller's own rights."""
 
@@ -130,15 +103,7 @@ class CreateUser(Command[OneUser]):
     scopes: Scopes
 
 
-@call(
-    id=0xA5,
-    rpc="UpdateUser",
-    http="PATCH /v1/users/{email}",
-    needs=EVERYWHERE,
-    feature="auth",
-    route="system",
-    audit=("email",),
-)
+@auth_call(id=0xA5, rpc="UpdateUser", http="PATCH /v1/users/{email}", audit=("email",))
 class UpdateUser(Command[OneUser]):
     """Change a user. Any change revokes that user's tokens."""
 
@@ -152,15 +117,7 @@ class UpdateUser(Command[OneUser]):
             raise BadRequest("nothing to change; give password, scopes or disabled")
 
 
-@call(
-    id=0xA6,
-    rpc="DisableUser",
-    http="DELETE /v1/users/{email}",
-    needs=EVERYWHERE,
-    feature="auth",
-    route="system",
-    audit=("email",),
-)
+@auth_call(id=0xA6, rpc="DisableUser", http="DELETE /v1/users/{email}", audit=("email",))
 class DisableUser(Command[OneUser]):
     """Disable a user. Their tokens and streams end."""
 

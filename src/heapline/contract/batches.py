@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Access, Command, Count, Page, Repeat, Right, call
+from heapline.contract.call import Access, Command, Count, Page, Repeat, Right, call_family
 from heapline.contract.config import canonical_topic
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import Cursor, Limit, Natural, ProducerName, ShortName, Topic
@@ -33,15 +33,15 @@ class Prepared(Struct, frozen=True, omit_defaults=True):
 PRODUCE_ANYWHERE = (Access(Right.PRODUCE, ""),)
 ADMIN_EVERYWHERE = (Access(Right.ADMIN, ""),)
 
+batch_call = call_family(feature="batches", route="batch")
 
-@call(
+
+@batch_call(
     id=0x40,
     rpc="PrepareBatch",
     http="POST /v1/batches:prepare",
     needs=(Access(Right.PRODUCE, "shares.topic"),),
     repeat=Repeat.KEYED,
-    feature="batches",
-    route="batch",
 )
 class PrepareBatch(Command[Prepared], gc=False):
     """Store one part of a batch, durable and invisible.
@@ -69,15 +69,7 @@ class PrepareBatch(Command[Prepared], gc=False):
         check_identity(self, any(s is not None for s in seqs), has_all)
 
 
-@call(
-    id=0x41,
-    rpc="CommitBatch",
-    http="POST /v1/batches:commit",
-    needs=PRODUCE_ANYWHERE,
-    repeat=Repeat.KEYED,
-    feature="batches",
-    route="batch",
-)
+@batch_call(id=0x41, rpc="CommitBatch", http="POST /v1/batches:commit", needs=PRODUCE_ANYWHERE, repeat=Repeat.KEYED)
 class CommitBatch(Command[Count]):
     """Make exactly the named parts visible, all at once over all topics, and drop the others.
 
@@ -97,29 +89,14 @@ class CommitBatch(Command[Count]):
             raise BadRequest("a sink needs a version, and a version a sink; give both or neither")
 
 
-@call(
-    id=0x42,
-    rpc="AbortBatch",
-    http="POST /v1/batches:abort",
-    needs=PRODUCE_ANYWHERE,
-    feature="batches",
-    route="batch",
-)
+@batch_call(id=0x42, rpc="AbortBatch", http="POST /v1/batches:abort", needs=PRODUCE_ANYWHERE)
 class AbortBatch(Command[Count]):
     """Drop all parts of a batch that was not committed, and return how many there were."""
 
     batch_id: ShortName
 
 
-@call(
-    id=0x43,
-    rpc="ListBatches",
-    http="GET /v1/batches",
-    needs=PRODUCE_ANYWHERE,
-    feature="batches",
-    route="all",
-    merge="pages",
-)
+@batch_call(id=0x43, rpc="ListBatches", http="GET /v1/batches", needs=PRODUCE_ANYWHERE, route="all", merge="pages")
 class ListBatches(Command[Page[BatchInfo]]):
     """List batches that are undecided or were committed recently."""
 
@@ -127,22 +104,14 @@ class ListBatches(Command[Page[BatchInfo]]):
     limit: Limit = 1000
 
 
-@call(id=0x44, rpc="ForgetBatch", needs=ADMIN_EVERYWHERE, feature="batches", route="batch", audit=("batch_id",))
+@batch_call(id=0x44, rpc="ForgetBatch", needs=ADMIN_EVERYWHERE, audit=("batch_id",))
 class ForgetBatch(Command[None]):
     """Drop the decision of a committed batch as soon as every topic has applied it: its commit is never repeated."""
 
     batch_id: ShortName
 
 
-@call(
-    id=0x45,
-    rpc="ListSinks",
-    http="GET /v1/sinks",
-    needs=ADMIN_EVERYWHERE,
-    feature="batches",
-    route="all",
-    merge="pages",
-)
+@batch_call(id=0x45, rpc="ListSinks", http="GET /v1/sinks", needs=ADMIN_EVERYWHERE, route="all", merge="pages")
 class ListSinks(Command[Page[SinkInfo]]):
     """List the sinks that batches were committed for, each with its last commit."""
 
@@ -154,7 +123,7 @@ class Known(Struct, frozen=True):
     known: bool  # whether it existed
 
 
-@call(
+@batch_call(
     id=0x46,
     rpc="ForgetSink",
     http="DELETE /v1/sinks/{name}",
@@ -162,7 +131,6 @@ class Known(Struct, frozen=True):
     repeat=Repeat.ONCE,
     destroys=True,
     audit=("name",),
-    feature="batches",
     route="sink",
 )
 class ForgetSink(Command[Known]):

@@ -1,4 +1,4 @@
-"""What every broker can do: its methods, each made from a command, and `do`, which an implementation supplies.
+"""The methods of every broker, each made from a command, and `do`, which an implementation supplies.
 
 A broker is anything that answers commands: the embedded engine, a client over a wire, a router over several brokers,
 or a wrapper that retries, traces or joins calls and passes them on to another `do`. The methods are written once.
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 import msgspec
 
 from heapline.contract import admin, batches, dead_letters, groups, leases, log, messages, replays, schedules, topics
-from heapline.contract.call import Command, Feed, Page
+from heapline.contract.call import Command, Count, Feed, Page
 from heapline.contract.columns import pack, pack_one, unpack
-from heapline.contract.config import GroupConfig, TopicConfig
+from heapline.contract.config import GroupConfig, TopicConfig, check_names
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
-from heapline.contract.groups import EARLIEST, pack_offsets, position, unpack_offsets
+from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
+from heapline.contract.leases import messages_of
 from heapline.contract.message import (
-    BatchInfo,
     DlqFilter,
     Enqueued,
     IdempotencyScope,
@@ -33,13 +33,11 @@ from heapline.contract.message import (
     Message,
     MessageInfo,
     Outgoing,
-    SinkInfo,
     TopicInfo,
 )
-from heapline.contract.messages import NewMessages, check_messages, pack_messages, pack_plain
+from heapline.contract.messages import NewMessages, check_messages, enqueued, pack_messages, pack_plain
 from heapline.contract.producer import Producer
-from heapline.contract.results import enqueued, fetched, messages_of
-from heapline.contract.schedules import ScheduleInfo, schedule_of
+from heapline.contract.schedules import ScheduleInfo, make_schedule
 from heapline.contract.stream import (
     Fetched,
     GroupDeadLetter,
@@ -71,12 +69,12 @@ class method(Generic[P, A, S]):
     """A method of a broker: a coroutine on a `Broker`, a plain function on a `SyncBroker`."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]]) -> None:
-        self._function = function
+        self.function = function
         self.__doc__ = function.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._function.__name__ = self._name = name
-        self._function.__qualname__ = f"Broker.{name}"
+        self.function.__name__ = self._name = name
+        self.function.__qualname__ = f"Broker.{name}"
 
     @overload
     def __get__(self, broker: Broker, owner: type) -> Callable[P, Coroutine[Any, Any, A]]: ...
@@ -89,10 +87,10 @@ class method(Generic[P, A, S]):
 
     def __get__(self, broker: Any, owner: type) -> Any:
         if broker is None:
-            return self._function  # a function, so that help() and inspect.signature() show the arguments
+            return self.function  # a function, so that help() and inspect.signature() show the arguments
         if isinstance(broker, Broker):
-            return MethodType(self._function, broker)
-        return broker._blocking(self._name, self._function)
+            return MethodType(self.function, broker)
+        return broker._blocking(self._name, self.function)
 
 
 def plain(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]]) -> method[P, A, A]:
@@ -119,7 +117,7 @@ def command(kind: Callable[P, Command[Any]], shape: Callable[[Any], Any] | None 
     """The method of a command, with its arguments and its help. `shape` turns the result into what is returned."""
 
     async def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        result = await _do(self, kind(*args, **kwargs))
+        result = await self.do(kind(*args, **kwargs))
         return result if shape is None else shape(result)
 
     whole = inspect.signature(kind)
@@ -136,20 +134,14 @@ def _count(result: Any) -> int:
     return count
 
 
-async def _do(broker: Any, command: Command[R]) -> R:
-    result: R = await broker.do(command)
-    return result
+def listing(kind: Callable[..., Command[Page[R]]]) -> method[[], list[R], list[R]]:
+    """The method of a command that lists, without arguments. Returns the items of all pages."""
 
+    async def run(self: Any) -> list[R]:
+        return await _every(self, kind())
 
-async def _every(broker: Any, ask: Any, limit: int | None = None) -> list[Any]:
-    """All items of a list, or the first `limit`, page by page."""
-    items: list[Any] = []
-    while True:
-        page: Page[Any] = await broker.do(ask)
-        items += page.items
-        if page.cursor is None or (limit is not None and len(items) >= limit):
-            return items if limit is None else items[:limit]
-        ask = msgspec.structs.replace(ask, cursor=page.cursor)
+    run.__doc__ = kind.__doc__
+    return method(run)
 
 
 class Methods:
@@ -163,18 +155,16 @@ class Methods:
 
         Creating it again with equal settings changes nothing; with other settings raises TopicExists.
         """
-        return await _do(self, topics.CreateTopic(topic, settings("topic", config, TopicConfig, topics.TopicSettings)))
+        info: TopicInfo = await self.do(topics.CreateTopic(topic, _topic_settings(config)))
+        return info
 
     @plain
     async def update_topic(self: Any, /, topic: str, **config: Any) -> TopicInfo:
         """Change settings of a topic; those that are not given keep their value."""
-        return await _do(self, topics.UpdateTopic(topic, settings("topic", config, TopicConfig, topics.TopicSettings)))
+        info: TopicInfo = await self.do(topics.UpdateTopic(topic, _topic_settings(config)))
+        return info
 
-    @plain
-    async def list_topics(self: Any) -> list[TopicInfo]:
-        """Return all topics, by name."""
-        return await _every(self, topics.ListTopics())
-
+    list_topics = listing(topics.ListTopics)
     get_topic = command(topics.GetTopic)
     delete_topic = command(topics.DeleteTopic)
     stats = command(topics.Stats)
@@ -210,47 +200,33 @@ class Methods:
     ) -> Enqueued:
         """Enqueue one message. Answered when it is durable."""
         if headers is not None and type(headers) is not dict:
-            headers = _headers(headers)
+            headers = dict(headers) if isinstance(headers, Mapping) else headers
         if producer is not None:
-            message = Outgoing(
-                payload,
-                priority,
-                key,
-                delay,
-                deliver_at,
-                headers,
-                ttl,
-                max_retries,
-                idempotency_key,
-                idempotency_scope,
-                seq,
-                fairness_key,
-            )
-            check_unnumbered([message], producer_id, epoch, answered_below)
-            check_messages([message], True)
+            check_unnumbered([], producer_id, epoch, seq, answered_below)
+        command = messages.Enqueue(
+            topic,
+            payload,
+            priority,
+            key,
+            delay,
+            deliver_at,
+            headers,
+            ttl,
+            max_retries,
+            idempotency_key,
+            idempotency_scope,
+            fairness_key,
+            producer_id,
+            epoch,
+            seq,
+            answered_below,
+        )
+        if producer is not None:
+            message = Outgoing(**{name: getattr(command, name) for name in Outgoing.__struct_fields__})
             (result,) = await _enqueue_numbered(self, topic, [message], True, producer)
             return result
-        return await _do(
-            self,
-            messages.Enqueue(
-                topic,
-                payload,
-                priority,
-                key,
-                delay,
-                deliver_at,
-                headers,  # type: ignore[arg-type]
-                ttl,
-                max_retries,
-                idempotency_key,
-                idempotency_scope,
-                fairness_key,
-                producer_id,
-                epoch,
-                seq,
-                answered_below,
-            ),
-        )
+        enqueued: Enqueued = await self.do(command)
+        return enqueued
 
     @plain
     async def enqueue_batch(
@@ -316,21 +292,12 @@ class Methods:
         """Make exactly the named parts visible, all at once over all topics, and drop the others; see CommitBatch."""
         if isinstance(parts, str | bytes) or not isinstance(parts, Iterable):
             raise BadRequest(f"parts must be a list of part names, got {parts!r}")
-        result = await _do(self, batches.CommitBatch(batch_id, list(parts), sink, version))
+        result: Count = await self.do(batches.CommitBatch(batch_id, list(parts), sink, version))
         return result.count
 
     abort_batch = command(batches.AbortBatch, _count)
-
-    @plain
-    async def list_batches(self: Any) -> list[BatchInfo]:
-        """Return batches that are undecided or were committed recently."""
-        return await _every(self, batches.ListBatches())
-
-    @plain
-    async def list_sinks(self: Any) -> list[SinkInfo]:
-        """Return the sinks that batches were committed for, each with its last commit."""
-        return await _every(self, batches.ListSinks())
-
+    list_batches = listing(batches.ListBatches)
+    list_sinks = listing(batches.ListSinks)
     forget_sink = command(batches.ForgetSink, lambda result: result.known)
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -369,7 +336,7 @@ class Methods:
 
     @plain
     async def release(self: Any, messages: Held) -> None:
-        """Return messages at once, without counting an attempt."""
+        """Return messages immediately, without counting an attempt."""
         await _settle(self, messages, leases.Release)
 
     @plain
@@ -435,7 +402,7 @@ class Methods:
         rate: float | None = None,
     ) -> int:
         """Make dead letters ready again with no attempts, at most `rate` per second, and return how many."""
-        result = await _do(self, dead_letters.ReplayDeadLetters(topic, _ids(ids), where, rate))
+        result: Count = await self.do(dead_letters.ReplayDeadLetters(topic, _ids(ids), where, rate))
         return result.count
 
     @plain
@@ -443,7 +410,7 @@ class Methods:
         self: Any, topic: str, ids: Sequence[MessageId] | None = None, *, where: DlqFilter | None = None
     ) -> int:
         """Delete dead letters and return how many."""
-        result = await _do(self, dead_letters.DeleteDeadLetters(topic, _ids(ids), where))
+        result: Count = await self.do(dead_letters.DeleteDeadLetters(topic, _ids(ids), where))
         return result.count
 
     # -- consumer groups -------------------------------------------------------------------------------------------
@@ -453,7 +420,10 @@ class Methods:
         self: Any, /, topic: str, group: str, *, start: Place = "earliest", **config: Any
     ) -> GroupInfo:
         """Create a consumer group that begins at `start`. `config` are fields of GroupConfig."""
-        return await _do(self, groups.CreateGroup(topic, group, position("start", start), _group_settings(config)))
+        info: GroupInfo = await self.do(
+            groups.CreateGroup(topic, group, position("start", start), _group_settings(config))
+        )
+        return info
 
     get_group = command(groups.GetGroup)
 
@@ -471,7 +441,7 @@ class Methods:
     ) -> list[GroupOffset]:
         """Let a group continue from another position. An observer group is moved on by the same call."""
         chosen = None if partitions is None else list(partitions)
-        result = await _do(self, groups.ResetOffsets(topic, group, position("to", to), chosen))
+        result: groups.GroupOffsets = await self.do(groups.ResetOffsets(topic, group, position("to", to), chosen))
         return result.offsets
 
     @plain
@@ -515,7 +485,7 @@ class Methods:
 
     @plain
     async def group_leave(self: Any, topic: str, group: str, member: str, *, session: str) -> None:
-        """Leave a group. What the member holds goes to others at once."""
+        """Leave a group. The member's rows go to other members immediately."""
         _check_member(member, session)
         await self.do(groups.GroupLeave(topic, group, member, session))
 
@@ -529,14 +499,14 @@ class Methods:
     async def group_dead_replay(self: Any, topic: str, group: str, offsets: Offsets | None = None) -> int:
         """Deliver dead letters of a group to it again, all or these, and return how many."""
         rows = None if offsets is None else pack_offsets(offsets)
-        result = await _do(self, groups.ReplayGroupDeadLetters(topic, group, rows))
+        result: Count = await self.do(groups.ReplayGroupDeadLetters(topic, group, rows))
         return result.count
 
     @plain
     async def group_dead_delete(self: Any, topic: str, group: str, offsets: Offsets | None = None) -> int:
         """Delete dead letters of a group, all or these, and return how many."""
         rows = None if offsets is None else pack_offsets(offsets)
-        result = await _do(self, groups.DeleteGroupDeadLetters(topic, group, rows))
+        result: Count = await self.do(groups.DeleteGroupDeadLetters(topic, group, rows))
         return result.count
 
     # -- replays ---------------------------------------------------------------------------------------------------
@@ -551,7 +521,7 @@ class Methods:
         start: Place = "earliest",
         end: Place | None = None,
         partitions: Sequence[int] | None = None,
-        mode: str = "all",
+        mode: replays.Mode = "all",
         where: ReplayFilter | None = None,
         rate: float | None = None,
         priority: int | None = None,
@@ -561,32 +531,14 @@ class Methods:
     ) -> ReplayInfo:
         """Enqueue a stream's messages into a topic (the same one by default), each exactly once, across restarts."""
         first, last, chosen = _range(start, end, partitions)
-        return await _do(
-            self,
-            replays.StartReplay(
-                name,
-                topic,
-                into,
-                first,
-                last,
-                chosen,
-                mode,  # type: ignore[arg-type]
-                where,
-                rate,
-                priority,
-                delay,
-                deliver_at,
-                keep_due,
-            ),
+        command = replays.StartReplay(
+            name, topic, into, first, last, chosen, mode, where, rate, priority, delay, deliver_at, keep_due
         )
+        info: ReplayInfo = await self.do(command)
+        return info
 
     get_replay = command(replays.GetReplay)
-
-    @plain
-    async def list_replays(self: Any) -> list[ReplayInfo]:
-        """Return the replays that run, and those that ended recently."""
-        return await _every(self, replays.ListReplays())
-
+    list_replays = listing(replays.ListReplays)
     cancel_replay = command(replays.CancelReplay)
 
     # -- schedules -------------------------------------------------------------------------------------------------
@@ -610,18 +562,14 @@ class Methods:
         fairness_key.
         """
         fields = {"topic": topic, "payload": payload, "cron": cron, "every": every, "tz": tz, **more}
-        schedule_of(name, **fields)  # says what is wrong in the words of a schedule
+        make_schedule(name, **fields)  # its errors are worded for a schedule
         if isinstance(every, timedelta):
             fields["every"] = every.total_seconds()
-        return await _do(self, schedules.CreateSchedule(name, **fields))
+        info: ScheduleInfo = await self.do(schedules.CreateSchedule(name, **fields))
+        return info
 
     get_schedule = command(schedules.GetSchedule)
-
-    @plain
-    async def list_schedules(self: Any) -> list[ScheduleInfo]:
-        """Return all schedules, by name."""
-        return await _every(self, schedules.ListSchedules())
-
+    list_schedules = listing(schedules.ListSchedules)
     pause_schedule = command(schedules.PauseSchedule)
     resume_schedule = command(schedules.ResumeSchedule)
     delete_schedule = command(schedules.DeleteSchedule)
@@ -643,7 +591,7 @@ class Broker(Methods):
     features: ClassVar[frozenset[str]] = frozenset()
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
-        """Carry out a command. A broker that lacks its feature raises Unsupported."""
+        """Execute a command. A broker that lacks its feature raises Unsupported."""
         raise NotImplementedError
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
@@ -674,7 +622,7 @@ class Broker(Methods):
         from heapline.contract.subscription import Subscription
 
         return Subscription(
-            self._member(),
+            self,
             topic,
             group=group,
             member=member,
@@ -687,7 +635,7 @@ class Broker(Methods):
         )
 
     def _member(self) -> Any:
-        """The object whose group calls a subscription makes."""
+        """The object whose `group_fetch` a subscription calls; it may have a `stop_pushing` too."""
         return self
 
     def replay(
@@ -697,7 +645,7 @@ class Broker(Methods):
         start: Place = "earliest",
         end: Place | None = None,
         partitions: Sequence[int] | None = None,
-        mode: str = "all",
+        mode: replays.Mode = "all",
         where: ReplayFilter | None = None,
         rate: float | None = None,
         checkpoint: str | None = None,
@@ -708,18 +656,16 @@ class Broker(Methods):
         mode="fast" reads only the last state of each message, and only messages that still exist. With `checkpoint`,
         a name, it continues after a crash where it was: a few rows may be delivered again, none is missing.
         """
-        from heapline.contract.replay_reader import deliver
-
         first, last, chosen = _range(start, end, partitions)
-        feed = replays.Replay(topic, first, last, chosen, mode, where, rate, checkpoint)  # type: ignore[arg-type]
+        feed = replays.Replay(topic, first, last, chosen, mode, where, rate, checkpoint)
         if checkpoint is None:
-            return deliver(self.stream(feed), None, batches)
+            return replays.deliver(self.stream(feed), None, batches)
         name = checkpoint
 
         async def save(positions: dict[int, int]) -> None:
             await self.do(replays.SaveCheckpoint(topic, name, positions))
 
-        return deliver(self.stream(feed), save, batches)
+        return replays.deliver(self.stream(feed), save, batches)
 
     def read_log(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
@@ -728,18 +674,25 @@ class Broker(Methods):
         return self.stream(log.ReadLog(topic, partition, start, end))
 
 
+for _name, _method in vars(Methods).items():
+    if isinstance(_method, method):  # a plain function, because the descriptor would cost a call on each access
+        setattr(Broker, _name, _method.function)
+
+
 # -- arguments as people write them ------------------------------------------------------------------------------------
 
 
 def settings(what: str, given: Mapping[str, Any], config: type[msgspec.Struct], kind: Any) -> Any:
     """Settings from keywords. A name that does not exist, or a value of the wrong type, raises BadRequest."""
-    for name in given:
-        if name not in config.__struct_fields__:
-            raise BadRequest(f"a {what} has no setting {name!r}; it has {', '.join(config.__struct_fields__)}")
+    check_names(what, given, config)
     try:
         return msgspec.convert({k: msgspec.to_builtins(v) for k, v in given.items()}, kind)
     except (msgspec.ValidationError, TypeError) as error:
         raise BadRequest(f"invalid settings of a {what}: {error}") from None
+
+
+def _topic_settings(given: Mapping[str, Any]) -> Any:
+    return settings("topic", given, TopicConfig, topics.TopicSettings)
 
 
 def _group_settings(given: Mapping[str, Any]) -> Any:
@@ -749,10 +702,6 @@ def _group_settings(given: Mapping[str, Any]) -> Any:
 def check_unnumbered(messages: Sequence[Outgoing], *own: object) -> None:
     if any(value is not None for value in own) or any(m.seq is not None for m in messages):
         raise BadRequest("Producer sets producer_id, epoch, seq and answered_below; omit them")
-
-
-def _headers(headers: Any) -> Any:
-    return dict(headers) if isinstance(headers, Mapping) else headers
 
 
 def _listed(given: Any) -> list[Outgoing]:
@@ -793,6 +742,17 @@ def _check_member(member: Any, session: Any) -> None:
 
 
 # -- what several methods share ----------------------------------------------------------------------------------------
+
+
+async def _every(broker: Any, ask: Any, limit: int | None = None) -> list[Any]:
+    """All items of a list, or the first `limit`, page by page."""
+    items: list[Any] = []
+    while True:
+        page: Page[Any] = await broker.do(ask)
+        items += page.items
+        if page.cursor is None or (limit is not None and len(items) >= limit):
+            return items if limit is None else items[:limit]
+        ask = msgspec.structs.replace(ask, cursor=page.cursor)
 
 
 async def _enqueue(

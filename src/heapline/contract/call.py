@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args
 
 from msgspec import Struct
@@ -56,7 +57,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     route: Literal["topic", "batch", "schedule", "replay", "sink", "system", "all"] = "topic"  # who answers it
     merge: Literal["pages", "sum"] | None = None  # how the answers of several shards become one; with route "all"
     waits: bool = False  # may wait long for something to happen
-    leases: bool = False  # the answer grants leases, which must go back if nobody receives it
+    leases: bool = False  # the answer grants leases, which must be released if no caller receives it
     destroys: bool = False  # cannot be undone, so it needs a confirmation
     audit: tuple[str, ...] | None = None  # the fields that its audit line shows; None: no line
     status: int = 200  # of a successful HTTP response
@@ -101,6 +102,11 @@ def call(*, needs: Right | tuple[Access, ...] | None = None, **facts: Any) -> Ca
         return kind
 
     return register
+
+
+def call_family(**shared: Any) -> Callable[..., Callable[[K], K]]:
+    """Return `call` with facts that several calls share; each call may override them."""
+    return partial(call, **shared)
 
 
 def _check_later(kind: type[Call[Any]]) -> Callable[[Any], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -27,10 +27,11 @@ INSTANT_MAX = EPOCH + timedelta(seconds=SECONDS_MAX, milliseconds=1_704_067_200_
 INSTANT_MIN = EPOCH - timedelta(milliseconds=1)
 
 
-def compile_check(kind: type[Any]) -> Callable[[Any], None]:
+def compile_check(kind: type[Any], without: Sequence[str] = ()) -> Callable[[Any], None]:
     """Return a function that raises BadRequest for the first invalid field of an instance.
 
-    A struct may define `validate(self)` for rules over several fields; it runs after its fields are valid.
+    A struct may define `validate(self)` for rules over several fields; it runs after its fields are valid. With
+    `without`, the function checks the other fields alone, of any object that has them.
     """
     names: dict[str, Any] = {
         "UNSET": UNSET,
@@ -41,13 +42,15 @@ def compile_check(kind: type[Any]) -> Callable[[Any], None]:
     }
     lines = ["def check(self):"]
     for i, field in enumerate(_fields(kind)):
+        if field.name in without:
+            continue
         test, wanted = _test(field.type, names, f"{kind.__name__}_{i}")
         names[f"wanted{i}"] = wanted
         if test and _may_be_unset(field):
             test = f"v is not UNSET and ({test})"
         if test:
             lines += [f" v = self.{field.name}", f" if {test}: fail({field.name!r}, wanted{i}, v)"]
-    if hasattr(kind, "validate"):
+    if hasattr(kind, "validate") and not without:
         lines.append(" self.validate()")
     exec("\n".join([*lines, " return None"]), names)
     check: Callable[[Any], None] = names["check"]
@@ -142,6 +145,9 @@ def _test(kind: Type, names: dict[str, Any], prefix: str) -> tuple[str, str]:
             test, wanted = _test(inner, names, prefix)
             extra = extra or {}
             if "name" in extra:  # a name of something: BadName says which characters it may have
+                if "is_text" in extra:  # of a str alone, and hot: a cache that is called without a function between
+                    names[f"is_name_{prefix}"] = extra["is_text"]
+                    return f"type(v) is not str or not is_name_{prefix}(v)", f"name {extra['name']}"
                 names[f"is_name_{prefix}"] = extra["is_name"]
                 return f"not is_name_{prefix}(v)", f"name {extra['name']}"
             if "check" in extra:  # raises an error of its own

@@ -7,13 +7,14 @@ uses is absent.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import repeat, starmap
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct
@@ -27,23 +28,30 @@ INT64, FLOAT64, UINT8, UINT16 = "q", "d", "B", "H"
 
 
 class Packed(NamedTuple):
-    """How a column of numbers is packed."""
+    """How a column of numbers is packed: the annotation of a column's type."""
 
     form: str  # of `array`
     none: Any = None  # the number that stands for None
+    low: float = -math.inf  # bounds of the numbers; NaN, which stands for None, is not checked
+    high: float = math.inf
+
+
+Int64 = Annotated[memoryview, Packed(INT64)]
+Uint8 = Annotated[memoryview, Packed(UINT8)]
+Uint16 = Annotated[memoryview, Packed(UINT16)]
 
 
 class Columns(Struct, frozen=True, omit_defaults=True):
-    """Base of column structs. `row` is the struct of one message; `names` gives the row's field of each column."""
+    """Base of column structs. `row` is the struct of one message; each column has the field at the same position.
+
+    Every batch has the first column.
+    """
 
     row: ClassVar[type[Any]]
-    packed: ClassVar[dict[str, Packed]]
-    names: ClassVar[dict[str, str]]
-    first: ClassVar[str]  # the column that every batch has
 
     def __len__(self) -> int:
-        column = getattr(self, self.first)
-        return column.nbytes // 8 if self.first in self.packed else len(column)
+        first = getattr(self, self.__struct_fields__[0])
+        return first.nbytes // 8 if type(first) is memoryview else len(first)
 
 
 def pack(values: Iterable[Any], form: str = INT64) -> memoryview:
@@ -77,35 +85,52 @@ class Plan(NamedTuple):
     none: Any  # the number that stands for None
     is_required: bool
     default: Any  # of the row's field
+    bounds: tuple[float, float] | None
 
 
 @cache
 def plan(kind: type[Columns]) -> tuple[Plan, ...]:
-    defaults = {f.name: f.default for f in msgspec.structs.fields(kind.row)}
     plans = []
-    for column in msgspec.structs.fields(kind):
-        form, none = kind.packed.get(column.name, (None, None))
+    for column, field in zip(msgspec.structs.fields(kind), msgspec.structs.fields(kind.row), strict=True):
+        packed = _packed(column.type)
+        form, none, low, high = packed or (None, None, -math.inf, math.inf)
         size = array(form).itemsize if form else 1
-        field = kind.names[column.name]
-        plans.append(Plan(column.name, field, form, size, none, column.required, defaults.get(field)))
+        bounds = None if math.isinf(low) else (low, high)
+        plans.append(Plan(column.name, field.name, form, size, none, column.required, field.default, bounds))
     return tuple(plans)
 
 
-def check_lengths(columns: Columns, count: int) -> None:
-    """Raise BadRequest if a column has another length than the batch."""
-    for name, _, form, size, _, _, _ in plan(type(columns)):
+def _packed(hint: Any) -> Packed | None:
+    """Return the packing that a column's type is annotated with, also if the column is optional."""
+    for part in (hint, *get_args(hint)):
+        for note in getattr(part, "__metadata__", ()):
+            if isinstance(note, Packed):
+                return note
+    return None
+
+
+def check_columns(columns: Columns, count: int) -> None:
+    """Raise BadRequest if a column has another length than the batch, or a number that is out of bounds."""
+    for name, _, form, size, _, _, _, bounds in plan(type(columns)):
         column = getattr(columns, name)
-        if column is not None and (column.nbytes if type(column) is memoryview else len(column)) != count * size:
+        if column is None:
+            continue
+        if (column.nbytes if type(column) is memoryview else len(column)) != count * size:
             unit = "bytes" if form else "values"
             have = memoryview(column).nbytes if form else len(column)
             raise BadRequest(f"column {name} must have {count * size} {unit} for {count} rows, got {have}")
+        if bounds is not None:
+            low, high = bounds
+            for value in unpack(column, form or INT64):
+                if not low <= value <= high and value == value:
+                    raise BadRequest(f"each of {name} must be from {low:g} to {high:g}, got {value}")
 
 
 def from_rows(kind: type[Columns], rows: Sequence[Any]) -> Any:
     """Build columns from row structs. A column in which every row has its default is left out."""
     columns: dict[str, Any] = {}
     count = len(rows)
-    for name, field, form, _, none, is_required, default in plan(kind):
+    for name, field, form, _, none, is_required, default, _ in plan(kind):
         values = list(map(attrgetter(field), rows))
         if not is_required and values.count(default) == count:
             continue
@@ -120,7 +145,7 @@ def to_rows(columns: Columns) -> list[Any]:
     """Build row structs: for JSON, for typed protobuf and for the facade."""
     kind = type(columns)
     values: dict[str, Any] = {}
-    for name, field, form, _, none, _, default in plan(kind):
+    for name, field, form, _, none, _, default, _ in plan(kind):
         column = getattr(columns, name)
         if column is None:
             values[field] = repeat(default)

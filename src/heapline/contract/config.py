@@ -1,7 +1,7 @@
-"""What can be set: the config of a topic (part of the data) and of a broker (one process's own).
+"""Settings: the config of a topic (part of the data), of a consumer group, and of a broker (of one process).
 
-`TopicConfig` is what everyone who serves the topic must agree on; it is stored with the topic.
-`BrokerConfig` is one process's own affair and is never stored. Only `cli/` reads flags and environment.
+All processes that serve a topic must agree on its `TopicConfig`, so it is stored with the topic. A `BrokerConfig` is
+local to one process and is never stored. Only `cli/` reads flags and environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from heapline.contract.errors import BadName, BadRequest
 
-C = TypeVar("C", bound=msgspec.Struct)
+C = TypeVar("C", "TopicConfig", "GroupConfig", "BrokerConfig")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 DEFAULT_NAMESPACE = "default"
@@ -28,26 +28,26 @@ SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 1 << 20, 1 << 30
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long a failed message waits: ``min(max, base · factor^(attempts−1))``, spread by ±jitter.
+    """The wait after a failure: ``min(max, base · factor^(attempts−1))``, spread by ±jitter.
 
     >>> Backoff(base=5.0, max=60.0)
     Backoff(base=5.0, factor=2.0, max=60.0, jitter=0.2)
     """
 
-    base: float = 1.0  # seconds before the first retry; 0 = at once
+    base: float = 1.0  # seconds before the first retry; 0 = immediately
     factor: float = 2.0  # growth per attempt; 1 = constant
     max: float = 600.0  # seconds, the longest wait
-    jitter: float = 0.2  # share of the wait that is random, so that failures do not come back in step; 0 = none
+    jitter: float = 0.2  # share of the wait that is random, so that failures are not retried in step; 0 = none
 
     def validate(self) -> None:
-        # The config is stored as JSON, which knows no infinity.
+        # The config is stored as JSON, which does not have infinity.
         finite = math.isfinite(self.max) and math.isfinite(self.factor)
         if not (finite and 0 <= self.base <= self.max and self.factor >= 1 and 0 <= self.jitter <= 1):
-            raise BadRequest(f"{self} is not a back-off: need 0 <= base <= max, factor >= 1 and 0 <= jitter <= 1")
+            raise BadRequest(f"{self} is not a backoff; it needs 0 <= base <= max, factor >= 1 and 0 <= jitter <= 1")
 
 
 class Aging(msgspec.Struct, frozen=True, tag="aging", forbid_unknown_fields=True):
-    """Waiting messages grow more urgent by `rate` units of priority per second."""
+    """Waiting messages become more urgent by `rate` units of priority per second."""
 
     rate: float
 
@@ -63,28 +63,28 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     strategy: Literal["best_first", "round_robin", "weighted"] = "best_first"  # how pops choose among partitions; only
     # best_first keeps the order over all of them
     partition_weights: dict[int, float] = {}  # of the weighted strategy: partition -> share; 1 where none is given
-    max_staleness: float = 0.0  # seconds after which a partition's candidate is asked for again; 0 = no limit
-    min_freshness: float = 0.0  # seconds that a new best message must stand before it is handed out; 0 = none
+    max_staleness: float = 0.0  # seconds after which a partition's candidate is read again; 0 = no limit
+    min_freshness: float = 0.0  # seconds that a new best message waits before it is delivered; 0 = none
     ordering: Literal["strict"] | Aging = "strict"  # strict, or aging(rate): waiting makes more urgent. Fixed.
-    streams: bool = True  # record which messages fell due, so that groups can follow the topic as a stream. Fixed.
+    streams: bool = True  # record which messages became due, so that groups can read the topic as a stream. Fixed.
     visibility_default: float = 30.0  # seconds a popped message is leased when the pop does not say
     lease_max: float = 12 * 3600.0  # seconds from its pop past which a lease cannot be extended
     max_retries_default: int = 16  # deliveries after the first before a message is dead; 0 to 250
     backoff: Backoff = Backoff()  # waits between retries
     dlq: bool = True  # keep dead messages in the dead-letter queue; False = drop them, recorded
-    retention: float = 0.0  # seconds to keep the journal of messages that are gone; 0 = until reclaimed
-    retention_bytes: int = 0  # the same by size: the oldest of it goes once the journal is larger, however young it is;
+    retention: float = 0.0  # seconds to keep the journal of removed messages; 0 = until reclaimed
+    retention_bytes: int = 0  # bytes of journal above which the oldest part is deleted, whatever its age;
     # with retention = 0 the size alone decides; 0 = no limit
-    retention_margin: int = 0  # rows to keep below the place of the last of the groups that hold the journal
-    retention_hard_bytes: int = 0  # size above which even what groups have not read goes, and they go on behind it;
-    # messages that live never go; 0 = no limit
-    retention_hard_age: float = 0.0  # the same by age: seconds; 0 = no limit
+    retention_margin: int = 0  # rows to keep below the lowest offset of the groups that hold the journal
+    retention_hard_bytes: int = 0  # bytes above which even rows that groups have not read are deleted;
+    # live messages are never deleted; 0 = no limit
+    retention_hard_age: float = 0.0  # seconds after which unread rows are deleted in the same way; 0 = no limit
     dedup_window: float = 24 * 3600.0  # seconds that sequences and idempotency keys are remembered
-    max_payload_bytes: int = 1 << 20  # a larger payload is refused; at most 4 MiB − 128 KiB
-    max_inflight: int = 0  # leased messages at once; 0 = no limit
+    max_payload_bytes: int = 1 << 20  # a larger payload is rejected; at most 4 MiB − 128 KiB
+    max_inflight: int = 0  # leased messages at the same time; 0 = no limit
     max_backlog: int = 0  # ready + delayed messages; 0 = no limit
     fairness: Literal["none", "keys"] = "none"  # keys: within a priority the fairness keys take turns. Fixed.
-    max_inflight_per_key: int = 0  # leased messages of one fairness key at once; 0 = no limit. Needs fairness="keys".
+    max_inflight_per_key: int = 0  # leased messages of one fairness key; 0 = no limit. Needs fairness="keys".
     max_pops_per_second: float = 0.0  # messages handed out, best first; 0 = no limit, else 0.001 to 1e7
     segment_bytes: int = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
     fsync: Literal["commit", "interval", "os"] = "commit"  # the last two give up the durability promises
@@ -124,7 +124,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _between("fsync_interval", self.fsync_interval, 0.001, 60)
         _between("tick", self.tick, 0.01, 1.0)
         if self.fairness == "none" and self.max_inflight_per_key:
-            raise BadRequest('max_inflight_per_key counts leases by fairness key: make the topic with fairness="keys"')
+            raise BadRequest(
+                'max_inflight_per_key counts leases by fairness key; create the topic with fairness="keys"'
+            )
         if self.fairness == "keys" and isinstance(self.ordering, Aging):
             raise BadRequest('fairness="keys" gives turns within a priority, which aging does not keep: choose one')
         if self.segment_bytes % 4096:
@@ -134,12 +136,12 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one consumer group reads its topic; stored with the group."""
+    """Settings of a consumer group, stored with the group."""
 
     ack_timeout: float = 30.0  # seconds after which a delivery that was not acked counts as failed
     max_retries: int = 16  # deliveries after the first before a row is one of the group's dead letters; 0 to 250
     backoff: Backoff = Backoff()  # waits between deliveries of one row
-    member_lease: float = 30.0  # seconds without a sign of life after which a member counts as gone
+    member_lease: float = 30.0  # seconds without a heartbeat after which a member is removed
     unused_after: float = 7 * 86400.0  # seconds without members or acks after which it no longer holds the journal
     observer: bool = False  # only shows its lag: has no members and never holds the journal
 
@@ -151,32 +153,24 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _between("unused_after", self.unused_after, 0, 100 * 366 * 86400)
 
 
-#: Fields that are settled when a topic is made: its keys, positions and log were laid out by them.
+#: Fields that cannot change after a topic is created, because its keys, positions and log depend on them.
 FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "fairness")
-#: Fields that change when the topic's journal is opened again, which update_topic does by itself.
+#: Fields that change when the topic's journal is reopened, which update_topic does automatically.
 REOPENING_FIELDS = ("fsync", "tick")
 
 
 def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> TopicConfig:
-    """A validated config from keywords, over `base` (or the defaults)."""
-    _check_names("topic", fields, TopicConfig)
+    """Return a validated config from keywords, over `base` (or the defaults)."""
     if base is None and "max_payload_bytes" not in fields and isinstance(fields.get("segment_bytes"), int):
-        # Two of the largest messages must fit into a segment; who makes segments small means small messages.
+        # Two of the largest messages must fit into a segment, so small segments mean small messages.
         default = TopicConfig().max_payload_bytes
         fields = {"max_payload_bytes": min(default, max(1, fields["segment_bytes"] // 2)), **fields}
-    plain = msgspec.to_builtins(base or TopicConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
-    config = _convert("topic", plain, TopicConfig)
-    config.validate()
-    return config
+    return _make("topic", fields, base or TopicConfig())
 
 
 def make_group_config(fields: Mapping[str, Any], base: GroupConfig | None = None) -> GroupConfig:
-    """A validated config from keywords, over `base` (or the defaults)."""
-    _check_names("group", dict(fields), GroupConfig)
-    plain = msgspec.to_builtins(base or GroupConfig()) | {k: msgspec.to_builtins(v) for k, v in fields.items()}
-    config = _convert("group", plain, GroupConfig)
-    config.validate()
-    return config
+    """Return a validated config from keywords, over `base` (or the defaults)."""
+    return _make("group", fields, base or GroupConfig())
 
 
 def parse_topic(name: str) -> tuple[str, str]:
@@ -207,17 +201,22 @@ def canonical_topic(name: str) -> str:
     return rest if namespace == DEFAULT_NAMESPACE else f"{namespace}/{rest}"
 
 
-def _check_names(what: str, fields: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+def check_names(what: str, fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Raise BadRequest for a setting that does not exist."""
     for name in fields:
         if name not in kind.__struct_fields__:
             raise BadRequest(f"a {what} has no setting {name!r}; it has {', '.join(kind.__struct_fields__)}")
 
 
-def _convert(what: str, plain: dict[str, Any], kind: type[C]) -> C:
+def _make(what: str, fields: Mapping[str, Any], base: C) -> C:
+    check_names(what, fields, type(base))
     try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"a {what}'s settings do not fit: {error}") from None
+        plain = msgspec.to_builtins(base) | {name: msgspec.to_builtins(value) for name, value in fields.items()}
+        config = msgspec.convert(plain, type(base))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise BadRequest(f"invalid settings of a {what}: {error}") from None
+    config.validate()
+    return config
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
@@ -231,9 +230,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     uncommitted_wait: float = 10.0  # seconds an enqueue waits for that before ResourceExhausted
     snapshot_bytes: int = 128 << 20  # journal bytes after which a topic is snapshotted
     snapshot_interval: float = 600.0  # seconds after which a changed topic is snapshotted
-    fire_slice: int = 4096  # timers that a herd adds to one commit; a quarter of that while anybody asks for something
+    fire_slice: int = 4096  # timers that one commit fires; a quarter of that while calls wait
     rewrite_below: float = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
-    reclaim_interval: float = 5.0  # seconds between looks for segments to reclaim
+    reclaim_interval: float = 5.0  # seconds between checks for segments to reclaim
     spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none
     batch_timeout: float = 86400.0  # seconds after its last part was prepared that an undecided batch is aborted
     gather_steps: int = 0  # steps of the event loop that calls gather for a turn, and while the disk is busy; 0 = none:
@@ -257,8 +256,5 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def make_broker_config(fields: dict[str, Any]) -> BrokerConfig:
-    """A validated config from keywords, over the defaults."""
-    _check_names("broker", fields, BrokerConfig)
-    config = _convert("broker", fields, BrokerConfig)
-    config.validate()
-    return config
+    """Return a validated config from keywords, over the defaults."""
+    return _make("broker", fields, BrokerConfig())

@@ -46,13 +46,7 @@ class ReplayDeadLetters(Command[Count]):
 
 
 @call(
-    id=0x33,
-    rpc="DlqDelete",
-    http="POST /v1/dlq:delete",
-    needs=Right.ADMIN,
-    repeat=Repeat.ONCE,
-    destroys=True,
-    audit=(),
+    id=0x33, rpc="DlqDelete", http="POST /v1/dlq:delete", needs=Right.ADMIN, repeat=Repeat.ONCE, destroys=True, audit=()
 )
 class DeleteDeadLetters(Command[Count]):
     """Delete dead letters and return how many."""

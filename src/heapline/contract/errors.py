@@ -50,7 +50,10 @@ that a server can send an error and a client can raise the same class again.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+E = TypeVar("E", bound="type[HeaplineError]")
 
 
 class HeaplineError(Exception):
@@ -76,46 +79,60 @@ def _again(kind: type[HeaplineError], args: tuple[Any, ...], state: dict[str, An
     return error
 
 
+@dataclass_transform()
+def error(text: str) -> Callable[[E], E]:
+    """Declare an error by its fields, which become its constructor's arguments, and by the text composed of them."""
+
+    def declare(kind: E) -> E:
+        inherited = {name: kind.__init__.__annotations__[name] for name in kind.fields}
+        hints = inherited | kind.__annotations__
+        kind.fields = tuple(hints)
+        defaults = {name: f" = {getattr(kind, name)!r}" for name in hints if hasattr(kind, name)}
+        parameters = ", ".join(f"{name}: {hint}{defaults.get(name, '')}" for name, hint in hints.items())
+        facts = ", ".join(f"{name}={name}" for name in hints)
+        made: dict[str, Any] = {"compose": compose}
+        exec(f"def __init__(self, {parameters}) -> None:\n compose(self, {facts})", made)
+        kind.__init__ = made["__init__"]  # type: ignore[method-assign]
+        return kind
+
+    def compose(self: HeaplineError, **facts: Any) -> None:
+        self.__dict__.update(facts)
+        self.args = (text.format_map(facts),)
+
+    return declare
+
+
 class RequestError(HeaplineError):
     """The request is invalid as sent; fix it. Nothing was changed."""
 
 
+@error("{detail}")
 class BadRequest(RequestError, ValueError):
-    fields = ("detail",)
-
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        super().__init__(detail)
+    detail: str
 
 
+@error(
+    "{name!r} is not a {kind} name; use 1 to 128 of the letters a-z A-Z 0-9 . _ -, "
+    "starting with a letter or digit; a topic may be written namespace/name"
+)
 class BadName(RequestError, ValueError):
-    fields = ("kind", "name")
-
-    def __init__(self, kind: str, name: str) -> None:
-        self.kind, self.name = kind, name
-        super().__init__(
-            f"{name!r} is not a {kind} name; use 1 to 128 of the letters a-z A-Z 0-9 . _ -, "
-            "starting with a letter or digit; a topic may be written namespace/name"
-        )
+    kind: str
+    name: str
 
 
+@error(
+    "a payload of {size} bytes is over the limit of {limit} for topic {topic!r}; store the data elsewhere and "
+    "enqueue a reference, or raise the limit (max_payload_bytes of the topic, payload_bytes_max of the server)"
+)
 class PayloadTooLarge(RequestError, ValueError):
-    fields = ("size", "limit", "topic")
-
-    def __init__(self, size: int, limit: int, topic: str) -> None:
-        self.size, self.limit, self.topic = size, limit, topic
-        super().__init__(
-            f"a payload of {size} bytes is over the limit of {limit} for topic {topic!r}; store the data elsewhere and "
-            "enqueue a reference, or raise the limit (max_payload_bytes of the topic, payload_bytes_max of the server)"
-        )
+    size: int
+    limit: int
+    topic: str
 
 
+@error("topic {topic!r} does not exist; create it with create_topic({topic!r})")
 class TopicNotFound(RequestError, LookupError):
-    fields = ("topic",)
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        super().__init__(f"topic {topic!r} does not exist; create it with create_topic({topic!r})")
+    topic: str
 
 
 class TopicExists(RequestError):
@@ -129,44 +146,34 @@ class TopicExists(RequestError):
         )
 
 
+@error(
+    "topic {topic!r} holds no message {message_id}: it was acked, cancelled, expired or purged, "
+    "or the id is of another topic"
+)
 class MessageNotFound(RequestError, LookupError):
-    fields = ("topic", "message_id")
-
-    def __init__(self, topic: str, message_id: str) -> None:
-        self.topic, self.message_id = topic, message_id
-        super().__init__(
-            f"topic {topic!r} holds no message {message_id}: it was acked, cancelled, expired or purged, "
-            "or the id is of another topic"
-        )
+    topic: str
+    message_id: str
 
 
+@error("schedule {schedule!r} does not exist; create it with create_schedule, or check its name")
 class ScheduleNotFound(RequestError, LookupError):
-    fields = ("schedule",)
-
-    def __init__(self, schedule: str) -> None:
-        self.schedule = schedule
-        super().__init__(f"there is no schedule {schedule!r}: make it with create_schedule, or check its name")
+    schedule: str
 
 
+@error(
+    "part {part!r} of batch {batch_id!r} is not prepared, or not in all of its topics, so nothing was "
+    "committed: prepare it again (the same content may be repeated), or abort the batch"
+)
 class UnknownPart(RequestError, LookupError):
-    fields = ("batch_id", "part")
-
-    def __init__(self, batch_id: str, part: str) -> None:
-        self.batch_id, self.part = batch_id, part
-        super().__init__(
-            f"part {part!r} of batch {batch_id!r} is not prepared, or not in all of its topics, so nothing was "
-            "committed: prepare it again (the same content may be repeated), or abort the batch"
-        )
+    batch_id: str
+    part: str
 
 
+@error("{detail}")
 class Unauthenticated(RequestError):
     """The caller is not authenticated. The error never says whether the name or the secret is wrong."""
 
-    fields = ("detail",)
-
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        super().__init__(detail)
+    detail: str
 
 
 class PermissionDenied(RequestError):
@@ -183,23 +190,20 @@ class PermissionDenied(RequestError):
         )
 
 
+@error(
+    "{call} of topic {topic!r} cannot be undone: if it is meant, repeat the same call soon with the "
+    "confirmation token that comes with this error"
+)
 class ConfirmationNeeded(RequestError):
-    fields = ("call", "topic", "token")
-
-    def __init__(self, call: str, topic: str, token: str) -> None:
-        self.call, self.topic, self.token = call, topic, token
-        super().__init__(
-            f"{call} of topic {topic!r} cannot be undone: if it is meant, repeat the same call soon with the "
-            "confirmation token that comes with this error"
-        )
+    call: str
+    topic: str
+    token: str
 
 
+@error("topic {topic!r} has no group {group!r}; create it with create_group, or subscribe to it")
 class GroupNotFound(RequestError, LookupError):
-    fields = ("topic", "group")
-
-    def __init__(self, topic: str, group: str) -> None:
-        self.topic, self.group = topic, group
-        super().__init__(f"topic {topic!r} has no group {group!r}; create it with create_group, or subscribe to it")
+    topic: str
+    group: str
 
 
 class GroupExists(RequestError):
@@ -213,33 +217,25 @@ class GroupExists(RequestError):
         )
 
 
+@error("replay {name!r} does not exist; `heapline replay list` shows the replays")
 class ReplayNotFound(RequestError, LookupError):
-    fields = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(f"replay {name!r} does not exist; `heapline replay list` shows the replays")
+    name: str
 
 
+@error(
+    "replay {name!r} already exists with different settings; choose another name "
+    "(`heapline replay show {name}` shows its settings)"
+)
 class ReplayExists(RequestError):
-    fields = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(
-            f"replay {name!r} already exists with different settings; choose another name "
-            f"(`heapline replay show {name}` shows its settings)"
-        )
+    name: str
 
 
+@error("this broker does not support {call} (feature {feature!r}); describe() lists its features")
 class Unsupported(RequestError):
     """The broker lacks the feature that a call belongs to."""
 
-    fields = ("call", "feature")
-
-    def __init__(self, call: str, feature: str) -> None:
-        self.call, self.feature = call, feature
-        super().__init__(f"this broker does not support {call} (feature {feature!r}); describe() lists its features")
+    call: str
+    feature: str
 
 
 class Closed(RequestError):
@@ -280,77 +276,62 @@ class DeliveryLost(ConflictError):
         )
 
 
+@error(
+    "another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}: stop this "
+    "one, or give it a name of its own"
+)
 class MemberReplaced(ConflictError):
-    fields = ("topic", "group", "member")
-
-    def __init__(self, topic: str, group: str, member: str) -> None:
-        self.topic, self.group, self.member = topic, group, member
-        super().__init__(
-            f"another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}: stop this "
-            "one, or give it a name of its own"
-        )
+    topic: str
+    group: str
+    member: str
 
 
+@error(
+    "producer {producer_id!r} sent epoch {epoch}, but epoch {current} is open: another process "
+    "took this producer's name; stop this one, or give it a name of its own"
+)
 class StaleEpoch(ConflictError):
-    fields = ("producer_id", "epoch", "current")
-
-    def __init__(self, producer_id: str, epoch: int, current: int) -> None:
-        self.producer_id, self.epoch, self.current = producer_id, epoch, current
-        super().__init__(
-            f"producer {producer_id!r} sent epoch {epoch}, but epoch {current} is open: another process "
-            "took this producer's name; stop this one, or give it a name of its own"
-        )
+    producer_id: str
+    epoch: int
+    current: int
 
 
+@error(
+    "producer {producer_id!r} sent sequence {seq} after saying that all below {answered_below} "
+    "were answered: number new messages onwards"
+)
 class StaleSequence(ConflictError):
-    fields = ("producer_id", "seq", "answered_below")
-
-    def __init__(self, producer_id: str, seq: int, answered_below: int) -> None:
-        self.producer_id, self.seq, self.answered_below = producer_id, seq, answered_below
-        super().__init__(
-            f"producer {producer_id!r} sent sequence {seq} after saying that all below {answered_below} "
-            "were answered: number new messages onwards"
-        )
+    producer_id: str
+    seq: int
+    answered_below: int
 
 
+@error(
+    "{identity} was used before, for message {message_id}, with another payload: "
+    "use a new idempotency key or sequence for a new message"
+)
 class IdempotencyConflict(ConflictError):
-    fields = ("identity", "message_id")
-
-    def __init__(self, identity: str, message_id: str) -> None:
-        self.identity, self.message_id = identity, message_id
-        super().__init__(
-            f"{identity} was used before, for message {message_id}, with another payload: "
-            "use a new idempotency key or sequence for a new message"
-        )
+    identity: str
+    message_id: str
 
 
+@error("batch {batch_id!r} {decision}, and that is final; use a new batch id for anything else")
 class BatchDecided(ConflictError):
-    fields = ("batch_id", "decision")
-
-    def __init__(self, batch_id: str, decision: str) -> None:
-        self.batch_id, self.decision = batch_id, decision
-        super().__init__(f"batch {batch_id!r} {decision}: that stands; use a new batch id for anything else")
+    batch_id: str
+    decision: str
 
 
+@error("message {message_id} of topic {topic!r} is leased to a worker; wait until it is acked or the lease ends")
 class MessageLeased(ConflictError):
-    fields = ("topic", "message_id")
-
-    def __init__(self, topic: str, message_id: str) -> None:
-        self.topic, self.message_id = topic, message_id
-        super().__init__(
-            f"message {message_id} of topic {topic!r} is leased to a worker; wait until it is acked or the lease ends"
-        )
+    topic: str
+    message_id: str
 
 
+@error(
+    "another process has {path!r} open; to share one queue between processes, run `heapline serve` and connect to it"
+)
 class DirectoryLocked(ConflictError):
-    fields = ("path",)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(
-            f"another process has {path!r} open; to share one queue between processes, run `heapline serve` "
-            "and connect to it"
-        )
+    path: str
 
 
 class UnavailableError(HeaplineError):
@@ -360,99 +341,81 @@ class UnavailableError(HeaplineError):
     reached: bool = True
 
 
+@error("{what} is at its limit of {limit}: retry later, or raise the limit")
 class ResourceExhausted(UnavailableError):
-    fields: ClassVar[tuple[str, ...]] = ("what", "limit")
-
-    def __init__(self, what: str, limit: int) -> None:
-        self.what, self.limit = what, limit
-        super().__init__(f"{what} is at its limit of {limit}: retry later, or raise the limit")
+    what: str
+    limit: int
 
 
+@error(
+    "the disk is full: enqueues are refused until space is freed; pop, ack and purge still work, "
+    "so the queue can be drained"
+)
 class StorageFull(ResourceExhausted):
-    def __init__(self, what: str = "free disk space in spare segments", limit: int = 2) -> None:
-        super().__init__(what, limit)
-        self.args = (
-            "the disk is full: enqueues are refused until space is freed; pop, ack and purge still work, "
-            "so the queue can be drained",
-        )
+    what: str = "free disk space in spare segments"
+    limit: int = 2
 
 
+@error("{what} are over the limit of {limit}: nothing was changed; retry in {retry_after} s")
 class RateLimited(ResourceExhausted):
-    fields = ("what", "limit", "retry_after")
-
-    def __init__(self, what: str, limit: int, retry_after: int) -> None:
-        super().__init__(what, limit)
-        self.retry_after = retry_after  # whole seconds
-        self.args = (f"{what} are over the limit of {limit}: nothing was changed; retry in {retry_after} s",)
+    retry_after: int  # whole seconds
 
 
+@error(
+    "{identity} is in batch {batch_id!r}, which is prepared and not decided: whether this is a duplicate "
+    "is known when that batch is committed or aborted; retry then"
+)
 class BatchInDoubt(UnavailableError):
-    fields = ("identity", "batch_id")
-
-    def __init__(self, identity: str, batch_id: str) -> None:
-        self.identity, self.batch_id = identity, batch_id
-        super().__init__(
-            f"{identity} stands in batch {batch_id!r}, which is prepared and not decided: whether this is a duplicate "
-            "is known when that batch is committed or aborted; retry then"
-        )
+    identity: str
+    batch_id: str
 
 
+@error(
+    "a write to the journal of topic {topic!r} failed ({cause}); the outcome of this call is unknown "
+    "and the topic is being reloaded from disk: retry with the same idempotency key"
+)
 class TopicReloading(UnavailableError):
-    fields = ("topic", "cause")
-
-    def __init__(self, topic: str, cause: str) -> None:
-        self.topic, self.cause = topic, cause
-        super().__init__(
-            f"a write to the journal of topic {topic!r} failed ({cause}); the outcome of this call is unknown "
-            "and the topic is being reloaded from disk: retry with the same idempotency key"
-        )
+    topic: str
+    cause: str
 
 
+@error("{what} took longer than its deadline: its outcome is unknown; retry")
 class DeadlineExceeded(UnavailableError, TimeoutError):
-    fields = ("what",)
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        super().__init__(f"{what} took longer than its deadline: its outcome is unknown; retry")
+    what: str
 
 
 class CorruptionError(HeaplineError):
     """Durable bytes are corrupt. Nothing is guessed; run `heapline journal verify`."""
 
 
+@error(
+    "journal file {path} is damaged at byte {offset}: {detail}. The topic is not served; "
+    "see `heapline journal verify`, restore a backup, or run `heapline journal repair`"
+)
 class JournalCorrupt(CorruptionError):
-    fields = ("path", "offset", "detail")
-
-    def __init__(self, path: str, offset: int, detail: str) -> None:
-        self.path, self.offset, self.detail = path, offset, detail
-        super().__init__(
-            f"journal file {path} is damaged at byte {offset}: {detail}. The topic is not served; "
-            "see `heapline journal verify`, restore a backup, or run `heapline journal repair`"
-        )
+    path: str
+    offset: int
+    detail: str
 
 
+@error("snapshot file {path} is damaged: {detail}")
 class SnapshotCorrupt(CorruptionError):
-    fields = ("path", "detail")
-
-    def __init__(self, path: str, detail: str) -> None:
-        self.path, self.detail = path, detail
-        super().__init__(f"snapshot file {path} is damaged: {detail}")
+    path: str
+    detail: str
 
 
+@error(
+    "the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) does not check; "
+    "it is not delivered: see `heapline journal verify`"
+)
 class RecordCorrupt(CorruptionError):
-    fields = ("topic", "message_id", "path", "offset")
-
-    def __init__(self, topic: str, message_id: str, path: str, offset: int) -> None:
-        self.topic, self.message_id, self.path, self.offset = topic, message_id, path, offset
-        super().__init__(
-            f"the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) does not check; "
-            "it is not delivered: see `heapline journal verify`"
-        )
+    topic: str
+    message_id: str
+    path: str
+    offset: int
 
 
+@error("{path} has format version {version}, which this Heapline does not know: upgrade Heapline")
 class UnknownFormat(CorruptionError):
-    fields = ("path", "version")
-
-    def __init__(self, path: str, version: int) -> None:
-        self.path, self.version = path, version
-        super().__init__(f"{path} has format version {version}, which this Heapline does not know: upgrade Heapline")
+    path: str
+    version: int

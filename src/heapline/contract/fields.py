@@ -1,4 +1,4 @@
-"""The types of the fields of calls: what a topic's name, a text, a delay, an instant may be.
+"""The types of the fields of calls: names, texts, delays, instants and their bounds.
 
 Bounds are `msgspec.Meta`, so that decoding, OpenAPI and the constructor's check (check.py) read the same ones.
 """
@@ -25,15 +25,6 @@ ANSWER_BYTES = 2 << 20  # of payloads in one answer, unless the caller says othe
 ANSWER_BYTES_MAX = 1 << 40  # what a caller may say; servers answer with less
 
 
-@lru_cache(8192)  # checked on every call
-def _is_topic(name: str) -> bool:
-    return is_topic(name)
-
-
-def _topic(value: Any) -> bool:
-    return type(value) is str and _is_topic(value)
-
-
 def _name(value: Any) -> bool:
     return isinstance(value, str) and NAME.match(value) is not None
 
@@ -44,7 +35,7 @@ Topic = Annotated[
         max_length=300,
         description="`name`, or `namespace/name`",
         examples=["jobs"],
-        extra={"name": "topic", "is_name": _topic},
+        extra={"name": "topic", "is_text": lru_cache(8192)(is_topic)},
     ),
 ]
 GroupName = Annotated[

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Command, Count, Page, Repeat, Right, call
+from heapline.contract.call import Command, Count, Page, Repeat, Right, call_family
 from heapline.contract.check import compile_check, fail
-from heapline.contract.columns import Columns, Packed, pack, unpack
+from heapline.contract.columns import Columns, Int64, Uint8, pack, unpack
 from heapline.contract.config import GroupConfig
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import (
@@ -28,10 +28,9 @@ from heapline.contract.fields import (
     ShortName,
     Topic,
 )
-from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset, Place
+from heapline.contract.stream import Fetched, GroupDeadLetter, GroupInfo, GroupOffset, Place, StreamBatch
 from heapline.contract.topics import _settings_of
 
-GROUPS = "groups"
 FETCH_MESSAGES_MAX = 1_000_000
 #: Settings of a group as a caller gives them.
 GroupSettings = _settings_of(GroupConfig, "GroupSettings")
@@ -82,7 +81,7 @@ def position(name: str, place: Any) -> Position:
 
 
 def place_of(where: Position) -> Place:
-    """The way back."""
+    """Return a position as people write it."""
     for value in (where.edge, where.offset, where.offsets):
         if value is not None:
             return value
@@ -159,36 +158,17 @@ class StreamRow(Struct, frozen=True, omit_defaults=True):
 class StreamRows(Columns, frozen=True):
     """Rows of one partition in the order of delivery."""
 
-    offsets: memoryview
-    ids: memoryview
+    offsets: Int64
+    ids: Int64
     payloads: list[bytes]
-    priorities: memoryview
-    attempts: memoryview  # uint8: deliveries to the group, this one among them
-    enqueued_ms: memoryview
+    priorities: Int64
+    attempts: Uint8  # deliveries to the group, this one among them
+    enqueued_ms: Int64
     keys: list[str | None] | None = None
     fairness_keys: list[str | None] | None = None
     headers: list[dict[str, str] | None] | None = None
 
     row: ClassVar[type[Any]] = StreamRow
-    first: ClassVar[str] = "offsets"
-    packed: ClassVar[dict[str, Packed]] = {
-        "offsets": Packed("q"),
-        "ids": Packed("q"),
-        "priorities": Packed("q"),
-        "attempts": Packed("B"),
-        "enqueued_ms": Packed("q"),
-    }
-    names: ClassVar[dict[str, str]] = {
-        "offsets": "offset",
-        "ids": "id",
-        "payloads": "payload",
-        "priorities": "priority",
-        "attempts": "attempts",
-        "enqueued_ms": "enqueued_ms",
-        "keys": "key",
-        "fairness_keys": "fairness_key",
-        "headers": "headers",
-    }
 
 
 class PartitionBatch(Struct, frozen=True):
@@ -197,13 +177,65 @@ class PartitionBatch(Struct, frozen=True):
 
 
 class FetchedRows(Struct, frozen=True, omit_defaults=True):
-    """What a member received, and which partitions it reads now."""
+    """The rows that a member received, and the partitions that it reads now."""
 
     topic: str
-    generation: int  # rises whenever partitions change hands
+    generation: int  # increases whenever partitions are reassigned
     partitions: list[int]
     batches: list[PartitionBatch] = []
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+
+
+def fetched(rows: FetchedRows) -> Fetched:
+    return Fetched(step_batches(rows.topic, rows.batches, rows.id_suffix), rows.partitions, rows.generation)
+
+
+def step_batches(topic: str, batches: Sequence[PartitionBatch], id_suffix: int) -> list[StreamBatch]:
+    """Rows as batches whose columns are arrays over the same memory."""
+    import numpy as np
+
+    def column(packed: Any) -> Any:
+        return np.frombuffer(packed, dtype="<i8")
+
+    return [
+        StreamBatch(
+            None,
+            topic,
+            batch.partition,
+            column(batch.rows.offsets),
+            column(batch.rows.ids),
+            batch.rows.payloads,
+            column(batch.rows.priorities),
+            np.frombuffer(batch.rows.attempts, dtype=np.uint8).astype(np.int64),
+            column(batch.rows.enqueued_ms),
+            batch.rows.keys,
+            batch.rows.headers,
+            batch.rows.fairness_keys,
+            id_suffix=id_suffix,
+        )
+        for batch in batches
+    ]
+
+
+def pack_batch(batch: StreamBatch) -> PartitionBatch:
+    """Return rows as a result has them, without a copy of any column. Payloads may stay in one buffer."""
+    import numpy as np
+
+    def packed(column: Any) -> memoryview:
+        return memoryview(np.ascontiguousarray(column).data).cast("B")
+
+    rows = StreamRows(
+        packed(batch.offsets),
+        packed(batch.ids),
+        batch.payloads,  # type: ignore[arg-type]
+        packed(batch.priorities),
+        packed(batch.attempts.astype(np.uint8)),
+        packed(batch.enqueued_ms),
+        batch.keys,  # type: ignore[arg-type]
+        batch.fairness_keys,  # type: ignore[arg-type]
+        batch.headers,  # type: ignore[arg-type]
+    )
+    return PartitionBatch(batch.partition, rows)
 
 
 class LostRows(Struct, frozen=True, omit_defaults=True):
@@ -212,17 +244,12 @@ class LostRows(Struct, frozen=True, omit_defaults=True):
     lost: list[PartitionRows] = []
 
 
+group_call = call_family(feature="groups")
 ONE = "/v1/heaps/{topic}:groups/{group}"
 
 
-@call(
-    id=0x50,
-    rpc="CreateGroup",
-    http="POST /v1/heaps/{topic}:groups",
-    needs=Right.ADMIN,
-    feature=GROUPS,
-    audit=("group",),
-    status=201,
+@group_call(
+    id=0x50, rpc="CreateGroup", http="POST /v1/heaps/{topic}:groups", needs=Right.ADMIN, audit=("group",), status=201
 )
 class CreateGroup(Command[GroupInfo]):
     """Create a consumer group that begins at `start`.
@@ -236,7 +263,7 @@ class CreateGroup(Command[GroupInfo]):
     config: GroupSettings = GroupSettings()  # type: ignore[valid-type]
 
 
-@call(id=0x51, rpc="GetGroup", http=f"GET {ONE}", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x51, rpc="GetGroup", http=f"GET {ONE}", needs=Right.CONSUME)
 class GetGroup(Command[GroupInfo]):
     """Return a group, its members and offsets."""
 
@@ -244,7 +271,7 @@ class GetGroup(Command[GroupInfo]):
     group: GroupName
 
 
-@call(id=0x52, rpc="ListGroups", http="GET /v1/heaps/{topic}:groups", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x52, rpc="ListGroups", http="GET /v1/heaps/{topic}:groups", needs=Right.CONSUME)
 class ListGroups(Command[Page[GroupInfo]]):
     """List the groups of a topic, by name."""
 
@@ -253,12 +280,11 @@ class ListGroups(Command[Page[GroupInfo]]):
     limit: Limit = 1000
 
 
-@call(
+@group_call(
     id=0x53,
     rpc="DeleteGroup",
     http=f"DELETE {ONE}",
     needs=Right.ADMIN,
-    feature=GROUPS,
     repeat=Repeat.ONCE,
     destroys=True,
     audit=("group",),
@@ -274,7 +300,7 @@ class GroupOffsets(Struct, frozen=True):
     offsets: list[GroupOffset]
 
 
-@call(id=0x54, rpc="GroupOffsets", http=f"GET {ONE}/offsets", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x54, rpc="GroupOffsets", http=f"GET {ONE}/offsets", needs=Right.CONSUME)
 class GetGroupOffsets(Command[GroupOffsets]):
     """Return how far a group is in each partition."""
 
@@ -282,14 +308,8 @@ class GetGroupOffsets(Command[GroupOffsets]):
     group: GroupName
 
 
-@call(
-    id=0x55,
-    rpc="ResetOffsets",
-    http=f"POST {ONE}:reset",
-    needs=Right.ADMIN,
-    feature=GROUPS,
-    repeat=Repeat.ONCE,
-    audit=("group",),
+@group_call(
+    id=0x55, rpc="ResetOffsets", http=f"POST {ONE}:reset", needs=Right.ADMIN, repeat=Repeat.ONCE, audit=("group",)
 )
 class ResetOffsets(Command[GroupOffsets]):
     """Let a group continue from another position. An observer group is moved on by the same call."""
@@ -300,12 +320,12 @@ class ResetOffsets(Command[GroupOffsets]):
     partitions: list[Partition] | None = None
 
 
-@call(id=0x56, rpc="GroupFetch", http=f"POST {ONE}:fetch", needs=Right.CONSUME, feature=GROUPS, waits=True)
+@group_call(id=0x56, rpc="GroupFetch", http=f"POST {ONE}:fetch", needs=Right.CONSUME, waits=True)
 class GroupFetch(Command[FetchedRows], gc=False):
     """One step of a subscription: join if necessary, renew the member's lease, and take rows.
 
-    The group is created if it does not exist. Waits up to `wait` seconds for the first row, or for partitions to
-    change hands.
+    The group is created if it does not exist. Waits up to `wait` seconds for the first row, or for its partitions
+    to change.
     """
 
     topic: Topic
@@ -319,7 +339,7 @@ class GroupFetch(Command[FetchedRows], gc=False):
     config: GroupSettings = GroupSettings()  # type: ignore[valid-type]
 
 
-@call(id=0x57, rpc="GroupAck", http=f"POST {ONE}:ack", needs=Right.CONSUME, feature=GROUPS, repeat=Repeat.SETTLES)
+@group_call(id=0x57, rpc="GroupAck", http=f"POST {ONE}:ack", needs=Right.CONSUME, repeat=Repeat.SETTLES)
 class GroupAck(Command[LostRows], gc=False):
     """Settle rows as done."""
 
@@ -330,7 +350,7 @@ class GroupAck(Command[LostRows], gc=False):
     session: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-@call(id=0x58, rpc="GroupNack", http=f"POST {ONE}:nack", needs=Right.CONSUME, feature=GROUPS, repeat=Repeat.SETTLES)
+@group_call(id=0x58, rpc="GroupNack", http=f"POST {ONE}:nack", needs=Right.CONSUME, repeat=Repeat.SETTLES)
 class GroupNack(Command[LostRows], gc=False):
     """Have rows delivered again after the group's backoff."""
 
@@ -342,9 +362,9 @@ class GroupNack(Command[LostRows], gc=False):
     reason: Reason | None = None
 
 
-@call(id=0x59, rpc="GroupLeave", http=f"POST {ONE}:leave", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x59, rpc="GroupLeave", http=f"POST {ONE}:leave", needs=Right.CONSUME)
 class GroupLeave(Command[None]):
-    """Leave a group. What the member holds goes to others at once."""
+    """Leave a group. Its rows go to other members immediately."""
 
     topic: Topic
     group: GroupName
@@ -352,7 +372,7 @@ class GroupLeave(Command[None]):
     session: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-@call(id=0x5A, rpc="GroupDeadList", http=f"GET {ONE}:dead", needs=Right.CONSUME, feature=GROUPS)
+@group_call(id=0x5A, rpc="GroupDeadList", http=f"GET {ONE}:dead", needs=Right.CONSUME)
 class ListGroupDeadLetters(Command[Page[GroupDeadLetter]]):
     """List the rows that a group gave up."""
 
@@ -363,12 +383,11 @@ class ListGroupDeadLetters(Command[Page[GroupDeadLetter]]):
     max_bytes: MaxBytes = ANSWER_BYTES
 
 
-@call(
+@group_call(
     id=0x5B,
     rpc="GroupDeadReplay",
     http=f"POST {ONE}:replay-dead",
     needs=Right.ADMIN,
-    feature=GROUPS,
     repeat=Repeat.ONCE,
     audit=("group",),
 )
@@ -380,12 +399,11 @@ class ReplayGroupDeadLetters(Command[Count]):
     rows: list[PartitionRows] | None = None
 
 
-@call(
+@group_call(
     id=0x5C,
     rpc="GroupDeadDelete",
     http=f"POST {ONE}:delete-dead",
     needs=Right.ADMIN,
-    feature=GROUPS,
     repeat=Repeat.ONCE,
     destroys=True,
     audit=("group",),

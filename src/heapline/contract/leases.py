@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from itertools import repeat, starmap
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
 from heapline.contract.call import Command, Repeat, Right, call
-from heapline.contract.columns import Columns, Packed, check_lengths
+from heapline.contract.columns import Columns, Int64, Uint8, Uint16, check_columns, unpack
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import (
     ANSWER_BYTES,
@@ -20,6 +21,10 @@ from heapline.contract.fields import (
     Topic,
     Visibility,
 )
+from heapline.contract.message import Message
+
+if TYPE_CHECKING:
+    from heapline.contract.broker import Broker
 
 
 class LeasedMessage(Struct, frozen=True, omit_defaults=True):
@@ -41,42 +46,19 @@ class LeasedMessage(Struct, frozen=True, omit_defaults=True):
 class LeasedMessages(Columns, frozen=True):
     """The messages of a pop, best first."""
 
-    ids: memoryview
-    tokens: memoryview
+    ids: Int64
+    tokens: Int64
     payloads: list[bytes]
-    priorities: memoryview
-    attempts: memoryview  # uint8
-    enqueued_ms: memoryview
-    deadline_ms: memoryview
-    partitions: memoryview | None = None  # uint16; absent: all 0
+    priorities: Int64
+    attempts: Uint8
+    enqueued_ms: Int64
+    deadline_ms: Int64
+    partitions: Uint16 | None = None  # absent: all 0
     keys: list[str | None] | None = None
     fairness_keys: list[str | None] | None = None
     headers: list[dict[str, str] | None] | None = None
 
     row: ClassVar[type[Any]] = LeasedMessage
-    first: ClassVar[str] = "ids"
-    packed: ClassVar[dict[str, Packed]] = {
-        "ids": Packed("q"),
-        "tokens": Packed("q"),
-        "priorities": Packed("q"),
-        "attempts": Packed("B"),
-        "enqueued_ms": Packed("q"),
-        "deadline_ms": Packed("q"),
-        "partitions": Packed("H"),
-    }
-    names: ClassVar[dict[str, str]] = {
-        "ids": "id",
-        "tokens": "token",
-        "payloads": "payload",
-        "priorities": "priority",
-        "attempts": "attempts",
-        "enqueued_ms": "enqueued_ms",
-        "deadline_ms": "deadline_ms",
-        "partitions": "partition",
-        "keys": "key",
-        "fairness_keys": "fairness_key",
-        "headers": "headers",
-    }
 
 
 class Leased(Struct, frozen=True, omit_defaults=True):
@@ -87,8 +69,55 @@ class Leased(Struct, frozen=True, omit_defaults=True):
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
 
 
+def messages_of(broker: Broker, leased: Leased, kind: type[Message] = Message) -> list[Message]:
+    """Return the leased messages as objects that act through `broker`."""
+    m = leased.messages
+    if m is None:
+        return []
+    if len(m.payloads) == 1:  # a pop of one message: no columns to walk
+        return [_only(broker, leased, m, kind)]
+    ids = unpack(m.ids)
+    rows = zip(
+        repeat(broker, len(ids)),
+        repeat(leased.topic),
+        repeat(0) if m.partitions is None else unpack(m.partitions, "H"),
+        ids,
+        unpack(m.tokens),
+        m.payloads,
+        unpack(m.priorities),
+        bytes(m.attempts),
+        m.keys or repeat(None),
+        m.headers or repeat(None),
+        unpack(m.enqueued_ms),
+        unpack(m.deadline_ms),
+        m.fairness_keys or repeat(None),
+        repeat(leased.id_suffix),
+        strict=False,
+    )
+    return list(starmap(kind, rows))
+
+
+def _only(broker: Broker, leased: Leased, m: LeasedMessages, kind: type[Message]) -> Message:
+    return kind(
+        broker,
+        leased.topic,
+        0 if m.partitions is None else int.from_bytes(m.partitions, "little"),
+        int.from_bytes(m.ids, "little"),
+        int.from_bytes(m.tokens, "little"),
+        m.payloads[0],
+        int.from_bytes(m.priorities, "little", signed=True),
+        m.attempts[0],
+        m.keys[0] if m.keys else None,
+        m.headers[0] if m.headers else None,
+        int.from_bytes(m.enqueued_ms, "little"),
+        int.from_bytes(m.deadline_ms, "little"),
+        m.fairness_keys[0] if m.fairness_keys else None,
+        leased.id_suffix,
+    )
+
+
 class LeaseKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """What acting on one lease needs."""
+    """The id and token that a call on one lease needs."""
 
     id: int
     token: int
@@ -97,20 +126,17 @@ class LeaseKey(Struct, frozen=True, forbid_unknown_fields=True):
 class LeaseKeys(Columns, frozen=True, forbid_unknown_fields=True):
     """Leases to act on."""
 
-    ids: memoryview
-    tokens: memoryview
+    ids: Int64
+    tokens: Int64
 
     row: ClassVar[type[Any]] = LeaseKey
-    first: ClassVar[str] = "ids"
-    packed: ClassVar[dict[str, Packed]] = {"ids": Packed("q"), "tokens": Packed("q")}
-    names: ClassVar[dict[str, str]] = {"ids": "id", "tokens": "token"}
 
     def __post_init__(self) -> None:
         ids, tokens = self.ids, self.tokens
         if ids.nbytes % 8:
             raise BadRequest(f"column ids must have 8 bytes for each lease, got {ids.nbytes}")
         if ids.nbytes != tokens.nbytes:
-            check_lengths(self, ids.nbytes // 8)
+            check_columns(self, ids.nbytes // 8)
         # A negative number has 0x80 or more as its last byte; isascii compares 100 of them in 0.2 µs instead of 2.5.
         if not (bytes(ids)[7::8].isascii() and bytes(tokens)[7::8].isascii()):
             raise BadRequest("ids and tokens of leases must be integers from 0 to 2^63-1")
@@ -129,15 +155,7 @@ class Extended(Struct, frozen=True, omit_defaults=True):
     lost: list[int] = []
 
 
-@call(
-    id=0x20,
-    rpc="Pop",
-    http="POST /v1/pop",
-    needs=Right.CONSUME,
-    repeat=Repeat.KEYED,
-    waits=True,
-    leases=True,
-)
+@call(id=0x20, rpc="Pop", http="POST /v1/pop", needs=Right.CONSUME, repeat=Repeat.KEYED, waits=True, leases=True)
 class Pop(Command[Leased], gc=False):
     """Lease the best messages that are due. With `wait`, wait that many seconds for the first one."""
 
@@ -173,7 +191,7 @@ class Nack(Command[Settled], gc=False):
 
 @call(id=0x23, rpc="Release", http="POST /v1/release", needs=Right.CONSUME, repeat=Repeat.SETTLES)
 class Release(Command[Settled], gc=False):
-    """Return messages at once, without counting an attempt."""
+    """Return messages immediately, without counting an attempt."""
 
     topic: Topic
     leases: LeaseKeys

@@ -6,28 +6,28 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Command, Feed, Right, call
+from heapline.contract.call import Command, Feed, Right, call_family
 from heapline.contract.fields import INT64_MAX, Natural, Offset, Partition, ShortName, Topic
 from heapline.contract.message import LogFrame
 
-LOG = "log"
+log_call = call_family(needs=Right.CONSUME, feature="log")
 
 
 class Offsets(Struct, frozen=True):
-    """What can be read of each partition: [start, end), where the end is durable."""
+    """The readable range of each partition: [start, end), where the end is durable."""
 
     starts: list[int]
     ends: list[int]
 
 
-@call(id=0x70, rpc="Offsets", http="GET /v1/offsets", needs=Right.CONSUME, feature=LOG)
+@log_call(id=0x70, rpc="Offsets", http="GET /v1/offsets")
 class GetOffsets(Command[Offsets]):
     """Return the first and the next offset of each partition."""
 
     topic: Topic
 
 
-@call(id=0x71, rpc="ReadLog", http="GET /v1/log", needs=Right.CONSUME, feature=LOG)
+@log_call(id=0x71, rpc="ReadLog", http="GET /v1/log")
 class ReadLog(Feed[LogFrame]):
     """Read the events of a partition, one durable frame at a time."""
 
@@ -58,7 +58,7 @@ class LogIndex(Struct, frozen=True):
     mark_segments: memoryview  # int64, one per mark
 
 
-@call(id=0x72, rpc="LogIndex", needs=Right.CONSUME, feature=LOG)
+@log_call(id=0x72, rpc="LogIndex")
 class GetLogIndex(Command[LogIndex]):
     """Return the index of the units after `after_unit`; with `hold`, keep segments for a reader."""
 
@@ -77,7 +77,7 @@ class RawUnits(Struct, frozen=True):
     units: list[RawUnit]
 
 
-@call(id=0x73, rpc="ReadUnits", needs=Right.CONSUME, feature=LOG)
+@log_call(id=0x73, rpc="ReadUnits")
 class ReadUnits(Feed[RawUnits]):
     """Read durable units [start_unit, end_unit) as they were written, with their checksums."""
 
@@ -98,7 +98,7 @@ class PinnedState(Struct, frozen=True, omit_defaults=True):
     rows: bytes = b""  # as in engine/state_rows.py, sorted by position
 
 
-@call(id=0x74, rpc="PinState", needs=Right.CONSUME, feature=LOG)
+@log_call(id=0x74, rpc="PinState")
 class PinState(Feed[PinnedState]):
     """Read what waits in a topic, or its dead letters, as of one moment. Hold the log with GetLogIndex before."""
 
@@ -113,7 +113,7 @@ class RecordsRead(Struct, frozen=True):
     bad: memoryview  # int64: numbers of records that could not be read; their rows are zeros
 
 
-@call(id=0x75, rpc="ReadRecords", needs=Right.CONSUME, feature=LOG)
+@log_call(id=0x75, rpc="ReadRecords")
 class ReadRecords(Command[RecordsRead]):
     """Read records by their positions."""
 

@@ -98,33 +98,23 @@ class Delivered:
         return payload_codec.decode(self.payload, self.headers.get(payload_codec.CONTENT_TYPE), kind)
 
 
-class Message(Delivered):
+class Message(Delivered, msgspec.Struct, weakref=True, eq=False):
     """A leased message. Ack it when the work is done; nack, release or bury it otherwise."""
 
-    __slots__ = (
-        "__weakref__", "_broker", "_deadline_ms", "_enqueued_ms", "_headers", "attempts", "fairness_key", "id",
-        "id_suffix", "key", "partition", "payload", "priority", "token", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self, broker: Broker, topic: str, partition: int, id: int, token: int, payload: bytes, priority: int,
-        attempts: int, key: str | None, headers: dict[str, str] | None, enqueued_ms: int, deadline_ms: int,
-        fairness_key: str | None = None, id_suffix: int = 0,
-    ) -> None:  # fmt: skip
-        self._broker = broker
-        self.topic = topic
-        self.partition = partition
-        self.id = id
-        self.token = token
-        self.payload = payload
-        self.priority = priority
-        self.attempts = attempts
-        self.key = key
-        self._headers = headers
-        self._enqueued_ms = enqueued_ms
-        self._deadline_ms = deadline_ms
-        self.fairness_key = fairness_key
-        self.id_suffix = id_suffix  # the topic's
+    _broker: Broker
+    topic: str
+    partition: int
+    id: int
+    token: int
+    payload: bytes
+    priority: int
+    attempts: int
+    key: str | None
+    _headers: dict[str, str] | None
+    _enqueued_ms: int
+    _deadline_ms: int
+    fairness_key: str | None = None
+    id_suffix: int = 0  # the topic's
 
     @property
     def deadline(self) -> datetime:

@@ -1,4 +1,4 @@
-"""Messages: enqueue them, read one by its id, cancel or reschedule it, look at what comes next."""
+"""Messages: enqueue, read, cancel and reschedule them, and peek at the next ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, msgpack
 
 from heapline.contract.call import Command, Page, Repeat, Right, call
 from heapline.contract.check import INSTANT_MAX, SECONDS_MAX, compile_check, instant_to_ms, shown
-from heapline.contract.columns import Columns, Packed, check_lengths, pack
+from heapline.contract.columns import Columns, Int64, Packed, check_columns, pack, unpack
 from heapline.contract.config import MAX_RETRIES_MAX
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.fields import (
@@ -62,22 +62,8 @@ def check_times(delay: Any, deliver_at: Any) -> None:
         raise BadRequest("give delay or deliver_at, not both")
 
 
-class _Extras(Struct, frozen=True):
-    """The fields of a message besides its payload, as they are checked."""
-
-    priority: Priority = 0
-    key: Key | None = None
-    delay: Seconds | None = None
-    deliver_at: Instant | None = None
-    ttl: Ttl | None = None
-    max_retries: Retries | None = None
-    idempotency_key: Key | None = None
-    idempotency_scope: IdempotencyScope | None = None
-    seq: Natural | None = None
-    fairness_key: Key | None = None
-
-
 _check_extras: Any = None
+PRODUCER_FIELDS = ("producer_id", "epoch", "answered_below")
 
 
 def check_payload(payload: Any) -> None:
@@ -92,7 +78,7 @@ def check_message(message: Any) -> None:
         raise BadRequest(f"a batch holds heapline.Outgoing(…), got {type(message).__name__}")
     check_payload(message.payload)
     if _check_extras is None:
-        _check_extras = compile_check(_Extras)
+        _check_extras = compile_check(Enqueue, ("topic", "payload", "headers", *PRODUCER_FIELDS))
     _check_extras(message)
     if message.headers:
         check_headers(_as_dict(message.headers))
@@ -112,65 +98,27 @@ class NewMessages(Columns, frozen=True, forbid_unknown_fields=True):
     """A batch to enqueue. A column that no message uses is absent."""
 
     payloads: list[bytes]
-    priorities: memoryview | None = None  # int64
+    priorities: Int64 | None = None
     keys: list[str | None] | None = None
-    delays: memoryview | None = None  # float64 seconds, NaN for none
-    deliver_at_ms: memoryview | None = None  # int64 ms since 1970, 0 for none
+    delays: Annotated[memoryview, Packed("d", NAN, 0.0, SECONDS_MAX)] | None = None  # seconds
+    deliver_at_ms: Annotated[memoryview, Packed("q", 0, 0, INSTANT_MS_MAX)] | None = None  # since 1970
     headers: list[dict[str, str] | None] | None = None
-    ttls: memoryview | None = None  # float64 seconds, NaN for none
-    max_retries: memoryview | None = None  # int64, -1 for the topic's default
+    ttls: Annotated[memoryview, Packed("d", NAN, 1e-9, SECONDS_MAX)] | None = None  # seconds
+    max_retries: Annotated[memoryview, Packed("q", -1, -1, MAX_RETRIES_MAX)] | None = None
     idempotency_keys: list[str | None] | None = None
-    idempotency_scopes: memoryview | None = None  # uint8: 0 none, 1 window, 2 pending, 3 until_ack
-    seqs: memoryview | None = None  # int64, -1 for none
+    idempotency_scopes: Annotated[memoryview, Packed("B", 0, 0, len(SCOPES))] | None = None  # from 1, as in SCOPES
+    seqs: Annotated[memoryview, Packed("q", -1, -1, INT64_MAX)] | None = None
     fairness_keys: list[str | None] | None = None
 
     row: ClassVar[type[Any]] = Outgoing
-    first: ClassVar[str] = "payloads"
-    packed: ClassVar[dict[str, Packed]] = {
-        "priorities": Packed("q"),
-        "delays": Packed("d", NAN),
-        "deliver_at_ms": Packed("q", 0),
-        "ttls": Packed("d", NAN),
-        "max_retries": Packed("q", -1),
-        "idempotency_scopes": Packed("B", 0),
-        "seqs": Packed("q", -1),
-    }
-    names: ClassVar[dict[str, str]] = {
-        "payloads": "payload",
-        "priorities": "priority",
-        "keys": "key",
-        "delays": "delay",
-        "deliver_at_ms": "deliver_at",
-        "headers": "headers",
-        "ttls": "ttl",
-        "max_retries": "max_retries",
-        "idempotency_keys": "idempotency_key",
-        "idempotency_scopes": "idempotency_scope",
-        "seqs": "seq",
-        "fairness_keys": "fairness_key",
-    }
 
     def __post_init__(self) -> None:
         if self.payloads and set(map(type, self.payloads)) != {bytes}:
             raise BadRequest("payloads must be bytes; encode them first, for example as JSON")
-        check_lengths(self, len(self.payloads))
-        if self.is_plain and self.seqs is self.deliver_at_ms is self.idempotency_scopes is None:
-            return
+        check_columns(self, len(self.payloads))
         for name in ("keys", "idempotency_keys", "fairness_keys"):
-            if getattr(self, name) is not None:
-                _check_texts(name, getattr(self, name), KEY_BYTES_MAX)
-        if self.delays is not None:
-            _check_numbers("delays", self.delays, "d", 0.0, SECONDS_MAX)
-        if self.ttls is not None:
-            _check_numbers("ttls", self.ttls, "d", 1e-9, SECONDS_MAX)
-        if self.deliver_at_ms is not None:
-            _check_numbers("deliver_at_ms", self.deliver_at_ms, "q", 0, INSTANT_MS_MAX)
-        if self.max_retries is not None:
-            _check_numbers("max_retries", self.max_retries, "q", -1, MAX_RETRIES_MAX)
-        if self.idempotency_scopes is not None:
-            _check_numbers("idempotency_scopes", self.idempotency_scopes, "B", 0, len(SCOPES))
-        if self.seqs is not None:
-            _check_numbers("seqs", self.seqs, "q", -1, INT64_MAX)
+            if (texts := getattr(self, name)) is not None:
+                _check_texts(name, texts, KEY_BYTES_MAX)
         if self.headers is not None:
             for headers in self.headers:
                 if headers is not None:
@@ -211,41 +159,28 @@ def _check_texts(name: str, column: list[str | None], limit: int) -> None:
         raise BadRequest(f"each of {name} must be a string of 1 to {limit} bytes or None, got {shown(value)}")
 
 
-def _check_numbers(name: str, column: memoryview, form: Any, low: float, high: float) -> None:
-    """NaN stands for None in a column of floats."""
-    for value in column.cast("B").cast(form):
-        if not low <= value <= high and value == value:
-            raise BadRequest(f"each of {name} must be from {low:g} to {high:g}, got {value}")
-
-
 def pack_messages(messages: Sequence[Outgoing]) -> NewMessages:
     """Columns of checked messages. A column that no message uses is left out."""
-    payloads = [m.payload for m in messages]
-    priorities = pack([m.priority for m in messages])
-
-    def used(column: list[Any]) -> list[Any] | None:
-        return None if column.count(None) == len(column) else column
-
-    def numbers(column: list[Any], form: str, none: Any) -> memoryview | None:
-        return None if used(column) is None else pack([none if v is None else v for v in column], form)
-
     at = [None if m.deliver_at is None else max(1, instant_to_ms(m.deliver_at)) for m in messages]
     scopes = [None if m.idempotency_scope is None else SCOPES.index(m.idempotency_scope) + 1 for m in messages]
-    headers = [dict(m.headers) if m.headers else None for m in messages]
-    return NewMessages(
-        payloads,
-        priorities,
-        used([m.key for m in messages]),
-        numbers([m.delay for m in messages], "d", NAN),
-        numbers(at, "q", 0),
-        used(headers),
-        numbers([m.ttl for m in messages], "d", NAN),
-        numbers([m.max_retries for m in messages], "q", -1),
-        used([m.idempotency_key for m in messages]),
-        numbers(scopes, "B", 0),
-        numbers([m.seq for m in messages], "q", -1),
-        used([m.fairness_key for m in messages]),
+    optional: tuple[tuple[str, list[Any], str | None, Any], ...] = (
+        # name, values, form of a packed column, number that stands for None
+        ("keys", [m.key for m in messages], None, None),
+        ("delays", [m.delay for m in messages], "d", NAN),
+        ("deliver_at_ms", at, "q", 0),
+        ("headers", [dict(m.headers) if m.headers else None for m in messages], None, None),
+        ("ttls", [m.ttl for m in messages], "d", NAN),
+        ("max_retries", [m.max_retries for m in messages], "q", -1),
+        ("idempotency_keys", [m.idempotency_key for m in messages], None, None),
+        ("idempotency_scopes", scopes, "B", 0),
+        ("seqs", [m.seq for m in messages], "q", -1),
+        ("fairness_keys", [m.fairness_key for m in messages], None, None),
     )
+    columns: dict[str, Any] = {}
+    for name, values, form, none in optional:
+        if values.count(None) < len(values):
+            columns[name] = values if form is None else pack([none if v is None else v for v in values], form)
+    return NewMessages([m.payload for m in messages], pack([m.priority for m in messages]), **columns)
 
 
 def check_messages(messages: Sequence[Any], atomic: bool) -> dict[int, HeaplineError]:
@@ -290,7 +225,7 @@ def pack_plain(messages: Sequence[Any]) -> NewMessages | None:
 
 
 class RowError(Struct, frozen=True):
-    """What was wrong with one row of a batch that is not atomic."""
+    """The error of one row of a batch that is not atomic."""
 
     row: int
     error: HeaplineError
@@ -303,6 +238,34 @@ class EnqueuedBatch(Struct, frozen=True, omit_defaults=True):
     duplicates: memoryview | None = None  # one byte per row; absent if no row is a duplicate
     errors: list[RowError] | None = None
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+
+
+def enqueued(batch: EnqueuedBatch) -> list[Enqueued]:
+    ids = unpack(batch.ids)
+    if batch.duplicates is None:
+        results = [Enqueued(id, id_suffix=batch.id_suffix) for id in ids]
+    else:
+        duplicates = zip(ids, bytes(batch.duplicates), strict=True)
+        results = [Enqueued(id, bool(d), id_suffix=batch.id_suffix) for id, d in duplicates]
+    for e in batch.errors or ():
+        results[e.row] = Enqueued(0, error=e.error)
+    return results
+
+
+def pack_enqueued(results: Sequence[Enqueued], id_suffix: int) -> EnqueuedBatch:
+    """Return the results of single messages as columns."""
+    errors = []
+    for i, r in enumerate(results):
+        if r.error is not None:
+            assert isinstance(r.error, HeaplineError)
+            errors.append(RowError(i, r.error))
+    duplicates = [r.duplicate for r in results]
+    return EnqueuedBatch(
+        pack([r.id for r in results]),
+        memoryview(bytes(duplicates)) if any(duplicates) else None,
+        errors or None,
+        id_suffix,
+    )
 
 
 @call(id=0x10, rpc="Enqueue", http="POST /v1/enqueue", needs=Right.PRODUCE, repeat=Repeat.KEYED)
@@ -327,14 +290,17 @@ class Enqueue(Command[Enqueued], gc=False):
     answered_below: AnsweredBelow | None = None
 
     def validate(self) -> None:
-        check_payload(self.payload)
+        if type(self.payload) is not bytes:
+            check_payload(self.payload)
         if self.headers:
             check_headers(self.headers)
         if self.delay is not None:
             check_times(self.delay, self.deliver_at)
         if self.idempotency_scope is not None and self.idempotency_key is None:
             raise BadRequest("idempotency_scope needs an idempotency_key")
-        check_identity(self, self.seq is not None, self.seq is not None)
+        has_seq = self.seq is not None
+        if has_seq or self.producer_id is not None or self.epoch is not None or self.answered_below is not None:
+            check_identity(self, has_seq, has_seq)
 
 
 def check_identity(command: Any, any_seq: bool, all_seqs: bool) -> None:

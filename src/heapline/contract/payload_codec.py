@@ -1,8 +1,8 @@
-"""What a payload says, by its content type: JSON or MessagePack, read into the type that the reader names.
+"""Decode payloads by their content type, JSON or MessagePack, into the type that the reader names.
 
 Types are those of msgspec (dataclasses, structs, TypedDict, datetime, UUID, Enum, Decimal, containers of them), and
-pydantic's models where the program itself uses pydantic. Never pickle: reading a payload runs nobody's code.
-Errors say where a payload does not fit, and never what stands there.
+pydantic's models if the program itself uses pydantic. Never pickle: decoding a payload runs no code from it. Errors
+name the position at which a payload is invalid, and never its contents.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from heapline.contract.errors import BadRequest
 JSON = "application/json"
 CONTENT_TYPE = "content-type"
 MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
-_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `|$)", re.DOTALL)  # msgspec tells the value that it refuses
+_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `|$)", re.DOTALL)  # msgspec quotes the invalid value
 
 
 def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
-    """The payload as a `kind`; without a content type it is taken for JSON.
+    """Return the payload as a `kind`. Without a content type it is decoded as JSON.
 
     >>> decode(b'{"a": "2026-01-01"}', None)
     {'a': '2026-01-01'}
@@ -38,12 +38,12 @@ def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
 
 
 def without_values(error: Exception) -> str:
-    """msgspec's words, less what stands in the payload."""
+    """Return msgspec's text without values of the payload."""
     return _VALUE.sub(r"\1\2", str(error))
 
 
 def write_foreign(value: Any) -> Any:
-    """For msgspec: a value of a type that it does not know itself."""
+    """Encode a value of a type that msgspec does not support (its enc_hook)."""
     if is_pydantic(type(value)):
         return msgspec.Raw(value.model_dump_json(by_alias=True, round_trip=True).encode())
     raise TypeError(
@@ -53,10 +53,10 @@ def write_foreign(value: Any) -> Any:
 
 
 def read_foreign(kind: Any, value: Any) -> Any:
-    """For msgspec: the way back. What is raised here it tells as its own, with the place."""
+    """Decode a value of a type that msgspec does not support (its dec_hook). msgspec adds the position to errors."""
     if not is_pydantic(kind):
         raise TypeError(f"no way to read a {getattr(kind, '__qualname__', kind)} is known")
-    # Once more as JSON: a strict model takes a date from a JSON string, but not from a Python one.
+    # Encoded as JSON again: a strict model takes a date from a JSON string, but not from a Python one.
     text = msgspec.json.encode(value)
     try:
         return kind.model_validate_json(text)
@@ -65,11 +65,11 @@ def read_foreign(kind: Any, value: Any) -> Any:
 
 
 def is_pydantic(kind: Any) -> bool:
-    """Asked of the class itself, so that pydantic need not be imported, nor be there."""
+    """Return whether a class is a pydantic model, without importing pydantic, which may not be installed."""
     return isinstance(kind, type) and hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump_json")
 
 
 def _pydantic_words(error: Any) -> str:
-    """Where and what kind: pydantic's own messages may hold the input."""
+    """Return position and kind of each problem: pydantic's own messages may contain the input."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     return "; ".join(f"{p['type']} at {'.'.join(map(str, p['loc'])) or 'the top'}" for p in problems[:5])

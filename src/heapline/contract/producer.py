@@ -36,15 +36,12 @@ class Line:
         self.next_seq = 0
         self.open: dict[int, int] = {}  # first number of a call in progress -> count
 
-    @property
-    def answered_below(self) -> int:
-        return min(self.open, default=self.next_seq)
-
-    def take(self, count: int) -> int:
-        first = self.next_seq
+    def take(self, count: int) -> tuple[int, int]:
+        """Return the first of `count` new numbers, and the number below which all are answered."""
+        first, answered_below = self.next_seq, min(self.open, default=self.next_seq)
         self.next_seq += count
         self.open[first] = count
-        return first
+        return first, answered_below
 
     def answered(self, first: int) -> None:
         """Record that these numbers will not be sent again, whatever their result."""
@@ -100,8 +97,7 @@ class Producer:
     async def enqueue(self, broker: Broker, topic: str, messages: Sequence[Outgoing], send: Send) -> list[Enqueued]:
         """Number the messages and send them until their result is known. For brokers."""
         line = await self.line(broker, topic)
-        answered_below = line.answered_below
-        first = line.take(len(messages))
+        first, answered_below = line.take(len(messages))
         try:
             return await _until_known(numbered(messages, first), line.epoch, answered_below, send)
         finally:
@@ -112,7 +108,7 @@ async def _until_known(messages: list[Outgoing], epoch: int, answered_below: int
     """Send numbered messages, and retry while the topic reloads: repeating them creates no duplicates."""
     for pause in (*REPEAT_PAUSES, None):
         try:
-            results = told_once(messages, await send(messages, epoch, answered_below))
+            results = hide_own_duplicates(messages, await send(messages, epoch, answered_below))
         except TopicReloading:
             if pause is None:
                 raise
@@ -127,7 +123,7 @@ def numbered(messages: Sequence[Outgoing], first: int) -> list[Outgoing]:
     return [msgspec.structs.replace(m, seq=first + i) for i, m in enumerate(messages)]
 
 
-def told_once(messages: Sequence[Outgoing], results: list[Enqueued]) -> list[Enqueued]:
+def hide_own_duplicates(messages: Sequence[Outgoing], results: list[Enqueued]) -> list[Enqueued]:
     """Hide duplicates caused by retries of this call. Numbers are assigned once, so an earlier attempt of the same call
     enqueued a message that is a duplicate by number. With an idempotency key it may repeat another call, and is
     reported."""

@@ -1,14 +1,22 @@
-"""Replays: read a topic's past messages again, or enqueue them into a topic."""
+"""Replays: read a topic's past messages again, or enqueue them into a topic.
+
+A row is done when the reader requests the next one. So a saved checkpoint is never past a row that the reader has not
+finished; after a crash, the rows since the last checkpoint are delivered again. The checkpoint is saved every so many
+rows or seconds, when the reader stops, and at the end.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal
 
 from msgspec import Struct
 
-from heapline.contract.call import Access, Command, Feed, Page, Right, call
+from heapline.contract.call import Access, Command, Feed, Page, Right, call_family
 from heapline.contract.check import fail
-from heapline.contract.errors import BadRequest
+from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.fields import (
     CheckpointName,
     Cursor,
@@ -21,11 +29,12 @@ from heapline.contract.fields import (
     Seconds,
     Topic,
 )
-from heapline.contract.groups import EARLIEST, PartitionBatch, Position
+from heapline.contract.groups import EARLIEST, PartitionBatch, Position, step_batches
 from heapline.contract.messages import check_headers
-from heapline.contract.stream import ReplayFilter, ReplayInfo
+from heapline.contract.stream import ReplayFilter, ReplayInfo, StreamBatch, StreamMessage
+from heapline.logs import Log
 
-REPLAY = "replay"
+replay_call = call_family(feature="replay")
 Mode = Literal["all", "fast"]
 
 
@@ -49,7 +58,7 @@ def check_where(where: ReplayFilter | None) -> None:
         check_headers(where.headers)
 
 
-@call(id=0x60, rpc="Replay", http="POST /v1/replays:read", needs=Right.CONSUME, feature=REPLAY)
+@replay_call(id=0x60, rpc="Replay", http="POST /v1/replays:read", needs=Right.CONSUME)
 class Replay(Feed[ReplayStep]):
     """Read the stream from `start` to `end`, which is what is durable when it begins.
 
@@ -71,7 +80,7 @@ class Replay(Feed[ReplayStep]):
         check_where(self.where)
 
 
-@call(id=0x61, rpc="KeepReplay", http="POST /v1/replays:keep", needs=Right.CONSUME, feature=REPLAY)
+@replay_call(id=0x61, rpc="KeepReplay", http="POST /v1/replays:keep", needs=Right.CONSUME)
 class SaveCheckpoint(Command[None]):
     """Save how far a reader is: all rows below these offsets are done."""
 
@@ -85,12 +94,11 @@ class SaveCheckpoint(Command[None]):
                 fail("positions", "{partition: offset}", self.positions)
 
 
-@call(
+@replay_call(
     id=0x62,
     rpc="StartReplay",
     http="POST /v1/replays",
     needs=(Access(Right.ADMIN), Access(Right.PRODUCE, "target")),
-    feature=REPLAY,
     audit=("name", "target"),
 )
 class StartReplay(Command[ReplayInfo]):
@@ -124,13 +132,8 @@ class StartReplay(Command[ReplayInfo]):
         return self.topic if self.into is None else self.into
 
 
-@call(
-    id=0x63,
-    rpc="GetReplay",
-    http="GET /v1/replays/{name}",
-    rows=Access(Right.CONSUME, "source"),
-    feature=REPLAY,
-    route="replay",
+@replay_call(
+    id=0x63, rpc="GetReplay", http="GET /v1/replays/{name}", rows=Access(Right.CONSUME, "source"), route="replay"
 )
 class GetReplay(Command[ReplayInfo]):
     """Return how far a replay is."""
@@ -138,14 +141,8 @@ class GetReplay(Command[ReplayInfo]):
     name: ReplayName
 
 
-@call(
-    id=0x64,
-    rpc="ListReplays",
-    http="GET /v1/replays",
-    rows=Access(Right.CONSUME, "source"),
-    feature=REPLAY,
-    route="all",
-    merge="pages",
+@replay_call(
+    id=0x64, rpc="ListReplays", http="GET /v1/replays", rows=Access(Right.CONSUME, "source"), route="all", merge="pages"
 )
 class ListReplays(Command[Page[ReplayInfo]]):
     """List the replays that run, and those that ended recently."""
@@ -154,13 +151,12 @@ class ListReplays(Command[Page[ReplayInfo]]):
     limit: Limit = 1000
 
 
-@call(
+@replay_call(
     id=0x65,
     rpc="CancelReplay",
     http="POST /v1/replays/{name}:cancel",
     needs=(Access(Right.ADMIN, "source"),),
     lookup="GetReplay",
-    feature=REPLAY,
     route="replay",
     audit=("name",),
 )
@@ -168,3 +164,62 @@ class CancelReplay(Command[ReplayInfo]):
     """Stop a replay. What it has enqueued stays."""
 
     name: ReplayName
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+log = Log("heapline.replay")
+SAVE_ROWS = 1000
+SAVE_SECONDS = 1.0
+Save = Callable[[dict[int, int]], Awaitable[None]]
+
+
+async def deliver(
+    steps: AsyncIterator[ReplayStep], save: Save | None, batches: bool
+) -> AsyncIterator[StreamMessage | StreamBatch]:
+    """Yield the rows of a replay one by one or in batches, and save a checkpoint along the way."""
+    async with contextlib.aclosing(steps):  # type: ignore[type-var]
+        progress = _Progress(save)
+        try:
+            async for step in steps:
+                for batch in step_batches(step.topic, step.batches, step.id_suffix):
+                    if batches:
+                        yield batch
+                    else:
+                        for message in batch.messages():
+                            yield message
+                            progress.positions[batch.partition] = message.offset + 1
+                    progress.done(batch)
+                progress.positions.update(step.positions)
+                await progress.save_sometimes()
+        except BaseException:  # including a reader that stops early
+            try:
+                await progress.save_now()
+            except HeaplineError as error:  # raise the first error; a reader that just stopped cannot receive this one
+                log.warning("replay checkpoint not saved; rows will be delivered again", error=str(error))
+            raise
+        await progress.save_now()
+
+
+class _Progress:
+    def __init__(self, save: Save | None) -> None:
+        self._save = save
+        self.positions: dict[int, int] = {}
+        self._saved: dict[int, int] = {}
+        self._rows = 0
+        self._since = asyncio.get_running_loop().time()
+
+    def done(self, batch: StreamBatch) -> None:
+        self.positions[batch.partition] = int(batch.offsets[-1]) + 1
+        self._rows += len(batch)
+
+    async def save_sometimes(self) -> None:
+        late = asyncio.get_running_loop().time() - self._since >= SAVE_SECONDS
+        if self._save is not None and (self._rows >= SAVE_ROWS or late):
+            await self.save_now()
+
+    async def save_now(self) -> None:
+        if self._save is not None and self.positions != self._saved:
+            self._saved = dict(self.positions)
+            self._rows, self._since = 0, asyncio.get_running_loop().time()
+            await self._save(self._saved)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from heapline.contract.call import Access, Command, Page, Repeat, Right, call
+from heapline.contract.call import Access, Command, Page, Repeat, Right, call_family
 from heapline.contract.config import DEFAULT_NAMESPACE, NAME, parse_topic
 from heapline.contract.errors import BadName, BadRequest
 from heapline.contract.fields import Cursor, Key, Priority, Topic
@@ -25,12 +25,9 @@ EVERY_MS_MIN = 1000
 EVERY_MS_MAX = 366 * 86400 * 1000
 GRACE_MS_MAX = 3600 * 1000
 MAKEUP_MAX = 1000
-#: Fields that users can set, besides the name.
-FIELDS = frozenset((
-    "topic", "payload", "cron", "every", "tz", "starts", "ends", "misfire", "grace", "makeup_max", "priority", "key",
-    "headers", "ttl", "max_retries", "fairness_key",
-))  # fmt: skip
-MOMENT_MS_MAX = 32_503_680_000_000  # the year 3000
+INSTANT_MS_MAX = 32_503_680_000_000  # the year 3000
+#: Fields of a schedule that its messages have too.
+MESSAGE_FIELDS = ("payload", "priority", "key", "ttl", "max_retries", "fairness_key")
 #: Headers of every firing: its schedule and its planned time.
 SCHEDULE, SCHEDULED_AT = "heapline-schedule", "heapline-scheduled-at"
 
@@ -68,60 +65,46 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def message(self, fire_ms: int) -> Outgoing:
         """Return the message of a firing: the same on every call. Its number is its planned time; the caller that
         enqueues it adds the producer and the incarnation."""
-        told = {SCHEDULE: self.name, SCHEDULED_AT: from_ms(fire_ms).isoformat(timespec="milliseconds")}
-        return Outgoing(
-            self.payload, priority=self.priority, key=self.key, headers={**self.headers, **told}, ttl=self.ttl,
-            max_retries=self.max_retries, fairness_key=self.fairness_key, seq=fire_ms,
-        )  # fmt: skip
+        fields = {name: getattr(self, name) for name in MESSAGE_FIELDS}
+        own = {SCHEDULE: self.name, SCHEDULED_AT: from_ms(fire_ms).isoformat(timespec="milliseconds")}
+        return Outgoing(**fields, headers={**self.headers, **own}, seq=fire_ms)
 
 
-def make_schedule(
-    name: str, *, topic: str, payload: bytes = b"", cron: str | None = None, every: float | timedelta | None = None,
-    tz: str | None = None, starts: datetime | None = None, ends: datetime | None = None, misfire: Misfire = "once",
-    grace: float = 60.0, makeup_max: int = 100, priority: int = 0, key: str | None = None,
-    headers: Mapping[str, str] | None = None, ttl: float | None = None, max_retries: int | None = None,
-    fairness_key: str | None = None,
-) -> Schedule:  # fmt: skip
-    """Return a validated schedule from user input: seconds as numbers, times with a time zone.
+def make_schedule(name: str, **fields: Any) -> Schedule:
+    """Return a validated schedule from the fields of CreateSchedule: seconds as numbers, times with a time zone.
 
     >>> make_schedule("nightly", cron="0 3 * * *", tz="Europe/Berlin", topic="jobs").name
     'default/nightly'
-    """
-    every_ms = None if every is None else _span("every", every, EVERY_MS_MIN, EVERY_MS_MAX)
-    _check_timing(cron, every, tz)
-    if misfire not in MISFIRES:
-        raise BadRequest(f'misfire is "skip", "once" or "all", not {misfire!r}')
-    plain = {
-        "name": schedule_name(name), "topic": "/".join(parse_topic(topic)), "payload": _payload(payload), "cron": cron,
-        "every_ms": every_ms, "tz": tz or "UTC", "starts_ms": _moment("starts", starts),
-        "ends_ms": _moment("ends", ends), "misfire": misfire, "grace_ms": _span("grace", grace, 0, GRACE_MS_MAX),
-        "makeup_max": makeup_max, "priority": priority, "key": key, "headers": _headers(headers), "ttl": ttl,
-        "max_retries": max_retries, "fairness_key": fairness_key,
-    }  # fmt: skip
-    try:
-        schedule = msgspec.convert(plain, Schedule)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"a schedule's settings do not fit: {error}") from None
-    check_schedule(schedule)
-    return schedule
-
-
-def schedule_of(name: str, **fields: Any) -> Schedule:
-    """`make_schedule` for keywords from elsewhere: an unknown keyword raises BadRequest like any other mistake.
-
-    >>> schedule_of("nightly", cron="0 3 * * *", topic="jobs", misfires="all")
+    >>> make_schedule("nightly", cron="0 3 * * *", topic="jobs", misfires="all")
     Traceback (most recent call last):
     heapline.contract.errors.BadRequest: a schedule has no misfires: it has cron, ends, every, fairness_key, ...
     """
-    return make_schedule(name, **check_fields(fields))
-
-
-def check_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Raise BadRequest for a keyword that a schedule does not have."""
-    unknown = sorted(fields.keys() - FIELDS)
+    unknown = sorted(fields.keys() - DEFAULTS.keys())
     if unknown:
-        raise BadRequest(f"a schedule has no {', '.join(unknown)}: it has {', '.join(sorted(FIELDS))}")
-    return fields
+        raise BadRequest(f"a schedule has no {', '.join(unknown)}: it has {', '.join(sorted(DEFAULTS))}")
+    given = DEFAULTS | fields
+    cron, every, tz = given["cron"], given.pop("every"), given["tz"]
+    every_ms = None if every is None else _span("every", every, EVERY_MS_MIN, EVERY_MS_MAX)
+    _check_timing(cron, every, tz)
+    if given["misfire"] not in MISFIRES:
+        raise BadRequest(f'misfire is "skip", "once" or "all", not {given["misfire"]!r}')
+    given |= {
+        "name": schedule_name(name),
+        "topic": "/".join(parse_topic(given["topic"])),
+        "payload": _payload(given["payload"]),
+        "every_ms": every_ms,
+        "tz": tz or "UTC",
+        "starts_ms": _instant_ms("starts", given.pop("starts")),
+        "ends_ms": _instant_ms("ends", given.pop("ends")),
+        "grace_ms": _span("grace", given.pop("grace"), 0, GRACE_MS_MAX),
+        "headers": _headers(given["headers"]),
+    }
+    try:
+        schedule = msgspec.convert(given, Schedule)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"invalid settings of a schedule: {error}") from None
+    check_schedule(schedule)
+    return schedule
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -170,14 +153,14 @@ def _span(name: str, value: Any, low: int, high: int) -> int:
     return round(seconds * 1000)
 
 
-def _moment(name: str, value: Any) -> int | None:
+def _instant_ms(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise BadRequest(f"{name} is a datetime with a time zone, such as datetime.now(UTC), not {value!r}")
     ms = (value - EPOCH) // timedelta(milliseconds=1)
-    if not 0 <= ms <= MOMENT_MS_MAX:
-        raise BadRequest(f"{name}={value.isoformat()} is out of range: it must lie between the years 1970 and 3000")
+    if not 0 <= ms <= INSTANT_MS_MAX:
+        raise BadRequest(f"{name}={value.isoformat()} is out of range: it must be between the years 1970 and 3000")
     return ms
 
 
@@ -261,17 +244,15 @@ ScheduleName = Annotated[
         extra={"name": "schedule", "is_name": _schedule},
     ),
 ]
-FEATURE = "schedules"
+schedule_call = call_family(feature="schedules", route="schedule")
 ADMINISTER = (Access(Right.ADMIN, "name"),)  # a schedule's name appears in scopes as a topic's does
 
 
-@call(
+@schedule_call(
     id=0x80,
     rpc="CreateSchedule",
     http="POST /v1/schedules",
     needs=(*ADMINISTER, Access(Right.PRODUCE)),
-    feature=FEATURE,
-    route="schedule",
     audit=("name",),
     status=201,
 )
@@ -303,28 +284,21 @@ class CreateSchedule(Command[ScheduleInfo]):
         return make_schedule(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-@call(
-    id=0x81,
-    rpc="GetSchedule",
-    http="GET /v1/schedules/{name}",
-    needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
-)
+#: Fields that users can set, besides the name, and their defaults.
+DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in msgspec.structs.fields(CreateSchedule) if field.name != "name"
+}
+
+
+@schedule_call(id=0x81, rpc="GetSchedule", http="GET /v1/schedules/{name}", needs=ADMINISTER)
 class GetSchedule(Command[ScheduleInfo]):
     """Return a schedule and its state."""
 
     name: ScheduleName
 
 
-@call(
-    id=0x82,
-    rpc="ListSchedules",
-    http="GET /v1/schedules",
-    rows=Access(Right.ADMIN, "name"),
-    feature=FEATURE,
-    route="all",
-    merge="pages",
+@schedule_call(
+    id=0x82, rpc="ListSchedules", http="GET /v1/schedules", rows=Access(Right.ADMIN, "name"), route="all", merge="pages"
 )
 class ListSchedules(Command[Page[ScheduleInfo]]):
     """List the schedules that the caller may administer, by name."""
@@ -333,29 +307,15 @@ class ListSchedules(Command[Page[ScheduleInfo]]):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
 
 
-@call(
-    id=0x83,
-    rpc="PauseSchedule",
-    http="POST /v1/schedules/{name}:pause",
-    needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
-    audit=("name",),
-)
+@schedule_call(id=0x83, rpc="PauseSchedule", http="POST /v1/schedules/{name}:pause", needs=ADMINISTER, audit=("name",))
 class PauseSchedule(Command[ScheduleInfo]):
     """Stop a schedule from firing."""
 
     name: ScheduleName
 
 
-@call(
-    id=0x84,
-    rpc="ResumeSchedule",
-    http="POST /v1/schedules/{name}:resume",
-    needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
-    audit=("name",),
+@schedule_call(
+    id=0x84, rpc="ResumeSchedule", http="POST /v1/schedules/{name}:resume", needs=ADMINISTER, audit=("name",)
 )
 class ResumeSchedule(Command[ScheduleInfo]):
     """Let a paused schedule fire again."""
@@ -363,13 +323,11 @@ class ResumeSchedule(Command[ScheduleInfo]):
     name: ScheduleName
 
 
-@call(
+@schedule_call(
     id=0x85,
     rpc="DeleteSchedule",
     http="DELETE /v1/schedules/{name}",
     needs=ADMINISTER,
-    feature=FEATURE,
-    route="schedule",
     repeat=Repeat.ONCE,
     audit=("name",),
 )

@@ -37,32 +37,22 @@ class Settles(Protocol):
     async def nack(self, rows: Any, *, reason: str | None = None) -> None: ...
 
 
-class StreamMessage(Delivered):
+class StreamMessage(Delivered, msgspec.Struct, eq=False):
     """One row of the stream, delivered to a member of a group. Ack it when it is done."""
 
-    __slots__ = (
-        "_enqueued_ms", "_headers", "_settles", "attempts", "fairness_key", "id", "id_suffix", "key", "offset",
-        "partition", "payload", "priority", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self, settles: Settles | None, topic: str, partition: int, offset: int, id: int, payload: bytes, priority: int,
-        attempts: int, key: str | None, headers: dict[str, str] | None, enqueued_ms: int,
-        fairness_key: str | None = None, id_suffix: int = 0,
-    ) -> None:  # fmt: skip
-        self._settles = settles
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset  # its position in the partition
-        self.id = id
-        self.payload = payload
-        self.priority = priority  # as enqueued, even if it was rescheduled since
-        self.attempts = attempts  # the number of this delivery to the group, 1 on the first
-        self.key = key
-        self._headers = headers
-        self._enqueued_ms = enqueued_ms
-        self.fairness_key = fairness_key
-        self.id_suffix = id_suffix  # the topic's
+    _settles: Settles | None
+    topic: str
+    partition: int
+    offset: int  # its position in the partition
+    id: int
+    payload: bytes
+    priority: int  # as enqueued, even if it was rescheduled since
+    attempts: int  # the number of this delivery to the group, 1 on the first
+    key: str | None
+    _headers: dict[str, str] | None
+    _enqueued_ms: int
+    fairness_key: str | None = None
+    id_suffix: int = 0  # the topic's
 
     async def ack(self) -> None:
         if self._settles is not None:  # rows of a replay belong to no group
@@ -101,38 +91,43 @@ class Payloads(Sequence[bytes]):
         return (bytes(data[a:b]) for a, b in spans)
 
 
-class StreamBatch:
+class StreamBatch(msgspec.Struct, eq=False):
     """Rows of one partition, as columns in the order of delivery. Ack all, or some offsets with `subscription`."""
 
-    __slots__ = (
-        "_settles", "attempts", "enqueued_ms", "fairness_keys", "headers", "id_suffix", "ids", "keys", "offsets",
-        "partition", "payloads", "priorities", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self, settles: Settles | None, topic: str, partition: int, offsets: I64, ids: I64, payloads: Sequence[bytes],
-        priorities: I64, attempts: I64, enqueued_ms: I64, keys: Sequence[str | None] | None = None,
-        headers: Sequence[dict[str, str] | None] | None = None, fairness_keys: Sequence[str | None] | None = None,
-        *, id_suffix: int = 0,
-    ) -> None:  # fmt: skip
-        self._settles = settles
-        self.topic, self.partition = topic, partition
-        self.offsets, self.ids, self.payloads = offsets, ids, payloads
-        self.priorities, self.attempts, self.enqueued_ms = priorities, attempts, enqueued_ms
-        self.keys, self.headers, self.fairness_keys = keys, headers, fairness_keys  # None if no row has one
-        self.id_suffix = id_suffix  # the topic's
+    _settles: Settles | None
+    topic: str
+    partition: int
+    offsets: I64
+    ids: I64
+    payloads: Sequence[bytes]
+    priorities: I64
+    attempts: I64
+    enqueued_ms: I64
+    keys: Sequence[str | None] | None = None  # None if no row has one, like the next two columns
+    headers: Sequence[dict[str, str] | None] | None = None
+    fairness_keys: Sequence[str | None] | None = None
+    id_suffix: int = 0  # the topic's
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def messages(self) -> list[StreamMessage]:
-        columns = map(
-            StreamMessage, repeat(self._settles), repeat(self.topic), repeat(self.partition), self.offsets.tolist(),
-            self.ids.tolist(), self.payloads, self.priorities.tolist(), self.attempts.tolist(),
-            self.keys or repeat(None), self.headers or repeat(None), self.enqueued_ms.tolist(),
-            self.fairness_keys or repeat(None), repeat(self.id_suffix),
-        )  # fmt: skip
-        return list(columns)
+        columns = (
+            repeat(self._settles),
+            repeat(self.topic),
+            repeat(self.partition),
+            self.offsets.tolist(),
+            self.ids.tolist(),
+            self.payloads,
+            self.priorities.tolist(),
+            self.attempts.tolist(),
+            self.keys or repeat(None),
+            self.headers or repeat(None),
+            self.enqueued_ms.tolist(),
+            self.fairness_keys or repeat(None),
+            repeat(self.id_suffix),
+        )
+        return list(map(StreamMessage, *columns))
 
     async def ack(self) -> None:
         if self._settles is not None:

@@ -23,7 +23,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heapline.contract.errors import (
     BadRequest,
@@ -33,35 +33,17 @@ from heapline.contract.errors import (
     ResourceExhausted,
     UnavailableError,
 )
-from heapline.contract.outstanding_rows import RowsOut
-from heapline.contract.settled_rows import I64, Acks, offsets_of
-from heapline.contract.stream import Fetched, GroupEvents, GroupInfo, Offsets, Place, StreamBatch, StreamMessage
+from heapline.contract.member_rows import I64, Acks, RowsOut, offsets_of
+from heapline.contract.stream import Fetched, GroupEvents, Place, StreamBatch, StreamMessage
+
+if TYPE_CHECKING:
+    from heapline.contract.broker import Broker
 
 PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between retries
 WAIT_MAX = 10.0  # most seconds that a fetch waits
 BEATS = 3  # heartbeats within a member's lease
-FETCH_BYTES = 2 << 20
 CREDITS_MAX = 1_000_000
 LEAVE_SECONDS = 5.0  # for the broker to receive the leave; the member's lease ends anyway
-
-
-class Fetches(Protocol):
-    """The broker interface that a subscription needs."""
-
-    async def get_group(self, topic: str, group: str) -> GroupInfo: ...
-
-    async def group_fetch(
-        self, topic: str, group: str, member: str, *, session: str, max_messages: int = 1000,
-        max_bytes: int = 2 << 20, wait: float = 0.0, start: Place = "earliest", config: Mapping[str, Any] | None = None,
-    ) -> Fetched: ...  # fmt: skip
-
-    async def group_ack(self, topic: str, group: str, member: str, offsets: Offsets, *, session: str) -> None: ...
-
-    async def group_nack(
-        self, topic: str, group: str, member: str, offsets: Offsets, *, session: str, reason: str | None = None
-    ) -> None: ...
-
-    async def group_leave(self, topic: str, group: str, member: str, *, session: str) -> None: ...
 
 
 class _Chunk(NamedTuple):
@@ -73,16 +55,26 @@ class Subscription:
     """Created by `subscribe`; use it with `async with`, and iterate. Safe for one iterating task and many that ack."""
 
     def __init__(
-        self, broker: Fetches, topic: str, *, group: str, member: str | None = None, credits: int = 1000,
-        batches: bool = False, start: Place = "earliest", on_assigned: GroupEvents | None = None,
-        on_revoked: GroupEvents | None = None, config: Mapping[str, Any] | None = None, max_bytes: int = FETCH_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        broker: Broker,
+        topic: str,
+        *,
+        group: str,
+        member: str | None = None,
+        credits: int = 1000,
+        batches: bool = False,
+        start: Place = "earliest",
+        on_assigned: GroupEvents | None = None,
+        on_revoked: GroupEvents | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         if type(credits) is not int or not 1 <= credits <= CREDITS_MAX:
             raise BadRequest(f"credits is an int from 1 to {CREDITS_MAX}, not {credits!r}")
         self.topic, self.group = topic, group
         self.member = member if member is not None else f"member-{secrets.token_hex(8)}"
-        self._broker, self._session = broker, secrets.token_hex(16)
-        self._credits, self._by_batches, self._max_bytes = credits, batches, max_bytes
+        self._broker, self._source = broker, broker._member()
+        self._session = secrets.token_hex(16)
+        self._credits, self._by_batches = credits, batches
         self._start, self._config = start, dict(config or {})
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
         self._partitions: list[int] = []
@@ -166,17 +158,24 @@ class Subscription:
                     await self._broker.group_leave(self.topic, self.group, self.member, session=self._session)
 
     async def _stop_pushing(self) -> None:
-        stop = getattr(self._broker, "stop_pushing", None)  # see heapline.client.subscribing
+        stop = getattr(self._source, "stop_pushing", None)  # see client/pushed_member.py
         if stop is not None:
             await stop()
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _fetch(self, count: int, wait: float) -> Awaitable[Fetched]:
-        return self._broker.group_fetch(
-            self.topic, self.group, self.member, session=self._session, max_messages=count,
-            max_bytes=self._max_bytes, wait=wait, start=self._start, config=self._config or None,
-        )  # fmt: skip
+        fetched: Awaitable[Fetched] = self._source.group_fetch(
+            self.topic,
+            self.group,
+            self.member,
+            session=self._session,
+            max_messages=count,
+            wait=wait,
+            start=self._start,
+            config=self._config or None,
+        )
+        return fetched
 
     async def _patiently(self, ask: Callable[[], Awaitable[Any]], seconds: float = float("inf")) -> Any:
         """Retry while the broker is unavailable. Raise if a limit prevents joining."""

@@ -11,23 +11,22 @@ import concurrent.futures
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
+
+from msgspec.structs import astuple
 
 from heapline.contract.broker import Broker, Methods
 from heapline.contract.errors import BadRequest, Closed
 from heapline.contract.message import LogFrame, Message
 from heapline.contract.stream import Place, StreamBatch, StreamMessage
-from heapline.contract.sync_subscription import SyncSubscription
 
 T = TypeVar("T")
 
 
 class SyncMessage(Message):
     """A leased message whose acts block."""
-
-    __slots__ = ()
 
     def ack(self) -> None:  # type: ignore[override]
         self._sync.ack(self)
@@ -198,23 +197,8 @@ class SyncBroker(Methods):
                 self._run(rows.aclose())
 
 
-def _sync_message(broker: SyncBroker, m: Message) -> SyncMessage:
-    return SyncMessage(
-        broker,  # type: ignore[arg-type]
-        m.topic,
-        m.partition,
-        m.id,
-        m.token,
-        m.payload,
-        m.priority,
-        m.attempts,
-        m.key,
-        m._headers,
-        m._enqueued_ms,
-        m._deadline_ms,
-        m.fairness_key,
-        m.id_suffix,
-    )
+def _sync_message(broker: SyncBroker, message: Message) -> SyncMessage:
+    return SyncMessage(broker, *astuple(message)[1:])  # type: ignore[arg-type]
 
 
 async def _cancel_the_rest() -> None:
@@ -223,3 +207,86 @@ async def _cancel_the_rest() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
+
+
+class SyncRow:
+    """A row of a stream, or a batch of them, whose acts block; everything else is as the row has it."""
+
+    __slots__ = ("_row", "_subscription")
+
+    def __init__(self, subscription: SyncSubscription, row: StreamMessage | StreamBatch) -> None:
+        self._subscription, self._row = subscription, row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._row, name)
+
+    def __len__(self) -> int:
+        return len(self._row)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def messages(self) -> list[SyncRow]:
+        """Return the rows of a batch."""
+        assert isinstance(self._row, StreamBatch)
+        return [SyncRow(self._subscription, row) for row in self._row.messages()]
+
+    def ack(self) -> None:
+        self._subscription.ack(self)
+
+    def nack(self, reason: str | None = None) -> None:
+        self._subscription.nack(self, reason=reason)
+
+    def __repr__(self) -> str:
+        return repr(self._row)
+
+
+class SyncSubscription:
+    """A subscription whose iteration and acks block.
+
+    `run` runs a coroutine in the broker's own thread and waits for it. `on_assigned` and `on_revoked` are called in
+    that thread too, so they cannot call the broker.
+    """
+
+    def __init__(self, run: Callable[[Any], Any], subscription: Any) -> None:
+        self._run, self._subscription = run, subscription
+
+    def __getattr__(self, name: str) -> Any:
+        """topic, group, member, partitions."""
+        return getattr(self._subscription, name)
+
+    def __enter__(self) -> SyncSubscription:
+        self._run(self._subscription.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[SyncRow]:
+        rows = aiter(self._subscription)
+
+        async def following() -> Any:
+            return await anext(rows, None)
+
+        while (row := self._run(following())) is not None:
+            yield SyncRow(self, row)
+
+    def ack(self, rows: Any) -> None:
+        """Rows or batches, one or many, or {partition: offsets}."""
+        self._run(self._subscription.ack(_unwrapped(rows)))
+
+    def nack(self, rows: Any, *, reason: str | None = None) -> None:
+        self._run(self._subscription.nack(_unwrapped(rows), reason=reason))
+
+    def close(self) -> None:
+        """Leave: what is not acked goes to others. A broker that was closed has left already."""
+        with contextlib.suppress(Closed):
+            self._run(self._subscription.close())
+
+
+def _unwrapped(rows: Any) -> Any:
+    if isinstance(rows, SyncRow):
+        return rows._row
+    if isinstance(rows, Iterable) and not isinstance(rows, Mapping | str | bytes):
+        return [row._row if isinstance(row, SyncRow) else row for row in rows]
+    return rows

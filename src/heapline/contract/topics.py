@@ -46,13 +46,7 @@ class UpdateTopic(Command[TopicInfo]):
 
 
 @call(
-    id=0x03,
-    rpc="DeleteHeap",
-    http="DELETE /v1/heaps/{topic}",
-    needs=ADMIN,
-    repeat=Repeat.ONCE,
-    destroys=True,
-    audit=(),
+    id=0x03, rpc="DeleteHeap", http="DELETE /v1/heaps/{topic}", needs=ADMIN, repeat=Repeat.ONCE, destroys=True, audit=()
 )
 class DeleteTopic(Command[None]):
     """Delete a topic with all its messages."""
@@ -98,13 +92,7 @@ class ResumeTopic(Command[None]):
 
 
 @call(
-    id=0x07,
-    rpc="Purge",
-    http="POST /v1/heaps/{topic}:purge",
-    needs=ADMIN,
-    repeat=Repeat.ONCE,
-    destroys=True,
-    audit=(),
+    id=0x07, rpc="Purge", http="POST /v1/heaps/{topic}:purge", needs=ADMIN, repeat=Repeat.ONCE, destroys=True, audit=()
 )
 class Purge(Command[Count]):
     """Remove every message that is ready or delayed, and return how many. Leased messages stay."""

@@ -11,7 +11,7 @@ from heapline.contract.columns import pack
 from heapline.contract.context import Context
 from heapline.contract.errors import UnavailableError
 from heapline.contract.message import Enqueued, MessageInfo
-from heapline.contract.results import pack_enqueued
+from heapline.contract.messages import pack_enqueued
 from heapline.engine import lookup
 from heapline.engine.columns import (
     Columns,

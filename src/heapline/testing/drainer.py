@@ -73,7 +73,7 @@ def _through_layers(layers: Sequence[Any], task: Any, message: Any) -> Any:
     arguments = task.codec.decode(message.payload)
     if not layers:
         return task.codec.call(arguments)
-    from heapline.client.tasks.middleware import Call, chain  # type: ignore[import-not-found,unused-ignore]
+    from heapline.client.tasks.task import Call, chain  # type: ignore[import-not-found,unused-ignore]
 
     async def innermost(call: Any) -> Any:
         result = call.task.codec.call(call.arguments)

@@ -46,8 +46,7 @@ from heapline.contract.groups import (
 from heapline.contract.ids import parse_id, suffix_of, to_ulid
 from heapline.contract.leases import Extended, LeaseKeys, Settled
 from heapline.contract.message import EPOCH, DlqFilter, Enqueued, LogEvent, LogFrame, Outgoing, TopicInfo, from_ms
-from heapline.contract.messages import EnqueuedBatch
-from heapline.contract.results import enqueued, pack_enqueued
+from heapline.contract.messages import EnqueuedBatch, enqueued, pack_enqueued
 from heapline.contract.schedules import ScheduleInfo
 from heapline.contract.stream import GroupInfo
 from heapline.contract.topics import TopicSettings

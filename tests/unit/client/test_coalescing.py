@@ -36,12 +36,12 @@ def test_batches_hold_all_waiting_calls_in_order_within_the_limits(
     gathering = Batcher(count_max, bytes_max, (lambda call: call[1]) if apart else None)
     singles = [Pending((i, name), Waiter(gone), 0.0, size) for i, (name, size, gone) in enumerate(calls)]
     for single in singles:
-        gathering.add(single)
+        gathering.calls.append(single)
     batches = []
     while batch := gathering.take():
         batches.append(batch)
     assert [s for batch in batches for s in batch] == [s for s in singles if not s.future.done()]
-    assert len(gathering) == 0
+    assert not gathering.calls
     for batch, after in zip(batches, [*batches[1:], []], strict=False):
         size, names = sum(s.nbytes for s in batch), [s.call[1] for s in batch]
         assert len(batch) <= count_max

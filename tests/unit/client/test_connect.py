@@ -16,7 +16,7 @@ import pytest
 import heapline
 from heapline.client.connect import connect_from_env, is_loopback
 from heapline.client.sdk import ConnectedBroker
-from heapline.client.transports.grpc_status import heapline_error
+from heapline.client.transports.grpc import heapline_error
 from heapline.contract.errors import BadRequest, Closed, DeadlineExceeded, UnavailableError
 
 NAMES = ("HEAPLINE_URL", "HEAPLINE_API_KEY_FILE", "HEAPLINE_CA_FILE", "HEAPLINE_DATA")
@@ -281,7 +281,7 @@ async def test_closed_client_says_so_and_may_be_closed_twice() -> None:
 
 
 async def test_calls_that_wait_when_a_client_closes_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.client.lease_return.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("heapline.client.transports.transport.CLOSE_SECONDS", 0.05)
     hl = heapline.connect("127.0.0.1:1", deadline=60)
     waiting = [asyncio.ensure_future(hl.enqueue("jobs", b"%d" % i)) for i in range(3)]
     await asyncio.sleep(0.01)

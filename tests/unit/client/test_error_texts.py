@@ -18,8 +18,8 @@ import pytest
 import heapline
 from heapline.cli import worker as worker_cli
 from heapline.client import fork_guard, outbox
-from heapline.client.outbox import relay_service, sender
-from heapline.client.outbox.rows import Row, fields_of
+from heapline.client.outbox import relay, sender
+from heapline.client.outbox.store import Row, fields_of
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.tasks import broker_binding as task_home
@@ -37,7 +37,7 @@ FILES = [*ROOT.glob("client/**/*.py"), ROOT / "cli/worker.py", ROOT / "contract/
 PASSED_OVER = {
     "unreachable: pauses never end": "for those who read the code",
     "gRPC has no status for a call that has ended": "a bug of gRPC's",
-    "rows were claimed by two at once: this database does not lock them": "a database that breaks its promise",
+    "two relays claimed the same rows; this database does not support row locks": "a database that breaks its promise",
     "has no attribute": "Python's own words",
     "f'{type(error).__name__}: {error}'": "another error's text, as Django's command tells it",
 }
@@ -262,12 +262,13 @@ CASES: list[tuple[str, Cause]] = [
     ("the outbox writes through a SQLAlchemy session or connection, not str", lambda e: outbox.enqueue("x", "t", b"")),
     ("key of a row of the outbox must be at most 1024 characters, without NUL; not every database can store it",
      lambda e: outbox.enqueue(None, "t", b"", key="a\0b")),
+    ("enqueue has no option 'seq'; it has priority, key, delay,", lambda e: outbox.enqueue(None, "t", b"", seq=1)),  # type: ignore[call-arg]
     ("enqueue_call needs a call of a task, such as send.item(…), got str", lambda e: fields_of("send")),
     ("a row of the outbox is enqueued exactly once without a key; omit idempotency_key",
      lambda e: fields_of(task(plain).item(1, idempotency_key="k"))),
     ("this row is not a message (JSONDecodeError); use outbox.enqueue",
      lambda e: sender._outgoing(Row(1, 1, 0, "t", b"", 0, None, None, "{", None, None, None))),
-    ("give a server or a data directory, not both", lambda e: relay_service.broker_of("a:1", "./data", None)),
+    ("give a server or a data directory, not both", lambda e: relay.broker_of("a:1", "./data", None)),
 ]  # fmt: skip
 _reached: set[tuple[str, int]] = set()
 

@@ -20,8 +20,7 @@ from heapline.contract.errors import (
     TopicReloading,
 )
 from heapline.contract.message import Enqueued, Outgoing
-from heapline.contract.messages import EnqueueBatch, EnqueuedBatch, pack_messages
-from heapline.contract.results import enqueued, pack_enqueued
+from heapline.contract.messages import EnqueueBatch, EnqueuedBatch, enqueued, pack_enqueued, pack_messages
 from tests.simulation.loop import run
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from heapline.client.pushed_member import PushedMember
 from heapline.client.transports.transport import RowStream
+from heapline.contract.config import GroupConfig
 from heapline.contract.errors import Closed, MemberReplaced, UnavailableError
 from heapline.contract.groups import EARLIEST, FetchedRows
-from heapline.contract.stream import Fetched
+from heapline.contract.stream import Fetched, GroupInfo
+from heapline.contract.subscription import Subscription
 from tests.unit.server.fake_groups import batch
 
 
@@ -24,12 +26,14 @@ class Server:
         self.opened: list[Any] = []
         self._partitions = [0, 1]
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
-        self.left: list[str] = []
+        self.streams = 0  # that are open
+        self.streams_when_left: list[int] = []
 
     async def stream(self, feed: RowStream) -> AsyncIterator[Any]:
         self.opened.append(feed.open)
         self.said.append(said := [])
         listening = asyncio.ensure_future(self._listen(feed.credits, said))
+        self.streams += 1
         try:
             while (answer := await self._answers.get()) is not None:
                 if isinstance(answer, Exception):
@@ -37,6 +41,7 @@ class Server:
                 yield answer
         finally:
             listening.cancel()
+            self.streams -= 1
 
     async def _listen(self, credits: AsyncIterator[int], said: list[int]) -> None:
         async for count in credits:
@@ -52,8 +57,14 @@ class Server:
     def credits(self, stream: int = -1) -> int:
         return sum(self.said[stream])
 
+    def _member(self) -> PushedMember:
+        return PushedMember(self)
+
+    async def get_group(self, topic: str, group: str) -> GroupInfo:
+        return GroupInfo(name=group, topic=topic, config=GroupConfig(), generation=1, members={}, offsets=[])
+
     async def group_leave(self, topic: str, group: str, member: str, *, session: str) -> None:
-        self.left.append(session)
+        self.streams_when_left.append(self.streams)
 
 
 async def fetch(member: PushedMember, count: int = 10, wait: float = 5.0) -> Fetched:
@@ -157,11 +168,12 @@ async def test_first_fetch_raises_the_servers_rejection() -> None:
         await fetch(member, 10, 0.0)
 
 
-async def test_leaving_ends_the_stream_first() -> None:
+async def test_subscription_ends_its_stream_before_it_leaves_the_group() -> None:
     server = Server()
-    member = await opened(server)
-    await member.group_leave("jobs", "g", "m", session="s")
-    assert server.left == ["s"]
+    server.say()
+    async with Subscription(server, "jobs", group="g"):  # type: ignore[arg-type]
+        assert server.streams == 1
+    assert server.streams_when_left == [0]
     await settle()
     assert len(server.said) == 1
 

@@ -121,7 +121,7 @@ def test_iteration_collected_in_the_clients_own_thread_does_not_wait_for_itself(
         async def __anext__(self) -> object:
             return object()
 
-    monkeypatch.setattr("heapline.client.sync.consume", lambda *_, **options: Endless())
+    monkeypatch.setattr("heapline.client.sync.Consumer", lambda *_: Endless())
     monkeypatch.setattr(ConnectedBroker, "adopt", lambda *_: None)
     ended = threading.Event()
 

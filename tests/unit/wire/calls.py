@@ -16,8 +16,7 @@ from heapline.contract.columns import Columns, pack
 from heapline.contract.errors import BadRequest, HeaplineError, LeaseLost, TopicNotFound
 from heapline.contract.ids import SUFFIX_MAX
 from heapline.contract.message import Enqueued, LogEvent, Outgoing
-from heapline.contract.messages import EnqueuedBatch
-from heapline.contract.results import pack_enqueued
+from heapline.contract.messages import EnqueuedBatch, pack_enqueued
 from heapline.contract.schedules import CreateSchedule
 from heapline.wire.rows import columns_of
 

@@ -15,17 +15,15 @@ committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
 With Django put "heapline.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
 
-How it stays exactly once is told in `relay.py`. SQLAlchemy and Django are imported when they are used, not before.
+`relay.py` explains why this is exactly once. SQLAlchemy and Django are imported when they are used, not before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from heapline.client.outbox.relay import OutboxRelay
-from heapline.client.outbox.rows import fields_of, new_row
+from heapline.client.outbox.store import RowOptions, fields_of, new_row
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
@@ -35,20 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OutboxRelay", "create_tables", "enqueue", "enqueue_call", "metadata"]
 
 
-def enqueue(
-    session: Any,
-    topic: str,
-    payload: bytes,
-    *,
-    priority: int = 0,
-    key: str | None = None,
-    delay: float | None = None,
-    deliver_at: datetime | None = None,
-    headers: Mapping[str, str] | None = None,
-    ttl: float | None = None,
-    max_retries: int | None = None,
-    fairness_key: str | None = None,
-) -> Any:
+def enqueue(session: Any, topic: str, payload: bytes, **options: Unpack[RowOptions]) -> Any:
     """Write a message in the transaction of a SQLAlchemy session or connection; await it if that is async.
 
     A `delay` counts from now, a `ttl` from when the relay brings it. What no topic would take is refused here; what
@@ -56,18 +41,7 @@ def enqueue(
     """
     from heapline.client.outbox import sql
 
-    row = new_row(
-        topic,
-        payload,
-        priority=priority,
-        key=key,
-        delay=delay,
-        deliver_at=deliver_at,
-        headers=headers,
-        ttl=ttl,
-        max_retries=max_retries,
-        fairness_key=fairness_key,
-    )
+    row = new_row(topic, payload, **options)
     return sql.insert(session, row)
 
 

@@ -26,17 +26,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 import uuid
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from heapline.client.outbox.rows import Row
 from heapline.client.outbox.sender import Group, Sent, send
-from heapline.client.outbox.store import Line, OutboxStore, Turn
+from heapline.client.outbox.store import Line, OutboxStore, Row, Turn
 from heapline.contract.broker import Broker
-from heapline.contract.errors import HeaplineError
+from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.logs import Log
 
 log = Log("heapline.outbox")
@@ -264,3 +265,45 @@ def _store_of(database: Any) -> OutboxStore:
     from heapline.client.outbox.sql import SqlStore
 
     return SqlStore(database)
+
+
+# -- a relay as a process ----------------------------------------------------------------------------------------------
+
+#: Seconds that a call may take. Well below the relay's lease, so that a relay keeps its lanes while its server is
+#: unavailable, and stops soon after a signal.
+DEADLINE = 10.0
+
+
+def broker_of(to: str | None, data: str | os.PathLike[str] | None, key_file: str | os.PathLike[str] | None) -> Any:
+    """Return a broker to enter: a server, given or named by the environment, or a directory that this process opens."""
+    from heapline.client.connect import connect_from_env  # not needed by programs that only write rows
+
+    if data is None:
+        return connect_from_env(url=to, key_file=key_file, deadline=DEADLINE)
+    if to is not None:
+        raise BadRequest("give a server or a data directory, not both")
+    from heapline import open as open_directory
+
+    return open_directory(data)
+
+
+async def serve(
+    database: Any,
+    *,
+    to: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    key_file: str | os.PathLike[str] | None = None,
+    once: bool = False,
+    **settings: Any,
+) -> int:
+    """Relay until SIGTERM or SIGINT, or once. Return how many rows were relayed."""
+    async with broker_of(to, data, key_file) as broker, OutboxRelay(database, broker, **settings) as relay:
+        if once:
+            await relay.run_once()
+            return relay.relayed
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, relay.stop)
+        await relay.turn()  # a database without tables raises now instead of being retried
+        await relay.run()
+        return relay.relayed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from heapline.client.outbox.rows import ERROR_CHARACTERS, Row
+from heapline.client.outbox.store import ERROR_CHARACTERS, Row
 from heapline.contract.broker import Broker
 from heapline.contract.errors import (
     BadRequest,

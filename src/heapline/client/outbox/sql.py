@@ -39,9 +39,18 @@ from sqlalchemy import (
 from sqlalchemy import insert as insert_into
 from sqlalchemy.engine import CursorResult
 
-from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, MESSAGE_COLUMNS, TOPIC_CHARACTERS, Row
 from heapline.client.outbox.sender import IN_DOUBT_BEGINS
-from heapline.client.outbox.store import Claimed, Turn, cut, number
+from heapline.client.outbox.store import (
+    ERROR_CHARACTERS,
+    KEY_CHARACTERS,
+    MESSAGE_COLUMNS,
+    TOPIC_CHARACTERS,
+    Claimed,
+    Row,
+    Turn,
+    cut,
+    number,
+)
 from heapline.contract.config import canonical_topic
 from heapline.contract.errors import BadRequest
 
@@ -255,7 +264,9 @@ def _claim(connection: Connection, turn: Turn) -> Claimed:
         "seq": case({id: seq for id, (_, seq) in numbers.items()}, value=OUTBOX.c.id),
     }
     if _count(connection.execute(claim.values(values))) != len(taken):
-        raise RuntimeError("rows were claimed by two at once: this database does not lock them")  # rolls it back
+        raise RuntimeError(
+            "two relays claimed the same rows; this database does not support row locks"
+        )  # rolls it back
     rows = connection.execute(select(*_ROW).where(OUTBOX.c.id.in_(list(numbers))).order_by(OUTBOX.c.id))
     return Claimed([Row(*row) for row in rows], unknown)
 

@@ -14,9 +14,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from heapline.client.tasks import tracing
 from heapline.client.tasks.broker_binding import Home
-from heapline.client.tasks.middleware import Hook, Middleware
 from heapline.client.tasks.outcomes import Delay, Rules
-from heapline.client.tasks.task import TASK, Task
+from heapline.client.tasks.task import TASK, Hook, Middleware, Task
 from heapline.client.tasks.worker import Worker
 from heapline.contract.broker import Broker
 from heapline.contract.errors import PermissionDenied, TopicExists, TopicNotFound

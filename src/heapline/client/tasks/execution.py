@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from heapline.client.tasks import tracing
 from heapline.client.tasks.arguments import Undecodable
 from heapline.client.tasks.leases import Lease, LeaseKeeper
-from heapline.client.tasks.middleware import Call, chain
 from heapline.client.tasks.outcomes import ACK, LEAVE, Outcome
+from heapline.client.tasks.task import Call, chain
 from heapline.client.tasks.threads import Threads
 from heapline.contract.errors import HeaplineError, LeaseLost, UnavailableError
 from heapline.logs import Log

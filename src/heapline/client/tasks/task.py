@@ -1,21 +1,22 @@
 """A task: a function that can be called directly, or enqueued to be called by a worker.
 
-Builds the messages of a task: payload (arguments.py), headers and options. The app knows the broker.
+Builds the messages of a task: payload (arguments.py), headers and options. The app knows the broker. Middleware goes
+around runs and hooks around enqueues; the objects that they receive are here too.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from heapline.client.tasks.arguments import Arguments
-from heapline.client.tasks.middleware import Sending
 from heapline.client.tasks.outcomes import Rules
 from heapline.contract.config import parse_topic
-from heapline.contract.message import Enqueued, IdempotencyScope, Outgoing
+from heapline.contract.message import Enqueued, IdempotencyScope, Message, Outgoing
 from heapline.contract.payload_codec import CONTENT_TYPE, JSON
 
 if TYPE_CHECKING:
@@ -147,3 +148,49 @@ class Task(Generic[P, R]):
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+# -- middleware and hooks ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Call:
+    """One run of a task, as middleware sees it."""
+
+    task: Task[..., Any]
+    message: Message
+    arguments: dict[str, Any]  # by parameter; middleware may change them
+
+    @property
+    def attempt(self) -> int:
+        return self.message.attempts
+
+
+@dataclass(slots=True)
+class Sending:
+    """One message that is about to be enqueued, as `on_enqueue` hooks see it. They may change headers and options."""
+
+    task: Task[..., Any]
+    arguments: dict[str, Any]
+    headers: dict[str, str]
+    options: dict[str, Any]
+
+
+Next = Callable[[Call], Awaitable[Any]]
+Middleware = Callable[[Call, Next], Awaitable[Any]]
+Hook = Callable[[Sending], None]
+
+
+def chain(layers: Sequence[Middleware], innermost: Next) -> Next:
+    """Join the layers. The first one is the outermost."""
+    following = innermost
+    for layer in reversed(layers):
+        following = _wrapped(layer, following)
+    return following
+
+
+def _wrapped(layer: Middleware, following: Next) -> Next:
+    def run(call: Call) -> Awaitable[Any]:
+        return layer(call, following)
+
+    return run

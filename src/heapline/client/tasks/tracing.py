@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Any
 
-from heapline.client.tasks.middleware import Call, Next, Sending
 from heapline.client.tasks.outcomes import Retry, reason_of
+from heapline.client.tasks.task import Call, Next, Sending
 
 _NAME = "heapline.tasks"
 _instruments: dict[str, Any] = {}

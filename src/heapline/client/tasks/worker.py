@@ -13,13 +13,13 @@ import asyncio
 import os
 import socket
 import time
+from collections import deque
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from heapline.client.tasks.execution import Runner, Totals
 from heapline.client.tasks.leases import Lease, LeaseKeeper
-from heapline.client.tasks.slots import Slots
 from heapline.client.tasks.threads import Threads
 from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
 from heapline.contract.message import TopicInfo
@@ -33,6 +33,46 @@ POP_WAIT = 20.0  # seconds that one pop waits for work
 POP_LEAST = 16  # slots that are worth a pop of their own
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between tries to reach a broker; the last one repeats
 CLOSE_SECONDS = 5.0  # for handlers that were cancelled at the end of the grace period
+
+
+class Slots:
+    """How many handlers run at the same time. The longest waiting task gets the next free slot."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait for a slot."""
+        if self.free and not self._waiting:
+            self.free -= 1
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self.give()  # it had been granted already
+            else:
+                self._waiting.remove(mine)
+            raise
+
+    def take_free(self, most: int) -> int:
+        """Take up to `most` slots that are free and that no task waits for; return how many."""
+        count = 0 if self._waiting else min(self.free, most)
+        self.free -= count
+        return count
+
+    def give(self, count: int = 1) -> None:
+        for _ in range(count):
+            while self._waiting and self._waiting[0].done():
+                self._waiting.popleft()
+            if self._waiting:
+                self._waiting.popleft().set_result(None)
+            else:
+                self.free += 1
 
 
 class Worker:

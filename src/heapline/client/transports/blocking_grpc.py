@@ -15,22 +15,16 @@ import grpc
 from msgspec.structs import replace
 
 from heapline.client.target import ClientTls, parse_target
+from heapline.client.transports.grpc import open_channel, stub_of
 from heapline.client.transports.grpc_status import heapline_error
 from heapline.contract.call import Command, Feed, Page
 from heapline.contract.errors import UnavailableError
-from heapline.wire.descriptors import METHODS
 from heapline.wire.protobuf import request_of, response_of
 
 R = TypeVar("R")
 RETRY_SECONDS = 60.0
 PAUSE_FIRST, PAUSE_MAX = 0.05, 2.0  # seconds
 CALL_SECONDS = 30.0
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 class BlockingGrpc:
@@ -116,18 +110,8 @@ class BlockingGrpc:
 
     def _stub(self, rpc: str) -> Any:
         if self._channel is None:
-            address, tls = parse_target(self._endpoints[0], self._tls)
-            if tls is None:
-                self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-            else:
-                self._channel = grpc.secure_channel(address, tls.credentials(), options=_OPTIONS)
-        method = METHODS[rpc]
-        make = self._channel.unary_stream if method.streams_out else self._channel.unary_unary
-        return make(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+            self._channel = open_channel(grpc, *parse_target(self._endpoints[0], self._tls))
+        return stub_of(self._channel, rpc)
 
     def _reconnect(self) -> None:
         """Use the next endpoint from now on."""

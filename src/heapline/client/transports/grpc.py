@@ -36,6 +36,30 @@ _OPTIONS = [
 ]
 
 
+def open_channel(library: Any, address: str, tls: ClientTls | None) -> Any:
+    """Return a channel of grpc.aio, or of grpc for code that blocks."""
+    keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
+    keepalive += [(f"grpc.{name}_timeout_ms", KEEPALIVE_MS // 2) for name in ("keepalive", "http2.ping")]
+    if tls is None:
+        return library.insecure_channel(address, options=_OPTIONS + keepalive)
+    return library.secure_channel(address, tls.credentials(), options=_OPTIONS + keepalive)
+
+
+def stub_of(channel: Any, rpc: str) -> Any:
+    """Return the function of a channel that calls a method of the service."""
+    method = METHODS[rpc]
+    kinds = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, True): channel.stream_stream,
+    }
+    return kinds[method.streams_in, method.streams_out](
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
 class GrpcBroker(Transport):
     """`async with GrpcBroker("heaplines://queue:7400", credential="…", tls=ClientTls(ca="ca.crt")) as broker: …`
 
@@ -61,13 +85,7 @@ class GrpcBroker(Transport):
         self._session = Session(lambda: self._stub("Session")(metadata=self._metadata)) if session else None
 
     def open(self) -> None:
-        keepalive = [("grpc.keepalive_time_ms", KEEPALIVE_MS)]
-        keepalive += [(f"grpc.{name}_timeout_ms", KEEPALIVE_MS // 2) for name in ("keepalive", "http2.ping")]
-        options = _OPTIONS + keepalive
-        if self._tls is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(self._address, self._tls.credentials(), options=options)
+        self._channel = open_channel(grpc.aio, self._address, self._tls)
 
     async def close(self) -> None:
         await self._leases.close()
@@ -88,7 +106,7 @@ class GrpcBroker(Transport):
                 return await self._session.call(command, _headers(context), timeout)  # type: ignore[no-any-return]
             except Unauthenticated as refusal:
                 raise self._error(refusal) from None
-        stub = self._stub(kind.facts.rpc)
+        stub = self._stubs.get(kind.facts.rpc) or self._stub(kind.facts.rpc)
         try:
             message = await stub(request_of(kind).pack(command), metadata=self._metadata_of(context), timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -103,17 +121,7 @@ class GrpcBroker(Transport):
             return stub
         if self._channel is None:
             raise closed()
-        method = METHODS[rpc]
-        kinds = {
-            (False, False): self._channel.unary_unary,
-            (False, True): self._channel.unary_stream,
-            (True, True): self._channel.stream_stream,
-        }
-        stub = self._stubs[rpc] = kinds[method.streams_in, method.streams_out](
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+        stub = self._stubs[rpc] = stub_of(self._channel, rpc)
         return stub
 
     def _metadata_of(self, context: Context) -> Any:

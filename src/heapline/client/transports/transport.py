@@ -8,8 +8,9 @@ already; a batch over 16 MB that is not atomic is sent in pieces; and a pop that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,16 +19,17 @@ import msgspec
 from msgspec.structs import replace
 
 from heapline.client import message_rows
-from heapline.client.lease_return import LeaseReturn
 from heapline.contract.broker import Broker
 from heapline.contract.call import Command
 from heapline.contract.context import HERE, Context
-from heapline.contract.errors import Closed, ConfirmationNeeded
+from heapline.contract.errors import Closed, ConfirmationNeeded, HeaplineError
 from heapline.contract.groups import GroupFetch
-from heapline.contract.leases import Pop
+from heapline.contract.leases import LeaseKeys, Pop, Release
 from heapline.contract.messages import EnqueueBatch, EnqueuedBatch
+from heapline.owned_tasks import OwnedTasks
 
 R = TypeVar("R")
+CLOSE_SECONDS = 5.0  # for tasks that still return leases when their broker closes
 BATCH_BYTES = 16 << 20  # of payloads in one request; larger batches that need not be atomic are sent in pieces
 
 
@@ -43,6 +45,31 @@ class RowStream(msgspec.Struct, frozen=True):
 
     open: GroupFetch
     credits: AsyncIterator[int]
+
+
+class LeaseReturn(OwnedTasks):
+    """Tasks of a broker that outlive the calls they were started for, and end when the broker closes.
+
+    They return the leases of a pop whose caller is gone, so that its messages do not wait until their deadline.
+    """
+
+    def __init__(self, do: Callable[[Any], Awaitable[Any]]) -> None:
+        super().__init__()
+        self._do = do
+
+    def abandon(self, pop: Pop) -> None:
+        """Return what this pop, which has a request id, has leased or still leases."""
+        self.spawn(self._release(pop))
+
+    async def _release(self, pop: Pop) -> None:
+        """Repeat the pop to learn what it leased: a repeat under the same request id returns the same leases."""
+        with contextlib.suppress(HeaplineError):
+            leased = await self._do(replace(pop, max_messages=1, wait=0.0, visibility=None))
+            if (m := leased.messages) is not None:
+                await self._do(Release(pop.topic, LeaseKeys(m.ids, m.tokens)))
+
+    async def close(self) -> None:
+        await self.join(CLOSE_SECONDS)
 
 
 class Transport(Broker):
@@ -71,8 +98,10 @@ class Transport(Broker):
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         kind: Any = type(command)
-        if kind is EnqueueBatch:
-            return self._enqueue(command, context)  # type: ignore[arg-type,return-value]
+        if kind is EnqueueBatch and not command.atomic:  # type: ignore[attr-defined]
+            payloads = command.messages.payloads  # type: ignore[attr-defined]
+            if len(payloads) > 1 and sum(map(len, payloads)) > BATCH_BYTES:
+                return self._enqueue_parts(command, context)  # type: ignore[arg-type,return-value]
         if kind is Pop and command.request_id is None:  # type: ignore[attr-defined]
             return self._pop(command, context)  # type: ignore[arg-type]
         if kind.facts.destroys:
@@ -88,14 +117,13 @@ class Transport(Broker):
             context = replace(context, confirmation=needed.token)
         return await self._request(command, context)
 
-    async def _enqueue(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
-        messages = command.messages
-        if command.atomic or len(messages) < 2 or message_rows.size(messages) <= BATCH_BYTES:
-            return await self._request(command, context)
+    async def _enqueue_parts(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
+        """Enqueue a batch in two halves, which may be cut again."""
+        messages, results = command.messages, []
         half = len(messages) // 2
-        parts = message_rows.part(messages, 0, half), message_rows.part(messages, half, len(messages))
-        first = await self._enqueue(replace(command, messages=parts[0]), context)
-        return message_rows.join_results([first, await self._enqueue(replace(command, messages=parts[1]), context)])
+        for start, end in ((0, half), (half, len(messages))):
+            results.append(await self.do(replace(command, messages=message_rows.part(messages, start, end)), context))
+        return message_rows.join_results(results)
 
     async def _pop(self, command: Pop, context: Context) -> Any:
         """Give the pop a request id, so that its leases can be found if it is cancelled."""

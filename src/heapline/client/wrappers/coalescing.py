@@ -20,13 +20,12 @@ from heapline.contract.call import Command, Feed
 from heapline.contract.config import canonical_topic
 from heapline.contract.context import HERE, Context
 from heapline.contract.leases import Ack, LeaseKeys, Settled
-from heapline.contract.messages import Enqueue, EnqueueBatch, pack_messages
-from heapline.contract.results import enqueued
+from heapline.contract.messages import Enqueue, EnqueueBatch, enqueued, pack_messages
 
 R = TypeVar("R")
 JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a larger batch is sent alone
 Send = Callable[[list[Pending]], Awaitable[None]]
-Own = Callable[[Coroutine[Any, Any, None]], None]
+Own = Callable[[Coroutine[Any, Any, None]], object]
 
 
 class Coalescing:
@@ -42,17 +41,26 @@ class Coalescing:
         self._lanes: dict[tuple[Any, str], Lane] = {}  # by command and topic, as callers spell it
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
-        kind = type(command)
+        call: Any = command
         if context is HERE:
+            kind = type(call)
             if kind is Enqueue:
-                if command.producer_id is None:  # type: ignore[attr-defined]
-                    return self._enqueue(command)
+                if call.producer_id is None:
+                    if call.headers:  # a copy, because the caller may change them while the call waits
+                        call = replace(call, headers=dict(call.headers))
+                    return self._join(Enqueue, call.topic, call, len(call.payload))
             elif kind is EnqueueBatch:
-                if _can_join(command):
-                    return self._enqueue_batch(command)
-            elif kind is Ack and command.leases.ids.nbytes == 8:  # type: ignore[attr-defined]
-                return self._lane(Ack, command.topic).put(command.leases, self._until())  # type: ignore[attr-defined]
+                count = len(call.messages) if call.atomic and call.producer_id is None else 0
+                if 0 < count <= JOINED_MAX and (size := message_rows.size(call.messages)) <= JOINED_BYTES_MAX:
+                    return self._join(EnqueueBatch, call.topic, call.messages, size, count)
+            elif kind is Ack and call.leases.ids.nbytes == 8:
+                return self._join(Ack, call.topic, call.leases)
         return self._inner.do(command, context)
+
+    def _join(self, kind: type[Any], topic: str, call: Any, nbytes: int = 0, count: int = 1) -> asyncio.Future[Any]:
+        """Send a call together with others of its kind and topic."""
+        lane = self._lanes.get((kind, topic)) or self._open_lane(kind, topic)
+        return lane.put(call, self._loop.time() + self._deadline, nbytes, count)
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         return self._inner.stream(feed, context)
@@ -62,27 +70,12 @@ class Coalescing:
         for lane in self._lanes.values():
             lane.end(error)
 
-    def _until(self) -> float:
-        return self._loop.time() + self._deadline
-
-    def _enqueue(self, command: Any) -> asyncio.Future[Any]:
-        if command.headers:  # a copy, because the caller may change them while the call waits
-            command = replace(command, headers=dict(command.headers))
-        return self._lane(Enqueue, command.topic).put(command, self._until(), len(command.payload))
-
-    def _enqueue_batch(self, command: Any) -> asyncio.Future[Any]:
-        messages = command.messages
-        lane = self._lane(EnqueueBatch, command.topic)
-        return lane.put(messages, self._until(), message_rows.size(messages), len(messages))
-
     # -- lanes -----------------------------------------------------------------------------------------------------
 
-    def _lane(self, kind: type[Any], topic: str) -> Lane:
-        lane = self._lanes.get((kind, topic))
-        if lane is None:
-            name = canonical_topic(topic)
-            lane = self._lanes.get((kind, name)) or self._new_lane(kind, name)
-            self._lanes[kind, name] = self._lanes[kind, topic] = lane
+    def _open_lane(self, kind: type[Any], topic: str) -> Lane:
+        name = canonical_topic(topic)
+        lane = self._lanes.get((kind, name)) or self._new_lane(kind, name)
+        self._lanes[kind, name] = self._lanes[kind, topic] = lane
         return lane
 
     def _new_lane(self, kind: type[Any], topic: str) -> Lane:
@@ -141,12 +134,6 @@ class Coalescing:
 
 
 _ACKED = Settled()
-
-
-def _can_join(command: Any) -> bool:
-    if not command.atomic or command.producer_id is not None:
-        return False
-    return 0 < len(command.messages) <= JOINED_MAX and message_rows.size(command.messages) <= JOINED_BYTES_MAX
 
 
 def _context(batch: list[Pending]) -> Context:

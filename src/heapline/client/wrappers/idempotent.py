@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
@@ -33,9 +33,8 @@ from heapline.contract.errors import (
     StaleSequence,
 )
 from heapline.contract.message import Enqueued
-from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages, pack_messages
+from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages, enqueued, pack_messages
 from heapline.contract.producer import Line, in_doubt
-from heapline.contract.results import enqueued
 
 R = TypeVar("R")
 EPOCH = 1
@@ -46,14 +45,15 @@ class Idempotent:
 
     def __init__(self, inner: Any, deadline: float) -> None:
         self._inner, self._deadline = inner, deadline
-        self._producers: dict[str, _Producer] = {}
+        self._producers: dict[str, _Producer] = {}  # by topic, as callers spell it
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
-        kind: Any = type(command)
-        if kind is EnqueueBatch and command.producer_id is None and command.messages.payloads:  # type: ignore[attr-defined]
-            return self._batch(command, context)  # type: ignore[arg-type,return-value]
-        if kind is Enqueue and command.producer_id is None:  # type: ignore[attr-defined]
-            return self._single(command, context)  # type: ignore[arg-type,return-value]
+        call: Any = command
+        if type(call) is EnqueueBatch and call.producer_id is None and call.messages.payloads:
+            producer = self._producer(call.topic)
+            return producer.enqueue(call.messages, call.atomic, self._with_deadline(context))  # type: ignore[return-value]
+        if type(call) is Enqueue and call.producer_id is None:
+            return self._single(call, context)  # type: ignore[return-value]
         return self._inner.do(command, context)  # type: ignore[no-any-return]
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
@@ -64,10 +64,6 @@ class Idempotent:
     ) -> Awaitable[list[EnqueuedBatch | Exception]]:
         """Enqueue batches in one call, each of them all or none, and return the outcome of each."""
         return self._producer(topic).enqueue_each(batches, self._with_deadline(context))
-
-    def _batch(self, command: EnqueueBatch, context: Context) -> Awaitable[EnqueuedBatch]:
-        producer = self._producer(command.topic)
-        return producer.enqueue(command.messages, command.atomic, self._with_deadline(context))
 
     async def _single(self, command: Enqueue, context: Context) -> Enqueued:
         messages = pack_messages([command])  # type: ignore[list-item]  # it has the fields of an Outgoing
@@ -83,10 +79,12 @@ class Idempotent:
         return replace(context, deadline=asyncio.get_running_loop().time() + self._deadline)
 
     def _producer(self, topic: str) -> _Producer:
-        name = canonical_topic(topic)
-        if name not in self._producers:
-            self._producers[name] = _Producer(name, self._inner)
-        return self._producers[name]
+        producer = self._producers.get(topic)
+        if producer is None:
+            name = canonical_topic(topic)
+            producer = self._producers.get(name) or _Producer(name, self._inner)
+            self._producers[name] = self._producers[topic] = producer
+        return producer
 
 
 class _Producer:
@@ -112,19 +110,19 @@ class _Producer:
                 [first, await self._enqueue_part(message_rows.part(messages, half, count), context)]
             )
         name, line = self._name, self._line
-        answered_below = line.answered_below
-        first_seq = line.take(count)
+        first_seq, answered_below = line.take(count)
         try:
-            command = self._numbered(messages, first_seq, atomic, answered_below)
-            result = await self._until_known(command, context)
+            command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, name, EPOCH, answered_below)
+            result = _without_own_duplicates(messages, await self._until_known(command, context))
         except HeaplineError as error:
             if is_renamed or error.repeated or not _is_taken(error, has_key=False):
                 raise
             result = message_rows.failed(count, error)
         finally:
             line.answered(first_seq)
-        result = _without_own_duplicates(messages, result)
-        return result if is_renamed else await self._enqueue_taken(messages, result, atomic, context, name)
+        if is_renamed or result.errors is None:
+            return result
+        return await self._enqueue_taken(messages, result, atomic, context, name)
 
     async def _enqueue_part(self, messages: NewMessages, context: Context) -> EnqueuedBatch:
         """Enqueue a part of a batch. Its error belongs to its own rows, because other parts may have succeeded."""
@@ -139,12 +137,11 @@ class _Producer:
         If the refused call was repeated, an earlier try may still be executed. Then each batch is sent under the
         numbers that it has, so that none is duplicated and none gets the error of another.
         """
-        line, sizes = self._line, list(map(len, batches))
-        answered_below = line.answered_below
-        first_seq = line.take(sum(sizes))
+        name, line, sizes = self._name, self._line, list(map(len, batches))
+        first_seq, answered_below = line.take(sum(sizes))
         try:
             messages = message_rows.join(batches)
-            command = self._numbered(messages, first_seq, True, answered_below)
+            command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), True, name, EPOCH, answered_below)
             result = _without_own_duplicates(messages, await self._until_known(command, context))
             return list(message_rows.cut_result(result, sizes))
         except (RequestError, ConflictError, ResourceExhausted) as error:
@@ -162,28 +159,26 @@ class _Producer:
     async def _enqueue_again(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
         return _without_own_duplicates(command.messages, await self._until_known(command, context))
 
-    def _numbered(self, messages: NewMessages, first_seq: int, atomic: bool, answered_below: int) -> EnqueueBatch:
-        return EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, self._name, EPOCH, answered_below)
-
     async def _until_known(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
         """Send a numbered batch until no row's outcome is in doubt. Errors say whether they may be of a repeat."""
         assert context.deadline is not None
-        loop, is_repeated = asyncio.get_running_loop(), False
-        for pause in pauses():
+        tries: Iterator[float] | None = None
+        while True:
             try:
                 result: EnqueuedBatch = await self._inner.do(command, context)
             except HeaplineError as error:
-                error.repeated = error.repeated or is_repeated
+                error.repeated = error.repeated or tries is not None
                 raise
             if result.errors is None:
                 return result
-            if not any(in_doubt(e.error) for e in result.errors) or loop.time() + pause >= context.deadline:
+            is_repeated, tries = tries is not None, tries or pauses()
+            pause = next(tries)
+            ends_at = asyncio.get_running_loop().time() + pause
+            if not any(in_doubt(e.error) for e in result.errors) or ends_at >= context.deadline:
                 for row in result.errors:
                     row.error.repeated = row.error.repeated or is_repeated
                 return result
-            is_repeated = True
             await asyncio.sleep(pause)
-        raise AssertionError("unreachable: pauses never end")
 
     async def _enqueue_taken(
         self, messages: NewMessages, result: EnqueuedBatch, atomic: bool, context: Context, name: str
@@ -192,10 +187,11 @@ class _Producer:
 
         That process is a copy of this one, restored from an image. The rows were not enqueued if they were sent once.
         """
-        if result.errors is None or any(e.error.repeated for e in result.errors):
+        errors = result.errors or []
+        if any(e.error.repeated for e in errors):
             return result
         keys = messages.idempotency_keys
-        rows = [e.row for e in result.errors if _is_taken(e.error, keys is not None and keys[e.row] is not None)]
+        rows = [e.row for e in errors if _is_taken(e.error, keys is not None and keys[e.row] is not None)]
         if not rows:
             return result
         if self._name == name:

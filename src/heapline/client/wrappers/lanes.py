@@ -15,19 +15,22 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from msgspec import Struct
+
 COUNT_MAX = 1000  # messages or leases in one batch
 BYTES_MAX = 1 << 20  # of payloads in one batch; a larger call goes alone
 FEW = 2  # a batch is small if the recent ones were more than this many times as large
 PACE_SECONDS = 0.05  # that a small batch waits at most: some round trips, and little compared with a lease
 
 
-class Pending:
+class Pending(Struct, eq=False):
     """One caller's call, and the future of its result."""
 
-    __slots__ = ("call", "count", "future", "nbytes", "until")
-
-    def __init__(self, call: Any, future: Any, until: float, nbytes: int = 0, count: int = 1) -> None:
-        self.call, self.future, self.until, self.nbytes, self.count = call, future, until, nbytes, count
+    call: Any
+    future: Any
+    until: float  # in the loop's time
+    nbytes: int = 0
+    count: int = 1
 
 
 class Batcher:
@@ -41,17 +44,11 @@ class Batcher:
     ) -> None:
         self._count_max, self._bytes_max = count_max, bytes_max
         self._distinct_by = distinct_by  # calls for which this returns the same go in different batches
-        self._waiting: deque[Pending] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, pending: Pending) -> None:
-        self._waiting.append(pending)
+        self.calls: deque[Pending] = deque()
 
     def take(self) -> list[Pending]:
         """Remove and return the next batch: as many calls as fit, without those that were cancelled."""
-        waiting, batch, size, count = self._waiting, list[Pending](), 0, 0
+        waiting, batch, size, count = self.calls, list[Pending](), 0, 0
         names: set[Any] = set()
         while waiting:
             pending = waiting[0]
@@ -71,7 +68,7 @@ class Batcher:
         return batch
 
     def waiting(self) -> list[Pending]:
-        return [pending for pending in self._waiting if not pending.future.done()]
+        return [pending for pending in self.calls if not pending.future.done()]
 
 
 class Pacer:
@@ -121,7 +118,7 @@ class Lane:
         self,
         batcher: Batcher,
         send: Callable[[list[Pending]], Awaitable[None]],
-        own: Callable[[Coroutine[Any, Any, None]], None],
+        own: Callable[[Coroutine[Any, Any, None]], object],
         deadline_error: Callable[[bool], Exception],
         width: int = 1,
         pacer: Pacer | None = None,
@@ -139,7 +136,7 @@ class Lane:
         """Return the future of the result. Cancelling it before the call is sent keeps it from being sent."""
         loop = self._loop = self._loop or asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._batcher.add(Pending(call, future, until, nbytes, count))
+        self._batcher.calls.append(Pending(call, future, until, nbytes, count))
         if self._timer is None:
             self._timer = loop.call_at(until, self._check_deadlines)
         if self._running < self._width:
@@ -150,7 +147,7 @@ class Lane:
     async def _run(self) -> None:
         try:
             while True:
-                await self._pacer.pace(len(self._batcher))
+                await self._pacer.pace(len(self._batcher.calls))
                 if not (batch := self._batcher.take()):
                     break
                 self._in_flight += batch

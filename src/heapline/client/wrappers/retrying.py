@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar
@@ -30,8 +30,7 @@ from heapline.client.backoff import (
     pauses,
     unreached,
 )
-from heapline.client.lease_return import LeaseReturn
-from heapline.client.transports.transport import Transport, closed
+from heapline.client.transports.transport import LeaseReturn, Transport, closed
 from heapline.contract.call import Command, Feed, Repeat
 from heapline.contract.columns import unpack
 from heapline.contract.context import HERE, Context
@@ -48,6 +47,7 @@ from heapline.contract.leases import Bury, Extend, LeaseKeys, Nack, Pop, Release
 from heapline.contract.log import ReadLog
 from heapline.contract.messages import Cancel, EnqueueBatch, GetMessage
 from heapline.contract.replays import Replay
+from heapline.owned_tasks import OwnedTasks
 
 R = TypeVar("R")
 
@@ -69,19 +69,16 @@ class Retrying:
         self._turn = 0
         self._link: _Link | None = None
         self._links: set[_Link] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = OwnedTasks()
         self._is_closed = False
         self._name, self._pops = secrets.token_hex(8), count(1)
         self.background = LeaseReturn(self.do)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
+    async def do(self, command: Command[R], context: Context = HERE, /) -> R:
         if type(command) is Pop and command.request_id is None:
-            return self._pop(command, context)
-        return self._do(command, context)
-
-    async def _do(self, command: Command[R], context: Context) -> R:
+            return await self._pop(command, context)  # type: ignore[no-any-return]
         reconcile = RECONCILE.get(type(command))
         try:
             result, is_repeated = await self._try_until_deadline(command, context)
@@ -98,7 +95,7 @@ class Retrying:
         """Repeat a pop under one request id. If its caller gives up, return what it leased."""
         command = replace(command, request_id=f"{self._name}-{next(self._pops)}")
         try:
-            return await self._do(command, context)
+            return await self.do(command, context)
         except (asyncio.CancelledError, DeadlineExceeded) as error:
             if getattr(error, "reached", True):
                 self.background.abandon(command)
@@ -109,17 +106,24 @@ class Retrying:
         loop, facts = asyncio.get_running_loop(), type(command).facts
         began, wait = loop.time(), command.wait if facts.waits else 0.0
         until = (began + self._deadline if context.deadline is None else context.deadline) + wait
-        seconds = self._nominal(until - began, wait)
+
+        def too_late(known: str) -> DeadlineExceeded:
+            return deadline_exceeded(facts.rpc, self._nominal(until - began, wait), known)
+
         if began >= until:
-            raise deadline_exceeded(facts.rpc, seconds, UNSENT)
+            raise too_late(UNSENT)
         context = replace(context, deadline=until)
         is_repeated = False
-        for pause in pauses():
+        tries: Iterator[float] | None = None
+        while True:
+            link = self._take()
             try:
-                return await self._try(command, context), is_repeated
-            except DeadlineExceeded:
-                raise deadline_exceeded(facts.rpc, seconds, IN_DOUBT) from None
+                return await link.transport.do(command, context), is_repeated
+            except DeadlineExceeded as error:
+                self._failed(link, error)
+                raise too_late(IN_DOUBT) from None
             except HeaplineError as error:
+                self._failed(link, error)
                 if not is_transient(error):
                     error.repeated = is_repeated
                     raise
@@ -128,28 +132,21 @@ class Retrying:
                 is_repeated = is_repeated or getattr(error, "reached", True)
                 if is_repeated and facts.repeat is Repeat.ONCE:
                     raise not_repeated(facts.rpc, error) from None
+                tries = tries or pauses()
+                pause = next(tries)
                 if loop.time() + pause >= until:
                     known = f"{IN_DOUBT} (last error: {error})" if is_repeated else unreached(self._endpoints)
-                    raise deadline_exceeded(facts.rpc, seconds, known) from None
+                    raise too_late(known) from None
+            finally:
+                self._give_back(link)
             await asyncio.sleep(pause)
             if wait:
                 command = replace(command, wait=max(0.0, began + wait - loop.time()))
-        raise AssertionError("unreachable: pauses never end")
 
     def _nominal(self, seconds: float, wait: float) -> float:
         """The time that a call had, for its error: the client's deadline if a little of that has passed before."""
         deadline = self._deadline + wait
         return deadline if seconds <= 0 or 0.8 * deadline < seconds < deadline else seconds
-
-    async def _try(self, command: Any, context: Context) -> Any:
-        link = self._take()
-        try:
-            return await link.transport.do(command, context)
-        except HeaplineError as error:
-            self._failed(link, error)
-            raise
-        finally:
-            self._give_back(link)
 
     # -- feeds -----------------------------------------------------------------------------------------------------
 
@@ -206,9 +203,7 @@ class Retrying:
         link.in_flight -= 1
         if link.is_abandoned and not link.in_flight and link in self._links:
             self._links.discard(link)
-            task = asyncio.ensure_future(link.transport.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn(link.transport.close())
 
     def _failed(self, link: _Link, error: HeaplineError) -> None:
         """After a transient error, send the next call over a new connection to the next endpoint."""
@@ -223,8 +218,7 @@ class Retrying:
         links, self._links = self._links, set()
         for link in links:
             await link.transport.close()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        await self._closing.join()
 
 
 # -- repeated calls ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from heapline.contract import batches
 from heapline.contract.call import Count, Page
 from heapline.contract.context import Context
 from heapline.contract.message import BatchInfo, SinkInfo
-from heapline.contract.results import pack_enqueued
+from heapline.contract.messages import pack_enqueued
 from heapline.engine.columns import Columns
 from heapline.engine.handlers import handles, page_by_name
 from heapline.engine.messages import identity_of

@@ -13,7 +13,7 @@ from heapline.contract.check import fail
 from heapline.contract.columns import pack
 from heapline.contract.context import Context
 from heapline.contract.errors import DeliveryLost
-from heapline.contract.results import pack_batch
+from heapline.contract.groups import pack_batch
 from heapline.contract.stream import GroupDeadLetter, GroupInfo
 from heapline.engine.groups import admin
 from heapline.engine.groups.member_calls import FetchCall, SettleCall

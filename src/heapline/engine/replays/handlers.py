@@ -19,7 +19,7 @@ from heapline.contract.call import Page
 from heapline.contract.check import instant_to_ms
 from heapline.contract.context import Context
 from heapline.contract.errors import BadRequest, UnavailableError
-from heapline.contract.results import pack_batch
+from heapline.contract.groups import pack_batch
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.handlers import feeds, handles, page_by_name
 from heapline.engine.replays.job_runner import rows_within

@@ -1,4 +1,4 @@
-"""Where Django looks for the app that "heapline.outbox.django" means."""
+"""The Django app that "heapline.outbox.django" in INSTALLED_APPS names."""
 
 from heapline.client.outbox.django.apps import HeaplineOutbox
 

@@ -50,8 +50,7 @@ from heapline.contract.errors import (
 )
 from heapline.contract.leases import Ack, GetLease, LeaseKeys, Nack, Pop
 from heapline.contract.message import Enqueued, Outgoing
-from heapline.contract.messages import EnqueueBatch, check_messages, pack_messages
-from heapline.contract.results import enqueued
+from heapline.contract.messages import EnqueueBatch, check_messages, enqueued, pack_messages
 from heapline.contract.topics import CreateTopic, ListTopics
 from heapline.logs import Log
 from heapline.server.dispatcher import Dispatcher

@@ -9,7 +9,7 @@ import pytest
 
 import heapline
 from heapline.client.tasks import Call
-from heapline.client.tasks.middleware import Next, Sending
+from heapline.client.tasks.task import Next, Sending
 from tests.unit.client.tasks.rig import SMALL, World, in_world
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import heapline
 from heapline.client.tasks import Call, Worker
-from heapline.client.tasks.middleware import Next
+from heapline.client.tasks.task import Next
 from tests.unit.client.tasks.rig import SMALL, World, in_world
 
 MESSAGES = 40

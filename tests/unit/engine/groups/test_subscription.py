@@ -11,8 +11,8 @@ import pytest
 from heapline.contract import subscription
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, DeliveryLost, MemberReplaced, ResourceExhausted, TopicReloading
+from heapline.contract.member_rows import offsets_of
 from heapline.contract.message import Outgoing
-from heapline.contract.settled_rows import offsets_of
 from heapline.contract.stream import StreamBatch
 from heapline.contract.subscription import Subscription
 from heapline.engine.groups import admin

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.contract import replay_reader
+from heapline.contract import replays
 from heapline.contract.stream import ReplayFilter, ReplayInfo
 from heapline.engine import EmbeddedBroker
 from heapline.engine.replays import job_runner, jobs, manager, reader, scan
@@ -392,7 +392,7 @@ async def test_replay_interrupted_anywhere_enqueues_each_message_once(
 async def test_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_times(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_reader, "SAVE_ROWS", 4)
+    monkeypatch.setattr(replays, "SAVE_ROWS", 4)
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (4, 1 << 20))
     draw = random.Random(seed)
     rig = CutRig(FakeDisk(seed=seed))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.contract import replay_reader
+from heapline.contract import replays
 from heapline.contract.replays import SaveCheckpoint
 from heapline.contract.stream import ReplayFilter, StreamBatch, StreamMessage
 from heapline.engine.replays import handlers, reader, scan
@@ -227,7 +227,7 @@ async def test_rate_limits_rows_per_second(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_checkpoint_continues_where_its_reader_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_reader, "SAVE_ROWS", 5)
+    monkeypatch.setattr(replays, "SAVE_ROWS", 5)
     hl = await made(HandClock(), partitions=2)
     for i in range(30):
         await hl.enqueue("jobs", b"%d" % i, key=str(i))

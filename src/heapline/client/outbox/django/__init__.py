@@ -12,11 +12,9 @@ before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from heapline.client.outbox.rows import fields_of, new_row
+from heapline.client.outbox.store import RowOptions, fields_of, new_row
 
 if TYPE_CHECKING:
     from heapline.client.outbox.django.store import DjangoStore
@@ -25,20 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DjangoStore", "enqueue", "enqueue_call"]
 
 
-def enqueue(
-    topic: str,
-    payload: bytes,
-    *,
-    using: str | None = None,
-    priority: int = 0,
-    key: str | None = None,
-    delay: float | None = None,
-    deliver_at: datetime | None = None,
-    headers: Mapping[str, str] | None = None,
-    ttl: float | None = None,
-    max_retries: int | None = None,
-    fairness_key: str | None = None,
-) -> int:
+def enqueue(topic: str, payload: bytes, *, using: str | None = None, **options: Unpack[RowOptions]) -> int:
     """Write a message in the transaction that is open on this database, and return its row's id.
 
     `using` names the database if it is not the default one: the one that the rest of the transaction is on. A `delay`
@@ -46,18 +31,7 @@ def enqueue(
     """
     from heapline.client.outbox.django.models import OutboxMessage
 
-    row = new_row(
-        topic,
-        payload,
-        priority=priority,
-        key=key,
-        delay=delay,
-        deliver_at=deliver_at,
-        headers=headers,
-        ttl=ttl,
-        max_retries=max_retries,
-        fairness_key=fairness_key,
-    )
+    row = new_row(topic, payload, **options)
     return int(OutboxMessage.objects.using(using).create(**row).pk)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 
-from heapline.client.outbox.rows import ERROR_CHARACTERS, KEY_CHARACTERS, TOPIC_CHARACTERS
+from heapline.client.outbox.store import ERROR_CHARACTERS, KEY_CHARACTERS, TOPIC_CHARACTERS
 
 
 class OutboxMessage(models.Model):

@@ -12,8 +12,7 @@ from django.db.models import Case, Exists, OuterRef, Q, Value, When
 from django.db.models.functions import Length
 
 from heapline.client.outbox.django.models import OutboxLane, OutboxMessage
-from heapline.client.outbox.rows import MESSAGE_COLUMNS, Row
-from heapline.client.outbox.store import Claimed, Turn, cut, number
+from heapline.client.outbox.store import MESSAGE_COLUMNS, Claimed, Row, Turn, cut, number
 
 T = TypeVar("T")
 _ROW = ("id", "epoch", "seq", *MESSAGE_COLUMNS)
@@ -118,6 +117,8 @@ class DjangoStore:
         seqs = [When(id=id, then=Value(seq)) for id, (_, seq) in numbers.items()]
         mine = waiting.filter(id__in=list(numbers))
         if mine.update(lane=turn.lane, epoch=Case(*epochs), seq=Case(*seqs)) != len(taken):
-            raise RuntimeError("rows were claimed by two at once: this database does not lock them")  # rolls it back
+            raise RuntimeError(
+                "two relays claimed the same rows; this database does not support row locks"
+            )  # rolls it back
         rows = self._rows().filter(id__in=list(numbers)).order_by("id").values_list(*_ROW)
         return Claimed([Row(*row) for row in rows], unknown)

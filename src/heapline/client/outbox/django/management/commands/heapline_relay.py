@@ -1,4 +1,4 @@
-"""`manage.py heapline_relay`: bring what was committed to the broker, until it is told to stop."""
+"""`manage.py heapline_relay`: enqueue committed rows until a signal stops it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from heapline.client.outbox.django.store import DjangoStore
-from heapline.client.outbox.relay_service import serve
+from heapline.client.outbox.relay import serve
 from heapline.contract.errors import HeaplineError
 
 

@@ -1,16 +1,26 @@
-"""Count the outstanding stream rows of a member, by batch as long as complete batches are settled.
+"""The stream rows of a group's member: those that are outstanding, and those that it settles.
 
-Small fetches are kept in sets. A large batch is kept as its column, with a mask once part of it was settled. A row that
-is redelivered while it is still counted here, because it timed out, may count twice in columns until the first delivery
-is forgotten. This only makes a subscription request less. Used by one event loop.
+Rows to ack or nack are columns of offsets by partition, made from rows, batches or offsets. Arguments that a broker
+would refuse are refused here; the broker decides whether the member still holds the rows.
+
+Outstanding rows are counted by batch as long as complete batches are settled. Small fetches are kept in sets. A large
+batch is kept as its column, with a mask once part of it was settled. A row that is redelivered while it is still
+counted here, because it timed out, may count twice in columns until the first delivery is forgotten. This only makes a
+subscription request less. Used by one event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from heapline.contract.errors import BadRequest, DeliveryLost
+from heapline.contract.stream import StreamBatch, StreamMessage
 
 I64 = npt.NDArray[np.int64]
 FEW = 64
@@ -92,3 +102,59 @@ class RowsOut:
         for partition, kept in self._many.items():
             self.rows -= sum(many.left for many in kept if many.until <= now)
             self._many[partition] = [many for many in kept if many.until > now]
+
+
+class Acks:
+    """Acks that are sent together: their rows, and their result."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, list[I64]] = {}
+        self.done: asyncio.Future[DeliveryLost | None] = asyncio.get_running_loop().create_future()
+
+    def add(self, offsets: Mapping[int, I64]) -> None:
+        for partition, some in offsets.items():
+            self._offsets.setdefault(partition, []).append(some)
+
+    def offsets(self) -> dict[int, I64]:
+        return {p: some[0] if len(some) == 1 else np.concatenate(some) for p, some in self._offsets.items()}
+
+
+def offsets_of(rows: Any) -> dict[int, I64]:
+    """Return rows, batches, many of them, or {partition: offsets}, as columns."""
+    if isinstance(rows, StreamMessage):
+        return {rows.partition: np.array([rows.offset])}
+    if isinstance(rows, StreamBatch):
+        return {rows.partition: rows.offsets}
+    if isinstance(rows, Mapping):
+        return {_partition(partition): _column(offsets) for partition, offsets in rows.items()}
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise BadRequest(f"ack rows or batches of this subscription, or {{partition: offsets}}, not {rows!r}")
+    found: dict[int, list[int]] = {}
+    for each in rows:
+        if isinstance(each, StreamMessage):
+            if each.partition in found:
+                found[each.partition].append(each.offset)
+            else:
+                found[each.partition] = [each.offset]
+        elif isinstance(each, StreamBatch):
+            found.setdefault(each.partition, []).extend(each.offsets.tolist())
+        else:
+            raise BadRequest(f"ack rows or batches of this subscription, not {type(each).__name__}")
+    return {partition: np.array(offsets) for partition, offsets in found.items()}
+
+
+def _partition(partition: Any) -> int:
+    if type(partition) is not int or partition < 0:
+        raise BadRequest(f"a partition is an int from 0 on, not {str(partition)[:80]!r}")
+    return partition
+
+
+def _column(offsets: Any) -> I64:
+    """Return offsets as a column. Refuse invalid ones here, because they are sent together with other acks."""
+    try:
+        column = np.asarray(offsets if isinstance(offsets, np.ndarray) else list(offsets))
+    except (TypeError, ValueError, OverflowError):
+        column = np.zeros((0, 0))
+    if column.ndim != 1 or (len(column) and (column.dtype.kind != "i" or column.min() < 0)):
+        raise BadRequest(f"offsets are a list of int from 0 on, not {str(offsets)[:80]!r}")
+    return column.astype(np.int64)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import heapline
-from heapline.contract import replay_reader
-from heapline.contract.replay_reader import deliver
-from heapline.contract.replays import ReplayStep
-from heapline.contract.results import pack_batch
+from heapline.contract import replays
+from heapline.contract.groups import pack_batch
+from heapline.contract.replays import ReplayStep, deliver
 from heapline.contract.stream import StreamBatch, StreamMessage
 
 ENDS = {0: 100, 1: 100}
@@ -63,7 +62,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def keep_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_reader, "SAVE_ROWS", 1)
+    monkeypatch.setattr(replays, "SAVE_ROWS", 1)
 
 
 @pytest.mark.parametrize("batches", [False, True])
@@ -88,7 +87,7 @@ async def test_first_error_is_raised_instead_of_the_failed_checkpoint() -> None:
 
     with pytest.raises(heapline.UnavailableError, match="nor can it be kept"):
         [row async for row in deliver(broken(), keep, False)]
-    replay_reader.SAVE_ROWS = 1000
+    replays.SAVE_ROWS = 1000
     with pytest.raises(heapline.UnavailableError, match="the stream broke"):
         [row async for row in deliver(broken(), keep, False)]
 
@@ -99,7 +98,7 @@ async def test_failed_checkpoint_of_a_stopped_reader_is_logged(
     async def keep(positions: dict[int, int]) -> None:
         raise heapline.UnavailableError("the disk is full")
 
-    replay_reader.SAVE_ROWS = 1000
+    replays.SAVE_ROWS = 1000
     rows = deliver(steps(), keep, False)
     for _ in range(2):
         await anext(rows)
