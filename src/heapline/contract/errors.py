@@ -50,6 +50,7 @@ that a server can send an error and a client can raise the same class again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -104,9 +105,19 @@ class PayloadTooLarge(RequestError, ValueError):
 
     def __init__(self, size: int, limit: int, topic: str) -> None:
         self.size, self.limit, self.topic = size, limit, topic
-        super().__init__(
-            f"a payload of {size} bytes is over the limit of {limit} for topic {topic!r}; store the data elsewhere and "
-            "enqueue a reference, or raise the limit (max_payload_bytes of the topic, payload_bytes_max of the server)"
+        self._explain("the topic's max_payload_bytes")
+
+    @classmethod
+    def over_server_limit(cls, size: int, limit: int, topic: str) -> PayloadTooLarge:
+        """Return the error for a payload over the server's limit, which applies to all topics."""
+        error = cls(size, limit, topic)
+        error._explain("the server's payload_bytes_max")
+        return error
+
+    def _explain(self, setting: str) -> None:
+        self.args = (
+            f"a payload of {self.size} bytes for topic {self.topic!r} is over the limit of {self.limit} ({setting}); "
+            "store the data elsewhere and enqueue a reference, or raise that limit",
         )
 
 
@@ -123,9 +134,18 @@ class TopicExists(RequestError):
 
     def __init__(self, topic: str, differing: list[str]) -> None:
         self.topic, self.differing = topic, differing
-        super().__init__(
-            f"topic {topic!r} already exists with different settings ({', '.join(differing)}); use update_topic for "
-            "settings that can change, or choose another name"
+        self._explain("change them with update_topic, or choose another name")
+
+    @classmethod
+    def with_fixed(cls, topic: str, differing: list[str], fixed: Sequence[str]) -> TopicExists:
+        """Return the error if some of the differing settings cannot be changed."""
+        error = cls(topic, differing)
+        error._explain(f"{', '.join(fixed)} cannot be changed; choose another name")
+        return error
+
+    def _explain(self, advice: str) -> None:
+        self.args = (
+            f"topic {self.topic!r} already exists with different settings ({', '.join(self.differing)}); {advice}",
         )
 
 
@@ -145,7 +165,7 @@ class ScheduleNotFound(RequestError, LookupError):
 
     def __init__(self, schedule: str) -> None:
         self.schedule = schedule
-        super().__init__(f"there is no schedule {schedule!r}: make it with create_schedule, or check its name")
+        super().__init__(f"schedule {schedule!r} does not exist; check its name, or create it with create_schedule")
 
 
 class UnknownPart(RequestError, LookupError):
@@ -189,8 +209,8 @@ class ConfirmationNeeded(RequestError):
     def __init__(self, call: str, topic: str, token: str) -> None:
         self.call, self.topic, self.token = call, topic, token
         super().__init__(
-            f"{call} of topic {topic!r} cannot be undone: if it is meant, repeat the same call soon with the "
-            "confirmation token that comes with this error"
+            f"{call} of topic {topic!r} cannot be undone; to confirm it, repeat the same call soon with the "
+            "confirmation token of this error"
         )
 
 
@@ -244,7 +264,9 @@ class Unsupported(RequestError):
 
 class Closed(RequestError):
     def __init__(self) -> None:
-        super().__init__("this broker is not open: use it inside `async with heapline.open(...)`, or open it again")
+        super().__init__(
+            "this broker is not open; use it inside `async with heapline.open(...)` or `with heapline.open_sync(...)`"
+        )
 
 
 class ConflictError(HeaplineError):
@@ -274,8 +296,8 @@ class DeliveryLost(ConflictError):
     def __init__(self, partitions: list[int], offsets: list[int], topic: str, group: str) -> None:
         self.partitions, self.offsets, self.topic, self.group = partitions, offsets, topic, group
         super().__init__(
-            f"{len(offsets)} row(s) of topic {topic!r} were not held by this member of group {group!r} any more: they "
-            "were settled before, or their time ran out and they are redelivered; ack in time, or give the group a "
+            f"this member of group {group!r} no longer held {len(offsets)} row(s) of topic {topic!r}: they were "
+            "settled before, or their ack_timeout ended and they are redelivered; ack in time, or give the group a "
             "longer ack_timeout"
         )
 
@@ -286,8 +308,8 @@ class MemberReplaced(ConflictError):
     def __init__(self, topic: str, group: str, member: str) -> None:
         self.topic, self.group, self.member = topic, group, member
         super().__init__(
-            f"another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}: stop this "
-            "one, or give it a name of its own"
+            f"another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}; stop this "
+            "one, or choose another name for it"
         )
 
 
@@ -298,7 +320,7 @@ class StaleEpoch(ConflictError):
         self.producer_id, self.epoch, self.current = producer_id, epoch, current
         super().__init__(
             f"producer {producer_id!r} sent epoch {epoch}, but epoch {current} is open: another process "
-            "took this producer's name; stop this one, or give it a name of its own"
+            "took this producer's name; stop this one, or choose another name for it"
         )
 
 
@@ -308,8 +330,8 @@ class StaleSequence(ConflictError):
     def __init__(self, producer_id: str, seq: int, answered_below: int) -> None:
         self.producer_id, self.seq, self.answered_below = producer_id, seq, answered_below
         super().__init__(
-            f"producer {producer_id!r} sent sequence {seq} after saying that all below {answered_below} "
-            "were answered: number new messages onwards"
+            f"producer {producer_id!r} sent sequence {seq}, but all sequences below {answered_below} were answered; "
+            "use a higher sequence for a new message"
         )
 
 
@@ -329,7 +351,7 @@ class BatchDecided(ConflictError):
 
     def __init__(self, batch_id: str, decision: str) -> None:
         self.batch_id, self.decision = batch_id, decision
-        super().__init__(f"batch {batch_id!r} {decision}: that stands; use a new batch id for anything else")
+        super().__init__(f"batch {batch_id!r} {decision}, which cannot be undone; use a new batch id for other parts")
 
 
 class MessageLeased(ConflictError):
@@ -365,7 +387,7 @@ class ResourceExhausted(UnavailableError):
 
     def __init__(self, what: str, limit: int) -> None:
         self.what, self.limit = what, limit
-        super().__init__(f"{what} is at its limit of {limit}: retry later, or raise the limit")
+        super().__init__(f"{what}: the limit of {limit} is reached; retry later, or raise the limit")
 
 
 class StorageFull(ResourceExhausted):
@@ -392,8 +414,8 @@ class BatchInDoubt(UnavailableError):
     def __init__(self, identity: str, batch_id: str) -> None:
         self.identity, self.batch_id = identity, batch_id
         super().__init__(
-            f"{identity} stands in batch {batch_id!r}, which is prepared and not decided: whether this is a duplicate "
-            "is known when that batch is committed or aborted; retry then"
+            f"{identity} is in batch {batch_id!r}, which is prepared and not decided, so this may be a duplicate; "
+            "retry when that batch is committed or aborted"
         )
 
 
@@ -445,8 +467,8 @@ class RecordCorrupt(CorruptionError):
     def __init__(self, topic: str, message_id: str, path: str, offset: int) -> None:
         self.topic, self.message_id, self.path, self.offset = topic, message_id, path, offset
         super().__init__(
-            f"the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) does not check; "
-            "it is not delivered: see `heapline journal verify`"
+            f"the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) is corrupt; "
+            "it is not delivered; see `heapline journal verify`"
         )
 
 
@@ -455,4 +477,4 @@ class UnknownFormat(CorruptionError):
 
     def __init__(self, path: str, version: int) -> None:
         self.path, self.version = path, version
-        super().__init__(f"{path} has format version {version}, which this Heapline does not know: upgrade Heapline")
+        super().__init__(f"{path} has format version {version}, which this Heapline cannot read; upgrade Heapline")

@@ -392,7 +392,8 @@ class TopicKeeper:
                 entry = await self._line_up(entry)
                 differing = [f for f in TopicConfig.__struct_fields__ if getattr(wanted, f) != getattr(entry.config, f)]
                 if differing:
-                    raise TopicExists(topic, differing)
+                    fixed = [f for f in differing if f in FIXED_FIELDS]
+                    raise TopicExists.with_fixed(topic, differing, fixed) if fixed else TopicExists(topic, differing)
                 if entry.topic not in self._runners and entry.topic not in self._refused:
                     await self._load(entry)  # it was created, but could not be loaded then
                 return _info(entry)
@@ -437,7 +438,7 @@ class TopicKeeper:
             wanted = make_config(settings, self._settings(entry))
             fixed = [f for f in FIXED_FIELDS if getattr(wanted, f) != getattr(entry.config, f)]
             if fixed:
-                raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
+                raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed; create another topic")
             check_growth(self._settings(entry).partitions, wanted.partitions)
             before = entry.config
             grows = wanted.partitions > before.partitions

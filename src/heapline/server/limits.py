@@ -39,7 +39,7 @@ class Limits:
         for sizes in _payloads_of(type(command)):
             for size, topic in sizes(command):
                 if size > self.payload_bytes_max:
-                    raise PayloadTooLarge(size, self.payload_bytes_max, topic)
+                    raise PayloadTooLarge.over_server_limit(size, self.payload_bytes_max, topic)
 
 
 class Counter:
