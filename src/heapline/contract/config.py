@@ -217,7 +217,7 @@ def _convert(what: str, plain: dict[str, Any], kind: type[C]) -> C:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"a {what}'s settings do not fit: {error}") from None
+        raise BadRequest(f"invalid settings of a {what}: {error}") from None
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:

@@ -101,7 +101,7 @@ def make_schedule(
     try:
         schedule = msgspec.convert(plain, Schedule)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"a schedule's settings do not fit: {error}") from None
+        raise BadRequest(f"invalid settings of a schedule: {error}") from None
     check_schedule(schedule)
     return schedule
 
@@ -177,7 +177,7 @@ def _moment(name: str, value: Any) -> int | None:
         raise BadRequest(f"{name} is a datetime with a time zone, such as datetime.now(UTC), not {value!r}")
     ms = (value - EPOCH) // timedelta(milliseconds=1)
     if not 0 <= ms <= MOMENT_MS_MAX:
-        raise BadRequest(f"{name}={value.isoformat()} is out of range: it must lie between the years 1970 and 3000")
+        raise BadRequest(f"{name}={value.isoformat()} is out of range; it must be between the years 1970 and 3000")
     return ms
 
 

@@ -64,8 +64,8 @@ class PartitionState(FairEntries):
         try:
             self._carry_out(event, at, rows, positions, fairness)
         except KeyError as error:
-            detail = f"{KIND_NAMES[type(event)]} names {error}, which is not there"
-            raise Replay(f"partition {self.number}: the journal does not fit: {detail}") from error
+            detail = f"{KIND_NAMES[type(event)]} names {error}, which does not exist"
+            raise Replay(f"partition {self.number}: the journal contradicts itself: {detail}") from error
         self.offset += count
 
     def _carry_out(

@@ -92,6 +92,6 @@ def check_batch_bytes(call: EnqueueCall, config: TopicConfig) -> None:
     limit = batch_bytes_max(config, call.count)
     if call.nbytes > limit:
         raise BadRequest(
-            f"an atomic batch of {call.nbytes} bytes is over the {limit} that are written at once: "
+            f"an atomic batch of {call.nbytes} bytes is over the {limit} of one write; "
             "split it, or enqueue with atomic=False"
         )

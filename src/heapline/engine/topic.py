@@ -321,7 +321,7 @@ class Topic:
                 raise JournalCorrupt(path, unit.offset, f"partition {frame.partition} is not of this topic")
             partition = self.partitions[frame.partition]
             if frame.first_offset != partition.offset:
-                detail = f"partition {frame.partition} goes on at {frame.first_offset}, not at {partition.offset}"
+                detail = f"partition {frame.partition} continues at {frame.first_offset}, not at {partition.offset}"
                 raise JournalCorrupt(path, unit.offset, detail)
             for event in decode_events(frame.events, path):
                 rows, positions, fairness = self._records(unit, event)

@@ -38,7 +38,7 @@ def assert_enqueued(
     namespace, name = parse_topic(topic)
     full = name if namespace == DEFAULT_NAMESPACE else f"{namespace}/{name}"
     if full not in known:
-        raise AssertionError(f"there is no topic {topic!r}; there are: {', '.join(known) or 'none at all'}")
+        raise AssertionError(f"topic {topic!r} does not exist; the topics are: {', '.join(known) or 'none'}")
     waiting = [info for info in broker.standing(topic) if info.state in WAITING]
     wanted = {"payload": payload, "priority": priority, "key": key, "headers": headers}
     wanted = {field: value for field, value in wanted.items() if value is not ANY}

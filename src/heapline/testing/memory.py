@@ -119,7 +119,7 @@ class MemoryBroker(EmbeddedBroker):
             if not self._opens_itself:
                 return
         elif not self._home.is_closed():
-            raise RuntimeError("this broker serves in another event loop, which still runs: make one for each loop")
+            raise RuntimeError("this broker serves another event loop, which still runs; create one broker per loop")
         elif self._system is not None:  # decisions are read in turns, which need a loop
             raise RuntimeError("after a commit_batch call hl.abandon() and go on with a MemoryBroker(disk=hl.disk)")
         else:

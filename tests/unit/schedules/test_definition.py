@@ -30,9 +30,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "grace": ({"every": 60, "grace": 3601}, "give 0 to 3600"),
     "makeup_max": ({"every": 60, "makeup_max": 0}, "1 to 1000"),
     "payload": ({"every": 60, "payload": "text"}, "encode it first"),
-    "priority": ({"every": 60, "priority": "high"}, "do not fit"),
+    "priority": ({"every": 60, "priority": "high"}, "invalid settings of a schedule"),
     "headers no mapping": ({"every": 60, "headers": ["a"]}, "mapping"),
-    "headers not text": ({"every": 60, "headers": {"a": 1}}, "do not fit"),
+    "headers not text": ({"every": 60, "headers": {"a": 1}}, "invalid settings of a schedule"),
     "headers of ours": ({"every": 60, "headers": {"heapline-schedule": "x"}}, "omit it"),
 }
 

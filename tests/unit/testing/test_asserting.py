@@ -69,7 +69,7 @@ def test_long_lists_and_payloads_are_cut(hl: SyncMemoryBroker) -> None:
 
 
 def test_missing_topic_is_named_with_those_that_there_are(hl: SyncMemoryBroker) -> None:
-    with pytest.raises(AssertionError, match="there is no topic 'post'; there are: mail"):
+    with pytest.raises(AssertionError, match="topic 'post' does not exist; the topics are: mail"):
         assert_enqueued(hl, "post", count=0)
     hl.create_topic("eu/mail")
     hl.enqueue("eu/mail", b"x")

@@ -83,7 +83,7 @@ async def test_broker_refuses_a_second_loop_while_the_first_runs() -> None:
         await hl.create_topic("jobs")
 
         async def elsewhere() -> None:
-            with pytest.raises(RuntimeError, match="make one for each loop"):
+            with pytest.raises(RuntimeError, match="create one broker per loop"):
                 await hl.enqueue("jobs", b"x")
 
         await asyncio.to_thread(asyncio.run, elsewhere())

@@ -255,7 +255,8 @@ def _claim(connection: Connection, turn: Turn) -> Claimed:
         "seq": case({id: seq for id, (_, seq) in numbers.items()}, value=OUTBOX.c.id),
     }
     if _count(connection.execute(claim.values(values))) != len(taken):
-        raise RuntimeError("rows were claimed by two at once: this database does not lock them")  # rolls it back
+        # raising rolls the claim back
+        raise RuntimeError("two relays claimed the same rows; this database does not support row locks")
     rows = connection.execute(select(*_ROW).where(OUTBOX.c.id.in_(list(numbers))).order_by(OUTBOX.c.id))
     return Claimed([Row(*row) for row in rows], unknown)
 

@@ -108,7 +108,7 @@ class Group:
     def decide_join(self, member: str, assign: Assign, now: int) -> GroupMembers | None:
         """Add a member. Return None if it already is one; call `restarted` if it forgot which rows it holds."""
         if self.config.observer:
-            raise BadRequest(f"group {self.name!r} is an observer and has no members: make another to read with")
+            raise BadRequest(f"group {self.name!r} is an observer and has no members; read with another group")
         if member in self.members.leases:
             return None
         if len(self.members.leases) >= MEMBERS_MAX:

@@ -73,8 +73,8 @@ class Groups:
             group = self.by_name[name]
             group.apply(partition, event)
         except KeyError as error:
-            detail = f"{KIND_NAMES[type(event)]} of group {name!r} names {error}, which is not there"
-            raise Replay(f"partition {partition}: the journal does not fit: {detail}") from error
+            detail = f"{KIND_NAMES[type(event)]} of group {name!r} names {error}, which does not exist"
+            raise Replay(f"partition {partition}: the journal contradicts itself: {detail}") from error
         if not group.partitions:
             del self.by_name[name]
 

@@ -21,7 +21,7 @@ def tell(standing: Standing, trouble: str | None, now: int) -> ScheduleInfo:
     problem = standing.problem or trouble
     if problem is None and state.done_ms > now + AHEAD_MS:
         done = from_ms(state.done_ms).isoformat(timespec="seconds")
-        problem = f"the clock was set back: it goes on after {done}; to go on now, delete it and create it again"
+        problem = f"the clock was set back; it continues after {done}; to continue now, delete it and create it again"
     return ScheduleInfo(
         name=short(schedule.name), topic=short(schedule.topic), cron=schedule.cron,
         every=None if schedule.every_ms is None else schedule.every_ms / 1000,

@@ -150,7 +150,7 @@ class Decisions:
         """Write a decision. Durable on return. If it raises, it may be durable only if `in_doubt` is True."""
         payload = msgspec.msgpack.encode(decision)
         if len(payload) > CONFIG.max_payload_bytes:
-            raise BadRequest(f"{len(decision.parts)} parts are too many to commit at once: prepare fewer, larger ones")
+            raise BadRequest(f"{len(decision.parts)} parts are too many for one commit; prepare fewer, larger ones")
         if self._runner is None:
             self._runner = await self._make()
         runner = self._runner

@@ -65,7 +65,7 @@ def check_share_bytes(call: EnqueueCall, name: PartName, config: TopicConfig, to
     limit = batch_bytes_max(config, call.count)
     if size > limit:
         raise BadRequest(
-            f"part {name.part!r} takes {size} bytes in topic {topic!r}, over the {limit} that are written at once: "
+            f"part {name.part!r} takes {size} bytes in topic {topic!r}, over the {limit} of one write; "
             "prepare several parts and name all of them in the commit"
         )
 

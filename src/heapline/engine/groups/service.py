@@ -226,7 +226,7 @@ class StreamServing:
         self.look_again(group.name)
         if isinstance(event, GroupMembers):
             log.info(
-                "partitions spread anew", topic=runner.name, group=group.name, generation=event.generation,
+                "partitions reassigned", topic=runner.name, group=group.name, generation=event.generation,
                 members=len(event.members),
             )  # fmt: skip
 

@@ -57,7 +57,7 @@ def load(disk: Disk, path: str, kind: type[T]) -> T | None:
         raise UnknownFormat(path, int(first[1]))
     body = data[first.end() :] if first is not None else b""
     if first is None or crc32c(body) != int(first[2], 16):
-        raise CorruptionError(f"{path} does not match its checksum: delete it, and begin that replay anew")
+        raise CorruptionError(f"{path} does not match its checksum; delete it and start that replay again")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:

@@ -67,12 +67,12 @@ class ReplayJobs:
                 break
             except OSError as error:
                 if self._refusal is None:
-                    log.error("replays cannot be listed: they do not go on", error=str(error), retry_in=PAUSE)
-                self._refusal = UnavailableError(f"the replays cannot be listed ({error.strerror}): try again later")
+                    log.error("cannot list replays; will retry", error=str(error), retry_in=PAUSE)
+                self._refusal = UnavailableError(f"cannot list the replays ({error.strerror}); retry later")
             except Exception:  # a bug: callers must not wait forever
                 if self._refusal is None:
-                    log.exception("replays cannot be listed: they do not go on", retry_in=PAUSE)
-                self._refusal = UnavailableError("the replays cannot be listed: the server's log tells why")
+                    log.exception("cannot list replays; will retry", retry_in=PAUSE)
+                self._refusal = UnavailableError("cannot list the replays; see the server's log")
             self._looked.set()
             await asyncio.sleep(PAUSE)
         self._refusal = None

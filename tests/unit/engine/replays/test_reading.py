@@ -163,7 +163,7 @@ async def test_a_start_that_was_reclaimed_is_refused_with_where_the_log_starts()
         assert next(row.offset for row in await read(rig.hl, start="earliest")) >= first
         assert await read(rig.hl, start=end) == []
         await rig.hl.do(SaveCheckpoint("jobs", "mine", {0: 1}))
-        with pytest.raises(heapline.BadRequest, match="begin another"):
+        with pytest.raises(heapline.BadRequest, match="use another"):
             await read(rig.hl, checkpoint="mine")
 
 

@@ -118,6 +118,7 @@ class DjangoStore:
         seqs = [When(id=id, then=Value(seq)) for id, (_, seq) in numbers.items()]
         mine = waiting.filter(id__in=list(numbers))
         if mine.update(lane=turn.lane, epoch=Case(*epochs), seq=Case(*seqs)) != len(taken):
-            raise RuntimeError("rows were claimed by two at once: this database does not lock them")  # rolls it back
+            # raising rolls the claim back
+            raise RuntimeError("two relays claimed the same rows; this database does not support row locks")
         rows = self._rows().filter(id__in=list(numbers)).order_by("id").values_list(*_ROW)
         return Claimed([Row(*row) for row in rows], unknown)
