@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -58,6 +58,7 @@ from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.engine")
 P = ParamSpec("P")
@@ -68,13 +69,15 @@ _SYSTEM = (decisions.NAMESPACE, decisions.NAME)
 _SCHEDULES = (schedules.NAMESPACE, schedules.NAME)
 
 
-def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def _to_its_end(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Finish a change of the catalog even if its caller is cancelled, and make the next change wait: the thread would
     not stop, and two concurrent writes of the catalog would lose a topic."""
 
     @functools.wraps(method)
-    async def shielded(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.shield(asyncio.ensure_future(method(*args, **kwargs)))
+    async def shielded(self: TopicKeeper, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.changes.run_to_completion(method(self, *args, **kwargs))
 
     return shielded
 
@@ -86,6 +89,7 @@ class TopicKeeper:
     ) -> None:  # fmt: skip
         self._path = path
         self._config = config or BrokerConfig()
+        self.changes = OwnedTasks()  # of the catalog
         self._disk: Disk = disk or RealDisk()
         self._io: Io | None = io
         self._clock: Clock = clock or SystemClock()

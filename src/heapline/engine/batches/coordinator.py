@@ -55,6 +55,7 @@ from heapline.engine.calls import EnqueueCall, Identity
 from heapline.engine.columns import Columns
 from heapline.engine.runner import TopicRunner
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -75,23 +76,22 @@ class BatchCoordinator:
         self._wall_ms = wall_ms
         self._unrepeated: set[str] = set()
         self._locks: dict[str | tuple[str, str], tuple[asyncio.Lock, list[None]]] = {}
-        self._calls: set[asyncio.Task[Any]] = set()
-        self._watches: set[asyncio.Task[Any]] = set()
+        self._calls = OwnedTasks()
+        self._watches = OwnedTasks()
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def start(self, batch_timeout: float, decision_retention: float) -> None:
-        _spawn(self._watch(batch_timeout, decision_retention), self._watches)
+        self._watches.spawn(self._watch(batch_timeout, decision_retention))
 
     async def close(self) -> None:
         """Stop. Call it after the topics have been closed, which ends every call in progress."""
-        for task in self._watches:
-            task.cancel()
-        await asyncio.gather(*self._watches, *self._calls, return_exceptions=True)
+        await self._watches.cancel()
+        await self._calls.join()
 
     async def _to_its_end(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Finish a decision even if its caller is cancelled: half of one would leave topics that disagree."""
-        return await asyncio.shield(_spawn(work, self._calls))
+        return await self._calls.run_to_completion(work)
 
     @contextlib.asynccontextmanager
     async def _alone(self, what: str | tuple[str, str]) -> AsyncIterator[None]:
@@ -222,7 +222,7 @@ class BatchCoordinator:
             await self.decisions.record(decision)
         finally:
             if self.decisions.in_doubt:
-                _spawn(self._find_out(), self._watches)
+                self._watches.spawn(self._find_out())
         return decision
 
     def _check_whole(self, batch_id: str, part: str, views: dict[str, PartView]) -> None:
@@ -411,16 +411,3 @@ class BatchCoordinator:
 def _sink(name: str) -> tuple[str, str]:
     """Return the lock key of a sink, which never equals a batch id."""
     return "sink", name
-
-
-def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
-    task = asyncio.ensure_future(work)
-    tasks.add(task)
-
-    def ended(task: asyncio.Task[Any]) -> None:
-        tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved, because its caller may have been cancelled
-
-    task.add_done_callback(ended)
-    return task

@@ -32,6 +32,7 @@ from heapline.engine.replays.replay_request import Change, Request
 from heapline.engine.runner import TopicRunner
 from heapline.journal.disk import Disk
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.replay")
 ENDED_MAX = 1000
@@ -48,6 +49,7 @@ class ReplayJobs:
         self._runs: dict[str, JobRun] = {}
         self._damaged: dict[str, CorruptionError] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changes = OwnedTasks()  # starts and cancellations, finished even if their caller is cancelled
         self._opening: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()
         self._refusal: HeaplineError | None = None  # why jobs cannot be listed
@@ -126,7 +128,7 @@ class ReplayJobs:
         if len(name) > NAME_MAX:
             raise BadName("replay", name)
         await self._opened()
-        return await asyncio.shield(asyncio.ensure_future(self._start(name, request, into, change)))
+        return await self._changes.run_to_completion(self._start(name, request, into, change))
 
     async def _start(self, name: str, request: Request, into: str | None, change: Change) -> ReplayInfo:
         async with self._changing:
@@ -185,7 +187,7 @@ class ReplayJobs:
     async def cancel(self, name: str) -> ReplayInfo:
         """Cancel a job. Messages already in the topic stay. A job that has ended does not change."""
         await self.get(name)
-        return await asyncio.shield(asyncio.ensure_future(self._cancel(self._runs[name])))
+        return await self._changes.run_to_completion(self._cancel(self._runs[name]))
 
     async def _cancel(self, run: JobRun) -> ReplayInfo:
         async with self._changing:
