@@ -27,14 +27,14 @@ class SystemClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-JUMP_MS = 1000  # a wall clock that departs from steady time by more than this between two looks has jumped
+JUMP_MS = 1000  # a wall clock that departs from steady time by more than this between two reads has jumped
 
 
 class SteadyClock:
-    """Steady time for one journal: it goes on from the journal's last time, never backwards.
+    """Steady time for one journal: it continues from the journal's last time and never runs backwards.
 
-    `time` and `wall` are those of the last unit. The wall tells how long nobody was here; if it lies behind steady
-    time (it was ahead once, and was set right), steady time stays ahead, but it does not stand still.
+    `time` and `wall` are those of the last unit. The wall clock shows how long the journal was closed. If it is behind
+    steady time (it was ahead once and was corrected), steady time stays ahead of it and continues to run.
     """
 
     def __init__(self, clock: Clock, time: int = 0, wall: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Events for operators, through the standard library's logging: a short sentence, and facts as `extra`.
 
-Whoever embeds Heapline decides where they go; the server turns them into JSON. Payloads never stand in them.
-Kept this small because `import heapline` should cost little.
+The program that embeds Heapline decides where they go; the server writes them as JSON. They never contain payloads.
+This module is small because `import heapline` should cost little.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ HEADERS_MAX = 64 << 10  # reserved below max_payload: a larger message makes the
 LARGE_VALUE = 4096  # bytes from which a known value is not read again
 REREAD_SECONDS = 30.0  # seconds after which it is read again anyway, so that a recreated bucket is noticed
 PAGE_KEYS = 500  # keys per page of a listing
-EVENTS_MAX = 256  # unread events per watcher; beyond, it is told to poll
+EVENTS_MAX = 256  # unread events per watcher; beyond, the watcher must poll
 
 
 class NatsKV:

@@ -1,8 +1,8 @@
-"""What a payload says, by its content type: JSON or MessagePack, read into the type that the reader names.
+"""Decode payloads by their content type, JSON or MessagePack, into the type that the reader names.
 
 Types are those of msgspec (dataclasses, structs, TypedDict, datetime, UUID, Enum, Decimal, containers of them), and
-pydantic's models where the program itself uses pydantic. Never pickle: reading a payload runs nobody's code.
-Errors say where a payload does not fit, and never what stands there.
+pydantic's models where the program itself uses pydantic. Never pickle: reading a payload must not run code.
+Errors say where a payload does not match the type, and never quote it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
 
 
 def without_values(error: Exception) -> str:
-    """msgspec's words, less what stands in the payload."""
+    """Return msgspec's message without the values of the payload."""
     return _VALUE.sub(r"\1\2", str(error))
 
 

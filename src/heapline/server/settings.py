@@ -48,7 +48,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mqueue_rates: dict[str, Rate] = {}
     mqueue_burst: Annotated[float, Meta(ge=0, le=3600)] = 1.0
     # Seconds of silence until a client must show that it is alive. One that does not loses its streams and waiting
-    # pops; otherwise they would go on leasing messages for nobody.
+    # pops; otherwise they would continue to lease messages for a lost client.
     keepalive: Annotated[float, Meta(ge=0.1, le=7200)] = 30.0
     broker: dict[str, Any] = {}  # fields of BrokerConfig, by name
     tls_certificate: Path | None = None  # PEM, with intermediates; None: no TLS, on loopback only

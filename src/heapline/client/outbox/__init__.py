@@ -15,7 +15,7 @@ committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
 With Django put "heapline.outbox.django" into INSTALLED_APPS and call its `enqueue`; `manage.py heapline_relay`.
 
-How it stays exactly once is told in `relay.py`. SQLAlchemy and Django are imported when they are used, not before.
+`relay.py` explains why each message is enqueued once. SQLAlchemy and Django are imported when they are used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The database of an outbox, as the relay uses it. Each call is one transaction.
 
 A *lane* is one relay's own line of numbers: its name is the producer's name at the broker. Rows are claimed by a lane,
-with an epoch and a number, before they are sent. Whoever owns a lane says so in its row (`owner`, `beat_ms`), and every
-turn of a lane begins with renewing that: so a turn of a relay that has lost its lane changes nothing.
+with an epoch and a number, before they are sent. The owner of a lane is recorded in its row (`owner`, `beat_ms`), and
+every turn of a lane begins by renewing that record, so a relay that has lost its lane changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A certificate authority for development: one CA, one server and one client certificate, in one directory.
 
 The certificates are valid for a year, for localhost and the given names. The CA's own key is discarded after signing,
-so nobody can use it to create certificates that this machine would trust. Existing files are never overwritten.
+so it cannot be used to create more certificates that this machine would trust. Existing files are never overwritten.
 """
 
 from __future__ import annotations

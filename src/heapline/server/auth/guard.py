@@ -2,7 +2,7 @@
 
 The admin key is created when a server first starts on a directory. It is in `admin.key` (0600), where the command line
 on the same machine finds it, and is shown and logged nowhere. The file is written before the store that holds its hash,
-so a crash between the two leaves a file that the next start replaces, and never a key that nobody has. The store
+so a crash between the two leaves a file that the next start replaces, and never a key whose secret is lost. The store
 remembers that there was one: neither deleting the file nor revoking the key creates another.
 """
 

@@ -8,7 +8,7 @@ to it. Every change takes `auth.lock`, reads the file again, and is durable befo
 So no writer loses another's change, and a revocation that was answered survives any crash. Readers never lock: they see
 the old file or the new one. A server checks the file at most once per second (`refresh`), and whenever it meets a key
 that it has not verified. A missing or corrupt file is an error for every caller and never an empty store: if in doubt,
-nobody is admitted. Records of keys and users are never deleted, so an id never means two things.
+all callers are rejected. Records of keys and users are never deleted, so an id never means two things.
 
 `AuthStore` is the seam: keys, users and the guard need no more than it says, so a cluster can keep the same document
 elsewhere.

@@ -3,7 +3,7 @@
 The messages of one topic are an atomic batch. Those of several topics are prepared under an id that no one else knows,
 and committed at once. If a topic fails, or this process is killed, such a batch stays prepared and undecided, and no
 other caller can end it. Until its timeout, a day, the idempotency keys in it would be in doubt, and the retry that the
-caller is told to make would be rejected. So the next enqueue drops it, including batches of earlier runs. A batch that
+error advises would be rejected. So the next enqueue drops it, including batches of earlier runs. A batch that
 turns out to be committed stays.
 """
 

@@ -1,8 +1,8 @@
 """Limits of a namespace on MQueue's API: requests per second, and topics that enqueues create.
 
-Each namespace has a bucket of requests. A request that finds its bucket empty is rejected, takes nothing from any other
-namespace, and is told when to retry. All requests count alike. Callers are authenticated before, so unauthenticated
-clients cannot use up a namespace's share.
+Each namespace has a bucket of requests. A request that finds its bucket empty is rejected with the time of the next
+try, and takes nothing from any other namespace. All requests count alike. Callers are authenticated before, so
+unauthenticated clients cannot use up a namespace's share.
 """
 
 from __future__ import annotations

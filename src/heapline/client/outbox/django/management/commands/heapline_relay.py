@@ -1,4 +1,4 @@
-"""`manage.py heapline_relay`: bring what was committed to the broker, until it is told to stop."""
+"""`manage.py heapline_relay`: send committed rows to the broker until it is stopped."""
 
 from __future__ import annotations
 
