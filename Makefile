@@ -49,7 +49,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heaplin
 	@touch $@ $(RUNNABLE)
 
 .PHONY: help
-help: ## List what make can do
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
@@ -64,30 +64,30 @@ demo: $(RUNNABLE) ## Set up, then show the queue surviving kill -9
 	@$(BIN)/heapline demo
 
 .PHONY: lint
-lint: $(READY) ## Lint, formatting, types and the import rule
+lint: $(READY) ## Check lint, formatting, types and the import rule
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: format
-format: $(READY) ## Rewrite the code in the house's format
+format: $(READY) ## Fix lint findings and format the code
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 .PHONY: check
-check: lint ## Before every commit, under a minute: lint and unit tests
+check: lint ## Run before every commit: lint and unit tests
 	$(PYTEST) $(SPREAD) tests/unit $(NONE_IS_FINE)
 
 .PHONY: test
-test: lint ## What CI runs: lint and every test but the soak
+test: lint ## Run what CI runs: lint and all tests except the soak tests
 	$(PYTEST) $(SPREAD) tests $(NONE_IS_FINE)
 
 .PHONY: soak
-soak: $(READY) ## The long proofs: whatever is marked soak, with Hypothesis' long profile
+soak: $(READY) ## Run the long tests: those marked soak, with Hypothesis' long profile
 	$(PYTEST) -m soak --timeout=0 --hypothesis-profile=soak tests $(NONE_IS_FINE)
 
 .PHONY: sim
-sim: $(READY) ## One run of the simulator: make sim SEED=42
+sim: $(READY) ## Run the simulator once: make sim SEED=42
 	$(BIN)/python -m tests.simulation.simulate --seed $(SEED)
 
 .PHONY: bench
@@ -95,7 +95,7 @@ bench: $(READY) ## Measure the core next to its baselines
 	$(BIN)/python -m benchmarks core
 
 .PHONY: bench-quick
-bench-quick: $(READY) ## The same in under 45 seconds, on smaller sizes
+bench-quick: $(READY) ## Measure the core in under 45 seconds, on smaller sizes
 	$(BIN)/python -m benchmarks core --quick
 
 .PHONY: bench-server
@@ -115,12 +115,12 @@ docs-test: $(READY) ## Run the code that README and docs show
 	$(PYTEST) tests/acceptance/test_docs.py
 
 .PHONY: constraints
-constraints: $(READY) ## Pin what is installed now in constraints.txt
+constraints: $(READY) ## Pin the installed versions in constraints.txt
 	@{ head -n 1 constraints.txt; $(PIP) freeze --exclude-editable | sort -f; } > constraints.new
 	@mv constraints.new constraints.txt && touch $(READY)
 
 .PHONY: clean
-clean: ## Remove .venv and everything that was generated
+clean: ## Remove .venv and all generated files
 	rm -rf .venv dist build .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f src/heapline/wire/heapline.binpb
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

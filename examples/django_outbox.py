@@ -1,9 +1,9 @@
 """A Django project in one file that enqueues tasks in its transactions: `python examples/django_outbox.py`.
 
-Two ways. `transaction.on_commit` enqueues after the commit: quick and simple, but a process that dies right between the
-two loses the message. The outbox writes the message in the transaction itself and loses nothing. In real life the relay
-is `manage.py heapline_relay`, the worker `heapline worker …`, both on a server; here all of it is one process, and the
-queue a directory.
+There are two ways. `transaction.on_commit` enqueues after the commit: it is fast and simple, but a process that dies
+between the two loses the message. The outbox writes the message in the transaction itself and loses nothing. In
+production the relay is `manage.py heapline_relay` and the worker is `heapline worker …`, both connected to a server.
+Here everything runs in one process, and the queue is a directory.
 """
 
 import asyncio

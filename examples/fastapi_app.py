@@ -1,11 +1,11 @@
-"""Heapline in a FastAPI app: requests enqueue tasks, and a worker beside them does the work, the urgent ones first.
+"""Heapline in a FastAPI app: requests enqueue tasks, and a worker in the same process runs them, urgent ones first.
 
     uvicorn examples.fastapi_app:web
     curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"item": "tea", "express": true}'
     curl localhost:8000/stats
 
-Without HEAPLINE_URL the queue lives in ./data, which one process has open: run one worker process of uvicorn. With a
-server (`heapline serve`) any number of them may run, and the tasks better have workers of their own:
+Without HEAPLINE_URL the queue is in ./data, which only one process can open, so run one worker process of uvicorn. With
+a server (`heapline serve`) you can run any number of them, and separate workers for the tasks:
 `heapline worker examples.fastapi_app:app`.
 """
 

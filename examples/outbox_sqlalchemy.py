@@ -1,8 +1,8 @@
 """An order and its message in one transaction: `python examples/outbox_sqlalchemy.py` (needs 'heapline[outbox]').
 
-If the transaction commits, the message is enqueued, once; if it does not, it never is. The relay runs here in the same
-process, and without HEAPLINE_URL on a directory, to have it all on one page; in real life it is
-`heapline outbox relay --database …` in a process of its own, on a server.
+If the transaction commits, the message is enqueued once; otherwise it is never enqueued. To keep the example short, the
+relay runs in the same process and, without HEAPLINE_URL, on a directory. In production it is a process of its own,
+`heapline outbox relay --database …`, connected to a server.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""A queue in a directory, and nothing else: `python examples/plain.py`.
+"""A queue in a directory, without a server: `python examples/plain.py`.
 
-What is enqueued is on disk when `enqueue` returns. What is popped is leased: if this process died before `ack`, the
-message would come back. On a server it is the same: `heapline.connect("localhost:7400")` instead of `heapline.open`.
+A message is on disk when `enqueue` returns. A popped message is leased: if this process died before `ack`, the message
+would be redelivered. To use a server, write `heapline.connect("localhost:7400")` instead of `heapline.open`.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""A day in a shop, on Spark: `python examples/spark_tour.py`. Takes half a minute, and `heapline[server,spark-local]`.
+"""A day in a shop, on Spark: `python examples/spark_tour.py`. Takes half a minute.
 
-Orders stream in from files, exactly once. Work is done, some of it fails. The archive fills. The report is drawn as a
-page, a forecast says how many workers it takes, and the audit proves from the log that nothing was lost, handed out
-twice at once or early. On a server of its own in ./data, unless HEAPLINE_URL names one.
+Needs `heapline[server,spark-local]`. Orders stream in from files, exactly once. Workers process them, and some fail.
+The archive copies the log to a lake. The report is an HTML page, the forecast says how many workers are needed, and the
+audit proves from the log that no message was lost, leased to two workers or delivered early. Starts a server on ./data,
+unless HEAPLINE_URL names one.
 """
 
 import json

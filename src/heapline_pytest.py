@@ -1,7 +1,7 @@
 """The pytest plugin of Heapline: `heapline_broker`, `heapline_sync_broker`, `heapline_clock`.
 
-It stands outside of the package, so that a pytest run that uses none of them does not import Heapline: every run in an
-environment loads every installed plugin. What to do with the fixtures is told in `heapline.testing`.
+It is outside the package because every pytest run loads every installed plugin: a run that does not use these fixtures
+does not import Heapline. `heapline.testing` explains how to use them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def heapline_clock() -> HandClock:
-    """The time of the brokers of this test: it stands still until it is moved, `heapline_clock.advance(60)`."""
+    """The clock of this test's brokers. It moves only when you call `heapline_clock.advance(60)`."""
     from heapline.testing import HandClock
 
     return HandClock()

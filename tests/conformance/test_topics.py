@@ -43,9 +43,13 @@ async def test_creating_again_with_an_equal_config_is_fine_and_changes_nothing(
 
 async def test_creating_again_with_another_config_raises_topic_exists(topic: MakeTopic, broker: Broker) -> None:
     await topic()
-    with pytest.raises(heapline.TopicExists, match="update_topic") as caught:
+    with pytest.raises(heapline.TopicExists, match="change them with update_topic") as caught:
+        await topic(max_backlog=5)
+    assert caught.value.differing == ["max_backlog"]
+    with pytest.raises(heapline.TopicExists, match="mode cannot be changed; choose another name") as caught:
         await topic(mode="max", max_backlog=5)
     assert caught.value.differing == ["mode", "max_backlog"]
+    assert "update_topic" not in str(caught.value), "it would be refused"
     assert (await broker.list_topics())[0].config.mode == "min"
 
 

@@ -52,9 +52,9 @@ def test_pydantic_model() -> None:
 @pytest.mark.parametrize(
     ("payload", "kind", "words"),
     [
-        (b"{", Any, "the payload does not fit: Input data was truncated"),
-        (b'{"id": "secret"}', Order, "the payload does not fit: Expected `int`, got `str` - at `$.id`"),
-        (b'{"name": 5}', Customer, "the payload does not fit: string_type at name"),
+        (b"{", Any, "cannot decode the payload: Input data was truncated"),
+        (b'{"id": "secret"}', Order, "cannot decode the payload: Expected `int`, got `str` - at `$.id`"),
+        (b'{"name": 5}', Customer, "cannot decode the payload: string_type at name"),
     ],
 )
 def test_error_for_an_invalid_payload_contains_no_values(payload: bytes, kind: Any, words: str) -> None:
@@ -64,5 +64,5 @@ def test_error_for_an_invalid_payload_contains_no_values(payload: bytes, kind: A
 
 
 def test_other_content_is_left_to_the_reader() -> None:
-    with pytest.raises(heapline.BadRequest, match=r"the payload is 'image/png', which only you can read: take it from"):
+    with pytest.raises(heapline.BadRequest, match=r"the payload is 'image/png', which is not JSON; read it from"):
         message(_headers={"content-type": "image/png"}).json()

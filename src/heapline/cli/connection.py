@@ -25,6 +25,7 @@ from heapline.cli.output import Output, make_console, some
 from heapline.client import connect as client_connect
 from heapline.client.target import ClientTls, parse_target
 from heapline.contract.broker import Broker
+from heapline.contract.config import FIXED_FIELDS
 from heapline.contract.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -232,9 +233,11 @@ async def _advice(error: HeaplineError, hl: Any, where: Where) -> str | None:
             create = f"heapline group create {topic} {group}"
             return f"group {group!r} of topic {topic!r} does not exist{known}. Create it with: {create}"
         case TopicExists(topic=topic, differing=differing):
+            fixed = ", ".join(name for name in differing if name in FIXED_FIELDS)
+            change = f"{fixed} cannot be changed;" if fixed else f"change them with: heapline topic update {topic}, or"
             return (
-                f"topic {topic!r} already exists with different settings ({', '.join(differing)}); change the settings "
-                f"that can change with: heapline topic update {topic}, or choose another name"
+                f"topic {topic!r} already exists with different settings ({', '.join(differing)}); "
+                f"{change} choose another name"
             )
         case GroupExists(topic=topic, group=group, differing=differing):
             return (

@@ -588,7 +588,7 @@ class Methods:
 class Broker(Methods):
     """The base of every broker. An implementation supplies `do`, `stream`, `close` and `features`."""
 
-    features: ClassVar[frozenset[str]] = frozenset()
+    features: ClassVar[frozenset[str]] = frozenset()  # empty for a client: its server's are in `describe()`
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         """Execute a command. A broker that lacks its feature raises Unsupported."""

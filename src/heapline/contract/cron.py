@@ -173,7 +173,7 @@ def _parse(expression: str, cron: str) -> CronSim:
 
 
 def never(cron: str) -> BadRequest:
-    return BadRequest(f"cron={cron!r} never fires: no date fits its day and month; check them")
+    return BadRequest(f"cron={cron!r} never fires: no date matches its day and month; check them")
 
 
 def _read(fields: list[str]) -> CronSim | str:

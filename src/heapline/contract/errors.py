@@ -50,7 +50,7 @@ that a server can send an error and a client can raise the same class again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 E = TypeVar("E", bound="type[HeaplineError]")
@@ -121,13 +121,20 @@ class BadName(RequestError, ValueError):
 
 
 @error(
-    "a payload of {size} bytes is over the limit of {limit} for topic {topic!r}; store the data elsewhere and "
-    "enqueue a reference, or raise the limit (max_payload_bytes of the topic, payload_bytes_max of the server)"
+    "a payload of {size} bytes for topic {topic!r} is over the limit of {limit} (the topic's max_payload_bytes); store "
+    "the data elsewhere and enqueue a reference, or raise that limit"
 )
 class PayloadTooLarge(RequestError, ValueError):
     size: int
     limit: int
     topic: str
+
+    @classmethod
+    def over_server_limit(cls, size: int, limit: int, topic: str) -> PayloadTooLarge:
+        """Return the error for a payload over the server's limit, which applies to all topics."""
+        error = cls(size, limit, topic)
+        error.args = (error.args[0].replace("the topic's max_payload_bytes", "the server's payload_bytes_max"),)
+        return error
 
 
 @error("topic {topic!r} does not exist; create it with create_topic({topic!r})")
@@ -140,9 +147,18 @@ class TopicExists(RequestError):
 
     def __init__(self, topic: str, differing: list[str]) -> None:
         self.topic, self.differing = topic, differing
-        super().__init__(
-            f"topic {topic!r} already exists with different settings ({', '.join(differing)}); use update_topic for "
-            "settings that can change, or choose another name"
+        self._explain("change them with update_topic, or choose another name")
+
+    @classmethod
+    def with_fixed(cls, topic: str, differing: list[str], fixed: Sequence[str]) -> TopicExists:
+        """Return the error if some of the differing settings cannot be changed."""
+        error = cls(topic, differing)
+        error._explain(f"{', '.join(fixed)} cannot be changed; choose another name")
+        return error
+
+    def _explain(self, advice: str) -> None:
+        self.args = (
+            f"topic {self.topic!r} already exists with different settings ({', '.join(self.differing)}); {advice}",
         )
 
 
@@ -155,7 +171,7 @@ class MessageNotFound(RequestError, LookupError):
     message_id: str
 
 
-@error("schedule {schedule!r} does not exist; create it with create_schedule, or check its name")
+@error("schedule {schedule!r} does not exist; check its name, or create it with create_schedule")
 class ScheduleNotFound(RequestError, LookupError):
     schedule: str
 
@@ -191,8 +207,8 @@ class PermissionDenied(RequestError):
 
 
 @error(
-    "{call} of topic {topic!r} cannot be undone: if it is meant, repeat the same call soon with the "
-    "confirmation token that comes with this error"
+    "{call} of topic {topic!r} cannot be undone; to confirm it, repeat the same call soon with the "
+    "confirmation token of this error"
 )
 class ConfirmationNeeded(RequestError):
     call: str
@@ -240,7 +256,9 @@ class Unsupported(RequestError):
 
 class Closed(RequestError):
     def __init__(self) -> None:
-        super().__init__("this broker is not open: use it inside `async with heapline.open(...)`, or open it again")
+        super().__init__(
+            "this broker is not open; use it inside `async with heapline.open(...)` or `with heapline.open_sync(...)`"
+        )
 
 
 class ConflictError(HeaplineError):
@@ -270,15 +288,15 @@ class DeliveryLost(ConflictError):
     def __init__(self, partitions: list[int], offsets: list[int], topic: str, group: str) -> None:
         self.partitions, self.offsets, self.topic, self.group = partitions, offsets, topic, group
         super().__init__(
-            f"{len(offsets)} row(s) of topic {topic!r} were not held by this member of group {group!r} any more: they "
-            "were settled before, or their time ran out and they are redelivered; ack in time, or give the group a "
+            f"this member of group {group!r} no longer held {len(offsets)} row(s) of topic {topic!r}: they were "
+            "settled before, or their ack_timeout ended and they are redelivered; ack in time, or give the group a "
             "longer ack_timeout"
         )
 
 
 @error(
-    "another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}: stop this "
-    "one, or give it a name of its own"
+    "another subscription took the name of member {member!r} of group {group!r} of topic {topic!r}; stop this "
+    "one, or choose another name for it"
 )
 class MemberReplaced(ConflictError):
     topic: str
@@ -288,7 +306,7 @@ class MemberReplaced(ConflictError):
 
 @error(
     "producer {producer_id!r} sent epoch {epoch}, but epoch {current} is open: another process "
-    "took this producer's name; stop this one, or give it a name of its own"
+    "took this producer's name; stop this one, or choose another name for it"
 )
 class StaleEpoch(ConflictError):
     producer_id: str
@@ -297,8 +315,8 @@ class StaleEpoch(ConflictError):
 
 
 @error(
-    "producer {producer_id!r} sent sequence {seq} after saying that all below {answered_below} "
-    "were answered: number new messages onwards"
+    "producer {producer_id!r} sent sequence {seq}, but all sequences below {answered_below} were answered; "
+    "use a higher sequence for a new message"
 )
 class StaleSequence(ConflictError):
     producer_id: str
@@ -315,7 +333,7 @@ class IdempotencyConflict(ConflictError):
     message_id: str
 
 
-@error("batch {batch_id!r} {decision}, and that is final; use a new batch id for anything else")
+@error("batch {batch_id!r} {decision}, which cannot be undone; use a new batch id for other parts")
 class BatchDecided(ConflictError):
     batch_id: str
     decision: str
@@ -341,7 +359,7 @@ class UnavailableError(HeaplineError):
     reached: bool = True
 
 
-@error("{what} is at its limit of {limit}: retry later, or raise the limit")
+@error("{what}: the limit of {limit} is reached; retry later, or raise the limit")
 class ResourceExhausted(UnavailableError):
     what: str
     limit: int
@@ -362,8 +380,8 @@ class RateLimited(ResourceExhausted):
 
 
 @error(
-    "{identity} is in batch {batch_id!r}, which is prepared and not decided: whether this is a duplicate "
-    "is known when that batch is committed or aborted; retry then"
+    "{identity} is in batch {batch_id!r}, which is prepared and not decided, so this may be a duplicate; "
+    "retry when that batch is committed or aborted"
 )
 class BatchInDoubt(UnavailableError):
     identity: str
@@ -405,8 +423,8 @@ class SnapshotCorrupt(CorruptionError):
 
 
 @error(
-    "the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) does not check; "
-    "it is not delivered: see `heapline journal verify`"
+    "the record of message {message_id} of topic {topic!r} ({path} at byte {offset}) is corrupt; "
+    "it is not delivered; see `heapline journal verify`"
 )
 class RecordCorrupt(CorruptionError):
     topic: str
@@ -415,7 +433,7 @@ class RecordCorrupt(CorruptionError):
     offset: int
 
 
-@error("{path} has format version {version}, which this Heapline does not know: upgrade Heapline")
+@error("{path} has format version {version}, which this Heapline cannot read; upgrade Heapline")
 class UnknownFormat(CorruptionError):
     path: str
     version: int

@@ -33,8 +33,8 @@ def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
         if media in MSGPACK:
             return msgspec.msgpack.decode(payload, type=kind, dec_hook=read_foreign)
     except msgspec.DecodeError as error:
-        raise BadRequest(f"the payload does not fit: {without_values(error)}") from None
-    raise BadRequest(f"the payload is {media!r}, which only you can read: take it from m.payload")
+        raise BadRequest(f"cannot decode the payload: {without_values(error)}") from None
+    raise BadRequest(f"the payload is {media!r}, which is not JSON; read it from m.payload")
 
 
 def without_values(error: Exception) -> str:

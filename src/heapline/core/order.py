@@ -49,7 +49,7 @@ class Ordering:
         if aging is not None and not (math.isfinite(aging) and 0 <= aging <= RATE_MAX):
             raise BadRequest(f"aging is a rate of 0 to {RATE_MAX:.0f} priority units a second, not {aging!r}")
         if turns and aging is not None:
-            raise BadRequest("keys take turns or messages age, not both")
+            raise BadRequest("a topic has either fairness keys or aging, not both")
         self.mode, self.aging, self.has_turns = mode, aging, turns
         self._invert = mode == "max"
         # The rate in key units per millisecond, split: the integer part is multiplied in integers, and only the
@@ -100,6 +100,6 @@ class Ordering:
     def priority(self, key: IntOrArray) -> IntOrArray:
         """Return the priority of a strict key. An aged key includes time, so its priority cannot be recovered."""
         if self.aging is not None:
-            raise BadRequest("the key of an aging topic does not tell the priority: read the message's record")
+            raise BadRequest("the key of an aging topic does not contain the priority; read the message's record")
         key = self.rank_key(key)
         return ~key if self._invert else key

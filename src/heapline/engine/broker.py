@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+import msgspec
+
 import heapline
 from heapline.contract.admin import Description
 from heapline.contract.broker import Broker
@@ -52,7 +54,8 @@ class EmbeddedBroker(TopicKeeper, Broker):
         return handler(self, feed, context)
 
     def description(self) -> Description:
-        return Description("log", heapline.__version__, sorted(self.features))
+        settings = msgspec.to_builtins(self._config)
+        return Description("log", heapline.__version__, sorted(self.features), settings)
 
     async def metrics(self) -> Measures:
         """Return the broker's measurements, for a server's metrics."""

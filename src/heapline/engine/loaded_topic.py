@@ -108,7 +108,7 @@ class Loader:
         first = list_segments(self.disk, self.directory)[0]
         header = read_header(self.disk, self.directory, first)
         if header is not None and header.first_unit > 1:
-            detail = f"units 1 to {header.first_unit - 1} are not there any more, and no snapshot of them checks"
+            detail = f"units 1 to {header.first_unit - 1} are missing, and no intact snapshot covers them"
             raise JournalCorrupt(segment_path(self.directory, first), 0, detail)
 
     def _check_records(self, topic: Topic) -> None:

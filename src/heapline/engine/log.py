@@ -234,7 +234,7 @@ def _marks(reader: LogReader, after: int, last: int) -> tuple[int, Entries, npt.
 
 def units_between(reader: LogReader, start: int, end: int) -> Iterator[Unit]:
     if start < 0 or end < start:
-        raise BadRequest(f"units {start} to {end} are no range: the first is 1, and the end comes after the start")
+        raise BadRequest(f"units {start} to {end} are not a range; the end must not be before the start")
     for unit in reader.read_units(start_unit=start):
         if unit.number >= end:
             return
@@ -244,7 +244,7 @@ def units_between(reader: LogReader, start: int, end: int) -> Iterator[Unit]:
 def check_positions(runner: TopicRunner, incarnation: int, positions: npt.NDArray[np.int64]) -> None:
     """Raise unless these can be positions of this topic's journal, and few enough for one read."""
     if incarnation != runner.loader.incarnation:
-        raise BadRequest(f"topic {runner.name!r} was deleted and made again: these positions are of the one before")
+        raise BadRequest(f"topic {runner.name!r} was deleted and created again; the positions belong to the old topic")
     if len(positions) and positions.min() < 0:
         raise BadRequest("positions are not negative")
     too_large = len(positions) > 1 and size_bound(positions).sum() > RECORDS_BYTES_MAX

@@ -114,7 +114,7 @@ def _thawed(disk: Disk, folder: str, name: str, config: TopicConfig, now: int) -
     first = list_segments(disk, folder)[0]
     header = read_header(disk, folder, first)
     if header is not None and header.first_unit > 1:
-        detail = f"units 1 to {header.first_unit - 1} are not there any more, and no snapshot of them checks"
+        detail = f"units 1 to {header.first_unit - 1} are missing, and no intact snapshot covers them"
         raise JournalCorrupt(segment_path(folder, first), 0, detail)
     return _fresh(name, config, now), 0
 

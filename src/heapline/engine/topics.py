@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,7 @@ from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.engine")
 P = ParamSpec("P")
@@ -68,13 +69,15 @@ T = TypeVar("T")
 LOAD_PAUSES = (0.05, 0.2, 0.8)  # seconds between attempts to load a topic that cannot be read
 
 
-def _to_its_end(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def _to_its_end(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Finish a change of the catalog even if its caller is cancelled, and make the next change wait: the thread would
     not stop, and two concurrent writes of the catalog would lose a topic."""
 
     @functools.wraps(method)
-    async def shielded(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.shield(asyncio.ensure_future(method(*args, **kwargs)))
+    async def shielded(self: TopicKeeper, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.changes.run_to_completion(method(self, *args, **kwargs))
 
     return shielded
 
@@ -93,6 +96,7 @@ class TopicKeeper:
     ) -> None:
         self._path = path
         self._config = config or BrokerConfig()
+        self.changes = OwnedTasks()  # of the catalog
         self._disk: Disk = disk or RealDisk()
         self._io: Io | None = io
         self._clock: Clock = clock or SystemClock()
@@ -394,7 +398,8 @@ class TopicKeeper:
                 entry = await self._line_up(entry)
                 differing = [f for f in TopicConfig.__struct_fields__ if getattr(wanted, f) != getattr(entry.config, f)]
                 if differing:
-                    raise TopicExists(topic, differing)
+                    fixed = [f for f in differing if f in FIXED_FIELDS]
+                    raise TopicExists.with_fixed(topic, differing, fixed) if fixed else TopicExists(topic, differing)
                 if entry.topic not in self._runners and entry.topic not in self._refused:
                     await self._load(entry)  # it was created, but could not be loaded then
                 return _info(entry)
@@ -439,7 +444,7 @@ class TopicKeeper:
             wanted = make_config(settings, self._settings(entry))
             fixed = [f for f in FIXED_FIELDS if getattr(wanted, f) != getattr(entry.config, f)]
             if fixed:
-                raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed: make another topic and move over")
+                raise BadRequest(f"{', '.join(fixed)} of a topic cannot be changed; create another topic")
             check_growth(self._settings(entry).partitions, wanted.partitions)
             before = entry.config
             grows = wanted.partitions > before.partitions

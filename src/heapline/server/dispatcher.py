@@ -21,6 +21,7 @@ from heapline.contract.errors import HeaplineError, ReplayNotFound
 from heapline.contract.leases import LeaseKeys, Release
 from heapline.contract.stream import ReplayInfo
 from heapline.contract.topics import GetTopic
+from heapline.owned_tasks import OwnedTasks
 from heapline.server.gate import Gate, Request, Stopping
 from heapline.server.limits import bounds_of
 
@@ -34,7 +35,7 @@ class Dispatcher:
         self.broker, self.gate = broker, gate
         self._own = own
         self._waiting: set[asyncio.Future[Any]] = set()
-        self._returns: set[asyncio.Future[Any]] = set()
+        self._returns = OwnedTasks()  # they outlive their requests
 
     async def run(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Any:
         """Admit a command, run it and return its result."""
@@ -145,16 +146,14 @@ class Dispatcher:
             return
         release = Release(result.topic, LeaseKeys(messages.ids, messages.tokens))
         try:
-            task = asyncio.ensure_future(self.broker.do(release, request.context()))
+            answer = self.broker.do(release, request.context())
         except HeaplineError:  # the topic was deleted, and its leases with it
             return
-        self._returns.add(task)  # it outlives the request
-        task.add_done_callback(self._returned)
+        self._returns.spawn(_finish(answer))
 
-    def _returned(self, task: asyncio.Future[Any]) -> None:
-        self._returns.discard(task)
-        if not task.cancelled():
-            task.exception()  # if the broker is closing, the leases expire on their own
+
+async def _finish(answer: Awaitable[Any]) -> None:
+    await answer
 
 
 def _may_see(request: Request, row: Any, access: Access) -> bool:

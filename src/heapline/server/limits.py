@@ -51,7 +51,7 @@ class Limits:
             for payloads, topic in batches(command):
                 size = max(map(len, payloads), default=0)
                 if size > self.payload_bytes_max:
-                    raise PayloadTooLarge(size, self.payload_bytes_max, topic)
+                    raise PayloadTooLarge.over_server_limit(size, self.payload_bytes_max, topic)
 
 
 class Counter:

@@ -196,7 +196,10 @@ def test_refused_lines_are_reported_by_number_and_the_others_enqueued(cli: Cli, 
     file = lines(tmp_path, 1, "{secret", {"long": "x" * 30}, "", 5)
     result = cli("put", "jobs", "--file", file, code=1)
     assert "line 2: not JSON" in result.stderr
-    assert "line 3: a payload of 42 bytes is over the limit of 20" in result.stderr
+    assert (
+        "line 3: a payload of 42 bytes for topic 'jobs' is over the limit of 20 (the topic's max_payload_bytes)"
+        in result.stderr
+    )
     assert "secret" not in result.output
     assert result.stdout == "jobs: 2 messages enqueued, 2 refused\n"
     assert payloads(cli) == [b"1", b"5"]

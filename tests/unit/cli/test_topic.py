@@ -113,6 +113,13 @@ def test_repeated_create_changes_nothing_and_other_settings_are_refused(cli: Cli
     assert "heapline topic update jobs" in said
 
 
+def test_create_with_another_mode_does_not_advise_an_update(cli: Cli) -> None:
+    cli("topic", "create", "jobs")
+    said = " ".join(cli("topic", "create", "jobs", "--mode", "max", code=1).stderr.split())
+    assert "different settings (mode); mode cannot be changed; choose another name" in said
+    assert "update" not in said
+
+
 def test_update_changes_given_settings_and_shows_before_and_after(cli: Cli) -> None:
     cli("topic", "create", "jobs", "--backoff-factor", "3")
     shown = cli("topic", "update", "jobs", "--backoff-base", "5s", "--max-retries-default", "2").stdout

@@ -202,8 +202,9 @@ CASES: list[tuple[str, Cause]] = [
     ("prefetch must be an integer from 0 to 100000, got -1",
      lambda e: run(lambda: heapline.connect("a:1").consume("t", prefetch=-1))),
     # -- payloads
-    ("the payload does not fit: Expected `int`, got `str`", lambda e: payload_codec.decode(b'"a"', None, int)),
-    ("the payload is 'image/png', which only you can read: take it from m.payload",
+    ("cannot decode the payload: Expected `int`, got `str`",
+     lambda e: payload_codec.decode(b'"a"', None, int)),
+    ("the payload is 'image/png', which is not JSON; read it from m.payload",
      lambda e: payload_codec.decode(b"", "image/png")),
     ("cannot encode object as JSON; use a dataclass, a msgspec.Struct, a pydantic model, or plain values",
      lambda e: payload_codec.write_foreign(object())),

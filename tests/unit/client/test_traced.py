@@ -69,7 +69,7 @@ def leased() -> Leased:
         (
             Enqueue("jobs", b"x", producer_id="p", epoch=1, seq=0),
             Enqueued(ID, id_suffix=7),
-            {"producer_id": "p", **FIRST},
+            {"producer_id": "p", "messages": 1, **FIRST},
         ),
         (EnqueueBatch("jobs", NewMessages([b"x", b"y"])), EnqueuedBatch(IDS, id_suffix=7), {"messages": 2, **FIRST}),
         (EnqueueBatch("jobs", NewMessages([b"x"])), EnqueuedBatch(pack([0])), {"messages": 1}),

@@ -41,6 +41,30 @@ async def good_client() -> None:
         async with hl.consume("jobs").item() as item:
             await item.nack(backoff=3.0)
 
+app = heapline.App()
+
+@app.task(topic="mail")
+async def send(number: int, text: str = "") -> None: ...
+
+@app.task
+def plain(number: int) -> None: ...
+
+async def good_task() -> None:
+    (await send.enqueue(1, text="x")).message_id.lower()
+    await send.enqueue(1, "x", priority=-5, delay=3)
+    send.enqueue_sync(1).message_id.lower()
+    plain.enqueue_sync(1, idempotency_key="k", ttl=None)
+    await send.enqueue_many([send.item(1), send.item(2, "x", priority=1)])
+
+async def bad_task() -> None:
+    await send.enqueue("x")  # bad
+    await send.enqueue()  # bad
+    await send.enqueue(1, nosuch=2)  # bad
+    await send.enqueue(1, priority="high")  # bad
+    send.enqueue_sync("x")  # bad
+    plain.enqueue_sync(1, 2)  # bad
+    send.item("x")  # bad
+
 async def bad(hl: heapline.Broker) -> None:
     await hl.nosuch()  # bad
     await hl.enqueue("jobs", "text")  # bad

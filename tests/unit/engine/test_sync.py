@@ -134,7 +134,7 @@ def test_closed_facade_says_so_and_leaves_no_thread(tmp_path: Path) -> None:
         assert any(thread.name == "heapline" for thread in threading.enumerate())
     hl.close()
     assert not any(thread.name == "heapline" for thread in threading.enumerate())
-    with pytest.raises(heapline.Closed):
+    with pytest.raises(heapline.Closed, match=r"`with heapline\.open_sync"):
         hl.list_topics()
     with pytest.raises(heapline.Closed):
         heapline.open_sync(tmp_path).pop("jobs")

@@ -221,7 +221,7 @@ async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_pl
             raise RuntimeError("the stream broke")
 
     async def another() -> None:
-        with pytest.raises(ResourceExhausted, match=r"open streams of key:.* is at its limit of 1"):
+        with pytest.raises(ResourceExhausted, match=r"open streams of key:.*: the limit of 1 is reached"):
             await stream()
 
     for _ in range(3):
@@ -241,7 +241,7 @@ async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_pl
 )
 async def test_payload_over_the_servers_limit_is_rejected(command: Any) -> None:
     rig = Rig(payload_bytes_max=10)
-    with pytest.raises(PayloadTooLarge) as caught:
+    with pytest.raises(PayloadTooLarge, match="the limit of 10 \\(the server's payload_bytes_max\\)") as caught:
         await rig.run(command)
     assert (caught.value.size, caught.value.limit, caught.value.topic) == (11, 10, "jobs")
     assert rig.broker.received == []

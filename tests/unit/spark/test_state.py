@@ -151,7 +151,7 @@ async def test_corrupt_record_fails_the_read() -> None:
         work, asked = planned(rig)
         (segment,) = [path for path in rig.files(".seg") if "/jobs" in path]
         rig.disk.damage(segment, 60)
-        with pytest.raises(RecordCorrupt, match="does not check"):
+        with pytest.raises(RecordCorrupt, match="is corrupt"):
             shown(rig, work, asked)
 
 

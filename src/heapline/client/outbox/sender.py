@@ -26,7 +26,7 @@ log = Log("heapline.outbox")
 
 #: Nothing is wrong with the rows. They wait until an operator creates the topic or grants the rights.
 WAITS = (TopicNotFound, PermissionDenied, Unauthenticated, Closed)
-IN_DOUBT_BEGINS = "nobody knows whether this was enqueued"
+IN_DOUBT_BEGINS = "it is unknown whether this was enqueued"
 IN_DOUBT = (
     f"{IN_DOUBT_BEGINS}: the broker has seen a newer epoch of this lane than the database, which was restored or "
     "copied; look for it in the topic, then delete the row, or send it again with `heapline outbox retry`"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from heapline.client.tasks.arguments import Arguments
 from heapline.client.tasks.outcomes import Rules
+from heapline.client.tasks.typed_call import takes_arguments
 from heapline.contract.config import parse_topic
 from heapline.contract.message import Enqueued, IdempotencyScope, Message, Outgoing
 from heapline.contract.payload_codec import CONTENT_TYPE, JSON
@@ -76,6 +77,7 @@ class Task(Generic[P, R]):
         """Call the function directly: in tests, and in code that needs the result."""
         return self.function(*args, **kwargs)
 
+    @takes_arguments
     async def enqueue(
         self,
         *args: Any,
@@ -105,10 +107,12 @@ class Task(Generic[P, R]):
         fields = self._fields(Item(self, self.codec.bind(args, kwargs), options))
         return await self.app.send(self.topic, fields)
 
+    @takes_arguments
     def enqueue_sync(self, *args: Any, **options_and_kwargs: Any) -> Enqueued:
         """`enqueue` for code without an event loop. Blocks until the message is durable."""
         return self.app.run_sync(lambda: self.enqueue(*args, **options_and_kwargs), f"{self.name}.enqueue")
 
+    @takes_arguments
     def item(self, *args: Any, **options_and_kwargs: Any) -> Item:
         """Return one call for `enqueue_many` or the outbox, with the arguments and options of `enqueue`."""
         options = {k: v for k, v in options_and_kwargs.items() if k in OPTIONS}
@@ -123,7 +127,7 @@ class Task(Generic[P, R]):
         for name in options:
             if name not in OPTIONS:
                 raise TypeError(f"enqueue_many has no option {name!r}; it has {', '.join(sorted(OPTIONS))}")
-        items = [call if isinstance(call, Item) else self.item(call) for call in calls]
+        items = [c if isinstance(c, Item) else Item(self, self.codec.bind((c,), {}), {}) for c in calls]
         if not items:
             return []
         messages = [Outgoing(**self._fields(item, options)) for item in items]

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from heapline.contract.call import Command, Feed
-from heapline.contract.columns import Columns
 from heapline.contract.context import HERE, Context
-from heapline.contract.ids import PARTITION_BITS, SEQUENCE_BITS, to_ulid
+from heapline.contract.span_attributes import request_attributes, result_attributes
 
 R = TypeVar("R")
 
@@ -52,45 +51,6 @@ class Traced:
         if found is not None:
             context = replace(context, trace=_traceparent(found[0], found[0].get_current_span()))
         return self._inner.stream(feed, context)  # type: ignore[no-any-return]
-
-
-def request_attributes(command: Any) -> dict[str, Any]:
-    """Topic, count of messages, producer and first message id, as far as a command has them."""
-    attributes: dict[str, Any] = {}
-    if isinstance(topic := getattr(command, "topic", None), str):
-        attributes["topic"] = topic
-    if isinstance(producer := getattr(command, "producer_id", None), str):
-        attributes["producer_id"] = producer
-    if isinstance(columns := getattr(command, "messages", None), Columns):
-        attributes["messages"] = len(columns)
-    elif (leases := getattr(command, "leases", None)) is not None:
-        attributes["messages"] = len(leases)
-        attributes |= _first(leases.ids, None)
-    return attributes
-
-
-def result_attributes(result: Any) -> dict[str, Any]:
-    """Count of messages, first message id and its partition, as far as a result has them."""
-    suffix = getattr(result, "id_suffix", None)
-    if (ids := getattr(result, "ids", None)) is not None:
-        return _first(ids, suffix)
-    if isinstance(messages := getattr(result, "messages", None), Columns):
-        return {"messages": len(messages)} | _first(messages.ids, suffix)  # type: ignore[attr-defined]
-    if isinstance(id := getattr(result, "id", None), int):
-        return _of_id(id, suffix)
-    return {}
-
-
-def _first(ids: memoryview, suffix: int | None) -> dict[str, Any]:
-    return _of_id(ids.cast("B").cast("q")[0], suffix) if ids.nbytes else {}
-
-
-def _of_id(id: int, suffix: int | None) -> dict[str, Any]:
-    """The ULID of an id, or its digits if the topic's id suffix is not known, and its partition."""
-    if id <= 0:  # a row with an error
-        return {}
-    partition = id >> SEQUENCE_BITS & ((1 << PARTITION_BITS) - 1)
-    return {"message_id": str(id) if suffix is None else to_ulid(id, suffix), "partition": partition}
 
 
 def _traceparent(api: Any, span: Any) -> str | None:

@@ -261,7 +261,7 @@ class Book:
         if Timetable(schedule, anchor).next_fire(done) is None:
             if schedule.cron is not None and schedule.starts_ms is schedule.ends_ms is None:
                 raise never(schedule.cron)
-            raise BadRequest("the schedule never fires: no firing lies between now, starts and ends; move them")
+            raise BadRequest("the schedule never fires: no firing is between now, starts and ends; change them")
         return self._done(ScheduleSet(schedule, self._incarnations + 1, anchor, done, now))
 
     def _done(self, record: R) -> R:

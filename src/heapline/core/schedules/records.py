@@ -95,7 +95,7 @@ def decode_record(data: bytes, where: str) -> Record:
         more = "unknown field" in str(error) or "at most length" in str(error)  # unknown to this version
         if isinstance(tag, int) and (more or not known):
             raise UnknownFormat(f"{where} (schedule record {tag:#x})", tag & 15) from error
-        raise SnapshotCorrupt(where, f"a schedule record does not fit: {error}") from error
+        raise SnapshotCorrupt(where, f"a schedule record is invalid: {error}") from error
     except msgspec.DecodeError as error:
         raise SnapshotCorrupt(where, f"a schedule record cannot be read: {error}") from error
 

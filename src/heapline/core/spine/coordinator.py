@@ -183,7 +183,7 @@ class Spine:
     def pop(self, n: int, at: int) -> int:
         """Queue a pop for up to n messages and return its number, which its Delivery repeats."""
         if n < 1:
-            raise BadRequest(f"a pop asks for at least one message, not {n}")
+            raise BadRequest(f"a pop must ask for at least one message, got {n}")
         self._pop += 1
         self._pops.append((self._pop, n))
         self._pump(at)

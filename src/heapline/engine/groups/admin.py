@@ -38,8 +38,8 @@ DEAD_ROWS = 4096  # dead letters handled by one event
 def check_streams(runner: TopicRunner) -> None:
     if not runner.loaded.topic.config.streams:
         raise BadRequest(
-            f"topic {runner.name!r} was made with streams=False, which is fixed: it can have no groups; make another "
-            "topic with streams=True and move over"
+            f"topic {runner.name!r} was created with streams=False, so it cannot have groups; create another topic "
+            "with streams=True"
         )
 
 

@@ -250,7 +250,7 @@ class PageBuilder:
             self._bad[int(columns.offsets[index])] = bad
         for index in np.flatnonzero(records.rows["id"] != columns.ids).tolist():
             if index not in records.bad:  # must never be delivered under this row
-                detail = "its position holds another message's record"
+                detail = "another message's record is at its position"
                 self._bad[int(columns.offsets[index])] = BadRecord(int(columns.ids[index]), "", 0, detail)
         if (records.rows["flags"] & _SMALL).any():
             part.smalls = records.smalls

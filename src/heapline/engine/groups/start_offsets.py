@@ -69,7 +69,7 @@ async def _offset(runner: TopicRunner, place: Place, partition: int, first: int,
     offset = place.get(partition, first) if isinstance(place, Mapping) else place
     assert isinstance(offset, int)
     if offset > end:
-        raise BadRequest(f"offset {offset} is beyond the end of partition {partition}; the largest offset is {end}")
+        raise BadRequest(f"offset {offset} is beyond the end of partition {partition}; use {end} or less")
     return max(first, offset)
 
 

@@ -63,7 +63,7 @@ async def keep_checkpoint(runner: TopicRunner, name: str, positions: Mapping[int
     """Save positions. Durable on return. Partitions that are not named keep their saved position."""
     for partition, offset in positions.items():
         if not 0 <= partition < len(runner.loaded.topic.partitions) or not 0 <= offset <= 1 << 62:
-            raise BadRequest(f"topic {runner.name!r} has no place {offset} in a partition {partition}")
+            raise BadRequest(f"topic {runner.name!r} has no offset {offset} in partition {partition}")
     async with _locks.setdefault(runner, asyncio.Lock()):
         known = await find_checkpoint(runner, name)
         checkpoint = Checkpoint(

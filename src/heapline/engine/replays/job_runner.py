@@ -166,8 +166,8 @@ class JobRun:
                 await self._wait_out(error)
             except Exception:
                 if self.job.error is None:
-                    log.exception("a replay waits", replay=self.job.name)
-                await self._wait_out(UnavailableError("something went wrong that the server's log tells"))
+                    log.exception("replay failed; will retry", replay=self.job.name)
+                await self._wait_out(UnavailableError("an unexpected error; see the server's log"))
 
     async def _end(self, state: Any, error: str | None = None) -> None:
         """End the job. If that cannot be saved, it is retried together with everything that led here."""
@@ -246,7 +246,7 @@ class JobRun:
         if self._ahead and job.request.mode == "fast":
             raise BadRequest(
                 f"it is a copy, and older than what {job.into!r} has of it ({there} messages): which rows those were "
-                "cannot be told any more"
+                "is unknown"
             )
 
     async def _pass_on(self, portion: Portion, reading: Reading, target: TopicRunner) -> None:

@@ -30,6 +30,7 @@ from heapline.engine.replays.requests import Change, Request, find_ranges
 from heapline.engine.runner import TopicRunner
 from heapline.journal.disk import Disk
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.replay")
 ENDED_MAX = 1000
@@ -46,6 +47,7 @@ class ReplayJobs:
         self._runs: dict[str, JobRun] = {}
         self._damaged: dict[str, CorruptionError] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changes = OwnedTasks()  # starts and cancellations, finished even if their caller is cancelled
         self._opening: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()
         self._refusal: HeaplineError | None = None  # why jobs cannot be listed
@@ -65,12 +67,12 @@ class ReplayJobs:
                 break
             except OSError as error:
                 if self._refusal is None:
-                    log.error("replays cannot be listed; they are paused", error=str(error), retry_in=PAUSE)
-                self._refusal = UnavailableError(f"the replays cannot be listed ({error.strerror}): try again later")
+                    log.error("cannot list replays; will retry", error=str(error), retry_in=PAUSE)
+                self._refusal = UnavailableError(f"cannot list the replays ({error.strerror}); retry later")
             except Exception:  # a bug: callers must not wait forever
                 if self._refusal is None:
-                    log.exception("replays cannot be listed; they are paused", retry_in=PAUSE)
-                self._refusal = UnavailableError("the replays cannot be listed: the server's log tells why")
+                    log.exception("cannot list replays; will retry", retry_in=PAUSE)
+                self._refusal = UnavailableError("cannot list the replays; see the server's log")
             self._looked.set()
             await asyncio.sleep(PAUSE)
         self._refusal = None
@@ -124,7 +126,7 @@ class ReplayJobs:
         if len(name) > NAME_MAX:
             raise BadName("replay", name)
         await self._opened()
-        return await asyncio.shield(asyncio.ensure_future(self._start(name, request, into, change)))
+        return await self._changes.run_to_completion(self._start(name, request, into, change))
 
     async def _start(self, name: str, request: Request, into: str | None, change: Change) -> ReplayInfo:
         async with self._changing:
@@ -190,7 +192,7 @@ class ReplayJobs:
     async def cancel(self, name: str) -> ReplayInfo:
         """Cancel a job. Messages already in the topic stay. A job that has ended does not change."""
         await self.get(name)
-        return await asyncio.shield(asyncio.ensure_future(self._cancel(self._runs[name])))
+        return await self._changes.run_to_completion(self._cancel(self._runs[name]))
 
     async def _cancel(self, run: JobRun) -> ReplayInfo:
         async with self._changing:

@@ -81,7 +81,7 @@ def _mark(position: Position) -> Mark:
 async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Ranges:
     """Return the ranges of a request. `kept` has offsets, by partition, that replace the requested start."""
     if not runner.loaded.topic.config.streams:
-        raise BadRequest(f"topic {runner.name!r} was made with streams=False: which rows fell due is not in its log")
+        raise BadRequest(f"topic {runner.name!r} was created with streams=False, so it cannot be replayed")
     ends = await runner.call(lambda now: [p.offset for p in runner.loaded.topic.partitions])
     if runner.loaded.topic.config.fsync != "commit":  # an end is durable, even where answers are not
         await runner.loaded.committer.between_commits(runner.loaded.journal.sync)
@@ -95,7 +95,7 @@ async def check_there(runner: TopicRunner, ranges: Ranges) -> None:
     for partition, (start, end) in ranges.items():
         first = found[partition]
         if start < end and (first is None or start < first):
-            begins = "has nothing of it any more" if first is None else f"starts at {first}"
+            begins = "no longer contains any of it" if first is None else f"starts at {first}"
             raise BadRequest(
                 f"offset {start} of partition {partition} was reclaimed before it was read: the log {begins}"
             )
@@ -129,7 +129,7 @@ def _find(reader: LogReader, request: Request, chosen: list[int], ends: list[int
             raise BadRequest(
                 f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"
                 + (
-                    f', and this checkpoint cannot continue; start another one (start="earliest", or from '
+                    f', and this checkpoint cannot continue; use another one (start="earliest", or from '
                     f"{firsts[partition]})"
                     if partition in kept
                     else ' (start="earliest" begins there)'

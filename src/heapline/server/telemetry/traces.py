@@ -5,8 +5,8 @@ makes it current during the request, so that the broker's spans and the log's li
 and a span is only exported when it ends. So a stream has no span of its own: each of its commands has a span directly
 below the caller's.
 
-`TracedBroker` is a broker that adds spans to another. It exists only if traces are exported. Attributes are names and
-numbers: topic, partition and id of the first message, their number, the producer's id. Never a payload, never a token.
+`TracedBroker` is a broker that adds spans to another. It exists only if traces are exported. The span of the request
+around it receives the same attributes (contract/span_attributes.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from heapline.contract.broker import Broker
 from heapline.contract.call import Command, Feed
-from heapline.contract.columns import unpack
 from heapline.contract.context import HERE, Context
 from heapline.contract.errors import HeaplineError
-from heapline.contract.ids import to_ulid
-from heapline.core.ids import partition_of
+from heapline.contract.span_attributes import request_attributes, result_attributes
 from heapline.server.gate import Observer, Request
 from heapline.server.telemetry.metrics import code_of
 
@@ -99,14 +97,13 @@ class TracedBroker(Broker):
         self._tracer = provider.get_tracer("heapline.engine")
 
     async def do(self, command: Command[R], context: Context = HERE, /) -> R:
-        facts = type(command).facts
+        facts, request_span = type(command).facts, trace.get_current_span()
         if facts.waits:
             began = time.time_ns()
             result = await self._broker.do(command, context)
-            ids = _ids(command, result)
-            if ids:  # afterwards, because an idle stream pops again and again
+            if "message_id" in result_attributes(result):  # afterwards, because an idle stream pops again and again
                 span = self._tracer.start_span(f"engine {facts.rpc}", start_time=began)
-                _describe(span, command, result, ids)
+                _describe((span, request_span), command, result)
                 span.end()
             return result
         # OpenTelemetry must not record the exception itself: its text may quote a payload.
@@ -116,11 +113,11 @@ class TracedBroker(Broker):
             try:
                 result = await self._broker.do(command, context)
             except BaseException as error:
-                _describe(span, command, None, [])
+                _describe((span, request_span), command, None)
                 _set_outcome(span, error)
                 raise
             if span.is_recording():
-                _describe(span, command, result, _ids(command, result))
+                _describe((span, request_span), command, result)
             return result
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
@@ -130,29 +127,10 @@ class TracedBroker(Broker):
         await self._broker.close()
 
 
-def _ids(command: Any, result: Any) -> list[int]:
-    """Return the ids of the messages that a command is about: those of its answer, or of its leases."""
-    for holder in (result, getattr(result, "messages", None), getattr(command, "leases", None)):
-        ids = getattr(holder, "ids", None)
-        if isinstance(ids, memoryview):
-            return unpack(ids)
-    id = getattr(result, "id", None)
-    return [id] if type(id) is int else []
-
-
-def _describe(span: trace.Span, command: Any, result: Any, ids: list[int]) -> None:
-    for name in ("topic", "producer_id"):
-        value = getattr(command, name, None)
-        if value is not None:
-            span.set_attribute(name, value)
-    if ids:
-        span.set_attributes(
-            {
-                "messages": len(ids),
-                "message_id": to_ulid(ids[0], getattr(result, "id_suffix", 0)),
-                "partition": int(partition_of(ids[0])),
-            }
-        )
+def _describe(spans: tuple[trace.Span, trace.Span], command: Any, result: Any) -> None:
+    attributes = request_attributes(command) | result_attributes(result)
     lost = getattr(result, "lost", None)
-    if lost is not None and hasattr(command, "leases"):
-        span.set_attribute("lost", len(lost))
+    if lost is not None:
+        attributes["lost"] = len(lost)
+    for span in spans:
+        span.set_attributes(attributes)

@@ -163,7 +163,7 @@ async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
         assert next(row.offset for row in await read(rig.hl, start="earliest")) >= first
         assert await read(rig.hl, start=end) == []
         await rig.hl.do(SaveCheckpoint("jobs", "mine", {0: 1}))
-        with pytest.raises(heapline.BadRequest, match="start another"):
+        with pytest.raises(heapline.BadRequest, match="use another"):
             await read(rig.hl, checkpoint="mine")
 
 

@@ -21,7 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("--data", help="a data directory of this machine, instead of a server")
         parser.add_argument("--key-file", help="a file with the API key; or HEAPLINE_API_KEY_FILE")
         parser.add_argument("--using", default=DEFAULT_DB_ALIAS, help="which of the project's databases")
-        parser.add_argument("--once", action="store_true", help="relay what is there now, and end")
+        parser.add_argument("--once", action="store_true", help="relay the rows that are committed now, then exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

@@ -1,0 +1,20 @@
+"""`describe` tells a caller what a broker can do, on every interface."""
+
+from __future__ import annotations
+
+import heapline
+from heapline import Broker
+from heapline.contract.call import CALLS
+from heapline.contract.config import BrokerConfig
+
+
+async def test_describe_returns_features_settings_and_version(broker: Broker) -> None:
+    described = await broker.describe()
+    assert described.version == heapline.__version__
+    assert set(described.settings) == set(BrokerConfig.__struct_fields__)
+    assert described.settings["batch_timeout"] == BrokerConfig().batch_timeout
+
+
+async def test_describe_lists_the_features_of_all_calls_of_a_broker(broker: Broker) -> None:
+    of_calls = {kind.facts.feature for kind in CALLS.values()} - {"auth"}  # keys and users belong to the server
+    assert of_calls <= set((await broker.describe()).features)
