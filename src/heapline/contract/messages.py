@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -32,6 +33,7 @@ from heapline.contract.fields import (
 from heapline.contract.message import Enqueued, IdempotencyScope, MessageInfo, Outgoing
 
 NAN = float("nan")
+ABOVE_ZERO = math.ulp(0.0)  # the smallest float over 0
 INSTANT_MS_MAX = instant_to_ms(INSTANT_MAX)
 HEADERS_BYTES_MAX = 32 << 10
 Ttl = Annotated[float, Meta(gt=0.0, le=SECONDS_MAX)]
@@ -103,7 +105,7 @@ class NewMessages(Columns, frozen=True, forbid_unknown_fields=True):
     delays: Annotated[memoryview, Packed("d", NAN, 0.0, SECONDS_MAX)] | None = None  # seconds
     deliver_at_ms: Annotated[memoryview, Packed("q", 0, 0, INSTANT_MS_MAX)] | None = None  # since 1970
     headers: list[dict[str, str] | None] | None = None
-    ttls: Annotated[memoryview, Packed("d", NAN, 1e-9, SECONDS_MAX)] | None = None  # seconds
+    ttls: Annotated[memoryview, Packed("d", NAN, ABOVE_ZERO, SECONDS_MAX)] | None = None  # seconds
     max_retries: Annotated[memoryview, Packed("q", -1, -1, MAX_RETRIES_MAX)] | None = None
     idempotency_keys: list[str | None] | None = None
     idempotency_scopes: Annotated[memoryview, Packed("B", 0, 0, len(SCOPES))] | None = None  # from 1, as in SCOPES
