@@ -14,6 +14,7 @@ CALLS = {
     "do": [],
     "stream": [],
     "describe": [],
+    "read_audit": ["limit", "cursor"],
     "get_topic": ["topic"],
     "create_topic": ["topic"],
     "update_topic": ["topic"],

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from heapline.cli.auth import open_auth
-from heapline.contract.errors import ConfirmationNeeded, HeaplineError, Unauthenticated
+from heapline.contract.errors import ConfirmationNeeded, HeaplineError, PermissionDenied, Unauthenticated
 from heapline.contract.message import DlqFilter
 from heapline.server.auth.secret import Secret
 from heapline.wire.descriptors import pb
@@ -128,3 +128,22 @@ async def test_command_line_beside_the_server_writes_to_the_same_file(rig: Guard
         about(beside.keys.create("k", ["jobs:consume"])[0].id)
     found = [(line["who"], line["call"]) for line in await lines(rig)]
     assert sorted(found) == [(f"key:{rig.admin_key.split('_')[1]}", "MakeHeap"), ("local", "keys.create")]
+
+
+async def test_admins_read_the_audit_log_and_others_do_not(rig: GuardedRig) -> None:
+    async with rig.as_(rig.admin_key) as admin:
+        await admin.create_topic("orders", **rig.small)
+        await admin.pause_topic("orders")
+        await lines(rig)  # waits until the lines are written
+        page = await admin.read_audit(limit=1)
+        (newest,) = page.items
+        assert (newest.call, newest.topic, newest.outcome) == ("Pause", "orders", "ok")
+        (older,) = (await admin.read_audit(limit=1, cursor=page.cursor)).items
+        assert older.call == "MakeHeap"
+    over_http = (await rig.ask("GET", "/v1/audit?limit=2")).json()
+    assert [line["call"] for line in over_http["items"]] == ["Pause", "MakeHeap"]
+    _, key = rig.key("orders:produce,consume,admin")  # an administrator of one topic only
+    async with rig.as_(key) as other:
+        with pytest.raises(PermissionDenied):
+            await other.read_audit()
+    assert (await rig.ask("GET", "/v1/audit", key)).status_code == 403

@@ -1,4 +1,4 @@
-"""Administration: the description of a broker; API keys and users, which a server handles before its broker."""
+"""Administration: the description of a broker; keys, users and the audit log, which a server handles itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Access, Command, Repeat, Right, call, call_family
+from heapline.contract.call import Access, Command, Page, Repeat, Right, call, call_family
 from heapline.contract.errors import BadRequest
+from heapline.contract.fields import Cursor
 
 EVERYWHERE = (Access(Right.ADMIN, ""),)
 auth_call = call_family(needs=EVERYWHERE, feature="auth", route="system")
@@ -122,3 +123,24 @@ class DisableUser(Command[OneUser]):
     """Disable a user. Their tokens and streams end."""
 
     email: str
+
+
+class AuditLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the audit log: who made which call, and how it ended."""
+
+    at: datetime
+    who: str
+    call: str
+    topic: str = ""
+    about: str = ""  # the id of a key, the email of a user, the name of a group, …
+    outcome: str  # "ok", or the name of the error
+    count: int = 0  # messages, keys, … that the call affected
+    correlation_id: str = ""
+
+
+@auth_call(id=0xA7, rpc="ReadAudit", http="GET /v1/audit")
+class ReadAudit(Command[Page[AuditLine]]):
+    """Read the audit log, newest line first."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    cursor: Cursor | None = None

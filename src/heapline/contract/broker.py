@@ -583,6 +583,7 @@ class Methods:
         return dict(enumerate(zip(found.starts, found.ends, strict=True)))
 
     describe = command(admin.Describe)
+    read_audit = command(admin.ReadAudit)
 
 
 class Broker(Methods):

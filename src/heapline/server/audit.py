@@ -9,6 +9,8 @@ The event loop only queues lines, and a thread writes them. If the disk does not
 Lines in the queue are lost if the process is killed. A line is one write with O_APPEND, so several processes may write
 to the file. It is rotated by size, under a lock. A line that cannot be written does not stop the server; it is counted,
 and the counter is there to be alarmed on.
+
+Administrators read the log with the command ReadAudit, from the newest line back through the rotated files.
 """
 
 from __future__ import annotations
@@ -19,14 +21,22 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.call import BY_RPC
-from heapline.contract.errors import ConfirmationNeeded, PermissionDenied, ResourceExhausted, Unauthenticated
+from heapline.contract.admin import AuditLine, ReadAudit
+from heapline.contract.call import BY_RPC, Page
+from heapline.contract.errors import (
+    BadRequest,
+    ConfirmationNeeded,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from heapline.core.rate import TokenBucket
 from heapline.logs import Log
 from heapline.server.auth.principals import ANONYMOUS
@@ -40,6 +50,7 @@ TEXT_MAX = 256
 REJECTIONS = (Unauthenticated, PermissionDenied, ConfirmationNeeded)
 REJECTIONS_PER_SECOND, REJECTIONS_BURST = 10, 10.0  # the burst in seconds
 QUEUED_MAX = 10_000
+READ_BYTES_MAX = 1 << 20  # of the file per page
 CLOSE_SECONDS = 5.0
 log = Log(__name__)
 
@@ -49,6 +60,7 @@ class Audit(Observer):
 
     def __init__(self, file: AuditLog, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self._file = file
         self._writer = Writer(file)
         self._rejections = TokenBucket(REJECTIONS_PER_SECOND, self._clock.boot_ms(), REJECTIONS_BURST)
         self._left_out = 0
@@ -99,6 +111,10 @@ class Audit(Observer):
     def lost(self) -> int:
         """The number of lines that could not be written."""
         return self._writer.lost
+
+    async def read(self, command: ReadAudit, request: Request) -> Page[AuditLine]:
+        """Handle ReadAudit. A line appears here once the writing thread has written it."""
+        return await asyncio.to_thread(self._file.read, command.limit, command.cursor)
 
     async def close(self) -> None:
         self._write_left_out()
@@ -185,6 +201,36 @@ class AuditLog:
             self.lost += 1
             log.error("audit line not written", cause=type(error).__name__, lost=self.lost)
 
+    def read(self, limit: int, cursor: str | None = None) -> Page[AuditLine]:
+        """Return up to `limit` lines, newest first, and a cursor if there are older ones.
+
+        A cursor is the inode of a file and a position in it, so it stays valid when the files are rotated.
+        """
+        inode, end = _read_cursor(cursor)
+        lines: list[AuditLine] = []
+        left, seen = READ_BYTES_MAX, set()
+        for path in (self._path, *(f"{self._path}.{number}" for number in range(1, self._kept + 1))):
+            with suppress(FileNotFoundError), open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino in seen or inode not in (None, stat.st_ino):
+                    continue  # rotated meanwhile, or newer than the cursor
+                seen.add(stat.st_ino)
+                position = stat.st_size if end is None else min(end, stat.st_size)
+                inode = end = None
+                start = max(0, position - left)
+                file.seek(start)
+                data = file.read(position - start)
+                left -= len(data)
+                for line in reversed(data.splitlines(keepends=True)):
+                    if len(lines) == limit or (position - len(line) == start > 0):
+                        break  # enough, or the start of this line was not read
+                    position -= len(line)
+                    if (found := _decoded(line)) is not None:
+                        lines.append(found)
+                if len(lines) == limit or not left:
+                    return Page(lines, f"{stat.st_ino}-{position}")
+        return Page(lines)
+
     @contextmanager
     def _open(self) -> Iterator[int]:
         """Open the file for a line, and rotate it first if it is full."""
@@ -216,6 +262,25 @@ class AuditLog:
             if os.path.exists(f"{self._path}.{number}"):
                 os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")
         os.replace(self._path, f"{self._path}.1")
+
+
+def _read_cursor(cursor: str | None) -> tuple[int | None, int | None]:
+    if cursor is None:
+        return None, None
+    inode, _, position = cursor.partition("-")
+    if not (inode.isascii() and inode.isdigit() and position.isascii() and position.isdigit() and len(cursor) < 40):
+        raise BadRequest("cursor is not valid; pass the cursor of the page before, or omit it")
+    return int(inode), int(position)
+
+
+def _decoded(line: bytes) -> AuditLine | None:
+    """Return the line, or None if a crash left only part of it."""
+    try:
+        found = msgspec.json.decode(line, type=Line)
+    except msgspec.MsgspecError:
+        return None
+    fields = msgspec.structs.asdict(found)
+    return AuditLine(**fields | {"at": datetime.fromtimestamp(found.at / 1000, UTC)})
 
 
 def _clean(text: str) -> str:

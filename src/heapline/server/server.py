@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from opentelemetry.sdk.trace import TracerProvider
 
 from heapline.clock import Clock, SystemClock
+from heapline.contract.admin import ReadAudit
 from heapline.contract.broker import Broker
 from heapline.contract.groups import GroupLeave
 from heapline.logs import Log
@@ -65,7 +66,11 @@ class Server:
             guard.on_login = self.audit.logged_in
         self._subscriptions = Subscriptions()
         traced = broker if self._provider is None else TracedBroker(broker, self._provider)
-        own: dict[type[Any], Handler] = {**AuthCommands(guard).handlers(), GroupLeave: self._leave_group}
+        own: dict[type[Any], Handler] = {
+            **AuthCommands(guard).handlers(),
+            ReadAudit: self.audit.read,
+            GroupLeave: self._leave_group,
+        }
         self.dispatcher = Dispatcher(traced, own, self.gate)
         self._health = health.aio.HealthServicer()
         self._tls = settings.tls_files()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heapline.contract.errors import BadRequest
 from heapline.server.audit import AuditLog
 from heapline.server.auth import redact
 from heapline.server.auth.secret import new_key
@@ -110,3 +111,53 @@ def test_audit_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path), FakeClock())
     audit.write("key:1", "purge")
     assert (audit.lost, (tmp_path / "elsewhere").read_text()) == (1, "")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_all(audit: AuditLog, limit: int) -> list[str]:
+    """Return who made each call, page by page."""
+    page, found = audit.read(limit), []
+    while True:
+        assert len(page.items) <= limit
+        found += [line.who for line in page.items]
+        if page.cursor is None:
+            return found
+        page = audit.read(limit, page.cursor)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_lines_are_read_newest_first_across_rotated_files(tmp_path: Path, limit: int) -> None:
+    audit = AuditLog(str(tmp_path), FakeClock(), bytes_max=1000, kept=5)
+    for number in range(40):
+        audit.write(f"key:{number}", "purge")
+    assert (tmp_path / "audit.jsonl.3").exists()
+    assert read_all(audit, limit) == [f"key:{number}" for number in reversed(range(40))]
+
+
+def test_cursor_stays_valid_when_files_are_rotated(tmp_path: Path) -> None:
+    audit = AuditLog(str(tmp_path), FakeClock(), bytes_max=1000)
+    for number in range(20):
+        audit.write(f"key:{number}", "purge")
+    page = audit.read(5)
+    for _ in range(10):
+        audit.write("later", "purge")
+    assert [line.who for line in audit.read(5, page.cursor).items] == [f"key:{n}" for n in (14, 13, 12, 11, 10)]
+
+
+def test_page_is_bounded_in_bytes_and_skips_damaged_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.server.audit.READ_BYTES_MAX", 700)
+    audit = AuditLog(str(tmp_path), FakeClock())
+    for number in range(30):
+        audit.write(f"key:{number}", "purge")
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(b'{"at": 17, "who": "ke')
+    assert 0 < len(audit.read(1000).items) < 10
+    assert read_all(audit, 1000) == [f"key:{number}" for number in reversed(range(30))]
+
+
+@pytest.mark.parametrize("cursor", ["x", "1", "1-x", "-5", "1-2-3", "9" * 50])
+def test_invalid_cursor_is_rejected(tmp_path: Path, cursor: str) -> None:
+    with pytest.raises(BadRequest, match="cursor is not valid"):
+        AuditLog(str(tmp_path), FakeClock()).read(10, cursor)
