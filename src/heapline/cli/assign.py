@@ -40,7 +40,7 @@ OTHER_LINES = 9  # lines of a screen that are not workers: head, column names, m
 LATE_SECONDS = 3.0  # without a heartbeat, until a worker is shown as silent
 
 app = CommandGroup(
-    """Watch groups of workers that share partitions (heapline.assign).
+    """Watch worker pools that share partitions (heapline.assign).
 
     Example:  [cyan]heapline assign watch --nats nats://127.0.0.1:4222[/cyan]
     """

@@ -43,7 +43,7 @@ _FAIRNESS = "Key that takes turns with other keys, if the topic's fairness is ke
 
 def message_fields(
     priority: Annotated[int, "-p", _PRIORITY, PANEL] = 0,
-    key: Annotated[str | None, "Partition key: equal keys share one.", PANEL] = None,
+    key: Annotated[str | None, "Partition key: messages with equal keys are in one partition.", PANEL] = None,
     header: Annotated[list[Pair] | None, "-H", "Add a header; repeatable.", PANEL] = None,
     ttl: Annotated[Seconds | None, _TTL, PANEL] = None,
     max_retries: Annotated[int | None, _RETRIES, PANEL] = None,
@@ -71,7 +71,7 @@ async def put(
         str | None, typer.Argument(metavar="PAYLOAD", help="Message text. Default, or with -: read stdin.")
     ] = None,
     delay: Annotated[Seconds | None, "Deliver no earlier than this from now: 30s, 2h."] = None,
-    at: Annotated[Time | None, "Deliver no earlier than 2030-01-31T12:00:00Z."] = None,
+    at: Annotated[Time | None, "Deliver no earlier than this time: 2030-01-31T12:00:00Z."] = None,
     idempotency_key: Annotated[
         str | None,
         "Make repeating the command safe: the same key enqueues once. With --file each line uses this key and its "
