@@ -54,7 +54,7 @@ class Enqueued(msgspec.Struct, frozen=True):
     id: int
     duplicate: bool = False
     error: Exception | None = None
-    id_suffix: int = 0  # the topic's; see heapline/ulid.py
+    id_suffix: int = 0  # the topic's; see contract/ids.py
 
     @property
     def message_id(self) -> str:
@@ -322,7 +322,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int
     config: TopicConfig
-    id_suffix: int = 0  # the low bits of its messages' ULIDs, drawn when it was created; see heapline/ulid.py
+    id_suffix: int = 0  # the low bits of its messages' ULIDs, drawn when it was created; see contract/ids.py
 
 
 class LogFrame(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Message ids: how they are created, and what they contain. Their text forms are in heapline/ulid.py.
+"""Message ids: how they are created, and what they contain. Their text forms are in contract/ids.py.
 
     ms since 2024-01-01T00:00:00Z (41 bits) | partition (10) | sequence (12)
 

@@ -10,8 +10,8 @@ a mostly dead segment are rewritten at the journal's end (`Moved`); it is delete
 *Commits.* A prepared message appears at the row of its commit, which may be segments after its record. Whether live or
 not, records are kept for as long as their rows are: by retention, by groups, and by readers through the segment in
 their lease. If nothing holds them, the record is deleted with its segment, and readers learn that the log starts after
-the commit (log_start.py). So every row from that start on can be read. The start is raised before the last check of the
-leases: a reader that takes its lease first and then reads the start is either respected or sees the new start.
+the commit (log_bounds.py). So every row from that start on can be read. The start is raised before the last check of
+the leases: a reader that takes its lease first and then reads the start is either respected or sees the new start.
 
 *Killed anywhere:* a record is durable in its new position before the old one can be deleted, because the segment is
 deleted two snapshots later. The decisions that free the segment (an ack, a group's progress, a group moved past it) are

@@ -75,7 +75,7 @@ def gather(data: Bytes, starts: I64, lengths: I64) -> Any:
 
 
 def ulids(ids: I64, suffix: int, valid: Bools | None = None) -> Any:
-    """Return ids of one topic as ULIDs (heapline/ulid.py defines the spelling)."""
+    """Return ids of one topic as ULIDs (contract/ids.py defines the spelling)."""
     ms = (ids >> (PARTITION_BITS + SEQUENCE_BITS)) + EPOCH_2024_MS
     low_bits = ids & ((1 << (PARTITION_BITS + SEQUENCE_BITS)) - 1)
     chars = np.empty((len(ids), _ULID_CHARS), dtype=np.uint8)
