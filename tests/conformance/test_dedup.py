@@ -234,7 +234,7 @@ async def test_number_below_answered_below_is_refused_as_stale(jobs: Broker) -> 
     for seq in range(5):
         await jobs.enqueue("jobs", b"%d" % seq, producer_id="p", epoch=1, seq=seq, answered_below=seq)
     before = await picture(jobs)
-    with pytest.raises(heapline.StaleSequence, match="onwards") as caught:
+    with pytest.raises(heapline.StaleSequence, match="use a higher sequence") as caught:
         await jobs.enqueue("jobs", b"3", producer_id="p", epoch=1, seq=3)
     assert (caught.value.seq, caught.value.answered_below) == (3, 4)
     assert await picture(jobs) == before

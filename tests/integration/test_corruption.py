@@ -323,7 +323,7 @@ def test_reclaimed_journal_without_snapshots_is_rejected() -> None:
 
     async def ask() -> None:
         async with broker(left, clock) as hl:
-            with pytest.raises(heapline.JournalCorrupt, match="no snapshot"):
+            with pytest.raises(heapline.JournalCorrupt, match="no intact snapshot"):
                 await hl.stats(TOPIC)
 
     asyncio.run(ask())

@@ -88,7 +88,7 @@ async def test_state_requires_the_consume_right_and_a_valid_request(tmp_path: Pa
         ):
             with pytest.raises(BadRequest, match=told):
                 await asyncio.to_thread(records, positions)
-        with pytest.raises(BadRequest, match="made again"):
+        with pytest.raises(BadRequest, match="created again"):
             await asyncio.to_thread(records, pack([1]), 99)
         nowhere = await asyncio.to_thread(records, pack([1, 1 << 40, (1 << 62) + 7]))
         assert np.frombuffer(nowhere.bad, dtype=np.int64).tolist() == [0, 1, 2]
