@@ -1,4 +1,7 @@
-"""The contract's tests run on every broker in `worlds.WORLDS`; a test asks for `world` or just for its `broker`."""
+"""The contract's tests run on every broker in `worlds.WORLDS`; a test asks for `world` or just for its `broker`.
+
+A module marked `feature("groups")` runs on the brokers that declare this feature in `describe()`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ MakeTopic = Callable[..., Awaitable[TopicInfo]]
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     world = WORLDS[request.param](tmp_path)
     await world.start()
+    needed = {mark.args[0] for mark in request.node.iter_markers("feature")}
+    if needed and not needed <= set((await world.broker.describe()).features):
+        await world.stop()
+        pytest.skip(f"this broker does not declare {', '.join(sorted(needed))}")
     yield world
     await world.stop()
 

@@ -15,6 +15,8 @@ from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import Memory, World, drain, picture, put
 
+pytestmark = pytest.mark.feature("fairness")
+
 
 async def fill(hl: Broker, *messages: tuple[str | None, bytes], **options: Any) -> list[int]:
     """Enqueue (fairness key, payload) pairs at once."""

@@ -14,6 +14,8 @@ from heapline.contract.stream import Fetched, StreamMessage
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, all_fired, drain, put
 
+pytestmark = pytest.mark.feature("groups")
+
 WAIT = 8.0  # seconds for what must come
 
 

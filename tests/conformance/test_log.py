@@ -13,6 +13,8 @@ from heapline.contract.message import LogFrame, Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, put, take
 
+pytestmark = pytest.mark.feature("log")
+
 
 async def read(hl: Broker, partition: int = 0, **options: Any) -> list[LogFrame]:
     return [frame async for frame in hl.read_log("jobs", partition, **options)]

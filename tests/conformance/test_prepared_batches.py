@@ -12,6 +12,8 @@ from heapline.contract.message import Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import Memory, World
 
+pytestmark = pytest.mark.feature("batches")
+
 
 def some(*payloads: str, **facts: Any) -> list[Outgoing]:
     return [Outgoing(payload.encode(), **facts) for payload in payloads]

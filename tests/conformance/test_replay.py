@@ -14,6 +14,8 @@ from heapline.contract.stream import ReplayFilter, ReplayInfo, StreamMessage
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, put, take
 
+pytestmark = pytest.mark.feature("replay")
+
 
 async def read(hl: Any, topic: str = "jobs", **options: Any) -> list[StreamMessage]:
     return [row async for row in hl.replay(topic, **options)]

@@ -20,7 +20,7 @@ from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World
 
 AT = "heapline-scheduled-at"
-pytestmark = pytest.mark.usefixtures("fake_time")
+pytestmark = [pytest.mark.feature("schedules"), pytest.mark.usefixtures("fake_time")]
 
 
 async def fired(hl: Broker, topic: str = "jobs") -> list[str]:

@@ -11,6 +11,8 @@ from heapline.contract.broker import Broker
 from tests.conformance.test_prepared_batches import some, taken
 from tests.conformance.worlds import World
 
+pytestmark = pytest.mark.feature("batches")
+
 
 async def prepared(hl: Broker, batch: str, part: str = "1", *payloads: str) -> None:
     await hl.prepare_batch(batch, part, some(*payloads or (batch,)), topic="jobs")

@@ -13,6 +13,8 @@ from heapline.contract.stream import StreamBatch, StreamMessage
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, put
 
+pytestmark = pytest.mark.feature("groups")
+
 
 async def take(subscription: Any, count: int) -> list[Any]:
     """So many rows, or batches."""
