@@ -19,20 +19,29 @@ mistaken one are at that position; seek by journal time or offset in that case.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from heapline.journal import index as indexes
+from heapline.journal.log_bounds import Watermark
 from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.unit import Frame, Unit
-
-if TYPE_CHECKING:
-    from heapline.journal.reader import LogReader
 
 Place = tuple[int, int]  # segment, byte offset of a unit
 END: Place = (1 << 62, 0)
 CHUNK_BYTES = 256 << 10  # read at a time; the target is within the first 64 KiB unless units are large
+
+
+class Segments(Protocol):
+    """The segments of one journal directory and their indexes, as `LogReader` reads them."""
+
+    def watermark(self) -> Watermark: ...
+    def segments(self) -> list[int]: ...
+    def units_of_segment(self, segment: int, at: int, chunk: int) -> Iterator[Unit]: ...
+    def index(self, segment: int) -> indexes.SegmentIndex: ...
+    def first_time(self, segment: int) -> int | None: ...
+    def wall_max(self, segment: int, mark: Watermark) -> int: ...
 
 
 class Found(NamedTuple):
@@ -53,7 +62,7 @@ class Found(NamedTuple):
 # A partition's frames.
 
 
-def frames_of(reader: LogReader, partition: int, start: Place) -> Iterator[Found]:
+def frames_of(reader: Segments, partition: int, start: Place) -> Iterator[Found]:
     """Yield the durable frames of a partition from a unit on, skipping parts that hold none."""
     for segment in reader.segments():
         if segment < start[0]:
@@ -65,7 +74,7 @@ def frames_of(reader: LogReader, partition: int, start: Place) -> Iterator[Found
 
 
 def _frames_up_to_a_gap(
-    reader: LogReader, partition: int, segment: int, at: int, starts: indexes.Entries
+    reader: Segments, partition: int, segment: int, at: int, starts: indexes.Entries
 ) -> Generator[Found, None, int | None]:
     """Yield frames up to a gap. Return the byte after the gap, or None if the segment has no more of them."""
     next_entry = int(np.searchsorted(starts, at, side="right"))
@@ -89,7 +98,7 @@ def _is_past(at: int, entry: int) -> bool:
     return at - entry >= indexes.ENTRY_EVERY_BYTES
 
 
-def last_before(reader: LogReader, partition: int, limit: Place) -> Found | None:
+def last_before(reader: Segments, partition: int, limit: Place) -> Found | None:
     """Return the partition's last frame before a position."""
     for segment in reversed(reader.segments()):
         starts = reader.index(segment).of(partition)["at"].tolist() if segment <= limit[0] else []
@@ -109,7 +118,7 @@ def last_before(reader: LogReader, partition: int, limit: Place) -> Found | None
 # Positions by time.
 
 
-def first_unit(reader: LogReader, column: Literal["time", "wall"], target: int) -> Unit | None:
+def first_unit(reader: Segments, column: Literal["time", "wall"], target: int) -> Unit | None:
     """The first unit written at or after a journal time, or where the wall clock first showed a moment or more."""
     segments = reader.segments()
     by_wall = column == "wall"
@@ -125,7 +134,7 @@ def first_unit(reader: LogReader, column: Literal["time", "wall"], target: int) 
     return None
 
 
-def _segment_of_time(reader: LogReader, segments: list[int], time: int) -> int:
+def _segment_of_time(reader: Segments, segments: list[int], time: int) -> int:
     """Return the last of the segments that begins before this journal time, or the first one."""
     low, high = 0, len(segments)
     while low < high:
@@ -138,7 +147,7 @@ def _segment_of_time(reader: LogReader, segments: list[int], time: int) -> int:
     return max(0, low - 1)
 
 
-def _segment_of_wall(reader: LogReader, segments: list[int], wall: int) -> int:
+def _segment_of_wall(reader: Segments, segments: list[int], wall: int) -> int:
     """Return the first of the segments in which the wall clock showed this time or more."""
     mark = reader.watermark()
     return next((at for at, segment in enumerate(segments) if reader.wall_max(segment, mark) >= wall), len(segments))
@@ -147,7 +156,7 @@ def _segment_of_wall(reader: LogReader, segments: list[int], wall: int) -> int:
 # Positions by a partition's content.
 
 
-def floor(reader: LogReader, partition: int, column: Literal["first_offset", "first_id"], target: int) -> Place | None:
+def floor(reader: Segments, partition: int, column: Literal["first_offset", "first_id"], target: int) -> Place | None:
     """Return the last unit with an entry at or below the target, or None."""
     segments = reader.segments()
     low, high, best = 0, len(segments), None
@@ -168,20 +177,20 @@ def floor(reader: LogReader, partition: int, column: Literal["first_offset", "fi
     return best
 
 
-def _keyed(reader: LogReader, segment: int, partition: int, column: str) -> indexes.Entries:
+def _keyed(reader: Segments, segment: int, partition: int, column: str) -> indexes.Entries:
     entries = reader.index(segment).of(partition)
     found: indexes.Entries = entries[entries[column] >= 0]
     return found
 
 
 def first_where(
-    reader: LogReader, partition: int, start: Place | None, is_wanted: Callable[[Found], bool]
+    reader: Segments, partition: int, start: Place | None, is_wanted: Callable[[Found], bool]
 ) -> Found | None:
     start = (reader.segments()[0], FIRST_UNIT_AT) if start is None else start
     return next((found for found in frames_of(reader, partition, start) if is_wanted(found)), None)
 
 
-def last_with_id(reader: LogReader, partition: int, start: Place | None, target: int) -> Found | None:
+def last_with_id(reader: Segments, partition: int, start: Place | None, target: int) -> Found | None:
     """Return the last frame whose first id is at most the target. Ids rise within a partition."""
     last = None
     start = (reader.segments()[0], FIRST_UNIT_AT) if start is None else start
