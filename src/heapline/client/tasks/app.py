@@ -158,7 +158,7 @@ class App:
         try:
             return await broker.enqueue(topic, **fields)
         except TopicNotFound:
-            await self._make_or_raise(broker, topic)
+            await self.make_or_raise(broker, topic)
         return await broker.enqueue(topic, **fields)
 
     async def send_batch(self, topic: str, messages: list[Outgoing]) -> list[Enqueued]:
@@ -166,10 +166,11 @@ class App:
         try:
             return await broker.enqueue_batch(topic, messages)
         except TopicNotFound:
-            await self._make_or_raise(broker, topic)
+            await self.make_or_raise(broker, topic)
         return await broker.enqueue_batch(topic, messages)
 
-    async def _make_or_raise(self, broker: Broker, topic: str) -> None:
+    async def make_or_raise(self, broker: Broker, topic: str) -> None:
+        """Create a missing topic, or raise TopicNotFound if this app must not create any."""
         if not self._create_topics:
             raise TopicNotFound(topic)
         await self.make_topic(broker, topic)
@@ -186,7 +187,7 @@ class App:
         for topic in topics:
             if _full(topic) not in there:
                 with suppress(PermissionDenied):  # it may exist and not be listed for this caller; the first pop tells
-                    await self._make_or_raise(broker, topic)
+                    await self.make_or_raise(broker, topic)
         return listed
 
     def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:

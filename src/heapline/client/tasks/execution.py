@@ -11,27 +11,34 @@ import asyncio
 import contextvars
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from heapline.client.tasks import tracing
 from heapline.client.tasks.arguments import Undecodable
 from heapline.client.tasks.leases import Lease, LeaseKeeper
 from heapline.client.tasks.outcomes import ACK, LEAVE, Outcome
-from heapline.client.tasks.task import Call, chain
+from heapline.client.tasks.task import TASK, Call, Middleware, Task, chain
 from heapline.client.tasks.threads import Threads
 from heapline.contract.errors import HeaplineError, LeaseLost, UnavailableError
+from heapline.contract.message import Message
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.client.tasks.app import App
-    from heapline.client.tasks.task import Task
 
 log = Log("heapline.worker")
 HEED_SECONDS = 5.0  # for a cancelled coroutine to end before it is abandoned
 ANSWER_PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)  # seconds between tries to settle a message; the last one repeats
 Cause = Literal["timeout", "lost", "stop"]
+
+
+class TaskTable(Protocol):
+    """The tasks that a runner can run, and their middleware. An `App` is one."""
+
+    @property
+    def layers(self) -> Sequence[Middleware]: ...
+    @property
+    def unknown(self) -> Literal["retry", "bury"]: ...
+    def find(self, message: Message) -> Task[..., Any] | None: ...
 
 
 @dataclass
@@ -81,7 +88,7 @@ _current_run: contextvars.ContextVar[Run] = contextvars.ContextVar("heapline_run
 class Runner:
     def __init__(
         self,
-        app: App,
+        tasks: TaskTable,
         broker: Any,
         leases: LeaseKeeper,
         threads: Threads,
@@ -91,7 +98,7 @@ class Runner:
         on_abandoned: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
-        self._app = app
+        self._tasks = tasks
         self._broker = broker
         self._leases = leases
         self._threads = threads
@@ -99,7 +106,7 @@ class Runner:
         self._on_abandoned = on_abandoned
         self._answering, self._answers_max = 0, answers_max  # handlers that ended, whose messages are being settled
         self._rng = rng or random.Random()
-        self._handle = chain([tracing.observe, *app.layers] if tracing.is_on() else app.layers, self._innermost)
+        self._handle = chain([tracing.observe, *tasks.layers] if tracing.is_on() else tasks.layers, self._innermost)
         self._runs: dict[asyncio.Task[None], Run] = {}
         self.totals = Totals()
 
@@ -142,7 +149,7 @@ class Runner:
 
     async def _outcome(self, run: Run) -> Outcome:
         message = run.lease.message
-        task = self._app.find(message)
+        task = self._tasks.find(message)
         if task is None:
             return self._unknown(message.headers)
         try:
@@ -171,13 +178,11 @@ class Runner:
 
     def _unknown(self, headers: dict[str, str]) -> Outcome:
         """Nack the message after the topic's backoff, because another version of the app may have the task."""
-        from heapline.client.tasks.task import TASK
-
         name = headers.get(TASK)
         reason = "the message names no task, and its topic has several"
         if name:
             reason = f"this app has no task {name[:100]!r}"
-        return Outcome("bury" if self._app.unknown == "bury" else "nack", reason)
+        return Outcome("bury" if self._tasks.unknown == "bury" else "nack", reason)
 
     def _cancelled(self, run: Run, task: Task[..., Any], error: BaseException) -> Outcome:
         """The run was stopped, or the handler raised CancelledError itself."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from heapline.client.tasks.arguments import Arguments
 from heapline.client.tasks.outcomes import Rules
@@ -20,14 +20,21 @@ from heapline.contract.config import parse_topic
 from heapline.contract.message import Enqueued, IdempotencyScope, Message, Outgoing
 from heapline.contract.payload_codec import CONTENT_TYPE, JSON
 
-if TYPE_CHECKING:
-    from heapline.client.tasks.app import App
-
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 TASK = "heapline-task"  # the header that names the task
 OPTIONS = frozenset(Outgoing.__struct_fields__) - {"payload", "headers", "seq"}
+
+
+class Sender(Protocol):
+    """Sends the messages of tasks to a broker. An `App` is one."""
+
+    def hooks(self) -> list[Hook]: ...
+    async def send(self, topic: str, fields: dict[str, Any]) -> Enqueued: ...
+    async def send_batch(self, topic: str, messages: list[Outgoing]) -> list[Enqueued]: ...
+    def run_sync(self, make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T: ...
 
 
 class Item:
@@ -48,7 +55,7 @@ class Item:
 class Task(Generic[P, R]):
     def __init__(
         self,
-        app: App,
+        app: Sender,
         function: Callable[P, R],
         *,
         name: str,

@@ -14,25 +14,38 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from heapline.client.tasks.execution import Runner, Totals
+from heapline.client.tasks.broker_binding import Home
+from heapline.client.tasks.execution import Runner, TaskTable, Totals
 from heapline.client.tasks.leases import Lease, LeaseKeeper
+from heapline.client.tasks.task import Task
 from heapline.client.tasks.threads import Threads
+from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
 from heapline.contract.message import TopicInfo
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.client.tasks.app import App
 
 log = Log("heapline.worker")
 POP_WAIT = 20.0  # seconds that one pop waits for work
 POP_LEAST = 16  # slots that are worth a pop of their own
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between tries to reach a broker; the last one repeats
 CLOSE_SECONDS = 5.0  # for handlers that were cancelled at the end of the grace period
+
+
+class WorkerApp(TaskTable, Protocol):
+    """The tasks of a worker, their broker and their topics. An `App` is one."""
+
+    @property
+    def home(self) -> Home: ...
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]: ...
+    def topics(self) -> list[str]: ...
+    async def make_topics(self, broker: Broker, topics: list[str]) -> list[TopicInfo]: ...
+    async def make_or_raise(self, broker: Broker, topic: str) -> None: ...
 
 
 class Slots:
@@ -78,7 +91,7 @@ class Slots:
 class Worker:
     def __init__(
         self,
-        app: App,
+        app: WorkerApp,
         *,
         concurrency: int = 16,  # handlers that run at the same time
         topics: list[str] | None = None,  # None: the topics of all the app's tasks
@@ -211,7 +224,7 @@ class Worker:
                     await self._take_some(broker, leases, topic)
                     tries = 0
                 except TopicNotFound:
-                    await self._app._make_or_raise(broker, topic)
+                    await self._app.make_or_raise(broker, topic)
             except UnavailableError as error:
                 await self._pause(tries, error)
                 tries += 1
@@ -305,7 +318,7 @@ class Worker:
         return line
 
 
-def _chosen(app: App, topics: list[str] | None) -> list[str]:
+def _chosen(app: WorkerApp, topics: list[str] | None) -> list[str]:
     known = app.topics()
     if not known:
         raise BadRequest("this app has no tasks; declare some with @app.task in a module that is imported")
