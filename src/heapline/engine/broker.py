@@ -7,12 +7,12 @@ It executes commands by the table in handlers.py, which the modules imported her
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 import heapline
-from heapline.contract.admin import Description
+from heapline.contract.admin import Describe, Description
 from heapline.contract.broker import Broker
 from heapline.contract.call import Command, Feed
 from heapline.contract.config import BrokerConfig
@@ -22,13 +22,11 @@ from heapline.contract.sync_broker import SyncBroker as _SyncBroker
 from heapline.engine import dead_letters, leases, log, messages, topic_calls
 from heapline.engine.batches import handlers as batches
 from heapline.engine.groups import handlers as groups
-from heapline.engine.handlers import FEEDS, HANDLERS
+from heapline.engine.handlers import FEEDS, HANDLERS, handles
+from heapline.engine.metrics_source import Measures, measure
 from heapline.engine.replays import handlers as replays
-from heapline.engine.schedules import scheduler as schedules
+from heapline.engine.schedules import handlers as schedules
 from heapline.engine.topics import TopicKeeper
-
-if TYPE_CHECKING:
-    from heapline.engine.metrics_source import Measures
 
 R = TypeVar("R")
 HANDLER_MODULES = (batches, dead_letters, groups, leases, log, messages, replays, schedules, topic_calls)
@@ -53,15 +51,15 @@ class EmbeddedBroker(TopicKeeper, Broker):
             raise Unsupported(type(feed).__name__, type(feed).facts.feature)
         return handler(self, feed, context)
 
-    def description(self) -> Description:
-        settings = msgspec.to_builtins(self._config)
-        return Description("log", heapline.__version__, sorted(self.features), settings)
-
     async def metrics(self) -> Measures:
         """Return the broker's measurements, for a server's metrics."""
-        from heapline.engine.metrics_source import measure  # imported here because metrics_source imports this class
-
         return await measure(self)
+
+
+@handles(Describe)
+async def describe(broker: TopicKeeper, command: Describe, context: Context) -> Description:
+    settings = msgspec.to_builtins(broker.config)
+    return Description("log", heapline.__version__, sorted(EmbeddedBroker.features), settings)
 
 
 class SyncBroker(_SyncBroker):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from heapline.contract import dead_letters
 from heapline.contract.call import Count, Page
@@ -16,10 +15,7 @@ from heapline.core.now import Now
 from heapline.engine.handlers import cursor_of, handles, read_cursor
 from heapline.engine.lookup import Record, get, living, matches, owner, read_records
 from heapline.engine.runner import TopicRunner
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
-    from heapline.engine.runner import TopicRunner
+from heapline.engine.topics import TopicKeeper
 
 SLICE = 1000
 Letter = tuple[MessageInfo, Record | None]
@@ -67,7 +63,7 @@ async def _slice(runner: TopicRunner, ids: list[int], where: DlqFilter | None) -
 
 @handles(dead_letters.ListDeadLetters)
 async def list_dead_letters(
-    broker: EmbeddedBroker, command: dead_letters.ListDeadLetters, context: Context
+    broker: TopicKeeper, command: dead_letters.ListDeadLetters, context: Context
 ) -> Page[MessageInfo]:
     """Return a page, oldest first. Sorts all dead letters of the topic each time, because no such order is kept."""
     runner = broker.runner(command.topic)
@@ -96,7 +92,7 @@ async def list_dead_letters(
 
 
 @handles(dead_letters.GetDeadLetter)
-async def get_dead_letter(broker: EmbeddedBroker, command: dead_letters.GetDeadLetter, context: Context) -> MessageInfo:
+async def get_dead_letter(broker: TopicKeeper, command: dead_letters.GetDeadLetter, context: Context) -> MessageInfo:
     runner = broker.runner(command.topic)
     info = await get(runner, runner.loaded.topic.find_id(command.message_id))
     if info.state != "dead":
@@ -105,9 +101,7 @@ async def get_dead_letter(broker: EmbeddedBroker, command: dead_letters.GetDeadL
 
 
 @handles(dead_letters.ReplayDeadLetters)
-async def replay_dead_letters(
-    broker: EmbeddedBroker, command: dead_letters.ReplayDeadLetters, context: Context
-) -> Count:
+async def replay_dead_letters(broker: TopicKeeper, command: dead_letters.ReplayDeadLetters, context: Context) -> Count:
     """Return dead letters to the queue; with a rate, the n-th becomes due n/rate seconds from now."""
     runner, rate, count = broker.runner(command.topic), command.rate, 0
     start: int | None = None
@@ -139,9 +133,7 @@ async def replay_dead_letters(
 
 
 @handles(dead_letters.DeleteDeadLetters)
-async def delete_dead_letters(
-    broker: EmbeddedBroker, command: dead_letters.DeleteDeadLetters, context: Context
-) -> Count:
+async def delete_dead_letters(broker: TopicKeeper, command: dead_letters.DeleteDeadLetters, context: Context) -> Count:
     runner, count = broker.runner(command.topic), 0
     async for letters in find(runner, command.ids, command.where):
 

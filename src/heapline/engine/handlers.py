@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from heapline.contract.call import Call, Command, Feed, Page
 from heapline.contract.context import Context
 from heapline.contract.errors import BadRequest
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.topics import TopicKeeper
 
 R = TypeVar("R")
-Handler = Callable[["EmbeddedBroker", Any, Context], Awaitable[R]]
-FeedHandler = Callable[["EmbeddedBroker", Any, Context], AsyncIterator[R]]
+Handler = Callable[[TopicKeeper, Any, Context], Awaitable[R]]
+FeedHandler = Callable[[TopicKeeper, Any, Context], AsyncIterator[R]]
 HANDLERS: dict[type[Call[Any]], Handler[Any]] = {}
 FEEDS: dict[type[Call[Any]], FeedHandler[Any]] = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from heapline.contract import leases
 from heapline.contract.check import seconds_to_ms
@@ -17,16 +16,14 @@ from heapline.core.partition import Partition
 from heapline.engine import lookup
 from heapline.engine.delivery import PopCall
 from heapline.engine.handlers import handles
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
-    from heapline.engine.runner import TopicRunner
+from heapline.engine.runner import TopicRunner
+from heapline.engine.topics import TopicKeeper
 
 Decide = Callable[[Partition, list[int], list[int], Now], Sequence[int]]
 
 
 @handles(leases.Pop)
-def pop(broker: EmbeddedBroker, command: leases.Pop, context: Context) -> Awaitable[leases.Leased]:
+def pop(broker: TopicKeeper, command: leases.Pop, context: Context) -> Awaitable[leases.Leased]:
     """Lease messages for the principal: with its own request ids, and within its lease limit."""
     runner = broker.runner(command.topic)
     config = runner.loaded.topic.config
@@ -61,12 +58,12 @@ def own_request_id(principal: str, request_id: str) -> str:
 
 
 @handles(leases.Ack)
-def ack(broker: EmbeddedBroker, command: leases.Ack, context: Context) -> Awaitable[leases.Settled]:
+def ack(broker: TopicKeeper, command: leases.Ack, context: Context) -> Awaitable[leases.Settled]:
     return broker.runner(command.topic).ack(unpack(command.leases.ids), unpack(command.leases.tokens))
 
 
 @handles(leases.Nack)
-def nack(broker: EmbeddedBroker, command: leases.Nack, context: Context) -> Awaitable[leases.Settled]:
+def nack(broker: TopicKeeper, command: leases.Nack, context: Context) -> Awaitable[leases.Settled]:
     runner = broker.runner(command.topic)
     wait = None if command.backoff is None else seconds_to_ms(command.backoff)
 
@@ -77,7 +74,7 @@ def nack(broker: EmbeddedBroker, command: leases.Nack, context: Context) -> Awai
 
 
 @handles(leases.Release)
-def release(broker: EmbeddedBroker, command: leases.Release, context: Context) -> Awaitable[leases.Settled]:
+def release(broker: TopicKeeper, command: leases.Release, context: Context) -> Awaitable[leases.Settled]:
     runner = broker.runner(command.topic)
 
     def decide(p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
@@ -89,7 +86,7 @@ def release(broker: EmbeddedBroker, command: leases.Release, context: Context) -
 
 
 @handles(leases.Bury)
-def bury(broker: EmbeddedBroker, command: leases.Bury, context: Context) -> Awaitable[leases.Settled]:
+def bury(broker: TopicKeeper, command: leases.Bury, context: Context) -> Awaitable[leases.Settled]:
     runner = broker.runner(command.topic)
 
     def decide(p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
@@ -99,7 +96,7 @@ def bury(broker: EmbeddedBroker, command: leases.Bury, context: Context) -> Awai
 
 
 @handles(leases.Extend)
-async def extend(broker: EmbeddedBroker, command: leases.Extend, context: Context) -> leases.Extended:
+async def extend(broker: TopicKeeper, command: leases.Extend, context: Context) -> leases.Extended:
     runner = broker.runner(command.topic)
     extend_ms = round(command.seconds * 1000)
     deadlines: dict[tuple[int, int], int] = {}  # as decided: later state in memory may not be durable
@@ -132,7 +129,7 @@ async def _settle(runner: TopicRunner, keys: leases.LeaseKeys, decide: Decide) -
 
 
 @handles(leases.GetLease)
-async def get_lease(broker: EmbeddedBroker, command: leases.GetLease, context: Context) -> leases.LeaseInfo:
+async def get_lease(broker: TopicKeeper, command: leases.GetLease, context: Context) -> leases.LeaseInfo:
     runner = broker.runner(command.topic)
     found = await lookup.lease_of(runner, runner.loaded.topic.find_id(command.message_id))
     if found is None:

@@ -81,7 +81,7 @@ class Loader:
     def load(self) -> Recovered:
         recovered = self._load()
         settled = recovered.topic.config
-        if settled.partitions > self.config.partitions:  # the catalog does not have the growth yet; see topic_calls.py
+        if settled.partitions > self.config.partitions:  # the catalog does not have the growth yet; see topic_growth.py
             before, self.config = self.config, settled
             if any(getattr(settled, f) != getattr(before, f) for f in REOPENING_FIELDS):
                 recovered.journal.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,11 @@ from heapline.core.events import (
 from heapline.core.record import size_bound
 from heapline.engine import state_rows
 from heapline.engine.handlers import feeds, handles
+from heapline.engine.runner import TopicRunner
+from heapline.engine.topics import TopicKeeper
 from heapline.journal.index import ENTRY, Entries
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Frame, Unit
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
-    from heapline.engine.runner import TopicRunner
 
 _MESSAGE_COLUMNS = (
     "id", "priority", "enqueued_at", "due", "ttl_ms", "max_retries", "flags", "key_len", "payload_len",
@@ -148,23 +146,6 @@ def _message_columns(unit: Unit, event: Enqueued | Moved | BatchPrepared) -> tup
     return columns, [bytes(data[a : a + n]) for a, n in zip(payload_at, lengths, strict=True)]
 
 
-def first_offsets(reader: LogReader, partitions: int) -> list[int | None]:
-    """Return the first readable offset of each partition, or None if it has none."""
-    starts: list[int | None] = [None] * partitions
-    missing = set(range(partitions))
-    for segment in reader.segments():
-        index = reader.index(segment)
-        for partition in sorted(missing):
-            entries = index.of(partition)
-            if len(entries):
-                starts[partition] = int(entries["first_offset"][0])
-                missing.discard(partition)
-        if not missing:
-            break
-    raised = reader.log_start()
-    return [start if start is None else max(start, raised.get(p, 0)) for p, start in enumerate(starts)]
-
-
 class Hold(NamedTuple):
     """A request to keep segments from this one on under this name; 0 seconds releases them."""
 
@@ -269,26 +250,26 @@ async def bounds(runner: TopicRunner) -> dict[int, tuple[int, int]]:
     ends = await runner.call(lambda now: [p.offset for p in runner.loaded.topic.partitions])
     if runner.loaded.topic.config.fsync != "commit":  # an end is durable, even where answers are not
         await runner.loaded.committer.between_commits(runner.loaded.journal.sync)
-    starts = await runner.io.run(first_offsets, runner.loaded.journal.reader(), len(ends))
+    starts = await runner.io.run(runner.loaded.journal.reader().first_offsets, len(ends))
     pairs = zip(starts, ends, strict=True)
     return {p: (end if start is None else min(start, end), end) for p, (start, end) in enumerate(pairs)}
 
 
 @handles(log.GetOffsets)
-async def get_offsets(broker: EmbeddedBroker, command: log.GetOffsets, context: Context) -> log.Offsets:
+async def get_offsets(broker: TopicKeeper, command: log.GetOffsets, context: Context) -> log.Offsets:
     found = await bounds(broker.runner(command.topic))
     return log.Offsets([start for start, _ in found.values()], [end for _, end in found.values()])
 
 
 @feeds(log.ReadLog)
-async def read_log(broker: EmbeddedBroker, feed: log.ReadLog, context: Context) -> AsyncIterator[LogFrame]:
+async def read_log(broker: TopicKeeper, feed: log.ReadLog, context: Context) -> AsyncIterator[LogFrame]:
     runner = broker.runner(feed.topic)
     count = len(runner.loaded.topic.partitions)
     if feed.partition >= count:
         fail("partition", f"an integer from 0 to {count - 1}", feed.partition)
     reader = runner.loaded.journal.reader()
     if feed.start:  # 0 means from wherever the log starts
-        first = (await runner.io.run(first_offsets, reader, feed.partition + 1))[feed.partition]
+        first = (await runner.io.run(reader.first_offsets, feed.partition + 1))[feed.partition]
         if first is not None and feed.start < first:
             raise BadRequest(
                 f"offset {feed.start} of partition {feed.partition} was reclaimed; the log starts at {first}"
@@ -312,7 +293,7 @@ def _take(found: Iterator[LogFrame]) -> list[LogFrame]:
 
 
 @handles(log.GetLogIndex)
-async def get_log_index(broker: EmbeddedBroker, command: log.GetLogIndex, context: Context) -> log.LogIndex:
+async def get_log_index(broker: TopicKeeper, command: log.GetLogIndex, context: Context) -> log.LogIndex:
     runner = broker.runner(command.topic)
     ends = await bounds(runner)
     found = await runner.io.run(index_after, runner, command.after_unit, ends, command.hold)
@@ -329,7 +310,7 @@ async def get_log_index(broker: EmbeddedBroker, command: log.GetLogIndex, contex
 
 
 @feeds(log.ReadUnits)
-async def read_units(broker: EmbeddedBroker, feed: log.ReadUnits, context: Context) -> AsyncIterator[log.RawUnits]:
+async def read_units(broker: TopicKeeper, feed: log.ReadUnits, context: Context) -> AsyncIterator[log.RawUnits]:
     runner = broker.runner(feed.topic)
     found = units_between(runner.loaded.journal.reader(), feed.start_unit, feed.end_unit)
     while units := await runner.io.run(take_units, found):
@@ -337,7 +318,7 @@ async def read_units(broker: EmbeddedBroker, feed: log.ReadUnits, context: Conte
 
 
 @feeds(log.PinState)
-async def pin_state(broker: EmbeddedBroker, feed: log.PinState, context: Context) -> AsyncIterator[log.PinnedState]:
+async def pin_state(broker: TopicKeeper, feed: log.PinState, context: Context) -> AsyncIterator[log.PinnedState]:
     found = await state_rows.pin(broker.runner(feed.topic), feed.dead)
     yield log.PinnedState(found.incarnation, found.at, found.segment_bytes, found.ends, len(found.rows), found.texts)
     for first in range(0, len(found.rows), PINNED_ROWS):
@@ -345,7 +326,7 @@ async def pin_state(broker: EmbeddedBroker, feed: log.PinState, context: Context
 
 
 @handles(log.ReadRecords)
-async def read_records(broker: EmbeddedBroker, command: log.ReadRecords, context: Context) -> log.RecordsRead:
+async def read_records(broker: TopicKeeper, command: log.ReadRecords, context: Context) -> log.RecordsRead:
     runner = broker.runner(command.topic)
     if command.positions.nbytes % 8:
         raise BadRequest(f"column positions must have 8 bytes for each record, got {command.positions.nbytes}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heapline.contract import messages
 from heapline.contract.call import Page
@@ -23,10 +23,8 @@ from heapline.engine.columns import (
     check_priority,
 )
 from heapline.engine.handlers import handles
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
-    from heapline.engine.runner import TopicRunner
+from heapline.engine.runner import TopicRunner
+from heapline.engine.topics import TopicKeeper
 
 CHUNK_BYTES = 3 << 20  # a batch that is not atomic is written in pieces of this size
 
@@ -38,7 +36,7 @@ def identity_of(command: Any) -> Identity | None:
 
 
 @handles(messages.Enqueue)
-def enqueue(broker: EmbeddedBroker, command: messages.Enqueue, context: Context) -> Awaitable[Enqueued]:
+def enqueue(broker: TopicKeeper, command: messages.Enqueue, context: Context) -> Awaitable[Enqueued]:
     runner = broker.runner(command.topic)
     check_for_topic(command, runner.loaded.topic.config, runner.name)
     identity = None if command.producer_id is None else identity_of(command)
@@ -47,7 +45,7 @@ def enqueue(broker: EmbeddedBroker, command: messages.Enqueue, context: Context)
 
 @handles(messages.EnqueueBatch)
 async def enqueue_batch(
-    broker: EmbeddedBroker, command: messages.EnqueueBatch, context: Context
+    broker: TopicKeeper, command: messages.EnqueueBatch, context: Context
 ) -> messages.EnqueuedBatch:
     runner = broker.runner(command.topic)
     columns = Columns.of_batch(command.messages)
@@ -90,31 +88,31 @@ async def _enqueue_all(
 
 
 @handles(messages.OpenProducer)
-async def open_producer(broker: EmbeddedBroker, command: messages.OpenProducer, context: Context) -> messages.Opened:
+async def open_producer(broker: TopicKeeper, command: messages.OpenProducer, context: Context) -> messages.Opened:
     runner = broker.runner(command.topic)
     epoch = await runner.call(lambda now: runner.loaded.admission.open_producer(command.producer_id, None, now))
     return messages.Opened(epoch)
 
 
 @handles(messages.GetMessage)
-def get(broker: EmbeddedBroker, command: messages.GetMessage, context: Context) -> Awaitable[MessageInfo]:
+def get(broker: TopicKeeper, command: messages.GetMessage, context: Context) -> Awaitable[MessageInfo]:
     runner = broker.runner(command.topic)
     return lookup.get(runner, runner.loaded.topic.find_id(command.message_id))
 
 
 @handles(messages.Peek)
-def peek(broker: EmbeddedBroker, command: messages.Peek, context: Context) -> Awaitable[Page[MessageInfo]]:
+def peek(broker: TopicKeeper, command: messages.Peek, context: Context) -> Awaitable[Page[MessageInfo]]:
     return lookup.peek(broker.runner(command.topic), command.limit, command.cursor, command.max_bytes)
 
 
 @handles(messages.Cancel)
-def cancel(broker: EmbeddedBroker, command: messages.Cancel, context: Context) -> Awaitable[None]:
+def cancel(broker: TopicKeeper, command: messages.Cancel, context: Context) -> Awaitable[None]:
     runner = broker.runner(command.topic)
     return lookup.cancel(runner, runner.loaded.topic.find_id(command.message_id))
 
 
 @handles(messages.Reschedule)
-def reschedule(broker: EmbeddedBroker, command: messages.Reschedule, context: Context) -> Awaitable[None]:
+def reschedule(broker: TopicKeeper, command: messages.Reschedule, context: Context) -> Awaitable[None]:
     runner = broker.runner(command.topic)
     if command.priority is not None:
         check_priority(command.priority, runner.loaded.topic.config)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from heapline.core.groups.group import Group
 from heapline.core.ids import unix_ms_of
 from heapline.core.latency import Latency, Tally
-from heapline.engine.broker import EmbeddedBroker
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.scheduler import Scheduler
+from heapline.engine.topics import TopicKeeper
 from heapline.journal.disk import File, RealDisk, RealFile
 
 
@@ -76,7 +76,7 @@ class Measures(NamedTuple):
     disk_bytes: tuple[int, int] | None = None  # free for this user, and size, of the directory's file system
 
 
-async def measure(broker: EmbeddedBroker) -> Measures:
+async def measure(broker: TopicKeeper) -> Measures:
     runners = broker._all_runners()
     usage = await broker._io_or_fail().run(lambda: [runner.loaded.journal.usage() for runner in runners])
     measured = {}

@@ -111,7 +111,7 @@ def _thaw_whole(topic: Topic, saved: dict[str, Any]) -> None:
 
 
 def _extend(topic: Topic, saved: dict[str, Any]) -> None:
-    """Apply a growth that the snapshot contains and the catalog may not contain yet; see topic_calls.py."""
+    """Apply a growth that the snapshot contains and the catalog may not contain yet; see topic_growth.py."""
     if saved.get("growths"):
         topic.adopt(saved["config"])
         topic.extend(topic.config.partitions)

@@ -309,7 +309,7 @@ class Topic:
 
     def adopt(self, settings: bytes) -> None:
         """Adopt settings (JSON) that the journal or a snapshot has recorded, if they have more partitions than the
-        catalog's. Otherwise the catalog's settings, passed to the constructor, are newer: see topic_calls.py."""
+        catalog's. Otherwise the catalog's settings, passed to the constructor, are newer: see topic_growth.py."""
         if msgspec.json.decode(settings)["partitions"] > self._partitions_given:
             self.set_config(msgspec.json.decode(settings, type=TopicConfig))
 

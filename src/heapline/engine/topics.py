@@ -2,7 +2,7 @@
 
 Durability: a topic's folder is complete before the catalog names it, and the catalog no longer names it before the
 folder is deleted. So a crash in between leaves at most a folder that the next open deletes. A growth is in the topic's
-journal before it is in the catalog (topic_calls.py). One process at a time locks the directory.
+journal before it is in the catalog (topic_growth.py). One process at a time locks the directory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from heapline.engine.runner import InstallHook, TopicRunner
 from heapline.engine.schedules.scheduler import Scheduler
 from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.engine.schedules.store import ScheduleStore
-from heapline.engine.topic_calls import change, check_growth, grow
+from heapline.engine.topic_growth import change, check_growth, grow
 from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
 from heapline.journal.spares import SparePool
@@ -125,6 +125,10 @@ class TopicKeeper:
     def path(self) -> str:
         """The data directory."""
         return self._path
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self._config
 
     @property
     def clock(self) -> Clock:
@@ -260,7 +264,7 @@ class TopicKeeper:
             self._runners[entry.topic] = runner
 
     async def _line_up(self, entry: Entry) -> Entry:
-        """Update the catalog from the journal if a growth was not recorded in it (see topic_calls.py). If that fails,
+        """Update the catalog from the journal if a growth was not recorded in it (see topic_growth.py). If that fails,
         serve nevertheless: the next change or open retries it."""
         wanted = self._settings(entry)
         if wanted is entry.config:
@@ -448,7 +452,7 @@ class TopicKeeper:
             check_growth(self._settings(entry).partitions, wanted.partitions)
             before = entry.config
             grows = wanted.partitions > before.partitions
-            if grows:  # the journal first: see topic_calls.py
+            if grows:  # the journal first: see topic_growth.py
                 await grow(runner, wanted)
             else:
                 entry = await self._on_disk(self._catalog_or_fail().change, entry, wanted)

@@ -51,6 +51,22 @@ class LogReader:
         """Return, per partition, the first offset that may be read, even if an earlier segment still exists."""
         return dict(enumerate(read_log_start(self.disk, self.directory)))
 
+    def first_offsets(self, partitions: int) -> list[int | None]:
+        """Return the first readable offset of each partition, or None if it has none."""
+        starts: list[int | None] = [None] * partitions
+        missing = set(range(partitions))
+        for segment in self.segments():
+            index = self.index(segment)
+            for partition in sorted(missing):
+                entries = index.of(partition)
+                if len(entries):
+                    starts[partition] = int(entries["first_offset"][0])
+                    missing.discard(partition)
+            if not missing:
+                break
+        raised = self.log_start()
+        return [start if start is None else max(start, raised.get(p, 0)) for p, start in enumerate(starts)]
+
     def _header(self, number: int) -> SegmentHeader:
         header = self._headers.get(number) or read_header(self.disk, self.directory, number)
         if header is None:

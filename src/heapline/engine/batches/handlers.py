@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from heapline.contract import batches
 from heapline.contract.call import Count, Page
 from heapline.contract.context import Context
@@ -12,13 +10,11 @@ from heapline.contract.messages import pack_enqueued
 from heapline.engine.columns import Columns
 from heapline.engine.handlers import handles, page_by_name
 from heapline.engine.messages import identity_of
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.topics import TopicKeeper
 
 
 @handles(batches.PrepareBatch)
-async def prepare_batch(broker: EmbeddedBroker, command: batches.PrepareBatch, context: Context) -> batches.Prepared:
+async def prepare_batch(broker: TopicKeeper, command: batches.PrepareBatch, context: Context) -> batches.Prepared:
     runners = [broker.runner(share.topic) for share in command.shares]
     shares = {}
     for runner, share in zip(runners, command.shares, strict=True):
@@ -36,38 +32,38 @@ async def prepare_batch(broker: EmbeddedBroker, command: batches.PrepareBatch, c
 
 
 @handles(batches.CommitBatch)
-async def commit_batch(broker: EmbeddedBroker, command: batches.CommitBatch, context: Context) -> Count:
+async def commit_batch(broker: TopicKeeper, command: batches.CommitBatch, context: Context) -> Count:
     broker.check_open()
     version = -1 if command.version is None else command.version
     return Count(await broker.batches.commit(command.batch_id, command.parts, command.sink or "", version))
 
 
 @handles(batches.AbortBatch)
-async def abort_batch(broker: EmbeddedBroker, command: batches.AbortBatch, context: Context) -> Count:
+async def abort_batch(broker: TopicKeeper, command: batches.AbortBatch, context: Context) -> Count:
     broker.check_open()
     return Count(await broker.batches.abort(command.batch_id))
 
 
 @handles(batches.ForgetBatch)
-async def forget_batch(broker: EmbeddedBroker, command: batches.ForgetBatch, context: Context) -> None:
+async def forget_batch(broker: TopicKeeper, command: batches.ForgetBatch, context: Context) -> None:
     broker.batches.nobody_repeats(command.batch_id)
 
 
 @handles(batches.ListBatches)
-async def list_batches(broker: EmbeddedBroker, command: batches.ListBatches, context: Context) -> Page[BatchInfo]:
+async def list_batches(broker: TopicKeeper, command: batches.ListBatches, context: Context) -> Page[BatchInfo]:
     broker.check_open()
     infos = sorted(await broker.batches.listed(), key=lambda info: info.batch_id)
     return page_by_name(infos, command.cursor, command.limit, "batch_id")
 
 
 @handles(batches.ListSinks)
-async def list_sinks(broker: EmbeddedBroker, command: batches.ListSinks, context: Context) -> Page[SinkInfo]:
+async def list_sinks(broker: TopicKeeper, command: batches.ListSinks, context: Context) -> Page[SinkInfo]:
     broker.check_open()
     infos = sorted(await broker.batches.sinks(), key=lambda info: info.name)
     return page_by_name(infos, command.cursor, command.limit)
 
 
 @handles(batches.ForgetSink)
-async def forget_sink(broker: EmbeddedBroker, command: batches.ForgetSink, context: Context) -> batches.Known:
+async def forget_sink(broker: TopicKeeper, command: batches.ForgetSink, context: Context) -> batches.Known:
     broker.check_open()
     return batches.Known(await broker.batches.forget_sink(command.name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,7 @@ from heapline.core.record import size_bound
 from heapline.engine.groups.start_offsets import Start, check_place, is_there, resolve
 from heapline.engine.handlers import cursor_of, read_cursor
 from heapline.engine.lookup import Record
-
-if TYPE_CHECKING:
-    from heapline.engine.runner import TopicRunner
+from heapline.engine.runner import TopicRunner
 
 I64 = npt.NDArray[np.int64]
 GROUPS_MAX = 1000  # per topic; any consumer can create a group by subscribing, and each group may hold the journal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,47 +19,43 @@ from heapline.engine.groups import admin
 from heapline.engine.groups.member_calls import FetchCall, SettleCall
 from heapline.engine.handlers import handles, page_by_name
 from heapline.engine.topic_calls import given
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.topics import TopicKeeper
 
 
 @handles(groups.CreateGroup)
-async def create_group(broker: EmbeddedBroker, command: groups.CreateGroup, context: Context) -> GroupInfo:
+async def create_group(broker: TopicKeeper, command: groups.CreateGroup, context: Context) -> GroupInfo:
     place = groups.place_of(command.start)
     return await admin.create(broker.runner(command.topic), command.group, place, given(command.config))
 
 
 @handles(groups.GetGroup)
-async def get_group(broker: EmbeddedBroker, command: groups.GetGroup, context: Context) -> GroupInfo:
+async def get_group(broker: TopicKeeper, command: groups.GetGroup, context: Context) -> GroupInfo:
     runner = broker.runner(command.topic)
     return await runner.call(lambda now: admin.info(runner, runner.streams.group(command.group), now))
 
 
 @handles(groups.ListGroups)
-async def list_groups(broker: EmbeddedBroker, command: groups.ListGroups, context: Context) -> Page[GroupInfo]:
+async def list_groups(broker: TopicKeeper, command: groups.ListGroups, context: Context) -> Page[GroupInfo]:
     runner = broker.runner(command.topic)
     infos = await runner.call(lambda now: [admin.info(runner, group, now) for group in runner.loaded.topic.groups])
     return page_by_name(sorted(infos, key=lambda info: info.name), command.cursor, command.limit)
 
 
 @handles(groups.DeleteGroup)
-async def delete_group(broker: EmbeddedBroker, command: groups.DeleteGroup, context: Context) -> None:
+async def delete_group(broker: TopicKeeper, command: groups.DeleteGroup, context: Context) -> None:
     runner = broker.runner(command.topic)
     await runner.call(partial(admin.delete, runner, command.group))
 
 
 @handles(groups.GetGroupOffsets)
-async def group_offsets(
-    broker: EmbeddedBroker, command: groups.GetGroupOffsets, context: Context
-) -> groups.GroupOffsets:
+async def group_offsets(broker: TopicKeeper, command: groups.GetGroupOffsets, context: Context) -> groups.GroupOffsets:
     runner = broker.runner(command.topic)
     found = await runner.call(lambda now: admin.offsets_of(runner, runner.streams.group(command.group)))
     return groups.GroupOffsets(found)
 
 
 @handles(groups.ResetOffsets)
-async def reset_offsets(broker: EmbeddedBroker, command: groups.ResetOffsets, context: Context) -> groups.GroupOffsets:
+async def reset_offsets(broker: TopicKeeper, command: groups.ResetOffsets, context: Context) -> groups.GroupOffsets:
     runner = broker.runner(command.topic)
     last = len(runner.loaded.topic.partitions) - 1
     for partition in command.partitions or ():
@@ -70,7 +66,7 @@ async def reset_offsets(broker: EmbeddedBroker, command: groups.ResetOffsets, co
 
 
 @handles(groups.GroupFetch)
-async def group_fetch(broker: EmbeddedBroker, command: groups.GroupFetch, context: Context) -> groups.FetchedRows:
+async def group_fetch(broker: TopicKeeper, command: groups.GroupFetch, context: Context) -> groups.FetchedRows:
     runner = broker.runner(command.topic)
     place = groups.place_of(command.start)
     await admin.ensure(runner, command.group, command.session, place, given(command.config))
@@ -94,16 +90,16 @@ async def group_fetch(broker: EmbeddedBroker, command: groups.GroupFetch, contex
 
 
 @handles(groups.GroupAck)
-async def group_ack(broker: EmbeddedBroker, command: groups.GroupAck, context: Context) -> groups.LostRows:
+async def group_ack(broker: TopicKeeper, command: groups.GroupAck, context: Context) -> groups.LostRows:
     return await _settle(broker, command, False, "")
 
 
 @handles(groups.GroupNack)
-async def group_nack(broker: EmbeddedBroker, command: groups.GroupNack, context: Context) -> groups.LostRows:
+async def group_nack(broker: TopicKeeper, command: groups.GroupNack, context: Context) -> groups.LostRows:
     return await _settle(broker, command, True, command.reason or "nacked")
 
 
-async def _settle(broker: EmbeddedBroker, command: Any, nacks: bool, reason: str) -> groups.LostRows:
+async def _settle(broker: TopicKeeper, command: Any, nacks: bool, reason: str) -> groups.LostRows:
     runner = broker.runner(command.topic)
     columns = _columns(command.rows)
     if not columns:
@@ -131,14 +127,14 @@ def _columns(rows: list[groups.PartitionRows]) -> dict[int, Any]:
 
 
 @handles(groups.GroupLeave)
-async def group_leave(broker: EmbeddedBroker, command: groups.GroupLeave, context: Context) -> None:
+async def group_leave(broker: TopicKeeper, command: groups.GroupLeave, context: Context) -> None:
     runner = broker.runner(command.topic)
     await runner.call(partial(runner.streams.leave, command.group, command.member, command.session))
 
 
 @handles(groups.ListGroupDeadLetters)
 async def list_group_dead_letters(
-    broker: EmbeddedBroker, command: groups.ListGroupDeadLetters, context: Context
+    broker: TopicKeeper, command: groups.ListGroupDeadLetters, context: Context
 ) -> Page[GroupDeadLetter]:
     runner = broker.runner(command.topic)
     return await admin.dead_letters(runner, command.group, command.limit, command.cursor, command.max_bytes)
@@ -146,7 +142,7 @@ async def list_group_dead_letters(
 
 @handles(groups.ReplayGroupDeadLetters)
 async def replay_group_dead_letters(
-    broker: EmbeddedBroker, command: groups.ReplayGroupDeadLetters, context: Context
+    broker: TopicKeeper, command: groups.ReplayGroupDeadLetters, context: Context
 ) -> Count:
     runner = broker.runner(command.topic)
     rows = None if command.rows is None else _columns(command.rows)
@@ -155,7 +151,7 @@ async def replay_group_dead_letters(
 
 @handles(groups.DeleteGroupDeadLetters)
 async def delete_group_dead_letters(
-    broker: EmbeddedBroker, command: groups.DeleteGroupDeadLetters, context: Context
+    broker: TopicKeeper, command: groups.DeleteGroupDeadLetters, context: Context
 ) -> Count:
     runner = broker.runner(command.topic)
     rows = None if command.rows is None else _columns(command.rows)

@@ -19,7 +19,6 @@ from heapline.contract.stream import Place
 from heapline.core.events import AnyEvent, Enqueued, decode_events
 from heapline.core.groups.stream import STREAM_KINDS, stream_of
 from heapline.core.now import Now
-from heapline.engine.log import first_offsets
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Unit
 
@@ -43,7 +42,7 @@ async def resolve(runner: TopicRunner, place: Place, partitions: Sequence[int]) 
     if place == "latest":
         return [(p, ends[p], totals[p]) for p in partitions]
     await make_seen(runner)
-    firsts = await runner.read(first_offsets, runner.loaded.journal.reader(), len(ends))
+    firsts = await runner.read(runner.loaded.journal.reader().first_offsets, len(ends))
     found = []
     for p in partitions:
         first = ends[p] if (known := firsts[p]) is None else known

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -27,10 +26,8 @@ from heapline.engine.replays.jobs import FOLDER, load, make_folder, save, to_its
 from heapline.engine.replays.reader import Pace, Reading
 from heapline.engine.replays.requests import Change, find_ranges, request_of
 from heapline.engine.runner import TopicRunner
+from heapline.engine.topics import TopicKeeper
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
 
 log = Log("heapline.replay")
 #: Two concurrent writes would write the same file, and one would lose the other's partitions.
@@ -81,7 +78,7 @@ def _save(runner: TopicRunner, name: str, checkpoint: Checkpoint) -> None:
 
 
 @feeds(replays.Replay)
-async def replay(broker: EmbeddedBroker, feed: replays.Replay, context: Context) -> AsyncIterator[replays.ReplayStep]:
+async def replay(broker: TopicKeeper, feed: replays.Replay, context: Context) -> AsyncIterator[replays.ReplayStep]:
     runner = broker.runner(feed.topic)
     request = request_of(feed)
     kept = None if feed.checkpoint is None else await find_checkpoint(runner, feed.checkpoint)
@@ -104,12 +101,12 @@ async def replay(broker: EmbeddedBroker, feed: replays.Replay, context: Context)
 
 
 @handles(replays.SaveCheckpoint)
-def save_checkpoint(broker: EmbeddedBroker, command: replays.SaveCheckpoint, context: Context) -> Awaitable[None]:
+def save_checkpoint(broker: TopicKeeper, command: replays.SaveCheckpoint, context: Context) -> Awaitable[None]:
     return keep_checkpoint(broker.runner(command.topic), command.checkpoint, command.positions)
 
 
 @handles(replays.StartReplay)
-async def start_replay(broker: EmbeddedBroker, command: replays.StartReplay, context: Context) -> ReplayInfo:
+async def start_replay(broker: TopicKeeper, command: replays.StartReplay, context: Context) -> ReplayInfo:
     broker.check_open()
     change = Change(
         priority=command.priority,
@@ -121,19 +118,19 @@ async def start_replay(broker: EmbeddedBroker, command: replays.StartReplay, con
 
 
 @handles(replays.GetReplay)
-async def get_replay(broker: EmbeddedBroker, command: replays.GetReplay, context: Context) -> ReplayInfo:
+async def get_replay(broker: TopicKeeper, command: replays.GetReplay, context: Context) -> ReplayInfo:
     broker.check_open()
     return await broker.replays.get(command.name)
 
 
 @handles(replays.ListReplays)
-async def list_replays(broker: EmbeddedBroker, command: replays.ListReplays, context: Context) -> Page[ReplayInfo]:
+async def list_replays(broker: TopicKeeper, command: replays.ListReplays, context: Context) -> Page[ReplayInfo]:
     broker.check_open()
     infos = sorted(await broker.replays.listed(), key=lambda info: info.name)
     return page_by_name(infos, command.cursor, command.limit)
 
 
 @handles(replays.CancelReplay)
-async def cancel_replay(broker: EmbeddedBroker, command: replays.CancelReplay, context: Context) -> ReplayInfo:
+async def cancel_replay(broker: TopicKeeper, command: replays.CancelReplay, context: Context) -> ReplayInfo:
     broker.check_open()
     return await broker.replays.cancel(command.name)

@@ -18,7 +18,6 @@ from heapline.contract.errors import BadRequest
 from heapline.contract.groups import Position
 from heapline.contract.replays import Replay, StartReplay
 from heapline.contract.stream import ReplayFilter
-from heapline.engine.log import first_offsets
 from heapline.engine.runner import TopicRunner
 from heapline.journal.reader import LogReader
 
@@ -91,7 +90,7 @@ async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, 
 
 async def check_there(runner: TopicRunner, ranges: Ranges) -> None:
     """Raise unless the log still starts at or before these ranges. For replays that continue after a pause."""
-    found = await runner.io.run(first_offsets, runner.loaded.journal.reader(), len(runner.loaded.topic.partitions))
+    found = await runner.io.run(runner.loaded.journal.reader().first_offsets, len(runner.loaded.topic.partitions))
     for partition, (start, end) in ranges.items():
         first = found[partition]
         if start < end and (first is None or start < first):
@@ -114,7 +113,7 @@ def _chosen(request: Request, count: int, topic: str) -> list[int]:
 
 
 def _find(reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]) -> Ranges:
-    found = first_offsets(reader, len(ends))
+    found = reader.first_offsets(len(ends))
     firsts = {p: end if (first := found[p]) is None else first for p, end in enumerate(ends)}
     lasts = {p: ends[p] for p in chosen}
     starts = _offsets(reader, request.start, firsts, lasts)

@@ -15,26 +15,19 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from heapline.contract import schedules
-from heapline.contract.call import Page
-from heapline.contract.context import Context
 from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name, short
 from heapline.core.latency import Latency
 from heapline.core.schedules.book import Book, Taken, schedule_info
 from heapline.core.schedules.records import ScheduleFired, ScheduleState
 from heapline.engine.columns import check_one
-from heapline.engine.handlers import cursor_of, handles, read_cursor
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.firings import Sent, producer_of, send
 from heapline.engine.schedules.store import KeptBook, ScheduleStore, check_size
 from heapline.logs import Log
 from heapline.owned_tasks import KeyedLocks, OwnedTasks
-
-if TYPE_CHECKING:
-    from heapline.engine.broker import EmbeddedBroker
 
 log = Log("heapline.engine")
 T = TypeVar("T")
@@ -339,43 +332,3 @@ def _record(taken: Taken, sent: Sent) -> ScheduleFired | None:
         return None
     last = taken.times[sent.done - 1]
     return ScheduleFired(taken.name, taken.record.incarnation, last, last, sent.done)
-
-
-@handles(schedules.CreateSchedule)
-async def create(broker: EmbeddedBroker, command: schedules.CreateSchedule, context: Context) -> ScheduleInfo:
-    broker.check_open()
-    return await broker.schedules.set(command.schedule())
-
-
-@handles(schedules.GetSchedule)
-async def get(broker: EmbeddedBroker, command: schedules.GetSchedule, context: Context) -> ScheduleInfo:
-    broker.check_open()
-    return await broker.schedules.get(command.name)
-
-
-@handles(schedules.ListSchedules)
-async def list_schedules(
-    broker: EmbeddedBroker, command: schedules.ListSchedules, context: Context
-) -> Page[ScheduleInfo]:
-    broker.check_open()
-    after = read_cursor(command.cursor, str, "")
-    found, following = await broker.schedules.page(after, command.limit)
-    return Page(found, None if following is None else cursor_of(following))
-
-
-@handles(schedules.PauseSchedule)
-async def pause(broker: EmbeddedBroker, command: schedules.PauseSchedule, context: Context) -> ScheduleInfo:
-    broker.check_open()
-    return await broker.schedules.pause(command.name)
-
-
-@handles(schedules.ResumeSchedule)
-async def resume(broker: EmbeddedBroker, command: schedules.ResumeSchedule, context: Context) -> ScheduleInfo:
-    broker.check_open()
-    return await broker.schedules.resume(command.name)
-
-
-@handles(schedules.DeleteSchedule)
-async def delete(broker: EmbeddedBroker, command: schedules.DeleteSchedule, context: Context) -> None:
-    broker.check_open()
-    await broker.schedules.delete(command.name)
