@@ -25,7 +25,7 @@ METHOD = ("    cancel = command(messages.Cancel)\n", "    count_waiting = comman
 HANDLER = """
 
 @handles(messages.CountWaiting)
-async def count_waiting(broker: EmbeddedBroker, command: messages.CountWaiting, context: Context) -> Count:
+async def count_waiting(broker: TopicKeeper, command: messages.CountWaiting, context: Context) -> Count:
     partitions = broker.runner(command.topic).loaded.topic.partitions
     return Count(sum(getattr(p, command.state) if command.state else p.ready + p.delayed for p in partitions))
 """

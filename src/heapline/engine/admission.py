@@ -36,8 +36,8 @@ from heapline.engine.columns import (
     check_batch_bytes,
     gather,
 )
+from heapline.engine.counters import Counters
 from heapline.engine.duplicates import CallShare, FormerPlaces, give_turns
-from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.log import TopicLog

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from heapline.contract.errors import HeaplineError
 from heapline.core.now import Now
+from heapline.engine.counters import Counters
 from heapline.engine.io import Io
-from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.log import TopicLog
 from heapline.journal.unit import SealedUnit

@@ -26,8 +26,8 @@ from heapline.core.partition import Partition
 from heapline.core.rate import TokenBucket
 from heapline.core.record import ATTEMPTS_MAX, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, size_bound
 from heapline.engine.committer import refuse
+from heapline.engine.counters import Counters
 from heapline.engine.local_spine import Heads
-from heapline.engine.stats import Counters
 from heapline.engine.topic import Topic
 from heapline.journal.log import TopicLog
 from heapline.journal.records import Records

@@ -6,40 +6,45 @@ opened, and reloaded after a failed write, in the same way.
 `LoadedTopic` has the topic's state, its log, and the parts that work on both. Every load creates another one; after a
 failed write the runner drops it and loads the topic again. Totals, the clock and the waiting calls belong to the
 runner, because they outlive a load.
+
+`RunningTopic` is the runner as its parts see it: turns, pop replies, maintenance and groups.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from heapline.clock import Clock
-from heapline.contract.config import REOPENING_FIELDS, TopicConfig
+from heapline.clock import Clock, SteadyClock
+from heapline.contract.config import REOPENING_FIELDS, BrokerConfig, TopicConfig
 from heapline.contract.errors import HeaplineError, JournalCorrupt, SnapshotCorrupt
-from heapline.core.events import AnyEvent
+from heapline.core.events import I64, AnyEvent
 from heapline.core.now import Now
 from heapline.core.partition import Decision, Draw, Partition
 from heapline.core.rate import TokenBucket
 from heapline.engine.admission import Admission
 from heapline.engine.committer import GroupCommitter
-from heapline.engine.delivery import Delivery
+from heapline.engine.counters import Counters
+from heapline.engine.delivery import Delivery, PopCall
 from heapline.engine.io import Io
 from heapline.engine.snapshot_state import thaw
-from heapline.engine.stats import Counters
 from heapline.engine.timers import Firing
 from heapline.engine.topic import Topic
 from heapline.journal.disk import Disk
 from heapline.journal.journal import Journal
 from heapline.journal.log import TopicLog
-from heapline.journal.records import CacheBudget
+from heapline.journal.records import CacheBudget, Records
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
 
 log = Log("heapline.engine")
+T = TypeVar("T")
 
 
 class Recovered(NamedTuple):
@@ -214,3 +219,32 @@ class LoadedTopic:
     @property
     def bytes_since_snapshot(self) -> int:
         return self._counters.bytes_written - self._bytes_at_snapshot
+
+
+class RunningTopic(Protocol):
+    """A topic that serves calls. `TopicRunner` implements and documents it."""
+
+    name: str
+    loader: Loader
+    io: Io
+    config: BrokerConfig
+    counters: Counters
+    steady: SteadyClock
+    tasks: OwnedTasks
+    loaded: LoadedTopic
+    failure: HeaplineError | None
+    is_closed: bool
+    is_suspended: bool
+    plan: Callable[[], None]  # schedules a turn
+
+    @property
+    def is_serving(self) -> bool: ...
+    def wall_ms(self) -> int: ...
+    def check(self) -> None: ...
+    def poison(self, cause: BaseException) -> None: ...
+    async def call(self, decide: Callable[[Now], T]) -> T: ...
+    def later(self, decide: Callable[[Now], None]) -> None: ...
+    def pop_again(self, call: PopCall) -> None: ...
+    def load(self, positions: I64) -> asyncio.Future[Records]: ...
+    def read(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]: ...
+    async def reads_done(self) -> None: ...

@@ -32,7 +32,9 @@ from heapline.core.events import I64, GroupReset, Moved
 from heapline.core.ids import partition_of
 from heapline.core.now import Now
 from heapline.core.record import ALIGN, ROW
+from heapline.engine.groups.service import StreamServing
 from heapline.engine.groups.start_offsets import count_below
+from heapline.engine.loaded_topic import RunningTopic
 from heapline.engine.retention import (
     Held,
     behind,
@@ -47,7 +49,6 @@ from heapline.journal.survey import Survey
 from heapline.logs import Log
 
 if TYPE_CHECKING:
-    from heapline.engine.runner import TopicRunner
     from heapline.journal.log import TopicLog
     from heapline.journal.snapshot import SnapshotStore
 
@@ -67,8 +68,10 @@ class _Leave(NamedTuple):
 
 
 class SegmentReclaimer:
-    def __init__(self, runner: TopicRunner, make_durable: Callable[[TopicLog, int], Awaitable[None]]) -> None:
-        self._runner = runner
+    def __init__(
+        self, runner: RunningTopic, streams: StreamServing, make_durable: Callable[[TopicLog, int], Awaitable[None]]
+    ) -> None:
+        self._runner, self._streams = runner, streams
         self._make_durable = make_durable
         # Since this process opened the topic:
         self.segments_total = 0
@@ -159,7 +162,7 @@ class SegmentReclaimer:
                     offset=event.offset,
                     unread=group.partitions[partition].lag(event.count),
                 )
-            runner.streams.emit(group, partition, event, now)
+            self._streams.emit(group, partition, event, now)
         for partition, floor in floors.items():
             following.floors[partition] = max(floor, following.floors[partition])
         unit = runner.loaded.journal.open_unit_number - (not topic.open_frames)
@@ -233,12 +236,12 @@ class SegmentReclaimer:
 
 
 class Upkeep:
-    def __init__(self, runner: TopicRunner) -> None:
+    def __init__(self, runner: RunningTopic, streams: StreamServing) -> None:
         self._runner = runner
         self.snapshot_at = 0  # steady ms
         self._lock = asyncio.Lock()
         self.snapshots_total = 0
-        self.reclaimer = SegmentReclaimer(runner, self._make_durable)
+        self.reclaimer = SegmentReclaimer(runner, streams, self._make_durable)
 
     async def run(self) -> None:
         """Run the background loop until the topic closes."""

@@ -7,7 +7,7 @@ a pop were chosen before (delivery.py); the committer decides when its answer ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,16 +16,14 @@ from heapline.contract.leases import Leased, LeasedMessages
 from heapline.core.now import Now
 from heapline.engine.committer import refuse
 from heapline.engine.delivery import PopCall, build_answers, without
+from heapline.engine.loaded_topic import RunningTopic
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.engine.runner import TopicRunner
 
 log = Log("heapline.engine")
 
 
 class Handover:
-    def __init__(self, runner: TopicRunner) -> None:
+    def __init__(self, runner: RunningTopic) -> None:
         self._runner = runner
 
     def read(self, calls: list[PopCall]) -> None:

@@ -41,13 +41,13 @@ from heapline.core.now import Now
 from heapline.core.rate import TokenBucket
 from heapline.engine.columns import EnqueueCall
 from heapline.engine.committer import give, refuse
+from heapline.engine.counters import Counters
 from heapline.engine.delivery import PopCall
 from heapline.engine.groups.service import StreamServing
 from heapline.engine.io import Io
 from heapline.engine.loaded_topic import LoadedTopic, Loader, Recovered
 from heapline.engine.maintenance import Upkeep
 from heapline.engine.pop_replies import Handover
-from heapline.engine.stats import Counters
 from heapline.engine.turns import SETTLED, Turns
 from heapline.journal.records import Records
 from heapline.logs import Log
@@ -81,10 +81,11 @@ class TopicRunner:
         self.is_suspended = False  # it reopens: calls wait
         self._end: HeaplineError = Closed()  # the error for calls after closing
         self.tasks = OwnedTasks()  # cancelled when the topic closes
-        self.turns = Turns(self)
-        self.upkeep = Upkeep(self)
         self.handover = Handover(self)
         self.streams = StreamServing(self)
+        self.turns = Turns(self, self.handover, self.streams)
+        self.plan = self.turns.plan  # not a method of its own: every enqueue, pop and ack calls it
+        self.upkeep = Upkeep(self, self.streams)
         self.on_install: InstallHook | None = None  # runs before a loaded topic serves calls
         self.on_grown: InstallHook | None = lambda runner, now: runner.streams.grown(now)
         self.loaded = self._loaded(recovered, rate=None)
@@ -132,7 +133,7 @@ class TopicRunner:
         loaded.topic.seal(loaded.journal, self.steady.now())  # before a group is created again: see groups/admin.py
         self.streams.grown(self.steady.now())
         self.failure = None
-        self.turns.plan()
+        self.plan()
 
     async def reopen(self) -> None:
         """Load the topic again on request, for settings that are fixed while a log is open. Calls wait."""
@@ -154,7 +155,7 @@ class TopicRunner:
                 self.poison(error)
         finally:
             self.is_suspended = False
-            self.turns.plan()
+            self.plan()
 
     async def _close_journal(self) -> None:
         journal = self.loaded.journal
@@ -203,7 +204,7 @@ class TopicRunner:
         if self.loaded.committer.queued_bytes and self._is_backed_up():
             return self._enqueue_later(call)
         self.turns.enqueues.append(call)
-        self.turns.plan()
+        self.plan()
         return call.future
 
     def _is_backed_up(self) -> bool:
@@ -212,7 +213,7 @@ class TopicRunner:
     async def _enqueue_later(self, call: EnqueueCall) -> Any:
         await self._wait_for_room()
         self.turns.enqueues.append(call)
-        self.turns.plan()
+        self.plan()
         return await call.future
 
     async def call(self, decide: Callable[[Now], T]) -> T:
@@ -230,7 +231,7 @@ class TopicRunner:
                 self.loaded.committer.answer(lambda: give(future, result), (future,))
 
         self.turns.calls.append((run, future))
-        self.turns.plan()
+        self.plan()
         result: T = await future
         return result
 
@@ -265,7 +266,7 @@ class TopicRunner:
             refuse(future, TopicReloading(self.name, repr(error)))
         else:
             self.loaded.committer.answer(lambda: give(future, None), (future,))
-            self.turns.plan()
+            self.plan()
         return future
 
     def ack(self, ids: list[int], tokens: list[int]) -> Awaitable[Settled]:
@@ -275,7 +276,7 @@ class TopicRunner:
         future = self.future()
         if ids:
             self.turns.acks.append((ids, tokens, future))
-            self.turns.plan()
+            self.plan()
         else:
             future.set_result(SETTLED)
         return future
@@ -286,7 +287,7 @@ class TopicRunner:
         self.turns.pops.append(call)
         if wait > 0:
             call.timer = asyncio.get_running_loop().call_later(wait, self._give_up, call)
-        self.turns.plan()
+        self.plan()
         try:
             answer: Leased = await call.future
             if call.count:
@@ -304,7 +305,7 @@ class TopicRunner:
         call.waits = False
         if self.failure is not None:  # the next turn may be far away
             refuse(call.future, self.failure)
-        self.turns.plan()
+        self.plan()
 
     async def _wait_for_room(self) -> None:
         limit = self.config.uncommitted_bytes_max
@@ -317,12 +318,12 @@ class TopicRunner:
     def later(self, decide: Callable[[Now], None]) -> None:
         """Run a decision in the next turn; no caller waits for it."""
         self.turns.calls.append((decide, None))
-        self.turns.plan()
+        self.plan()
 
     def pop_again(self, call: PopCall) -> None:
         """Serve the same PopCall again, because its timer ends its wait."""
         self.turns.pops.appendleft(call)
-        self.turns.plan()
+        self.plan()
 
     # -- reads -----------------------------------------------------------------------------------------------------
 

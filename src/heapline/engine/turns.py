@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heapline.contract.errors import HeaplineError, ResourceExhausted, StorageFull, TopicReloading
 from heapline.contract.leases import Leased, Settled
@@ -21,11 +21,11 @@ from heapline.core.now import Now
 from heapline.engine.columns import EnqueueCall
 from heapline.engine.committer import give, refuse
 from heapline.engine.delivery import PopCall
+from heapline.engine.groups.service import StreamServing
+from heapline.engine.loaded_topic import RunningTopic
+from heapline.engine.pop_replies import Handover
 from heapline.engine.timers import INF, QUANTUM_ROWS
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.engine.runner import TopicRunner
 
 log = Log("heapline.engine")
 SETTLED = Settled()  # no lease was lost
@@ -38,8 +38,8 @@ AckCall = tuple[list[int], list[int], asyncio.Future[Any]]  # ids, tokens
 
 
 class Turns:
-    def __init__(self, runner: TopicRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: RunningTopic, handover: Handover, streams: StreamServing) -> None:
+        self._runner, self._handover, self._streams = runner, handover, streams
         self._loop = asyncio.get_running_loop()
         # Calls that wait for the next turn:
         self.enqueues: list[EnqueueCall] = []
@@ -100,7 +100,7 @@ class Turns:
             log.exception("a turn failed", topic=runner.name)
             runner.poison(error)
             reason = TopicReloading(runner.name, repr(error))
-            runner.streams.refuse_taken(reason)
+            self._streams.refuse_taken(reason)
             futures = [call.future for call in enqueues] + [future for _, _, future in acks]
             futures += [pop.future for pop in self._taken] + [future for _, future in calls if future is not None]
             for future in futures:
@@ -115,7 +115,7 @@ class Turns:
         calls: list[tuple[Callable[[Now], None], asyncio.Future[Any] | None]],
         now: Now,
     ) -> None:
-        runner, loaded = self._runner, self._runner.loaded
+        loaded, streams = self._runner.loaded, self._streams
         if enqueues:
             self._admit(enqueues, now)
         if acks:
@@ -127,8 +127,8 @@ class Turns:
         fired = self._tick(now)
         if self.pops:
             self._serve(now)
-        if loaded.topic.following.groups.by_name or runner.streams.inbox or runner.streams.waiting:
-            runner.streams.turn(now)
+        if loaded.topic.following.groups.by_name or streams.inbox or streams.waiting:
+            streams.turn(now)
         if loaded.topic.config.min_freshness:
             loaded.delivery.heads.refresh(now.steady)  # head ages count from now, whether or not a caller pops
         loaded.committer.pump()
@@ -220,7 +220,7 @@ class Turns:
         if served:
             for call in served:
                 call.began = call.began or perf_counter()
-            self._runner.handover.read(served)
+            self._handover.read(served)
         got = set(map(id, served))
         for call in calls:
             if id(call) in got or call.future.done():  # served, or refused by a limit
@@ -269,7 +269,7 @@ class Turns:
         if topic.paused_until is not None:
             wake = min(wake, now.steady + min(WALL_CHECK_MS, max(0, topic.paused_until - now.wall)))
         if topic.following.groups.by_name:
-            wake = min(wake, self._runner.streams.next_wake(now))
+            wake = min(wake, self._streams.next_wake(now))
         if self.pops and (room_in := loaded.delivery.next_room_in(now)) is not None:
             wake = min(wake, now.steady + room_in)
         if self._timer is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from asyncio import Future, TimerHandle
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -21,15 +21,14 @@ import numpy.typing as npt
 
 from heapline.contract.errors import ConflictError, DeliveryLost, HeaplineError, RequestError
 from heapline.contract.stream import StreamBatch
+from heapline.core.events import AnyEvent
 from heapline.core.groups.deliveries import Columns
 from heapline.core.groups.group import Group, Share
 from heapline.core.now import Now
 from heapline.engine.committer import give, refuse
+from heapline.engine.groups.members import Sessions
 from heapline.engine.groups.pages import Page
-
-if TYPE_CHECKING:
-    from heapline.engine.groups.service import StreamServing
-    from heapline.engine.runner import TopicRunner
+from heapline.engine.loaded_topic import RunningTopic
 
 I64 = npt.NDArray[np.int64]
 ACK_ROWS, NACK_ROWS = 32768, 16384  # per event, which must fit into the smallest segment: 24 and 56 bytes each
@@ -60,6 +59,21 @@ class SettleCall(msgspec.Struct, eq=False):
     offsets: Mapping[int, I64]
     nacks: bool
     reason: str
+
+
+class GroupServing(Protocol):
+    """The groups of a topic as their calls see them. `StreamServing` implements and documents it."""
+
+    sessions: Sessions
+    inbox: list[FetchCall | SettleCall]
+    at_disk: set[FetchCall]
+    moved_on: int
+
+    def group(self, name: str) -> Group: ...
+    def emit(self, group: Group, partition: int, event: AnyEvent, now: Now) -> None: ...
+    def acked(self, group: Group, now: Now) -> None: ...
+    def rests_on(self, name: str) -> int: ...
+    def draw(self, count: int) -> npt.NDArray[np.float64]: ...
 
 
 class Loose:
@@ -107,7 +121,7 @@ def _batch(page: Page, at: I64 | slice, attempts: I64, topic: str, id_suffix: in
     return page.batch(None, topic, id_suffix, at, attempts), bad
 
 
-def settle_all(serving: StreamServing, runner: TopicRunner, calls: Sequence[SettleCall], now: Now) -> None:
+def settle_all(serving: GroupServing, runner: RunningTopic, calls: Sequence[SettleCall], now: Now) -> None:
     errors: dict[int, HeaplineError] = {}
     together: dict[_Key, list[tuple[int, I64]]] = {}
     groups: dict[str, Group] = {}
@@ -140,7 +154,7 @@ def settle_all(serving: StreamServing, runner: TopicRunner, calls: Sequence[Sett
     runner.loaded.committer.answer(partial(_answer, calls, errors), [call.future for call in calls])
 
 
-def _settle(serving: StreamServing, group: Group, key: _Key, offsets: I64, now: Now) -> I64:
+def _settle(serving: GroupServing, group: Group, key: _Key, offsets: I64, now: Now) -> I64:
     """Emit one event, or several for many rows. Return the offsets that the member no longer holds."""
     _, member, partition, nacks, reason = key
     gone: list[I64] = []

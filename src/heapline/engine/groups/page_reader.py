@@ -18,23 +18,20 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heapline.contract.errors import CorruptionError, HeaplineError, RequestError, TopicReloading
 from heapline.core.groups.group import Group
 from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.engine.committer import refuse
-from heapline.engine.groups.member_calls import FetchCall
+from heapline.engine.groups.member_calls import FetchCall, GroupServing
 from heapline.engine.groups.pages import PAGE_ROWS, Page, PageBuilder, read_page
 from heapline.engine.groups.start_offsets import count_below, goes_on_at, make_seen
+from heapline.engine.loaded_topic import RunningTopic
 from heapline.journal.reader import LogReader, Place
 from heapline.journal.records import Records
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.engine.groups.service import StreamServing
-    from heapline.engine.runner import TopicRunner
 
 PAGES_BYTES_MAX = 48 << 20  # per topic; one page has up to about 10 MiB
 PAGES_MAX = 512
@@ -44,7 +41,7 @@ log = Log("heapline.engine")
 
 
 class PageStore:
-    def __init__(self, runner: TopicRunner) -> None:
+    def __init__(self, runner: RunningTopic) -> None:
         self._runner = runner
         self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()  # by partition and start; last used last
         self._starts: dict[int, list[int]] = {}
@@ -173,7 +170,7 @@ class PageStore:
         return future
 
 
-def page_of(runner: TopicRunner, partition: int, rows: StreamRows, records: Records) -> Page:
+def page_of(runner: RunningTopic, partition: int, rows: StreamRows, records: Records) -> Page:
     """Build a page from rows whose records were read."""
     builder = PageBuilder(None, runner.loaded.journal.layout, runner.loaded.journal.load, partition, rows.start)
     builder.end = rows.end
@@ -183,7 +180,7 @@ def page_of(runner: TopicRunner, partition: int, rows: StreamRows, records: Reco
 
 
 class Reading:
-    def __init__(self, runner: TopicRunner, serving: StreamServing) -> None:
+    def __init__(self, runner: RunningTopic, serving: GroupServing) -> None:
         self._runner, self._serving = runner, serving
         self._pages = PageStore(runner)
         #: (group, partition) that the log's start seems to have passed -> the fetches that wait for the check.
@@ -295,7 +292,7 @@ class Reading:
             refuse(call.future, self._runner.failure)
         elif not call.future.done():
             self._serving.inbox.append(call)
-            self._runner.turns.plan()
+            self._runner.plan()
 
     def _overtaken(self, call: FetchCall | None, name: str, number: int) -> None:
         """Check the log, because a page suggests that it starts above the group's offset."""

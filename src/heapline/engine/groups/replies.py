@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,15 +22,12 @@ from heapline.core.groups.stream import StreamRows
 from heapline.core.now import Now
 from heapline.core.record import attempts_of
 from heapline.engine.committer import refuse
-from heapline.engine.groups.member_calls import FetchCall, Loose, split_share
+from heapline.engine.groups.member_calls import FetchCall, GroupServing, Loose, split_share
 from heapline.engine.groups.page_reader import page_of
 from heapline.engine.groups.pages import Page, cut_records, pick_rows
+from heapline.engine.loaded_topic import RunningTopic
 from heapline.journal.records import BadRecord, Records
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.engine.groups.service import StreamServing
-    from heapline.engine.runner import TopicRunner
 
 log = Log("heapline.engine")
 I64 = npt.NDArray[np.int64]
@@ -38,7 +35,7 @@ UNREADABLE = "record corrupt"
 
 
 class Answering:
-    def __init__(self, runner: TopicRunner, serving: StreamServing) -> None:
+    def __init__(self, runner: RunningTopic, serving: GroupServing) -> None:
         self._runner, self._serving = runner, serving
         self._told: dict[tuple[str, str], tuple[str, int]] = {}  # (group, member) -> session, generation
         self._unsent: dict[tuple[str, str], tuple[str, list[StreamBatch]]] = {}

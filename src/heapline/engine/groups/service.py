@@ -20,7 +20,6 @@ is never delivered: it becomes a dead letter of the group, and the group continu
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +36,8 @@ from heapline.engine.groups.members import Sessions, assign
 from heapline.engine.groups.page_reader import Reading
 from heapline.engine.groups.pages import Page
 from heapline.engine.groups.replies import Answering
+from heapline.engine.loaded_topic import RunningTopic
 from heapline.logs import Log
-
-if TYPE_CHECKING:
-    from heapline.engine.runner import TopicRunner
 
 log = Log("heapline.engine")
 I64 = npt.NDArray[np.int64]
@@ -50,7 +47,7 @@ UNREADABLE = "record corrupt"
 
 
 class StreamServing:
-    def __init__(self, runner: TopicRunner) -> None:
+    def __init__(self, runner: RunningTopic) -> None:
         self._runner = runner
         self.sessions = Sessions(runner.name)
         self.inbox: list[FetchCall | SettleCall] = []  # for the next turn
@@ -82,7 +79,7 @@ class StreamServing:
         self.inbox.append(call)
         if wait > 0:
             call.timer = asyncio.get_running_loop().call_later(wait, self._give_up, call)
-        runner.turns.plan()
+        runner.plan()
         try:
             fetched: Fetched = await call.future
             return fetched
@@ -100,12 +97,12 @@ class StreamServing:
         call.waits = False
         if self._runner.failure is not None:  # the next turn may be far away
             refuse(call.future, self._runner.failure)
-        self._runner.turns.plan()
+        self._runner.plan()
 
     async def settle(self, call: SettleCall) -> None:
         self._runner.check()
         self.inbox.append(call)
-        self._runner.turns.plan()
+        self._runner.plan()
         await call.future
 
     def leave(self, name: str, member: str, session: str, now: Now) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from heapline.contract.stream import Place
 from heapline.core.events import AnyEvent, Enqueued, decode_events
 from heapline.core.groups.stream import STREAM_KINDS, stream_of
 from heapline.core.now import Now
+from heapline.engine.loaded_topic import RunningTopic
 from heapline.journal.reader import LogReader
 from heapline.journal.unit import Unit
-
-if TYPE_CHECKING:
-    from heapline.engine.runner import TopicRunner
 
 Start = tuple[int, int, int]  # partition, offset, stream rows below it
 
@@ -36,7 +34,7 @@ def check_place(name: str, place: Place, partitions: int) -> None:
                 fail(f"a partition of {name}", f"an integer from 0 to {partitions - 1}", partition)
 
 
-async def resolve(runner: TopicRunner, place: Place, partitions: Sequence[int]) -> list[Start]:
+async def resolve(runner: RunningTopic, place: Place, partitions: Sequence[int]) -> list[Start]:
     """Return the start of each of these partitions. Partitions that a mapping omits start at the earliest offset."""
     ends, totals = await runner.call(lambda now: _ends(runner))
     if place == "latest":
@@ -52,12 +50,12 @@ async def resolve(runner: TopicRunner, place: Place, partitions: Sequence[int]) 
     return found
 
 
-def _ends(runner: TopicRunner) -> tuple[list[int], list[int]]:
+def _ends(runner: RunningTopic) -> tuple[list[int], list[int]]:
     topic = runner.loaded.topic
     return [p.offset for p in topic.partitions], [count.total for count in topic.counts]
 
 
-async def _offset(runner: TopicRunner, place: Place, partition: int, first: int, end: int) -> int:
+async def _offset(runner: RunningTopic, place: Place, partition: int, first: int, end: int) -> int:
     if place == "earliest":
         return first
     if isinstance(place, datetime):
@@ -72,7 +70,7 @@ async def _offset(runner: TopicRunner, place: Place, partition: int, first: int,
     return max(first, offset)
 
 
-async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
+async def count_below(runner: RunningTopic, partition: int, offset: int) -> int:
     """Return how many stream rows are below a durable offset, counted as the partition's StreamCount counts."""
 
     def look(now: Now) -> tuple[int, int]:
@@ -87,7 +85,7 @@ async def count_below(runner: TopicRunner, partition: int, offset: int) -> int:
     return count - await runner.read(_count, runner.loaded.journal.reader(), partition, offset, mark)
 
 
-def is_there(runner: TopicRunner, starts: Sequence[Start]) -> bool:
+def is_there(runner: RunningTopic, starts: Sequence[Start]) -> bool:
     """Return whether these starts still exist: the log's start may have advanced since. Runs in a turn."""
     floors = runner.loaded.topic.following.floors
     return all(offset >= floors[number] for number, offset, _ in starts)
@@ -104,7 +102,7 @@ def goes_on_at(reader: LogReader, partition: int, offset: int) -> int | None:
     return None
 
 
-async def make_seen(runner: TopicRunner) -> None:
+async def make_seen(runner: RunningTopic) -> None:
     """Sync the journal so that file readers see all answered rows; under the relaxed policies they see fewer before."""
     journal = runner.loaded.journal
     if journal.durable_unit < journal.written_unit:
