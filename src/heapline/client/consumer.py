@@ -277,7 +277,7 @@ class Prefetcher:
             messages = list(map(self._bind, messages))
         for message in messages:
             if self._bind is None:
-                message._broker = self  # type: ignore[assignment]
+                message._broker = self
             self._leases[message.id] = _Lease(message, good_until)
         self._here.extend(messages)
         self._granted -= len(messages)

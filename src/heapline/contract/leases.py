@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat, starmap
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -21,10 +21,7 @@ from heapline.contract.fields import (
     Topic,
     Visibility,
 )
-from heapline.contract.message import Message
-
-if TYPE_CHECKING:
-    from heapline.contract.broker import Broker
+from heapline.contract.message import LeaseSettler, Message
 
 
 class LeasedMessage(Struct, frozen=True, omit_defaults=True):
@@ -69,7 +66,7 @@ class Leased(Struct, frozen=True, omit_defaults=True, gc=False):
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
 
 
-def messages_of(broker: Broker, leased: Leased, kind: type[Message] = Message) -> list[Message]:
+def messages_of(broker: LeaseSettler, leased: Leased, kind: type[Message] = Message) -> list[Message]:
     """Return the leased messages as objects that act through `broker`."""
     m = leased.messages
     if m is None:
@@ -97,7 +94,7 @@ def messages_of(broker: Broker, leased: Leased, kind: type[Message] = Message) -
     return list(starmap(kind, rows))
 
 
-def _only(broker: Broker, leased: Leased, m: LeasedMessages, kind: type[Message]) -> Message:
+def _only(broker: LeaseSettler, leased: Leased, m: LeasedMessages, kind: type[Message]) -> Message:
     return kind(
         broker,
         leased.topic,

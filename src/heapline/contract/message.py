@@ -5,18 +5,15 @@ This module decides nothing; a message only has a reference to its broker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from heapline.contract import payload_codec
 from heapline.contract.config import TopicConfig
 from heapline.contract.ids import to_ulid
-
-if TYPE_CHECKING:
-    from heapline.contract.broker import Broker
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 State = Literal["ready", "delayed", "leased", "dead", "acked", "cancelled", "expired", "purged", "dropped", "deleted"]
@@ -98,10 +95,20 @@ class Delivered:
         return payload_codec.decode(self.payload, self.headers.get(payload_codec.CONTENT_TYPE), kind)
 
 
+class LeaseSettler(Protocol):
+    """Settles leased messages. Every `Broker` does, and so does a prefetching consumer."""
+
+    def ack(self, messages: Message, /) -> Coroutine[Any, Any, None]: ...
+    def nack(self, messages: Message, /, *, backoff: float | None, reason: str | None) -> Coroutine[Any, Any, None]: ...
+    def release(self, messages: Message, /) -> Coroutine[Any, Any, None]: ...
+    def extend(self, messages: Message, seconds: float, /) -> Coroutine[Any, Any, None]: ...
+    def bury(self, messages: Message, /, *, reason: str | None) -> Coroutine[Any, Any, None]: ...
+
+
 class Message(Delivered, msgspec.Struct, weakref=True, eq=False):
     """A leased message. Ack it when the work is done; nack, release or bury it otherwise."""
 
-    _broker: Broker
+    _broker: LeaseSettler
     topic: str
     partition: int
     id: int

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -18,12 +18,15 @@ from heapline.contract.config import NAME
 from heapline.contract.errors import BadName, DeadlineExceeded, TopicReloading, UnavailableError
 from heapline.contract.message import Enqueued, Outgoing
 
-if TYPE_CHECKING:
-    from heapline.contract.broker import Broker
-
 REPEAT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds
 #: One attempt to enqueue numbered messages, with their producer's epoch and the number below which all are answered.
 Send = Callable[[list[Outgoing], int, int], Awaitable[list[Enqueued]]]
+
+
+class EpochSource(Protocol):
+    """Assigns epochs to producers. Every `Broker` does."""
+
+    def open_producer(self, topic: str, producer_id: str, /) -> Coroutine[Any, Any, int]: ...
 
 
 class Line:
@@ -73,10 +76,10 @@ class Producer:
 
     def _forget(self) -> None:
         # By broker first: two directories, or one reopened, may each have a topic of the same name.
-        self._lines: WeakKeyDictionary[Broker, dict[str, Line]] = WeakKeyDictionary()
-        self._opening: WeakKeyDictionary[Broker, dict[str, asyncio.Task[int]]] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[EpochSource, dict[str, Line]] = WeakKeyDictionary()
+        self._opening: WeakKeyDictionary[EpochSource, dict[str, asyncio.Task[int]]] = WeakKeyDictionary()
 
-    async def line(self, broker: Broker, topic: str) -> Line:
+    async def line(self, broker: EpochSource, topic: str) -> Line:
         """Return the numbers on a topic, opening an epoch on first use."""
         name = self.producer_id
         origin = getattr(broker, "origin", broker)  # a client with another deadline shares the numbers of its client
@@ -94,7 +97,9 @@ class Producer:
             lines.setdefault(topic, Line(epoch))
         return lines[topic]
 
-    async def enqueue(self, broker: Broker, topic: str, messages: Sequence[Outgoing], send: Send) -> list[Enqueued]:
+    async def enqueue(
+        self, broker: EpochSource, topic: str, messages: Sequence[Outgoing], send: Send
+    ) -> list[Enqueued]:
         """Number the messages and send them until their result is known. For brokers."""
         line = await self.line(broker, topic)
         first, answered_below = line.take(len(messages))

@@ -21,9 +21,9 @@ import inspect
 import random
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from heapline.contract.errors import (
     BadRequest,
@@ -34,10 +34,7 @@ from heapline.contract.errors import (
     UnavailableError,
 )
 from heapline.contract.member_rows import I64, Acks, RowsOut, offsets_of
-from heapline.contract.stream import Fetched, GroupEvents, Place, StreamBatch, StreamMessage
-
-if TYPE_CHECKING:
-    from heapline.contract.broker import Broker
+from heapline.contract.stream import Fetched, GroupEvents, GroupInfo, Offsets, Place, StreamBatch, StreamMessage
 
 PAUSE, PAUSE_MAX = 0.05, 2.0  # seconds between retries
 WAIT_MAX = 10.0  # most seconds that a fetch waits
@@ -51,12 +48,44 @@ class _Chunk(NamedTuple):
     until: float  # loop time at which the member loses the rows
 
 
+class FetchSource(Protocol):
+    """Fetches rows for one member: the broker, or the client's end of a stream that a server pushes rows to."""
+
+    def group_fetch(
+        self,
+        topic: str,
+        group: str,
+        member: str,
+        /,
+        *,
+        session: str,
+        max_messages: int,
+        wait: float,
+        start: Place,
+        config: Mapping[str, Any] | None,
+    ) -> Coroutine[Any, Any, Fetched]: ...
+
+
+class GroupBroker(Protocol):
+    """The calls of a broker that a subscription needs. Every `Broker` has them."""
+
+    def _member(self) -> FetchSource: ...
+    def get_group(self, topic: str, group: str, /) -> Coroutine[Any, Any, GroupInfo]: ...
+    def group_ack(
+        self, topic: str, group: str, member: str, offsets: Offsets, /, *, session: str
+    ) -> Coroutine[Any, Any, None]: ...
+    def group_nack(
+        self, topic: str, group: str, member: str, offsets: Offsets, /, *, session: str, reason: str | None
+    ) -> Coroutine[Any, Any, None]: ...
+    def group_leave(self, topic: str, group: str, member: str, /, *, session: str) -> Coroutine[Any, Any, None]: ...
+
+
 class Subscription:
     """Created by `subscribe`; use it with `async with`, and iterate. Safe for one iterating task and many that ack."""
 
     def __init__(
         self,
-        broker: Broker,
+        broker: GroupBroker,
         topic: str,
         *,
         group: str,
@@ -165,7 +194,7 @@ class Subscription:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _fetch(self, count: int, wait: float) -> Awaitable[Fetched]:
-        fetched: Awaitable[Fetched] = self._source.group_fetch(
+        return self._source.group_fetch(
             self.topic,
             self.group,
             self.member,
@@ -175,7 +204,6 @@ class Subscription:
             start=self._start,
             config=self._config or None,
         )
-        return fetched
 
     async def _patiently(self, ask: Callable[[], Awaitable[Any]], seconds: float = float("inf")) -> Any:
         """Retry while the broker is unavailable. Raise if a limit prevents joining."""
