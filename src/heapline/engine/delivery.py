@@ -25,7 +25,6 @@ from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.rate import TokenBucket
 from heapline.core.record import ATTEMPTS_MAX, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, size_bound
-from heapline.engine.committer import refuse
 from heapline.engine.counters import Counters
 from heapline.engine.local_spine import Heads
 from heapline.engine.topic import Topic
@@ -50,6 +49,7 @@ class PopCall(msgspec.Struct, eq=False):
     quota: int = 0  # messages in this turn: fewer if its holder may not have as many leases
     timer: Any = None
     began: float = 0.0  # start of its latency; 0 while it waits for a message
+    refusal: ResourceExhausted | None = None  # decided in a turn; sent once that is durable
     count: int = 0
     ids: I64 = NO_IDS
     tokens: I64 = NO_IDS
@@ -126,11 +126,11 @@ class Delivery:
         return sum(p.leases.held.get(holder, 0) for p in self._topic.partitions)
 
     def _has_room(self, call: PopCall) -> bool:
-        """Return whether the holder may have more leases; if not, refuse the pop."""
+        """Return whether the holder may have more leases; if not, the pop is refused."""
         limit, holder = call.leases_max, call.holder or ""
         if limit is None or self._held(holder) < limit:
             return True
-        refuse(call.future, ResourceExhausted(f"leases of consumer {holder!r} on topic {self._topic.name!r}", limit))
+        call.refusal = ResourceExhausted(f"leases of consumer {holder!r} on topic {self._topic.name!r}", limit)
         return False
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:

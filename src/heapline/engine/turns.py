@@ -223,21 +223,24 @@ class Turns:
             self._handover.read(served)
         got = set(map(id, served))
         for call in calls:
-            if id(call) in got or call.future.done():  # served, or refused by a limit
+            if id(call) in got:
                 continue
-            if call.waits:
+            if call.waits and call.refusal is None:
                 call.began = 0.0
                 self.pops.append(call)
             else:
-                loaded.committer.answer(partial(self._give_nothing, call), (call.future,))
+                loaded.committer.answer(self._nothing(call), (call.future,))
 
-    def _give_nothing(self, call: PopCall) -> None:
+    def _nothing(self, call: PopCall) -> Callable[[], None]:
+        """Return the answer to a pop that got no message, as this turn decides it."""
         topic = self._runner.loaded.topic
         limit = topic.config.max_inflight
-        if limit and topic.leased >= limit and topic.ready and not topic.paused:
-            refuse(call.future, ResourceExhausted(f"max_inflight of topic {topic.name!r}", limit))
-        else:
-            give(call.future, Leased(topic.name))
+        refusal = call.refusal
+        if refusal is None and limit and topic.leased >= limit and topic.ready and not topic.paused:
+            refusal = ResourceExhausted(f"max_inflight of topic {topic.name!r}", limit)
+        if refusal is not None:
+            return partial(refuse, call.future, refusal)
+        return partial(give, call.future, Leased(topic.name))
 
     def _maintain(self, now: Now, fired: int) -> None:
         """Maintain the partitions that this turn changed, with a small budget while many rows fire."""

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import heapline
+from heapline.contract.context import Context
+from heapline.contract.leases import Pop
 from heapline.contract.message import Outgoing
 from heapline.engine.columns import Columns, EnqueueCall, Identity, check_batch_bytes
 from tests.unit.engine import held_io
@@ -47,7 +49,7 @@ async def prepared(rig: Rig) -> dict[str, Any]:
     await hl.enqueue("jobs", b"known", idempotency_key="k", priority=-1)
     leased, stale = await hl.enqueue("jobs", b"a"), await hl.enqueue("jobs", b"b")
     await hl.ack(await hl.pop("jobs"))
-    messages = await hl.pop("jobs", 2)
+    messages = await hl.pop("jobs", 2, holder="key:1")
     await messages[1].release()
     return {"leased": leased, "stale": stale, "held": messages[0], "lost": messages[1]}
 
@@ -64,6 +66,10 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], Awaitable[Any]]] = {
     "a refused nack": lambda hl, p: hl.nack(p["lost"]),
     "a refused cancel": lambda hl, p: hl.cancel("jobs", p["held"].id),
     "an unknown id": lambda hl, p: hl.cancel("jobs", 1),
+    "a pop over the limit of its holder": lambda hl, p: hl.do(Pop("jobs"), Context(principal="key:1", leases_max=1)),
+    "a waiting pop over the limit of its holder": lambda hl, p: hl.do(
+        Pop("jobs", wait=60), Context(principal="key:1", leases_max=1)
+    ),
     "a pop": lambda hl, p: hl.pop("jobs"),
     "an ack": lambda hl, p: hl.ack(p["held"]),
     "a purge of nothing": lambda hl, p: hl.purge("other"),
