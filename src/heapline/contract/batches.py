@@ -60,10 +60,12 @@ class PrepareBatch(Command[Prepared], gc=False):
     def validate(self) -> None:
         if not self.shares:
             raise BadRequest("a part needs a topic; give {topic: []} for one without messages")
-        names = [canonical_topic(share.topic) for share in self.shares]
-        for name in names:
-            if names.count(name) > 1:
+        names: set[str] = set()
+        for share in self.shares:
+            name = canonical_topic(share.topic)
+            if name in names:
                 raise BadRequest(f"topic {name!r} is given twice in part {self.part!r}; put its messages together")
+            names.add(name)
         seqs = [share.messages.seqs for share in self.shares if len(share.messages)]
         has_all = all(s is not None and min(memoryview(s).cast("B").cast("q")) >= 0 for s in seqs)
         check_identity(self, any(s is not None for s in seqs), has_all)

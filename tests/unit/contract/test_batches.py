@@ -1,0 +1,37 @@
+"""What a prepared part checks by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from heapline.contract import batches
+from heapline.contract.batches import PrepareBatch, Share
+from heapline.contract.errors import BadRequest
+from heapline.contract.messages import NewMessages
+
+
+class CountedName(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+
+def part(count: int) -> PrepareBatch:
+    return PrepareBatch("batch", "part", [Share(f"topic{i}", NewMessages([])) for i in range(count)])
+
+
+def test_topics_of_a_part_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "canonical_topic", CountedName)
+    monkeypatch.setattr(CountedName, "compared", 0)
+    part(1000)
+    assert CountedName.compared < 1000
+
+
+def test_topic_given_twice_is_refused_however_it_is_spelled() -> None:
+    with pytest.raises(BadRequest, match="topic 'jobs' is given twice in part 'part'"):
+        PrepareBatch("batch", "part", [Share(name, NewMessages([])) for name in ("jobs", "default/jobs")])
