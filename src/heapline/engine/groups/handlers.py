@@ -116,14 +116,15 @@ async def _settle(broker: TopicKeeper, command: Any, nacks: bool, reason: str) -
 
 
 def _columns(rows: list[groups.PartitionRows]) -> dict[int, Any]:
-    columns: dict[int, Any] = {}
+    found: dict[int, list[Any]] = {}
     for share in rows:
         column = np.frombuffer(share.offsets, dtype="<i8")
-        if len(column) and column.min() < 0:
+        if not len(column):
+            continue
+        if column.min() < 0:
             fail(f"offsets of partition {share.partition}", "integers from 0 to 2^62", int(column.min()))
-        known = columns.get(share.partition)
-        columns[share.partition] = column if known is None else np.concatenate((known, column))
-    return {partition: column for partition, column in columns.items() if len(column)}
+        found.setdefault(share.partition, []).append(column)
+    return {p: columns[0] if len(columns) == 1 else np.concatenate(columns) for p, columns in found.items()}
 
 
 @handles(groups.GroupLeave)

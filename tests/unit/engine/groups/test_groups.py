@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from heapline.contract.columns import pack
 from heapline.contract.errors import BadRequest, DeliveryLost, GroupExists, GroupNotFound, MemberReplaced
+from heapline.contract.groups import PartitionRows
 from heapline.contract.message import Outgoing
 from heapline.contract.stream import Fetched, StreamMessage
+from heapline.engine.handlers import groups as handlers
 from heapline.testing import HandClock, MemoryBroker
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
@@ -457,3 +460,12 @@ async def test_row_shows_its_enqueue_priority_from_memory_and_disk() -> None:
     async with MemoryBroker(disk=hl.disk) as again:
         assert [row.priority for row in rows(await fetch(again))] == [3]
         assert [m.priority for m in await again.pop("jobs")] == [7]
+
+
+async def test_rows_given_in_many_shares_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    joins: list[int] = []
+    join = handlers.np.concatenate
+    monkeypatch.setattr(handlers.np, "concatenate", lambda columns, *args: (joins.append(0), join(columns, *args))[1])
+    found = handlers._columns([PartitionRows(n % 2, pack([n])) for n in range(1000)] + [PartitionRows(2, pack([]))])
+    assert {partition: len(column) for partition, column in found.items()} == {0: 500, 1: 500}
+    assert len(joins) == 2
