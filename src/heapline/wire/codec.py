@@ -60,7 +60,7 @@ def decode_call(data: bytes, kind: type[Call[Any]]) -> Any:
     """Decode a call. Raise the same BadRequest as its constructor if a field is not valid."""
     try:
         return check.read(kind, lambda: msgspec.msgpack.decode(data), lambda: _decoder(kind).decode(data))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest(f"cannot decode the request as {kind.__name__}") from None
 
 

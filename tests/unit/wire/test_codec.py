@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from heapline.contract.columns import pack
-from heapline.contract.errors import LeaseLost
+from heapline.contract.errors import BadRequest, LeaseLost
 from heapline.contract.groups import FetchedRows, PartitionBatch, StreamRows
 from heapline.contract.leases import Ack, LeaseKeys
-from heapline.contract.messages import EnqueuedBatch, RowError
+from heapline.contract.messages import Enqueue, EnqueuedBatch, RowError
 from heapline.contract.stream import Payloads
-from heapline.wire.codec import decode, encode
+from heapline.wire.codec import decode, decode_call, encode
 from tests.unit.wire.calls import same
 
 
@@ -38,3 +38,22 @@ def test_columns_are_binary_fields() -> None:
 def test_unknown_value_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot encode object"):
         encode(value)
+
+
+DEEP = b"\x91" * 100_000 + b"\xc0"  # lists in lists
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DEEP,
+        b"\x82\xa5topic\xa4jobs\xa7unknown" + DEEP,
+        b"\x83\xa5topic\xa4jobs\xa7payload\xc4\x00\xa7headers" + DEEP,
+        b"\x82\xa5topic\xa4\xff\xff\xff\xff\xa7payload\xc4\x00",
+        b"",
+    ],
+    ids=["nested", "nested in an unknown field", "nested in a field", "not UTF-8", "empty"],
+)
+def test_call_that_cannot_be_decoded_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="cannot decode the request as Enqueue"):
+        decode_call(body, Enqueue)
