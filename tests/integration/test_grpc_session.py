@@ -16,6 +16,7 @@ from heapline.contract.errors import (
     BadRequest,
     DeadlineExceeded,
     PermissionDenied,
+    ResourceExhausted,
     TopicNotFound,
     Unauthenticated,
     UnavailableError,
@@ -131,6 +132,28 @@ async def test_every_call_is_answered_even_if_cancelled_before_it_started(rig: R
     calls = pb.SessionRequest(calls=[pop, pb.SessionCall(number=1, cancel=True)])
     got = await answers(rig.wire.calls.stream("Session", Requests(calls, asked(2, Stats("jobs")))), 2)
     assert {a.number: a.code for a in got} == {1: "CANCELLED", 2: ""}
+
+
+async def test_call_too_large_for_the_server_fails_with_its_own_error(tmp_path: Path) -> None:
+    async with Rig(tmp_path, request_bytes_max=1 << 20) as rig:
+        await rig.behind.create_topic("jobs", **rig.small)
+        async with GrpcBroker(rig.target, session=True) as client:
+            waiting = asyncio.ensure_future(client.pop("jobs", wait=30))
+            await client.stats("jobs")
+            with pytest.raises(ResourceExhausted, match="larger than max"):
+                await client.enqueue("jobs", b"x" * (2 << 20))
+            with pytest.raises(UnavailableError) as caught:
+                await asyncio.wait_for(waiting, 20)
+            assert type(caught.value) is UnavailableError
+
+
+async def test_calls_that_fit_alone_are_not_too_large_together(tmp_path: Path) -> None:
+    async with Rig(tmp_path, request_bytes_max=1 << 20) as rig:
+        await rig.behind.create_topic("jobs", max_payload_bytes=3 << 20)
+        async with GrpcBroker(rig.target, session=True) as client:
+            sizes = [100_000, 1_000_000, 100_000, 900_000, 40_000] + [1000] * 2000
+            await asyncio.gather(*(client.enqueue("jobs", b"x" * size) for size in sizes))
+            assert (await rig.behind.stats("jobs")).ready == len(sizes)
 
 
 # -- leases that nobody receives ---------------------------------------------------------------------------------------

@@ -239,3 +239,21 @@ async def test_messages_of_a_batch_have_headers_of_their_own(hl: ConnectedBroker
         message.headers["mine"] = str(i)
     assert [m.headers["mine"] for m in with_some] == [*"012345"]
     assert same == {"a": "1"}
+
+
+async def test_call_too_large_for_the_server_fails_alone_and_others_count_once(tmp_path: Path) -> None:
+    async with Rig(tmp_path, request_bytes_max=1 << 20) as rig:
+        await rig.behind.create_topic("jobs", max_payload_bytes=3 << 20)
+        async with heapline.connect(rig.target) as hl:
+
+            async def small(i: int) -> None:
+                await asyncio.sleep(0.001 * (i % 7))  # some are on their way, and some are executed, when it breaks
+                await hl.enqueue_batch("jobs", [Outgoing(b"x") for _ in range(3)])
+
+            async def large() -> None:
+                await asyncio.sleep(0.003)
+                with pytest.raises(ResourceExhausted, match="larger than max"):
+                    await hl.enqueue_batch("jobs", [Outgoing(b"x" * (2 << 20))])
+
+            await asyncio.gather(*(small(i) for i in range(60)), large(), *(small(i) for i in range(60)))
+            assert (await rig.behind.stats("jobs")).ready == 360

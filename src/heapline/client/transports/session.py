@@ -2,12 +2,14 @@
 
 The first call opens the stream; after it breaks, the next call opens another one. If the stream breaks, every call in
 flight fails as if its own connection had broken: it is not known whether it was executed. Nothing is repeated here.
+gRPC also breaks the stream if a message is larger than the server accepts. That is the error of the largest call only.
 A call that is cancelled or out of time is cancelled at the server too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +18,12 @@ import grpc
 
 from heapline.client.transports.grpc_status import StreamStatus
 from heapline.client.transports.transport import closed
-from heapline.contract.errors import DeadlineExceeded, HeaplineError
+from heapline.contract.errors import DeadlineExceeded, HeaplineError, ResourceExhausted
 from heapline.wire import codec, error_codes
 from heapline.wire.descriptors import pb
 
-REQUEST_BYTES = 1 << 20  # about this many bytes of calls go into one message; a larger call goes alone
+REQUEST_BYTES = 1 << 20  # of calls in one message, which every server accepts; a larger call goes alone
+CALL_BYTES = 256  # of a call besides its body, generously
 SLICE_CALLS, SLICE_BYTES = 8, 384 << 10  # answers that are handed out in one turn of the loop
 
 
@@ -62,7 +65,8 @@ class _Line:
     def __init__(self, stream: Any) -> None:
         self._stream, self._status = stream, StreamStatus(stream)
         self._number = 0
-        self._in_flight: dict[int, asyncio.Future[bytes]] = {}  # cancelled ones too: the server answers every call
+        # By number: the future and the size. Cancelled ones too: the server answers every call.
+        self._in_flight: dict[int, tuple[asyncio.Future[bytes], int]] = {}
         self._queue: deque[Any] = deque()
         self._has_calls = asyncio.Event()
         self.error: HeaplineError | None = None  # why the stream broke
@@ -71,7 +75,7 @@ class _Line:
     async def call(self, command: int, body: bytes, headers: dict[str, str] | None, seconds: float | None) -> bytes:
         self._number = number = self._number + 1
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._in_flight[number] = future
+        self._in_flight[number] = future, len(body)
         self._send(pb.SessionCall(number=number, command=command, body=body, headers=headers, timeout=seconds))
         try:
             return await future
@@ -95,10 +99,10 @@ class _Line:
             pass  # the stream has ended; _read gets the reason
 
     def _next_calls(self) -> list[Any]:
-        calls, size = [], 0
-        while self._queue and size < REQUEST_BYTES:
+        calls = [self._queue.popleft()]
+        size = len(calls[0].body) + CALL_BYTES
+        while self._queue and (size := size + len(self._queue[0].body) + CALL_BYTES) <= REQUEST_BYTES:
             calls.append(self._queue.popleft())
-            size += len(calls[-1].body)
         return calls
 
     async def _read(self) -> None:
@@ -129,7 +133,7 @@ class _Line:
                 count = size = 0
 
     def _resolve(self, answer: Any) -> None:
-        future = self._in_flight.pop(answer.number)
+        future, _ = self._in_flight.pop(answer.number)
         if future.done():
             return  # its caller has gone; the wrappers above return the leases of a pop
         if not answer.code:
@@ -139,11 +143,16 @@ class _Line:
         future.set_exception(error_codes.rebuild(described, answer.code))
 
     def _break(self, error: HeaplineError) -> None:
-        self.error = error
+        """Fail all calls in flight. The error is the stream's: it does not say that a call was not executed."""
+        error.repeated = True
+        self.error, refused = error, None
         self._has_calls.set()
-        for future in self._in_flight.values():
+        if type(error) is ResourceExhausted and error.limit is None and self._in_flight:  # from gRPC, not the server
+            refused, _ = max(self._in_flight.values(), key=lambda call: call[1])
+            self.error = error_codes.of_code("UNAVAILABLE", f"another call broke the session ({error}); retry")
+        for future, _ in self._in_flight.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(copy.copy(error if future is refused else self.error))
         self._in_flight.clear()
 
     async def close(self) -> None:

@@ -125,7 +125,7 @@ class Retrying:
             except HeaplineError as error:
                 self._failed(link, error)
                 if not is_transient(error):
-                    error.repeated = is_repeated
+                    error.repeated = error.repeated or is_repeated
                     raise
                 if self._is_closed:  # whatever the connection reported when it was closed
                     raise closed() from None
