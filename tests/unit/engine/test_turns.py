@@ -98,6 +98,47 @@ async def test_every_answer_waits_for_the_events_it_depends_on(case: str) -> Non
             assert isinstance(answer.exception(), heapline.HeaplineError)
 
 
+Pair = tuple[Callable[[Any], Awaitable[Any]], Callable[[Any], Awaitable[Any]]]
+AFTER_A_CHANGE: dict[str, Pair] = {
+    "a schedule that was deleted": (lambda hl: hl.delete_schedule("hourly"), lambda hl: hl.get_schedule("hourly")),
+    "a fetch of a group that was deleted": (
+        lambda hl: hl.delete_group("jobs", "g"),
+        lambda hl: hl.group_fetch("jobs", "g", "m", session="s"),
+    ),
+    "a fetch of a group with other settings": (
+        lambda hl: hl.create_group("jobs", "new", ack_timeout=60),
+        lambda hl: hl.group_fetch("jobs", "new", "m", session="s", config={"ack_timeout": 90}),
+    ),
+    "a reset of a group that was deleted": (
+        lambda hl: hl.delete_group("jobs", "g"),
+        lambda hl: hl.reset_offsets("jobs", "g", to="latest"),
+    ),
+    "a list without the batch that was aborted": (lambda hl: hl.abort_batch("b"), lambda hl: hl.list_batches()),
+}
+
+
+@pytest.mark.parametrize("case", sorted(AFTER_A_CHANGE))
+async def test_answer_waits_for_the_change_that_it_reports(case: str) -> None:
+    change, look = AFTER_A_CHANGE[case]
+    async with opened() as rig:
+        await rig.hl.create_schedule("hourly", topic="jobs", payload=b"x", every=3600)
+        await rig.hl.create_group("jobs", "g")
+        await rig.hl.group_fetch("jobs", "g", "m", session="s")
+        await rig.hl.prepare_batch("b", "part", {"jobs": [Outgoing(b"x")]})
+        rig.io.hold = {"commit"}
+        changing = asyncio.ensure_future(change(rig.hl))
+        await settle()
+        answer = asyncio.ensure_future(look(rig.hl))
+        await settle()
+        assert not changing.done()
+        assert not answer.done()
+        rig.io.release()
+        await changing
+        await asyncio.wait([answer], timeout=20)
+        if answer.exception() is not None:
+            assert isinstance(answer.exception(), heapline.HeaplineError)
+
+
 async def test_message_is_handed_over_only_when_its_lease_is_durable() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")

@@ -387,8 +387,7 @@ class BatchCoordinator:
 
     async def listed(self) -> list[BatchInfo]:
         found = []
-        runners = list(self._serving())
-        undecided = {b for r in runners for b in prepared_share.batch_ids(r.loaded.topic)}
+        undecided = set().union(*await asyncio.gather(*map(self._held_in, self._serving())))
         for batch_id in sorted(undecided - {d.batch_id for d in self.decisions.all()}):
             views = await self._look(batch_id)
             parts: dict[str, dict[str, int]] = {}

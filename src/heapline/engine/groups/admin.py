@@ -87,12 +87,13 @@ async def ensure(runner: TopicRunner, name: str, session: str, start: Place, fie
     """Create the group of a fetch if it does not exist. Raise if the group exists with different settings."""
     known = runner.loaded.topic.groups.by_name.get(name)
     if known is None:
-        runner.streams.sessions.check_ended(name, session)
+        await runner.call(lambda now: runner.streams.sessions.check_ended(name, session))
         await create(runner, name, start, fields or {})
     elif fields:
         wanted = make_group_config(fields, known.config)
         differing = [f for f in fields if getattr(known.config, f) != getattr(wanted, f)]
         if differing:
+            await runner.call(lambda now: None)  # the group is durable
             raise GroupExists(runner.name, name, differing)
 
 
@@ -127,7 +128,7 @@ def offsets_of(runner: TopicRunner, group: Group) -> list[GroupOffset]:
 
 
 async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[int] | None) -> list[GroupOffset]:
-    runner.streams.group(name)
+    await runner.call(lambda now: runner.streams.group(name))  # raises if it does not exist
     count = len(runner.loaded.topic.partitions)
     check_place("to", to, count)
     if partitions is None:

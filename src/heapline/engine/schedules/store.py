@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from heapline.contract.errors import BadRequest
+from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.message import Outgoing
 from heapline.contract.schedules import Schedule
 from heapline.core.now import Now
@@ -127,14 +127,20 @@ class KeptBook:
             write.set_result(succeeded)
 
     async def look(self, look: Callable[[Book], T]) -> T:
-        """Return the result of `look` on the book, once that state is durable."""
+        """Return the result of `look` on the book, or raise its error, once that state is durable."""
         while True:
             await self.know()
-            found = look(self.book)
+            error: HeaplineError | None = None
+            try:
+                found = look(self.book)
+            except HeaplineError as problem:
+                error = problem  # outlives the except block
             writes = list(self._writes)
             if writes:
                 await asyncio.wait(writes)
             if all(write.result() for write in writes):
+                if error is not None:
+                    raise error
                 return found
 
     def postpone(self, name: str, until: int) -> None:
