@@ -85,14 +85,11 @@ class Delivery:
         if any(call.leases_max is not None for call in fresh):
             fresh, crowded = self._within_limits(fresh)
         self._serve_fresh(fresh, now)
-        while crowded:  # pops of the same holders: the first may have taken less than was reserved for it
-            fresh, rest = self._within_limits(crowded)
-            if not fresh:
+        for call in crowded:  # of the same holders: the pops before may have taken less than was reserved for them
+            allowed, _ = self._within_limits([call])
+            self._serve_fresh(allowed, now)
+            if allowed and not call.count:  # nothing is left
                 break
-            self._serve_fresh(fresh, now)
-            if not any(call.count for call in fresh):
-                break
-            crowded = rest
         for call in named:
             if not call.count and first[call.request_id] is not call:
                 self._repeat(call)
@@ -103,35 +100,30 @@ class Delivery:
 
         Decided in the turn that grants the leases, so concurrent waiting pops cannot exceed the limit together.
         """
-        room: dict[str, int] = {}
+        held: dict[str, int] = {}
+        reserved: dict[str, int] = {}
         allowed, crowded = [], []
         for call in calls:
             limit, holder = call.leases_max, call.holder or ""
             if limit is None:
                 allowed.append(call)
                 continue
-            if holder not in room:
-                room[holder] = limit - self._held(holder)
-            if not self._has_room(call):
-                continue
-            if room[holder] < 1:
+            if holder not in held:
+                held[holder], reserved[holder] = self._held(holder), 0
+            room = limit - held[holder]
+            if room < 1:
+                what = f"leases of consumer {holder!r} on topic {self._topic.name!r}"
+                call.refusal = ResourceExhausted(what, limit)
+            elif room <= reserved[holder]:
                 crowded.append(call)
-                continue
-            call.quota = min(call.max_messages, room[holder])
-            room[holder] -= call.quota
-            allowed.append(call)
+            else:
+                call.quota = min(call.max_messages, room - reserved[holder])
+                reserved[holder] += call.quota
+                allowed.append(call)
         return allowed, crowded
 
     def _held(self, holder: str) -> int:
         return sum(p.leases.held.get(holder, 0) for p in self._topic.partitions)
-
-    def _has_room(self, call: PopCall) -> bool:
-        """Return whether the holder may have more leases; if not, the pop is refused."""
-        limit, holder = call.leases_max, call.holder or ""
-        if limit is None or self._held(holder) < limit:
-            return True
-        call.refusal = ResourceExhausted(f"leases of consumer {holder!r} on topic {self._topic.name!r}", limit)
-        return False
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
         room = self._room(now)

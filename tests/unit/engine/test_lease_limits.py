@@ -9,6 +9,7 @@ import pytest
 import heapline
 from heapline.contract.context import Context
 from heapline.contract.leases import Leased, Pop
+from heapline.engine.delivery import Delivery
 from heapline.testing import MemoryBroker
 
 
@@ -50,3 +51,15 @@ async def test_holder_at_its_limit_is_refused_and_another_is_not() -> None:
         with pytest.raises(heapline.ResourceExhausted, match="leases of consumer 'key:1'"):
             await hl.do(Pop("jobs", 1), holder(3))
         assert count(await hl.do(Pop("jobs", 5), Context(principal="key:2", leases_max=3))) == 2
+
+
+async def test_many_pops_of_a_holder_are_counted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    held = Delivery._held
+    monkeypatch.setattr(Delivery, "_held", lambda self, holder: (counted.append(holder), held(self, holder))[1])
+    async with MemoryBroker() as hl:
+        await hl.create_topic("jobs")
+        await hl.enqueue_batch("jobs", [heapline.Outgoing(b"x") for _ in range(100)])
+        pops = [hl.do(Pop("jobs", 1000, max_bytes=1), holder(1000)) for _ in range(100)]
+        assert [count(leased) for leased in await asyncio.gather(*pops)] == [1] * 100
+        assert len(counted) <= 101
