@@ -26,6 +26,7 @@ from heapline.server.gate import Gate, Request, Stopping
 from heapline.server.limits import bounds_of
 
 Handler = Callable[[Any, Request], Awaitable[Any]]
+SEARCHED_ROWS = 1000  # of one page while no row is visible; every list accepts this limit
 #: The error for a single result that the caller may not see: the same as if it did not exist.
 HIDDEN: dict[type, Callable[[Any], HeaplineError]] = {ReplayInfo: lambda replay: ReplayNotFound(replay.name)}
 
@@ -115,9 +116,13 @@ class Dispatcher:
         return found
 
     async def _visible(self, command: Any, request: Request) -> Any:
-        """Run a command whose answer has rows that the caller may not see, and leave those out."""
+        """Run a command whose answer has rows that the caller may not see, and leave those out.
+
+        While all rows of a page are hidden, the next page is twice as large: a broker may look at all its rows to
+        return one page.
+        """
         facts = type(command).facts
-        access, rpc = facts.rows, facts.rpc
+        access, rpc, wanted = facts.rows, facts.rpc, getattr(command, "limit", 0)
         if getattr(command, "cursor", None):
             command = msgspec.structs.replace(command, cursor=self.gate.unseal(command.cursor, request, rpc))
         while True:
@@ -127,10 +132,15 @@ class Dispatcher:
                     raise HIDDEN[type(result)](result)
                 return result
             items = [row for row in result.items if _may_see(request, row, access)]
-            if items or result.cursor is None:
+            is_page = len(items) <= wanted or command.limit <= wanted
+            if is_page and (items or result.cursor is None):
                 return Page(items, None if result.cursor is None else self.gate.seal(result.cursor, request, rpc))
-            await asyncio.sleep(0)  # all rows of the page are hidden: let other requests run
-            command = msgspec.structs.replace(command, cursor=result.cursor)
+            await asyncio.sleep(0)  # let other requests run
+            if items:  # more than were asked for: the page was too large
+                command = msgspec.structs.replace(command, limit=max(wanted, command.limit // 2))
+            else:
+                limit = max(command.limit, min(2 * command.limit, SEARCHED_ROWS))
+                command = msgspec.structs.replace(command, cursor=result.cursor, limit=limit)
 
     async def _confirm(self, command: Any, request: Request, token: str | None) -> None:
         if not token and hasattr(command, "topic"):

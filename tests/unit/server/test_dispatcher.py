@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,6 +192,31 @@ async def test_search_through_hidden_pages_lets_other_requests_run() -> None:
     assert await rig.run(Stats("jobs")) == "stats"
     assert not listing.done(), "the list did not keep the event loop until its end"
     assert (await listing).items == []
+
+
+@pytest.mark.parametrize("limit", [1, 3, 40])
+@pytest.mark.parametrize("visible", [[], [999], [0, 1, 2, 500, 501, 998], range(300, 400)], ids=str)
+async def test_hidden_rows_are_searched_in_few_pages_and_no_row_is_skipped(visible: Sequence[int], limit: int) -> None:
+    asked: list[int] = []
+
+    def pages(command: ListTopics) -> Page[Any]:
+        asked.append(command.limit)
+        at = int(command.cursor or 0)
+        end = min(1000, at + command.limit)
+        names = ("seen" if i in visible else "other" for i in range(at, end))
+        rows = [SimpleNamespace(name=f"{name}/{i}") for name, i in zip(names, range(at, end), strict=True)]
+        return Page(rows, str(end) if end < 1000 else None)
+
+    rig, found, cursor = Rig(FakeBroker(ListTopics=pages)), list[int](), None
+    while True:
+        page = await rig.run(ListTopics(cursor, limit), "seen/*:consume")
+        assert len(page.items) <= limit
+        found += [int(row.name.partition("/")[2]) for row in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert found == list(visible)
+    assert len(asked) <= 12 + 20 * len(visible)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
