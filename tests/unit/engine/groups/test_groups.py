@@ -12,7 +12,7 @@ from heapline.contract.errors import BadRequest, DeliveryLost, GroupExists, Grou
 from heapline.contract.groups import PartitionRows
 from heapline.contract.message import Outgoing
 from heapline.contract.stream import Fetched, StreamMessage
-from heapline.engine.handlers import groups as handlers
+from heapline.engine.groups import handlers
 from heapline.testing import HandClock, MemoryBroker
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
