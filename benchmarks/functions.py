@@ -1,17 +1,19 @@
 """Count the distinct functions of Heapline that one warm enqueue enters: embedded, and from the SDK to a server.
 
-    python -m benchmarks.functions
+    python -m benchmarks.functions [--list]
 
 A measure of how much code a reader must hold to follow one call. Comprehensions and lambdas do not count. The server
-runs in this process, so its functions count too.
+runs in this process, so its functions count too. `--list` also prints the functions, grouped by package.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +56,19 @@ async def count(call: Callable[[], Awaitable[Any]]) -> set[CodeType]:
     return found
 
 
-async def main() -> None:
+def print_grouped(found: set[CodeType]) -> None:
+    """Print the functions by package and module, in the order of the source."""
+    packages: dict[str, dict[Path, list[CodeType]]] = defaultdict(lambda: defaultdict(list))
+    for code in sorted(found, key=lambda code: (code.co_filename, code.co_firstlineno)):
+        module = Path(code.co_filename).relative_to(SOURCE)
+        packages[module.parts[0]][module].append(code)
+    for package, modules in packages.items():
+        print(f"  {package}: {sum(map(len, modules.values()))}")
+        for module, codes in modules.items():
+            print(f"    {module}: {', '.join(code.co_qualname for code in codes)}")
+
+
+async def main(listed: bool) -> None:
     from heapline.engine import EmbeddedBroker
     from heapline.server.auth.principals import NoAuthGuard
     from heapline.server.server import Server
@@ -71,7 +85,11 @@ async def main() -> None:
             await server.stop()
     for name, found in (("embedded enqueue", embedded), ("SDK to server enqueue", remote)):
         print(f"{name}: {len(found)} functions in {len({code.co_filename for code in found})} files")
+        if listed:
+            print_grouped(found)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the functions, grouped by package")
+    asyncio.run(main(parser.parse_args().list))
