@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.client.wrappers.lanes import PACE_SECONDS, Batcher, Lane, Pacer, Pending, reject, resolve
+from heapline.client.wrappers.lanes import PACE_SECONDS, Batcher, Lane, Pacer, Pending
 from heapline.contract.errors import HeaplineError, TopicNotFound, UnavailableError
 from tests.simulation.loop import run
 
@@ -69,16 +69,12 @@ class Road:
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
 
-    async def _carry(self, batch: list[Pending]) -> None:
+    async def _carry(self, batch: list[Pending], until: float) -> list[Any]:
         self.batches.append([single.call for single in batch])
         await self.open.wait()
         if self.failure is not None:
             raise self.failure
-        for single in batch:
-            if single.call in self.errors:
-                reject(single, self.errors[single.call])
-            else:
-                resolve(single, f"done {single.call}")
+        return [self.errors.get(single.call, f"done {single.call}") for single in batch]
 
 
 async def steps(count: int = 3) -> None:

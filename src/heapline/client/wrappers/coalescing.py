@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from heapline.client import message_rows
 from heapline.client.backoff import IN_DOUBT, UNSENT, deadline_exceeded
 from heapline.client.wrappers.idempotent import Idempotent
-from heapline.client.wrappers.lanes import Batcher, Lane, Pacer, Pending, reject, resolve
+from heapline.client.wrappers.lanes import Batcher, Lane, Pacer, Pending, Send
 from heapline.contract.call import Command, Feed
 from heapline.contract.config import canonical_topic
 from heapline.contract.context import HERE, Context
@@ -24,7 +24,6 @@ from heapline.contract.messages import Enqueue, EnqueueBatch, enqueued, pack_mes
 
 R = TypeVar("R")
 JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a larger batch is sent alone
-Send = Callable[[list[Pending]], Awaitable[None]]
 Own = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -42,25 +41,25 @@ class Coalescing:
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         call: Any = command
-        if context is HERE:
-            kind = type(call)
-            if kind is Enqueue:
-                if call.producer_id is None:
-                    if call.headers:  # a copy, because the caller may change them while the call waits
-                        call = replace(call, headers=dict(call.headers))
-                    return self._join(Enqueue, call.topic, call, len(call.payload))
-            elif kind is EnqueueBatch:
-                count = len(call.messages) if call.atomic and call.producer_id is None else 0
-                if 0 < count <= JOINED_MAX and (size := message_rows.size(call.messages)) <= JOINED_BYTES_MAX:
-                    return self._join(EnqueueBatch, call.topic, call.messages, size, count)
-            elif kind is Ack and call.leases.ids.nbytes == 8:
-                return self._join(Ack, call.topic, call.leases)
-        return self._inner.do(command, context)
-
-    def _join(self, kind: type[Any], topic: str, call: Any, nbytes: int = 0, count: int = 1) -> asyncio.Future[Any]:
-        """Send a call together with others of its kind and topic."""
-        lane = self._lanes.get((kind, topic)) or self._open_lane(kind, topic)
-        return lane.put(call, self._loop.time() + self._deadline, nbytes, count)
+        kind: Any = type(call)
+        joined, nbytes, count = None, 0, 1
+        if context is not HERE:
+            pass
+        elif kind is Enqueue:
+            if call.producer_id is None:
+                # A copy of the headers, because the caller may change them while the call waits.
+                joined = replace(call, headers=dict(call.headers)) if call.headers else call
+                nbytes = len(call.payload)
+        elif kind is EnqueueBatch:
+            count = len(call.messages) if call.atomic and call.producer_id is None else 0
+            if 0 < count <= JOINED_MAX and (nbytes := message_rows.size(call.messages)) <= JOINED_BYTES_MAX:
+                joined = call.messages
+        elif kind is Ack and call.leases.ids.nbytes == 8:
+            joined = call.leases
+        if joined is None:
+            return self._inner.do(command, context)
+        lane = self._lanes.get((kind, call.topic)) or self._open_lane(kind, call.topic)
+        return lane.put(joined, self._loop.time() + self._deadline, nbytes, count)
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         return self._inner.stream(feed, context)
@@ -93,48 +92,34 @@ class Coalescing:
         return Lane(batcher, self._send_acks(topic), self._own, deadline_error, pacer=pacer)
 
     def _send_enqueues(self, topic: str) -> Send:
-        async def send(batch: list[Pending]) -> None:
+        async def send(batch: list[Pending], until: float) -> list[Any]:
             messages = pack_messages([pending.call for pending in batch])
-            result = await self._inner.do(EnqueueBatch(topic, messages, False), _context(batch))
-            for pending, row in zip(batch, enqueued(result), strict=True):
-                if row.error is None:
-                    resolve(pending, row)
-                else:
-                    reject(pending, row.error)
+            result = await self._inner.do(EnqueueBatch(topic, messages, False), Context(deadline=until))
+            return [row if row.error is None else row.error for row in enqueued(result)]
 
         return send
 
     def _send_batches(self, topic: str) -> Send:
         """All of several batches are enqueued, or, if that is refused, each by itself."""
 
-        async def send(batch: list[Pending]) -> None:
+        async def send(batch: list[Pending], until: float) -> list[Any]:
+            context = Context(deadline=until)
             if len(batch) == 1:
-                resolve(batch[0], await self._inner.do(EnqueueBatch(topic, batch[0].call), _context(batch)))
-                return
-            results = await self._inner.enqueue_each(topic, [pending.call for pending in batch], _context(batch))
-            for pending, result in zip(batch, results, strict=True):
-                if isinstance(result, Exception):
-                    reject(pending, result)
-                else:
-                    resolve(pending, result)
+                return [await self._inner.do(EnqueueBatch(topic, batch[0].call), context)]
+            return await self._inner.enqueue_each(topic, [pending.call for pending in batch], context)
 
         return send
 
     def _send_acks(self, topic: str) -> Send:
-        async def send(batch: list[Pending]) -> None:
+        async def send(batch: list[Pending], until: float) -> list[Any]:
             ids = b"".join(pending.call.ids for pending in batch)
             tokens = b"".join(pending.call.tokens for pending in batch)
             leases = LeaseKeys(memoryview(ids), memoryview(tokens))
-            settled = await self._inner.do(Ack(topic, leases), _context(batch))
+            settled = await self._inner.do(Ack(topic, leases), Context(deadline=until))
             lost = set(settled.lost)
-            for pending, id in zip(batch, memoryview(ids).cast("q"), strict=True):
-                resolve(pending, Settled([id]) if id in lost else _ACKED)
+            return [Settled([id]) if id in lost else _ACKED for id in memoryview(ids).cast("q")]
 
         return send
 
 
 _ACKED = Settled()
-
-
-def _context(batch: list[Pending]) -> Context:
-    return Context(deadline=max([pending.until for pending in batch]))

@@ -49,12 +49,16 @@ class Idempotent:
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         call: Any = command
-        if type(call) is EnqueueBatch and call.producer_id is None and call.messages.payloads:
-            producer = self._producer(call.topic)
-            return producer.enqueue(call.messages, call.atomic, self._with_deadline(context))  # type: ignore[return-value]
-        if type(call) is Enqueue and call.producer_id is None:
-            return self._single(call, context)  # type: ignore[return-value]
-        return self._inner.do(command, context)  # type: ignore[no-any-return]
+        kind: Any = type(call)
+        is_batch = kind is EnqueueBatch and bool(call.messages.payloads)
+        if not (is_batch or kind is Enqueue) or call.producer_id is not None:
+            return self._inner.do(command, context)  # type: ignore[no-any-return]
+        if context.deadline is None:
+            context = replace(context, deadline=asyncio.get_running_loop().time() + self._deadline)
+        producer = self._producers.get(call.topic) or self._open_producer(call.topic)
+        if is_batch:
+            return producer.enqueue(call.messages, call.atomic, context)  # type: ignore[return-value]
+        return producer.enqueue_one(call, context)  # type: ignore[return-value]
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         return self._inner.stream(feed, context)  # type: ignore[no-any-return]
@@ -62,33 +66,22 @@ class Idempotent:
     def enqueue_each(
         self, topic: str, batches: Sequence[NewMessages], context: Context
     ) -> Awaitable[list[EnqueuedBatch | Exception]]:
-        """Enqueue batches in one call, each of them all or none, and return the outcome of each."""
-        return self._producer(topic).enqueue_each(batches, self._with_deadline(context))
+        """Enqueue batches in one call, each of them all or none, and return the outcome of each.
 
-    async def _single(self, command: Enqueue, context: Context) -> Enqueued:
-        messages = pack_messages([command])  # type: ignore[list-item]  # it has the fields of an Outgoing
-        result = await self._producer(command.topic).enqueue(messages, False, self._with_deadline(context))
-        (row,) = enqueued(result)
-        if row.error is not None:
-            raise row.error
-        return row
+        The context needs a deadline.
+        """
+        producer = self._producers.get(topic) or self._open_producer(topic)
+        return producer.enqueue_each(batches, context)
 
-    def _with_deadline(self, context: Context) -> Context:
-        if context.deadline is not None:
-            return context
-        return replace(context, deadline=asyncio.get_running_loop().time() + self._deadline)
-
-    def _producer(self, topic: str) -> _Producer:
-        producer = self._producers.get(topic)
-        if producer is None:
-            name = canonical_topic(topic)
-            producer = self._producers.get(name) or _Producer(name, self._inner)
-            self._producers[name] = self._producers[topic] = producer
+    def _open_producer(self, topic: str) -> _Producer:
+        name = canonical_topic(topic)
+        producer = self._producers.get(name) or _Producer(name, self._inner)
+        self._producers[name] = self._producers[topic] = producer
         return producer
 
 
 class _Producer:
-    """The client's numbers on one topic."""
+    """The client's numbers on one topic. The contexts of its calls have a deadline."""
 
     def __init__(self, topic: str, inner: Any) -> None:
         self._topic, self._inner = topic, inner
@@ -113,7 +106,7 @@ class _Producer:
         first_seq, answered_below = line.take(count)
         try:
             command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, name, EPOCH, answered_below)
-            result = _without_own_duplicates(messages, await self._until_known(command, context))
+            result = await self._until_known(command, context)
         except HeaplineError as error:
             if is_renamed or error.repeated or not _is_taken(error, has_key=False):
                 raise
@@ -123,6 +116,13 @@ class _Producer:
         if is_renamed or result.errors is None:
             return result
         return await self._enqueue_taken(messages, result, atomic, context, name)
+
+    async def enqueue_one(self, command: Enqueue, context: Context) -> Enqueued:
+        messages = pack_messages([command])  # type: ignore[list-item]  # it has the fields of an Outgoing
+        (row,) = enqueued(await self.enqueue(messages, False, context))
+        if row.error is not None:
+            raise row.error
+        return row
 
     async def _enqueue_part(self, messages: NewMessages, context: Context) -> EnqueuedBatch:
         """Enqueue a part of a batch. Its error belongs to its own rows, because other parts may have succeeded."""
@@ -142,8 +142,7 @@ class _Producer:
         try:
             messages = message_rows.join(batches)
             command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), True, name, EPOCH, answered_below)
-            result = _without_own_duplicates(messages, await self._until_known(command, context))
-            return list(message_rows.cut_result(result, sizes))
+            return list(message_rows.cut_result(await self._until_known(command, context), sizes))
         except (RequestError, ConflictError, ResourceExhausted) as error:
             if not error.repeated:
                 return await _gather(self.enqueue(batch, True, context) for batch in batches)
@@ -152,12 +151,9 @@ class _Producer:
                 replace(command, messages=_with_seqs(batch, start))
                 for batch, start in zip(batches, starts, strict=False)
             ]
-            return await _gather(self._enqueue_again(c, context) for c in commands)
+            return await _gather(self._until_known(c, context) for c in commands)
         finally:
             line.answered(first_seq)
-
-    async def _enqueue_again(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
-        return _without_own_duplicates(command.messages, await self._until_known(command, context))
 
     async def _until_known(self, command: EnqueueBatch, context: Context) -> EnqueuedBatch:
         """Send a numbered batch until no row's outcome is in doubt. Errors say whether they may be of a repeat."""
@@ -169,6 +165,8 @@ class _Producer:
             except HeaplineError as error:
                 error.repeated = error.repeated or tries is not None
                 raise
+            if result.duplicates is not None:
+                result = _without_own_duplicates(command.messages, result)
             if result.errors is None:
                 return result
             is_repeated, tries = tries is not None, tries or pauses()
@@ -209,10 +207,8 @@ def _without_own_duplicates(messages: NewMessages, result: EnqueuedBatch) -> Enq
 
     A message with an idempotency key may be a duplicate of another call's, so it keeps the mark.
     """
-    if result.duplicates is None:
-        return result
     keys = messages.idempotency_keys
-    if keys is None:
+    if keys is None or result.duplicates is None:
         return replace(result, duplicates=None)
     kept = bytes(d and k is not None for d, k in zip(bytes(result.duplicates), keys, strict=True))
     return replace(result, duplicates=memoryview(kept) if any(kept) else None)

@@ -4,7 +4,8 @@ A lane sends calls of one kind to one topic, one batch at a time and in order, s
 even if a batch is repeated. There is no delay: an idle lane starts in the same turn of the event loop, with every call
 made in that turn. Each caller gets its own result or its own error.
 
-`Batcher` decides which calls go together and knows neither event loop nor connection. The lane's owner sends a batch.
+`Batcher` decides which calls go together and knows neither event loop nor connection. The lane's owner sends a batch
+and returns the outcome of each call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -21,6 +22,8 @@ COUNT_MAX = 1000  # messages or leases in one batch
 BYTES_MAX = 1 << 20  # of payloads in one batch; a larger call goes alone
 FEW = 2  # a batch is small if the recent ones were more than this many times as large
 PACE_SECONDS = 0.05  # that a small batch waits at most: some round trips, and little compared with a lease
+#: Sends a batch, with the last deadline in it, and returns the result or the error of each call.
+Send = Callable[[list["Pending"], float], Awaitable[Sequence[Any]]]
 
 
 class Pending(Struct, eq=False):
@@ -117,7 +120,7 @@ class Lane:
     def __init__(
         self,
         batcher: Batcher,
-        send: Callable[[list[Pending]], Awaitable[None]],
+        send: Send,
         own: Callable[[Coroutine[Any, Any, None]], object],
         deadline_error: Callable[[bool], Exception],
         width: int = 1,
@@ -153,7 +156,12 @@ class Lane:
                 self._in_flight += batch
                 self._pacer.sent(len(batch))
                 try:
-                    await self._send(batch)
+                    outcomes = await self._send(batch, max([pending.until for pending in batch]))
+                    for pending, outcome in zip(batch, outcomes, strict=True):
+                        if isinstance(outcome, Exception):
+                            reject(pending, outcome)
+                        elif not pending.future.done():
+                            pending.future.set_result(outcome)
                 except Exception as error:
                     fail(batch, error)
                 finally:
@@ -178,11 +186,6 @@ class Lane:
         fail(self._batcher.waiting(), error)
         if self._timer is not None:
             self._timer.cancel()
-
-
-def resolve(pending: Pending, result: Any) -> None:
-    if not pending.future.done():
-        pending.future.set_result(result)
 
 
 def reject(pending: Pending, error: Exception) -> None:
