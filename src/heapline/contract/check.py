@@ -66,9 +66,7 @@ def read(kind: type[T], raw: Any, decode: Callable[[], T], *, lax: bool = False)
     try:
         return decode()
     except ValidationError as error:
-        if isinstance(error.__cause__, HeaplineError):
-            raise error.__cause__ from None
-        _explain(kind, raw() if callable(raw) else raw, error, lax)
+        explain(kind, raw, error, lax=lax)
 
 
 def build(kind: type[T], raw: Mapping[str, Any], *, lax: bool = False) -> T:
@@ -91,7 +89,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-def _explain(kind: type[Any], raw: Any, error: ValidationError, lax: bool) -> NoReturn:
+def explain(kind: type[Any], raw: Any, error: ValidationError, *, lax: bool = False) -> NoReturn:
+    """Raise the error that constructing `kind` from `raw`, or from what it returns, raises instead of msgspec's."""
+    if isinstance(error.__cause__, HeaplineError):
+        raise error.__cause__ from None
+    raw = raw() if callable(raw) else raw
     if not isinstance(raw, Mapping):
         raise BadRequest(f"{kind.__name__} must be an object with named fields, got {shown(raw)}") from None
     fields = {field.encode_name: field for field in _fields(kind)}
@@ -148,6 +150,9 @@ def _test(kind: Type, names: dict[str, Any], prefix: str) -> tuple[str, str]:
                 if "is_text" in extra:  # of a str alone, and hot: a cache that is called without a function between
                     names[f"is_name_{prefix}"] = extra["is_text"]
                     return f"type(v) is not str or not is_name_{prefix}(v)", f"name {extra['name']}"
+                if "is_str" in extra:  # of any kind of str
+                    names[f"is_name_{prefix}"] = extra["is_str"]
+                    return f"not isinstance(v, str) or not is_name_{prefix}(v)", f"name {extra['name']}"
                 names[f"is_name_{prefix}"] = extra["is_name"]
                 return f"not is_name_{prefix}(v)", f"name {extra['name']}"
             if "check" in extra:  # raises an error of its own

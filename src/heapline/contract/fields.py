@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -25,10 +25,6 @@ ANSWER_BYTES = 2 << 20  # of payloads in one answer, unless the caller says othe
 ANSWER_BYTES_MAX = 1 << 40  # what a caller may say; servers answer with less
 
 
-def _name(value: Any) -> bool:
-    return isinstance(value, str) and NAME.match(value) is not None
-
-
 Topic = Annotated[
     str,
     Meta(
@@ -41,13 +37,16 @@ Topic = Annotated[
 GroupName = Annotated[
     str,
     Meta(
-        max_length=300, description="the group's name", examples=["billing"], extra={"name": "group", "is_name": _name}
+        max_length=300,
+        description="the group's name",
+        examples=["billing"],
+        extra={"name": "group", "is_str": NAME.match},
     ),
 ]
-ProducerName = Annotated[str, Meta(max_length=300, extra={"name": "producer", "is_name": _name})]
-CheckpointName = Annotated[str, Meta(max_length=300, extra={"name": "checkpoint", "is_name": _name})]
+ProducerName = Annotated[str, Meta(max_length=300, extra={"name": "producer", "is_str": NAME.match})]
+CheckpointName = Annotated[str, Meta(max_length=300, extra={"name": "checkpoint", "is_str": NAME.match})]
 ReplayName = Annotated[
-    str, Meta(max_length=300, description="the replay's name", extra={"name": "replay", "is_name": _name})
+    str, Meta(max_length=300, description="the replay's name", extra={"name": "replay", "is_str": NAME.match})
 ]
 Priority = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 Natural = Annotated[int, Meta(ge=0, le=INT64_MAX)]

@@ -36,17 +36,12 @@ def dec_hook(kind: type[Any], value: Any) -> Any:
     raise TypeError(f"cannot decode {kind.__name__}")
 
 
-def encode(value: Any) -> bytes:
-    """Encode as msgpack."""
-    return _encoder.encode(value)
-
-
 def decode(data: Any, kind: Any) -> Any:
     """Decode msgpack as `kind`."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=dec_hook)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
+encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
 _building = Lock()  # msgspec crashes if threads build the same decoder at the same time
 
 
@@ -59,7 +54,10 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 def decode_call(data: bytes, kind: type[Call[Any]]) -> Any:
     """Decode a call. Raise the same BadRequest as its constructor if a field is not valid."""
     try:
-        return check.read(kind, lambda: msgspec.msgpack.decode(data), lambda: _decoder(kind).decode(data))
+        try:
+            return _decoder(kind).decode(data)
+        except msgspec.ValidationError as error:
+            check.explain(kind, lambda: msgspec.msgpack.decode(data), error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest(f"cannot decode the request as {kind.__name__}") from None
 

@@ -82,7 +82,7 @@ class GrpcBroker(Transport):
         self._timeout = timeout
         self._channel: Any = None
         self._stubs: dict[Any, Any] = {}
-        self._session = Session(lambda: self._stub("Session")(metadata=self._metadata)) if session else None
+        self._session = Session(lambda: self._stub("Session")(metadata=self._metadata), timeout) if session else None
 
     def open(self) -> None:
         self._channel = open_channel(grpc.aio, self._address, self._tls)
@@ -100,12 +100,13 @@ class GrpcBroker(Transport):
 
     async def _request(self, command: Command[R], context: Context) -> R:
         kind: Any = type(command)
-        timeout = seconds_left(context, self._timeout)
         if self._session is not None:
+            headers = None if context.trace is None and context.confirmation is None else _headers(context)
             try:
-                return await self._session.call(command, _headers(context), timeout)  # type: ignore[no-any-return]
+                return await self._session.call(command, headers, context.deadline)  # type: ignore[no-any-return]
             except Unauthenticated as refusal:
                 raise self._error(refusal) from None
+        timeout = seconds_left(context, self._timeout)
         stub = self._stubs.get(kind.facts.rpc) or self._stub(kind.facts.rpc)
         try:
             message = await stub(request_of(kind).pack(command), metadata=self._metadata_of(context), timeout=timeout)
@@ -125,8 +126,7 @@ class GrpcBroker(Transport):
         return stub
 
     def _metadata_of(self, context: Context) -> Any:
-        headers = _headers(context)
-        return self._metadata if headers is None else (*self._metadata, *headers.items())
+        return (*self._metadata, *_headers(context).items())
 
     def _error(self, error: HeaplineError) -> HeaplineError:
         if isinstance(error, Unauthenticated) and not self._has_credential:
@@ -205,9 +205,7 @@ class GrpcBroker(Transport):
             call.cancel()
 
 
-def _headers(context: Context) -> dict[str, str] | None:
-    if context.trace is None and context.confirmation is None:
-        return None
+def _headers(context: Context) -> dict[str, str]:
     headers = {"traceparent": context.trace, "x-confirmation": context.confirmation}
     return {name: value for name, value in headers.items() if value is not None}
 

@@ -28,29 +28,30 @@ SLICE_CALLS, SLICE_BYTES = 8, 384 << 10  # answers that are handed out in one tu
 
 
 class Session:
-    def __init__(self, open_stream: Callable[[], Any]) -> None:
-        self._open_stream = open_stream
+    """`timeout` is in seconds, for calls without a deadline."""
+
+    def __init__(self, open_stream: Callable[[], Any], timeout: float | None = None) -> None:
+        self._open_stream, self._timeout = open_stream, timeout
         self._line: _Line | None = None
         self._is_closed = False
 
-    async def call(self, command: Any, headers: dict[str, str] | None, seconds: float | None) -> Any:
-        """Run a command and return its result."""
+    async def call(self, command: Any, headers: dict[str, str] | None, until: float | None) -> Any:
+        """Run a command and return its result. `until` is its deadline, in the loop's time."""
         if self._is_closed:
             raise closed()
         if self._line is None or self._line.error is not None:
             self._line = _Line(self._open_stream())
         kind = type(command)
-        if seconds is None:
-            body = await self._line.call(kind.facts.id, codec.encode(command), headers, None)
-        else:
-            deadline = asyncio.timeout(seconds)
-            try:
-                async with deadline:
-                    body = await self._line.call(kind.facts.id, codec.encode(command), headers, seconds)
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise DeadlineExceeded(kind.facts.rpc) from None
+        if until is None and self._timeout is not None:
+            until = asyncio.get_running_loop().time() + self._timeout
+        deadline = asyncio.timeout_at(until)
+        try:
+            async with deadline:
+                body = await self._line.call(kind.facts.id, codec.encode(command), headers, until)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(kind.facts.rpc) from None
         return codec.decode_result(body, kind)
 
     async def close(self) -> None:
@@ -72,21 +73,21 @@ class _Line:
         self.error: HeaplineError | None = None  # why the stream broke
         self._tasks = [asyncio.ensure_future(self._write()), asyncio.ensure_future(self._read())]
 
-    async def call(self, command: int, body: bytes, headers: dict[str, str] | None, seconds: float | None) -> bytes:
+    async def call(self, command: int, body: bytes, headers: dict[str, str] | None, until: float | None) -> bytes:
+        loop = asyncio.get_running_loop()
         self._number = number = self._number + 1
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = loop.create_future()
         self._in_flight[number] = future, len(body)
-        self._send(pb.SessionCall(number=number, command=command, body=body, headers=headers, timeout=seconds))
+        left = None if until is None else max(0.0, until - loop.time())
+        self._queue.append(pb.SessionCall(number=number, command=command, body=body, headers=headers, timeout=left))
+        self._has_calls.set()
         try:
             return await future
         except asyncio.CancelledError:
             if number in self._in_flight:
-                self._send(pb.SessionCall(number=number, cancel=True))
+                self._queue.append(pb.SessionCall(number=number, cancel=True))
+                self._has_calls.set()
             raise
-
-    def _send(self, call: Any) -> None:
-        self._queue.append(call)
-        self._has_calls.set()
 
     async def _write(self) -> None:
         try:
@@ -127,20 +128,17 @@ class _Line:
         count = size = 0
         for answer in answers:
             count, size = count + 1, size + len(answer.body)
-            self._resolve(answer)
+            future, _ = self._in_flight.pop(answer.number)
+            if future.done():
+                pass  # its caller has gone; the wrappers above return the leases of a pop
+            elif not answer.code:
+                future.set_result(answer.body)
+            else:
+                described = codec.decode(answer.body, dict) if answer.body else {}
+                future.set_exception(error_codes.rebuild(described, answer.code))
             if count >= SLICE_CALLS or size >= SLICE_BYTES:
                 await asyncio.sleep(0)
                 count = size = 0
-
-    def _resolve(self, answer: Any) -> None:
-        future, _ = self._in_flight.pop(answer.number)
-        if future.done():
-            return  # its caller has gone; the wrappers above return the leases of a pop
-        if not answer.code:
-            future.set_result(answer.body)
-            return
-        described = codec.decode(answer.body, dict) if answer.body else {}
-        future.set_exception(error_codes.rebuild(described, answer.code))
 
     def _break(self, error: HeaplineError) -> None:
         """Fail all calls in flight. The error is the stream's: it does not say that a call was not executed."""
