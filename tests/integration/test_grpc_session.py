@@ -187,20 +187,20 @@ async def test_leases_that_arrive_after_cancellation_are_returned(
     rig: Rig, client: GrpcBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.enqueue("jobs", b"x")
-    resolve = client_session._Line._resolve
+    hand_out = client_session._Line._hand_out
     for is_cancelled_first in (False, True):
         popping = asyncio.ensure_future(client.pop("jobs", wait=30))
 
-        def resolve_and_cancel(
-            line: Any, answer: Any, popping: Any = popping, is_cancelled_first: bool = is_cancelled_first
+        async def hand_out_and_cancel(
+            line: Any, answers: Any, popping: Any = popping, is_cancelled_first: bool = is_cancelled_first
         ) -> None:
             if is_cancelled_first:
                 popping.cancel()
-            resolve(line, answer)
+            await hand_out(line, answers)  # does not wait, because there are few answers
             popping.cancel()
 
         with monkeypatch.context() as patched:
-            patched.setattr(client_session._Line, "_resolve", resolve_and_cancel)
+            patched.setattr(client_session._Line, "_hand_out", hand_out_and_cancel)
             with pytest.raises(asyncio.CancelledError):
                 await popping
 

@@ -96,13 +96,8 @@ class ConnectedBroker(Broker):
         """Allow calls after `close`. The next call connects."""
         self._is_closed = False
 
-    def _stack(self) -> Coalescing:
-        """The wrappers of the running event loop. Created on first use."""
-        if self._coalescing is None or self._loop is not asyncio.get_running_loop():
-            self._coalescing = self._begin()
-        return self._coalescing
-
     def _begin(self) -> Coalescing:
+        """Create the wrappers, for the running event loop."""
         if self._is_closed:
             raise closed()
         if self._loop is not None and not self._loop.is_closed():
@@ -114,7 +109,8 @@ class ConnectedBroker(Broker):
         self._loop = asyncio.get_running_loop()
         self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
         idempotent = Idempotent(Traced(self._retrying), self._deadline)
-        return Coalescing(idempotent, self._retrying.background.spawn, self._deadline)
+        self._coalescing = Coalescing(idempotent, self._retrying.background.spawn, self._deadline)
+        return self._coalescing
 
     def _connect(self, endpoint: str) -> GrpcBroker:
         # A starting server writes its key just before it listens. A server on a new directory has another key.
@@ -150,11 +146,17 @@ class ConnectedBroker(Broker):
         if self._prefetchers and type(command) in SETTLES:
             for prefetcher in self._prefetchers:
                 prefetcher.settled(command)
-        return self._stack().do(command, context)
+        wrapped = self._coalescing
+        if wrapped is None or self._loop is not asyncio.get_running_loop():
+            wrapped = self._begin()
+        return wrapped.do(command, context)
 
     async def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         """Items of a feed. Begins when it is first iterated over, in the event loop that does so."""
-        async with contextlib.aclosing(self._stack().stream(feed, context)) as items:  # type: ignore[type-var]
+        wrapped = self._coalescing
+        if wrapped is None or self._loop is not asyncio.get_running_loop():
+            wrapped = self._begin()
+        async with contextlib.aclosing(wrapped.stream(feed, context)) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item
 

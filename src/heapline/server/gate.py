@@ -64,7 +64,9 @@ class Request:
     counter: Counter | None = None  # the limit that it counts against
     about: str = ""  # for the audit log
     count: int = 0  # for the audit log
-    notes: dict[type, Any] = field(default_factory=dict)  # what an observer keeps from begin to end, by its own class
+    #: What an observer keeps, by its own class. Cleared when the request ends, because contexts that it left behind
+    #: (telemetry/logs.py) keep the notes.
+    notes: dict[type, Any] = field(default_factory=dict)
     _correlation_id: str = ""
 
     @property
@@ -97,6 +99,7 @@ class Request:
             self.counter.give_back(self.caller.subject)
         for end in gate.on_end:
             end(self, error)
+        self.notes.clear()
         gate.requests_open -= 1
         if not gate.requests_open and gate.stopping.is_set():
             gate.idle.set()

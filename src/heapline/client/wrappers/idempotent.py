@@ -95,7 +95,7 @@ class _Producer:
         self, messages: NewMessages, atomic: bool, context: Context, *, is_renamed: bool = False
     ) -> EnqueuedBatch:
         """Enqueue messages, and repeat until their outcome is known or the deadline has passed."""
-        count = len(messages)
+        count = len(messages.payloads)
         if not atomic and count > 1 and message_rows.size(messages) > BATCH_BYTES:
             half = count // 2
             first = await self._enqueue_part(message_rows.part(messages, 0, half), context)
@@ -199,7 +199,7 @@ class _Producer:
 
 
 def _with_seqs(messages: NewMessages, first_seq: int) -> NewMessages:
-    return replace(messages, seqs=pack(range(first_seq, first_seq + len(messages))))
+    return replace(messages, seqs=pack(range(first_seq, first_seq + len(messages.payloads))))
 
 
 def _without_own_duplicates(messages: NewMessages, result: EnqueuedBatch) -> EnqueuedBatch:

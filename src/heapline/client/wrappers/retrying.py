@@ -116,7 +116,8 @@ class Retrying:
         is_repeated = False
         tries: Iterator[float] | None = None
         while True:
-            link = self._take()
+            link = self._link or self._open_link()
+            link.in_flight += 1
             try:
                 return await link.transport.do(command, context), is_repeated
             except DeadlineExceeded as error:
@@ -174,7 +175,8 @@ class Retrying:
             await asyncio.sleep(pause)
 
     async def _stream_once(self, feed: Feed[R], context: Context) -> AsyncGenerator[R, None]:
-        link = self._take()
+        link = self._link or self._open_link()
+        link.in_flight += 1
         try:
             async with aclosing(link.transport.stream(feed, context)) as items:  # type: ignore[type-var]
                 async for item in items:
@@ -189,15 +191,13 @@ class Retrying:
 
     # -- endpoints -------------------------------------------------------------------------------------------------
 
-    def _take(self) -> _Link:
+    def _open_link(self) -> _Link:
         if self._is_closed:
             raise closed()
-        if self._link is None:
-            endpoint = self._endpoints[self._turn % len(self._endpoints)]
-            self._link = _Link(endpoint, self._connect(endpoint))
-            self._links.add(self._link)
-        self._link.in_flight += 1
-        return self._link
+        endpoint = self._endpoints[self._turn % len(self._endpoints)]
+        self._link = link = _Link(endpoint, self._connect(endpoint))
+        self._links.add(link)
+        return link
 
     def _give_back(self, link: _Link) -> None:
         link.in_flight -= 1
@@ -215,6 +215,7 @@ class Retrying:
 
     async def close(self) -> None:
         self._is_closed = True
+        self._link = None
         links, self._links = self._links, set()
         for link in links:
             await link.transport.close()

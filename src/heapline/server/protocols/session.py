@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from heapline.contract.call import CALLS, Command
@@ -91,7 +92,7 @@ class Session:
             await self._has_room.wait()
         self._bytes += len(call.body)
         self._calls[call.number] = task = asyncio.ensure_future(self._run(call))
-        task.add_done_callback(lambda task: self._end(call, task))
+        task.add_done_callback(partial(self._end, call))
 
     def _is_full(self) -> bool:
         calls = len(self._calls) + len(self._answers)

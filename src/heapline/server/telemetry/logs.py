@@ -43,9 +43,6 @@ class CurrentRequest(Observer):
         request.notes[CurrentRequest] = request
         _current.set(request.notes)
 
-    def end(self, request: Request, error: BaseException | None) -> None:
-        del request.notes[CurrentRequest]
-
 
 def configure(format: Format | None = None, stream: TextIO | None = None, level: int = logging.INFO) -> logging.Handler:
     """Replace the handlers of the root logger. Format None means text if the stream is a terminal, otherwise JSON."""

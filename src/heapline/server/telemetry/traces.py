@@ -74,7 +74,7 @@ class Traces(Observer):
             span.set_attribute("topic", request.topic)
 
     def end(self, request: Request, error: BaseException | None) -> None:
-        span, context, token = request.notes.pop(Traces)
+        span, context, token = request.notes[Traces]
         if contexts.get_current() is context:  # not if an abandoned request is ended in another context
             contexts.detach(token)
         if span is not None:
