@@ -3,14 +3,16 @@
 A call goes through, in this order: this facade, Coalescing (joins single calls), Idempotent (numbers enqueues), Traced
 (spans), Retrying (repeats over broken connections until a deadline), and a transport.
 
-A client connects when it is first used, belongs to the event loop that first used it, and does not survive a fork once
-it was used.
+A client connects when it is first used, and belongs to the event loop that first used it. gRPC does not survive a
+fork, and a child that touches its parent's connections crashes. If no client was used before the fork, clients work in
+the child. Otherwise each of them raises an error there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,7 +22,6 @@ from msgspec.structs import replace
 
 from heapline.client.backoff import DEADLINE, check_deadline
 from heapline.client.consumer import PREFETCH, Consumer, Prefetcher, consume
-from heapline.client.fork_guard import check_process, watch
 from heapline.client.pushed_member import PushedMember
 from heapline.client.target import ClientTls, parse_target
 from heapline.client.transports.grpc import GrpcBroker
@@ -79,7 +80,7 @@ class ConnectedBroker(Broker):
         self._coalescing: Coalescing | None = None
         self._prefetchers: WeakSet[Prefetcher] = WeakSet()
         self._members: WeakSet[PushedMember] = WeakSet()
-        watch(self)
+        _CLIENTS.add(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class ConnectedBroker(Broker):
                 "this client belongs to another event loop, which is still open; connect once per event loop, or use "
                 "heapline.connect_sync from several threads"
             )
-        check_process()
+        _check_process()
         self._loop = asyncio.get_running_loop()
         self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
         idempotent = Idempotent(Traced(self._retrying), self._deadline)
@@ -120,7 +121,7 @@ class ConnectedBroker(Broker):
         return transport
 
     def forget(self) -> Any:
-        """Release the parent's connections after a fork, without touching them. See fork_guard.py."""
+        """Release the parent's connections after a fork, without touching them."""
         left = self._retrying, self._loop, self._coalescing
         self._loop = self._retrying = self._coalescing = None
         return left
@@ -229,3 +230,29 @@ class _Within(ConnectedBroker):
 
     def _member(self) -> PushedMember:
         return self._client._member()
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+_CLIENTS: WeakSet[ConnectedBroker] = WeakSet()
+_LEFT_BEHIND: list[Any] = []  # forever: even garbage collection would call gRPC
+_USED_BY: list[int] = []  # the process that has used gRPC
+
+
+def _check_process() -> None:
+    """Raise BadRequest if gRPC was used before this process was forked. Call it before gRPC is used."""
+    if not _USED_BY:
+        _USED_BY.append(os.getpid())
+    elif _USED_BY[0] != os.getpid():
+        raise BadRequest(
+            "this process was forked from one that had already used a Heapline client, and gRPC does not survive "
+            "that; use clients only after the fork (connect() alone does not connect), or start processes with "
+            "'spawn'"
+        )
+
+
+def _in_child() -> None:
+    _LEFT_BEHIND.extend(client.forget() for client in list(_CLIENTS))
+
+
+os.register_at_fork(after_in_child=_in_child)

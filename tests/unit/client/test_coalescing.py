@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.client.wrappers.lanes import PACE_SECONDS, Batcher, Lane, Pacer, Pending
+from heapline.client.wrappers.coalescing import PACE_SECONDS, Batcher, Lane, Pacer, Pending
 from heapline.contract.errors import HeaplineError, TopicNotFound, UnavailableError
 from tests.simulation.loop import run
 

@@ -17,7 +17,7 @@ import pytest
 
 import heapline
 from heapline.cli import worker as worker_cli
-from heapline.client import fork_guard, outbox
+from heapline.client import outbox, sdk
 from heapline.client.outbox import relay, sender
 from heapline.client.outbox.store import Row, fields_of
 from heapline.client.sdk import ConnectedBroker
@@ -138,8 +138,8 @@ class Environment:
         return str(self.path / "file")
 
     def forked(self) -> None:
-        self.set.setattr(fork_guard, "_USED_BY", [1])
-        fork_guard.check_process()
+        self.set.setattr(sdk, "_USED_BY", [1])
+        sdk._check_process()
 
     def without_grpc(self) -> None:
         self.set.setitem(__import__("sys").modules, "grpc", None)

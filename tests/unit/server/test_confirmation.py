@@ -9,7 +9,7 @@ import pytest
 
 from heapline.contract.errors import ConfirmationNeeded
 from heapline.server.auth import LOCAL, Principal
-from heapline.server.confirmation import VALID_FOR_MS, Confirmations
+from heapline.server.gate import VALID_FOR_MS, Confirmations
 from heapline.testing.clock import FakeClock
 
 ADA = Principal("user:ada@example.org", ())

@@ -11,11 +11,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from heapline.client.tasks.arguments import Arguments
 from heapline.client.tasks.outcomes import Rules
-from heapline.client.tasks.typed_call import takes_arguments
 from heapline.contract.config import parse_topic
 from heapline.contract.message import Enqueued, IdempotencyScope, Message, Outgoing
 from heapline.contract.payload_codec import CONTENT_TYPE, JSON
@@ -23,6 +22,7 @@ from heapline.contract.payload_codec import CONTENT_TYPE, JSON
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 TASK = "heapline-task"  # the header that names the task
 OPTIONS = frozenset(Outgoing.__struct_fields__) - {"payload", "headers", "seq"}
@@ -50,6 +50,47 @@ class Item:
     def fields(self, shared: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the fields of its message: payload, headers and options."""
         return self.task._fields(self, shared)
+
+
+class TypedCall(Protocol[P, T_co]):
+    """The type of `task.enqueue` and its like: accepts the arguments `P`, or any arguments with at least one option.
+
+    A type checker cannot add keyword options to a ParamSpec. So a call without options is checked against the function,
+    and a call with an option only for the type of that option. At runtime the methods are plain functions.
+    """
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, priority: int | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, delay: float | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, deliver_at: datetime | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, key: str | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, idempotency_key: str | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, idempotency_scope: IdempotencyScope | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, ttl: float | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, max_retries: int | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, fairness_key: str | None, **more: Any) -> T_co: ...
+
+
+class _TypedMethod(Generic[T]):
+    """What type checkers see instead of the decorated method."""
+
+    def __get__(self, task: Callable[P, Any], owner: object = None) -> TypedCall[P, T]:
+        raise NotImplementedError
+
+
+def takes_arguments(method: Callable[..., T]) -> _TypedMethod[T]:
+    """Declare that a method of a task takes the arguments of its function. Returns the method itself."""
+    return cast("_TypedMethod[T]", method)
 
 
 class Task(Generic[P, R]):

@@ -20,10 +20,9 @@ from itertools import count
 from typing import Any, Protocol
 
 from heapline.client.tasks.broker_binding import Home
-from heapline.client.tasks.execution import Runner, TaskTable, Totals
+from heapline.client.tasks.execution import Runner, TaskTable, Threads, Totals
 from heapline.client.tasks.leases import Lease, LeaseKeeper
 from heapline.client.tasks.task import Task
-from heapline.client.tasks.threads import Threads
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
 from heapline.contract.message import TopicInfo

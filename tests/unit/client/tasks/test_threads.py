@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.tasks.threads import Threads
+from heapline.client.tasks.execution import Threads
 from tests.unit.client.tasks.rig import SMALL
 
 flavour: contextvars.ContextVar[str] = contextvars.ContextVar("flavour", default="plain")

@@ -8,7 +8,7 @@ import pytest
 
 from heapline.contract.errors import ConfirmationNeeded, Unauthenticated
 from heapline.server.auth.principals import LOCAL
-from heapline.server.confirmation import Confirmations
+from heapline.server.gate import Confirmations
 from heapline.testing.clock import FakeClock
 from tests.unit.server.auth.rig import Rig
 
