@@ -132,7 +132,8 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                     is_admitted = True
                     self._admitted(request)
                     with self._gate.credentials.hold(request.caller):
-                        answers = self._answers(method, _parse_all(method, data), request, context)
+                        messages = (_parse(method, item) async for item in data)
+                        answers = self._answers(method, messages, request, context)
                         async with contextlib.aclosing(answers):  # type: ignore[type-var]
                             async for answer in answers:
                                 await context.write(answer)
@@ -188,11 +189,6 @@ def _parse(method: Method, data: bytes) -> Any:
         return method.request.FromString(data)
     except DecodeError:
         raise BadRequest(f"cannot decode the request as {method.request.DESCRIPTOR.full_name}") from None
-
-
-async def _parse_all(method: Method, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for data in stream:
-        yield _parse(method, data)
 
 
 async def _read_first(messages: Any) -> None:
